@@ -79,8 +79,3 @@ def through_file(saved: dict[str, Any]) -> dict[str, Any]:
     torch.save(saved, buffer)
     buffer.seek(0)
     return torch.load(buffer, weights_only=True)  # type: ignore[no-any-return]
-
-
-def skipped(optimizer: CustomOptimizer) -> int:
-    """Return how many steps were skipped because of a gradient that was not finite."""
-    return int(optimizer.skipped)

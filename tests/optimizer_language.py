@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
 from analysis.optimizer_bench.workload import initial_weights
 
 VOCABULARY, CONTEXT, BATCH, STEPS = 24, 3, 64, 300
-#: Makes the function that is called after each step, with its number (from 1) and its loss.
-Schedule = Callable[[torch.optim.Optimizer], Callable[[int, float], object]]
+#: Makes the function that is called after each step with its number, from 1.
+Schedule = Callable[[torch.optim.Optimizer], Callable[[int], object]]
 
 
 @functools.cache
@@ -65,55 +64,34 @@ def train_language_model(
         before = nn.utils.parameters_to_vector(model.parameters()).detach()
         optimizer.step()
         step_lengths.append(float((nn.utils.parameters_to_vector(model.parameters()).detach() - before).norm()))
-        after_step(step, float(loss.detach()))
+        after_step(step)
     with torch.no_grad():
         return Training(float(compute_loss(model, validation)), step_lengths)
 
 
-def follow_factor(factor: Callable[[int], float]) -> Schedule:
-    """Set the learning rate by `LambdaLR`."""
-
-    def make(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
-        scheduler = LambdaLR(optimizer, factor)
-        return lambda step, loss: scheduler.step()
-
-    return make
-
-
-def linear(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
+def linear(optimizer: torch.optim.Optimizer) -> Callable[[int], object]:
     """As `transformers.get_linear_schedule_with_warmup` without warm-up: below one from the second step on."""
-    return follow_factor(lambda step: 1 - step / STEPS)(optimizer)
+    scheduler = LambdaLR(optimizer, lambda step: 1 - step / STEPS)
+    return lambda step: scheduler.step()
 
 
-def one_cycle(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
+def one_cycle(optimizer: torch.optim.Optimizer) -> Callable[[int], object]:
     """From a 25th of the constructor's learning rate up to it, and down."""
     scheduler = OneCycleLR(optimizer, optimizer.defaults["lr"], STEPS + 1, cycle_momentum=False)
-    return lambda step, loss: scheduler.step()
+    return lambda step: scheduler.step()
 
 
-def step_down(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
+def step_down(optimizer: torch.optim.Optimizer) -> Callable[[int], object]:
     scheduler = StepLR(optimizer, STEPS, gamma=0.1)
-    return lambda step, loss: scheduler.step()
+    return lambda step: scheduler.step()
 
 
-def plateau_of_loss(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
-    scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=20)
-    return lambda step, loss: scheduler.step(loss)
-
-
-def warm_up_by_hand(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
+def warm_up_by_hand(optimizer: torch.optim.Optimizer) -> Callable[[int], object]:
     """Raise ``group["lr"]`` for 40 steps, without a scheduler that would note the initial one."""
 
-    def set_lr(step: int, loss: float) -> None:
+    def set_lr(step: int) -> None:
         for group in optimizer.param_groups:
             group["lr"] = optimizer.defaults["lr"] * min(1.0, (step + 1) / 40)
 
-    set_lr(0, math.nan)
-    return set_lr
-
-
-def drop_by_hand(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
-    def set_lr(step: int, loss: float) -> None:
-        optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * (1.0 if step < STEPS else 0.1)
-
+    set_lr(0)
     return set_lr

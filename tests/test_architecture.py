@@ -89,6 +89,10 @@ def test_imports_have_no_cycles() -> None:
     assert list(TopologicalSorter(graph).static_order())
 
 
+def test_all_progress_bars_come_from_one_helper() -> None:
+    assert [path.name for path in modules("protonet").values() if "tqdm" in imports(path)] == ["_io.py"]
+
+
 def test_packages_and_files_are_small() -> None:
     packages = {path.name for path in (ROOT / "protonet").iterdir() if path.is_dir() or path.suffix == ".py"}
     assert len(packages - {"__pycache__"}) <= MAX_PACKAGES

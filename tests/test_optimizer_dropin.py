@@ -16,6 +16,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from analysis.optimizer_bench.workload import initial_weights
+from analysis.optimizer_bench.workloads.models import make_mlp
 from protonet.optimizer import CustomOptimizer
 from protonet.optimizer.search import Run
 from tests.optimizer_cases import loss_on, make_model, same, train, trained, weights
@@ -23,10 +24,8 @@ from tests.optimizer_language import (
     STEPS,
     Schedule,
     Training,
-    drop_by_hand,
     linear,
     one_cycle,
-    plateau_of_loss,
     step_down,
     train_language_model,
     warm_up_by_hand,
@@ -39,29 +38,25 @@ def train_with(kind: type[torch.optim.Optimizer], schedule: Schedule | None, ste
     return train_language_model(lambda parameters: kind(parameters, lr=0.01), schedule, steps)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("schedule", [step_down, drop_by_hand])
-def test_a_tenth_of_the_learning_rate_is_a_tenth_of_the_step_300_steps_later(schedule: Schedule) -> None:
-    lengths = [sum(train_with(CustomOptimizer, choice, 2 * STEPS).step_lengths[-30:]) for choice in (schedule, None)]
+def test_a_tenth_of_the_learning_rate_is_a_tenth_of_the_step_300_steps_later() -> None:
+    lengths = [sum(train_with(CustomOptimizer, choice, 2 * STEPS).step_lengths[-30:]) for choice in (step_down, None)]
     assert 0.08 < lengths[0] / lengths[1] < 0.125
 
 
-@pytest.mark.parametrize("schedule", [linear, one_cycle, plateau_of_loss, warm_up_by_hand])
+@pytest.mark.parametrize("schedule", [linear, one_cycle, warm_up_by_hand])
 def test_a_language_model_ends_no_worse_than_with_adamw_under_the_same_schedule(schedule: Schedule) -> None:
     loss = train_with(CustomOptimizer, schedule).loss
     assert loss < train_with(AdamW, schedule).loss
     assert loss < 1.015 * train_with(CustomOptimizer, None).loss  # the schedule costs little
 
 
-def test_a_schedule_from_the_second_step_on_does_not_limit_the_search() -> None:
-    """The search ends at 5 times its start in the first ten steps here, with and without the schedule."""
-    longest = [max(train_with(CustomOptimizer, choice).step_lengths[:30]) for choice in (linear, None)]
-    assert longest[0] > 0.8 * longest[1]
-
-
-def test_a_warm_up_does_not_raise_the_rate_beyond_that_of_a_run_without() -> None:
-    """The mean step of the 100 after a warm-up of 40."""
-    lengths = [sum(train_with(CustomOptimizer, choice).step_lengths[40:140]) for choice in (warm_up_by_hand, None)]
-    assert 0.5 < lengths[0] / lengths[1] < 1.5
+def test_schedules_neither_limit_the_search_nor_raise_the_rate() -> None:
+    """The search ends in the first ten steps, at 5 times its start; the last steps follow a warm-up of 40."""
+    plain, falling, warm = (
+        train_with(CustomOptimizer, choice).step_lengths for choice in (None, linear, warm_up_by_hand)
+    )
+    assert max(falling[:30]) > 0.8 * max(plain[:30])
+    assert 0.5 < sum(warm[40:140]) / sum(plain[40:140]) < 1.5
 
 
 def test_a_rate_that_was_searched_at_a_small_factor_is_not_multiplied_when_the_factor_rises() -> None:
@@ -164,7 +159,8 @@ def test_a_gan_finds_a_ring_of_eight_modes_with_the_settings_of_the_guide() -> N
     angles = torch.arange(8) * math.pi / 4
     modes = 2 * torch.stack([angles.cos(), angles.sin()], dim=1)
     with initial_weights(0):
-        generate, discriminate = make_mlp(8, 2), make_mlp(2, 1)
+        make = functools.partial(make_mlp, activation=lambda: nn.LeakyReLU(0.2))
+        generate, discriminate = make(8, 64, 64, 2), make(2, 64, 64, 1)
     optimizers = [CustomOptimizer(model.parameters(), betas=(0.5, 0.98)) for model in (generate, discriminate)]
 
     def sample(count: int) -> torch.Tensor:
@@ -186,16 +182,22 @@ def test_a_gan_finds_a_ring_of_eight_modes_with_the_settings_of_the_guide() -> N
     assert all(optimizer.stepper.runs[0].settled_rate for optimizer in optimizers)
 
 
-def make_mlp(n_inputs: int, n_outputs: int) -> nn.Module:
-    hidden = [nn.Linear(n_inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2)]
-    return nn.Sequential(*hidden, nn.Linear(64, n_outputs))
-
-
 def test_a_hugging_face_trainer_ends_no_worse_than_with_adamw(tmp_path: Path) -> None:
     """With its warm-up and its schedule."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    x, labels = draw_classes()
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.body(x)
+            return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+    labels = x[:, :3].argmax(1)
     rows = [{"x": row, "labels": label} for row, label in zip(x, labels, strict=True)]
     losses = []
     for kind in (CustomOptimizer, AdamW):
@@ -215,42 +217,6 @@ def test_a_hugging_face_trainer_ends_no_worse_than_with_adamw(tmp_path: Path) ->
         transformers.Trainer(model, settings, train_dataset=rows, optimizers=(optimizer, None)).train()
         losses.append(float(model(x, labels)["loss"].detach()))
     assert losses[0] < losses[1]
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_the_trainers_schedules_end_no_worse_than_with_adamw(schedule: str) -> None:
-    """In a loop of our own, for which the schedules of transformers are enough."""
-    transformers = pytest.importorskip("transformers")
-    x, labels = draw_classes()
-    losses = []
-    for kind in (CustomOptimizer, AdamW):
-        torch.manual_seed(0)
-        model = Classifier()
-        optimizer = kind(model.parameters(), lr=0.01)
-        scheduler = transformers.get_scheduler(schedule, optimizer, num_warmup_steps=6, num_training_steps=60)
-        for step in range(60):
-            batch = torch.arange(8 * step, 8 * step + 8) % len(x)
-            optimizer.zero_grad()
-            model(x[batch], labels[batch])["loss"].backward()
-            optimizer.step()
-            scheduler.step()
-        losses.append(float(model(x, labels)["loss"].detach()))
-    assert losses[0] < losses[1]
-
-
-class Classifier(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        logits = self.body(x)
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-def draw_classes() -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
-    return x, x[:, :3].argmax(1)
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # Lightning uses an old name
@@ -282,13 +248,6 @@ def test_a_lightning_trainer_takes_the_steps_of_a_plain_loop(tmp_path: Path) -> 
         scheduler.step()
     assert same(module.model, model)
     assert not same(model, trained(12))
-
-
-def test_a_compiled_model_takes_the_same_steps() -> None:
-    model = make_model()
-    compiled = cast(nn.Module, torch.compile(model, backend="eager"))
-    train(compiled, CustomOptimizer(compiled.parameters()), 12)
-    assert same(model, trained(12))
 
 
 def test_other_group_keys_remain() -> None:

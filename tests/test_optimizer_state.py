@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet.optimizer import CustomOptimizer
-from tests.optimizer_cases import loss_on, make_model, same, skipped, through_file, train, trained, weights
+from tests.optimizer_cases import loss_on, make_model, same, through_file, train, trained, weights
 
 LOW = [torch.bfloat16, torch.float16]
 Pair = tuple[nn.Module, CustomOptimizer]
@@ -64,31 +64,20 @@ def load_state(pair: Pair) -> Pair:
 CLONES: list[Callable[[Pair], Pair]] = [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair)), load_state]
 
 
-def take_five_steps() -> Pair:
+@pytest.mark.parametrize("clone", CLONES)
+def test_copies_go_on_alike_and_apart_and_take_further_groups(clone: Callable[[Pair], Pair]) -> None:
     model = make_model()
     optimizer = CustomOptimizer(model.parameters())
     train(model, optimizer, 5)
-    return model, optimizer
-
-
-@pytest.mark.parametrize("clone", CLONES)
-def test_copies_go_on_alike_and_apart(clone: Callable[[Pair], Pair]) -> None:
-    model, optimizer = take_five_steps()
     other, fresh = clone((model, optimizer))
     train(other, fresh, 8, first=5)
     assert same(train(model, optimizer, 8, first=5), other)
     assert same(model, trained(13))
-
-
-@pytest.mark.parametrize("clone", CLONES)
-def test_a_copy_takes_further_groups(clone: Callable[[Pair], Pair]) -> None:
-    model, optimizer = take_five_steps()
-    other, fresh = clone((model, optimizer))
     extra = nn.Parameter(torch.ones(3, 2))
     fresh.add_param_group({"params": [extra], "lr": 0.1})
     extra.grad = torch.ones_like(extra)
-    train(other, fresh, 1, first=5)  # it clears gradients
-    assert same(other, train(model, optimizer, 1, first=5))
+    train(other, fresh, 1, first=13)  # it clears gradients
+    assert same(other, train(model, optimizer, 1, first=13))
     extra.grad = torch.ones_like(extra)
     fresh.step()
     assert bool((extra < 1).all())
@@ -107,7 +96,7 @@ def test_a_step_with_one_bad_gradient_is_as_if_it_had_not_been(bad: float, at: i
     optimizer.step()
     assert all(torch.equal(p, q) for p, q in zip(weights(model), before, strict=True))
     assert same(train(model, optimizer, 8 - at, first=at), trained(8))
-    assert skipped(optimizer) == 1
+    assert optimizer.skipped == 1
 
 
 def test_a_run_of_bad_gradients_is_counted_and_the_count_is_saved() -> None:
@@ -116,10 +105,10 @@ def test_a_run_of_bad_gradients_is_counted_and_the_count_is_saved() -> None:
     for grad in (1.0, math.nan, math.nan, 1.0, math.inf):
         p.grad = torch.full((2, 2), grad)
         optimizer.step()
-    assert skipped(optimizer) == 3
+    assert optimizer.skipped == 3
     other = CustomOptimizer([nn.Parameter(torch.ones(2, 2))])
     other.load_state_dict(optimizer.state_dict())
-    assert skipped(other) == 3
+    assert other.skipped == 3
 
 
 @pytest.mark.parametrize(("odd", "at"), [(1e-25, 0), (1e25, 2)])

@@ -263,15 +263,14 @@ for p, q, r in zip(alone.parameters(), model.parameters(), later.parameters()):
 """
 
 
-@pytest.mark.parametrize("work", [REPLICATED, DIVIDED], ids=["DDP and FSDP2", "ZeRO"])
-def test_two_processes_take_the_steps_of_one(tmp_path: Path, work: str) -> None:
+def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     """DDP: one of them meets a NaN, and both skip that step. FSDP2: an error. ZeRO: one step size, also when resumed.
 
     The packed optimizer is all that the processes have of the library.
     """
     (tmp_path / "custom_optimizer.py").write_text(join_package(), encoding="utf-8")
     environment = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PATH": ""}
-    command = [sys.executable, "-c", START + work + END, str(tmp_path / "meeting")]
+    command = [sys.executable, "-c", START + REPLICATED + DIVIDED + END, str(tmp_path / "meeting")]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
 

@@ -29,12 +29,7 @@ def log_vmf_integral(kappa: Tensor, dim: int) -> Tensor:
     Orders d/2 - 1 below 30 go by SciPy's functions, the others by Debye's expansion with the power of k taken
     out: nothing underflows, and k = 0 is no special case.
 
-    Args:
-        kappa: Concentrations, any shape, finite and >= 0; tested up to 1e6.
-        dim: The dimension d >= 2 of the space.
-
-    Returns:
-        float64, of kappa's shape; absolute error below 1e-10, relative error below 1e-13.
+    The absolute error is below 1e-10 and the relative error below 1e-13, tested for concentrations up to 1e6.
 
     Source: Mardia and Jupp, Directional Statistics, 9.3.4; NIST DLMF 10.39.9, 10.41.3 and 10.41.9.
     """
@@ -47,18 +42,8 @@ def predict_bayes_sphere(
 ) -> Tensor:
     """Predict by Bayes' rule: prototypes uniform on a sphere, isotropic Gaussian noise.
 
-    The class is the argmax of log Z(|n m_c + x| r/s^2) - log Z(|n m_c| r/s^2), with n samples of mean m_c.
-
-    Args:
-        support_x: Labelled samples (n, dim), any floating dtype.
-        support_y: Their labels (n,), integers in [0, num_classes).
-        query_x: Rows to classify, (n_queries, dim).
-        num_classes: The number of classes, >= 2.
-        radius: The prototypes' norm r > 0.
-        noise: The noise's standard deviation s > 0 a feature.
-
-    Returns:
-        Class ids (n_queries,), int64, on the CPU.
+    The class (n_queries,) is the argmax of log Z(|n m_c + x| r/s^2) - log Z(|n m_c| r/s^2), with n samples of mean m_c,
+    the prototypes' norm r and the standard deviation s of a feature's noise.
 
     Source: The posterior of a Gaussian mean on a sphere is von Mises-Fisher: Mardia and Jupp, 9.3.4.
     """

@@ -46,7 +46,7 @@ ours.
 
 
 class Cell(NamedTuple):
-    """One run: a method on a draw. Only the solver has a parameter limit, and unlabelled rows."""
+    """One run: a method on a draw. Only the solver has a parameter limit."""
 
     family: str
     n_train: int
@@ -56,7 +56,6 @@ class Cell(NamedTuple):
     dim: int
     method: str
     limit: int | None
-    unlabelled: bool = False  #: Does the solver see the test rows, without their labels?
 
 
 def add_options(parser: StudyParser) -> None:
@@ -67,8 +66,6 @@ def add_options(parser: StudyParser) -> None:
     parser.add("--limits", "500000", "parameter limits, with commas", functools.partial(parse_wholes, low=0))
     parser.add_names("--methods", METHODS)
     parser.add_int("--first-seed", 0, "the first draw's seed", low=0)
-    shown = "give ours the test rows without their labels, which the contest does not allow"
-    parser.add_argument("--unlabelled", action="store_true", help=shown)
     parser.add_int("--classes", 128, "number of classes", low=2)
     parser.add_int("--dim", 384, "features", low=2)
     parser.add_state()
@@ -83,8 +80,10 @@ def run(options: argparse.Namespace) -> Report:
     cells = []
     for family in options.family:
         methods = options.methods or [name for name in METHODS if name != "logistic" or family != "isotropic"]
-        pairs: list[tuple[str, int | None, bool]] = [(method, None, False) for method in methods]
-        pairs += [(OURS, limit, options.unlabelled) for limit in options.limits]
+        pairs: list[tuple[str, int | None]] = [
+            *((name, None) for name in methods),
+            *((OURS, n) for n in options.limits),
+        ]
         for n_train, n_val in options.shots:
             for seed in range(options.first_seed, options.first_seed + options.draws):
                 draw = (family, n_train, n_val, seed, options.classes, options.dim)
@@ -111,10 +110,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     started, parameters = time.perf_counter(), None
     if cell.method == OURS:
         metadata = {"num_classes": cell.num_classes, "input_dim": cell.dim, "param_limit": cell.limit}
-        unlabelled_rows = split.test_x if cell.unlabelled else None
-        network = solve(
-            [(split.train_x, split.train_y)], [(split.val_x, split.val_y)], metadata, unlabelled=unlabelled_rows
-        )
+        network = solve([(split.train_x, split.train_y)], [(split.val_x, split.val_y)], metadata)
         parameters = network.count_parameters()
         with torch.no_grad():
             predicted: Tensor | None = network(split.test_x).argmax(dim=1)

@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import io
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from analysis.contest.official import sample_official
-from analysis.shared.runner import BUILD, Report, StudyParser, check_python
+from analysis.shared.runner import BUILD, Report, StudyParser
 from protonet.datasets import Split
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name, check_writable
@@ -39,7 +38,6 @@ def add_options(parser: StudyParser) -> None:
     """Add the submission and the data."""
     parser.add("--config", "official", "or agentics: 1 sample per class", partial(check_name, known=CONFIGS))
     parser.add_argument("--single-file", action="store_true", help="judge the single file")
-    parser.add("--python", sys.executable, "interpreter of the clean process", check_python)
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -49,32 +47,23 @@ def run(options: argparse.Namespace) -> Report:
     submission = pack_single() if options.single_file else pack_zip()
     described = {"submission": "single file" if options.single_file else "ZIP"}
     described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}
-    result = evaluate_submission(submission, sample_official(*CONFIGS[options.config]), python=options.python)
+    result = evaluate_submission(submission, sample_official(*CONFIGS[options.config]))
     line = "accuracy {accuracy:.4f}  score {score:.2f}  parameters {parameters:,}  seconds {seconds:.1f}  "
     line += "peak memory {peak_memory_mib:.0f} MiB\n"
     return Report(described | result, line.format(**result))
 
 
-def evaluate_submission(
-    submission: bytes,
-    split: Split,
-    *,
-    metadata: bool = True,
-    param_limit: float = PARAM_LIMIT,
-    python: str = sys.executable,
-) -> dict[str, Any]:
+def evaluate_submission(submission: bytes, split: Split, *, param_limit: float = PARAM_LIMIT) -> dict[str, Any]:
     """Unpack a submission, train it in a process that cannot see the repository, and score it.
 
     Args:
         submission: A ZIP, or the text of a single ``solution.py``.
         split: The data; knowledge of the noise stays in this process.
-        metadata: Whether ``solve`` gets the contest's metadata, or None.
         param_limit: The largest number of trainable parameters that scores.
-        python: The interpreter, with torch and numpy.
 
     Returns:
-        accuracy in [0, 1], score in [0, 100], parameters, seconds of ``solve``, peak_memory_mib of the
-        process, its threads, and the versions of python and torch.
+        accuracy in [0, 1], score in [0, 100], parameters, seconds of ``solve``, peak_memory_mib of the process, its
+        threads, and the versions of python and torch.
 
     Raises:
         InputError: The submission failed, its traceback being on stderr, or took more than an hour.
@@ -94,11 +83,10 @@ def evaluate_submission(
         limits = {"param_limit": param_limit, "baseline_accuracy": BASELINE_ACCURACY}
         described = {"num_classes": split.num_classes, "input_dim": split.train_x.shape[1], **limits, "device": "cpu"}
         described |= {f"{part}_samples": len(getattr(split, f"{part}_y")) for part in PARTS}
-        request = {**limits, "metadata": described if metadata else None, "solution": str(workspace / "solution.py")}
+        request = {**limits, "metadata": described, "solution": str(workspace / "solution.py")}
         request |= {"data": str(top / "data.npz"), "result": str(top / "result.json")}
         (top / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        interpreter = Path(shutil.which(python) or python).absolute()  # the process starts in another folder
-        command = [str(interpreter), "-I", str(WORKER), str(top / "request.json")]
+        command = [sys.executable, "-I", str(WORKER), str(top / "request.json")]
         try:  # in a session of its own, so that Ctrl-C ends it from here and it shows no traceback
             ended = subprocess.run(command, cwd=top, timeout=TIMEOUT, check=False, start_new_session=True)
         except subprocess.TimeoutExpired:

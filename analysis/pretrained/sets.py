@@ -42,11 +42,7 @@ class Split(NamedTuple):
 
 
 def list_data_sets(folder: Path) -> dict[str, Path]:
-    """List the paths of the data sets of a folder by name, tables first.
-
-    Raises:
-        InputError: There are none.
-    """
+    """List the paths of the data sets of a folder by name, tables first; raise an InputError if there are none."""
     tables = sorted(folder.glob("*.csv"))
     folders = sorted(path for path in folder.glob("*") if any(picture.is_dir() for picture in path.glob("*")))
     if not tables and not folders:
@@ -57,11 +53,7 @@ def list_data_sets(folder: Path) -> dict[str, Path]:
 
 @cache
 def read_items(path: Path) -> Items:
-    """Read a set.
-
-    Raises:
-        InputError: A table lacks a column, or there are fewer than two classes.
-    """
+    """Read a set; raise an InputError if a table lacks a column, or for fewer than two classes."""
     if path.is_dir():
         paths = sorted(picture for picture in path.glob("*/*") if picture.is_file())
         cells, names = list(map(str, paths)), [picture.parent.name for picture in paths]
@@ -70,17 +62,15 @@ def read_items(path: Path) -> Items:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             if not {TEXT, CLASS} <= set(reader.fieldnames or ()):
-                raise_input_error(
-                    "folder", f"hold tables with columns {TEXT} and {CLASS}", path.name, "Rename its columns."
-                )
+                must = f"hold tables with columns {TEXT} and {CLASS}"
+                raise_input_error("folder", must, path.name, "Rename its columns.")
             rows = list(reader)
         cells, names = [row[TEXT] for row in rows], [row[CLASS] for row in rows]
         content = "\0".join([*cells, *names])
     classes, labels = np.unique(names, return_inverse=True)
     if len(classes) < 2:
-        raise_input_error(
-            "folder", "hold sets of two classes or more", path.name, "Remove it, or name others with --sets."
-        )
+        remedy = "Remove it, or name others with --sets."
+        raise_input_error("folder", "hold sets of two classes or more", path.name, remedy)
     digest = hashlib.sha256(content.encode()).hexdigest()
     return Items("picture" if path.is_dir() else "text", cells, tuple(classes.tolist()), labels, digest)
 
@@ -88,13 +78,8 @@ def read_items(path: Path) -> Items:
 def split(items: Items, shots: int, seed: int, tests: int) -> Split:
     """Split a set into training and test rows, half of each class.
 
-    Test rows are the same for any number of shots; the rows of fewer shots are a subset of those of more.
-
-    Args:
-        items: The set.
-        shots: >= 0, maximum number of labelled rows per class.
-        seed: Seed of the split.
-        tests: >= 1, maximum number of test rows.
+    There are at most ``shots`` >= 0 labelled rows per class, and at most ``tests`` test rows. These are the same for
+    any number of shots; the rows of fewer shots are a subset of those of more.
     """
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(np.flatnonzero(items.labels == c)) for c in range(len(items.classes))]

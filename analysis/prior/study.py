@@ -8,7 +8,7 @@ trains the published prior on all tasks, and one per real set without its family
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +108,8 @@ def write_prior(prior: Prior, header: str, path: Path = NUMBERS) -> None:
 def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[str, Any]]:
     """Compute log-loss and accuracy on held-out families of data sets, for the prior and its ablations."""
     families = sorted({task.family for task in tasks})
-    fold = dict(
-        zip(np.random.default_rng(0).permutation(families).tolist(), np.arange(len(families)) % FOLDS, strict=True)
-    )
-    owner = torch.tensor([int(fold[task.family]) for task in tasks])
+    fold_of = {name: at % FOLDS for at, name in enumerate(np.random.default_rng(0).permutation(families).tolist())}
+    owner = torch.tensor([fold_of[task.family] for task in tasks])
     judged = torch.tensor([task.judged for task in tasks])
     made = torch.tensor([task.family.startswith("synthetic ") for task in tasks])
     half = torch.arange(len(tasks)) % 2 == 0
@@ -126,29 +124,19 @@ def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[s
         ("learned on synthetic tasks alone", batch, made, 2 * epochs),
         *((f"learned in {count} epochs", batch, everything, count) for count in CURVE),
     ]
-    start = evaluate(Prior().eval(), batch)
+    start = torch.stack(evaluate(Prior().eval(), batch))
     rows = [_summarise("what held-out rows suggest", start, start, judged)]
     for name, variant, used, count in tqdm(variants, unit="variant", dynamic_ncols=True):
-        scores = _cross(variant, owner, used, lambda part, count=count: train(part, epochs=count))  # type: ignore[misc]
+        scores = torch.zeros(2, len(tasks))  # log-losses and accuracies, by cross-validation over folds of families
+        for fold in range(FOLDS):
+            out = (owner == fold).nonzero()[:, 0]
+            prior = train(variant.take(((owner != fold) & used).nonzero()[:, 0]), epochs=count)
+            scores[:, out] = torch.stack(evaluate(prior, variant.take(out)))
         rows.append(_summarise(name, scores, start, judged))
     return rows
 
 
-def _cross(
-    batch: Batch, owner: torch.Tensor, used: torch.Tensor, fit: Callable[[Batch], Prior]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute log-loss and accuracy (tasks,) by cross-validation over folds of tasks."""
-    losses, right = torch.zeros(len(owner)), torch.zeros(len(owner))
-    for fold in range(FOLDS):
-        out = (owner == fold).nonzero()[:, 0]
-        prior = fit(batch.take(((owner != fold) & used).nonzero()[:, 0]))
-        losses[out], right[out] = evaluate(prior, batch.take(out))
-    return losses, right
-
-
-def _summarise(
-    name: str, scores: tuple[torch.Tensor, torch.Tensor], start: tuple[torch.Tensor, torch.Tensor], judged: torch.Tensor
-) -> dict[str, Any]:
+def _summarise(name: str, scores: torch.Tensor, start: torch.Tensor, judged: torch.Tensor) -> dict[str, Any]:
     row: dict[str, Any] = {"prior": name}
     for title, which in (("judged", judged), ("unjudged", ~judged)):
         row[title] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -89,18 +89,9 @@ def _weigh(prior: Prior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
     return log_weight.masked_fill(~there, -1e4), size
 
 
-def train(
-    batch: Batch, *, epochs: int = EPOCHS, seed: int = 0, progress: Callable[[int, float], None] | None = None
-) -> Prior:
-    """Train a prior on tasks: log-loss relative to chance, with random dropout of views.
-
-    Args:
-        batch: The tasks.
-        epochs: Passes over them.
-        seed: Of first weights, order and what is dropped.
-        progress: Called with the finished epoch and its mean loss.
-    """
-    generator = torch.Generator().manual_seed(seed)
+def train(batch: Batch, *, epochs: int = EPOCHS) -> Prior:
+    """Train a prior on tasks in passes over them: log-loss relative to chance, with random dropout of views."""
+    generator = torch.Generator().manual_seed(0)
     prior = Prior()
     for weight in (prior.first.weight, prior.second.weight, prior.belief.weight):
         weight.data = torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[1])
@@ -115,8 +106,7 @@ def train(
     steps = epochs * math.ceil(len(batch.start) / BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
     guessing = batch.classes.sum(dim=1).float().log()
-    for epoch in range(epochs):
-        losses = []
+    for _ in range(epochs):
         for some in torch.randperm(len(batch.start), generator=generator).split(BATCH):
             part = batch.take(some)
             present = part.there & (torch.rand(part.there.shape, generator=generator) >= DROPPED)
@@ -127,7 +117,4 @@ def train(
             torch.nn.utils.clip_grad_norm_(prior.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            losses.append(float(loss.detach()))
-        if progress is not None:
-            progress(epoch, sum(losses) / len(losses))
     return prior.eval()

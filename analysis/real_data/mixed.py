@@ -15,10 +15,11 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,7 +98,8 @@ def as_outcome(log_probabilities: np.ndarray) -> Outcome:
     return Outcome(log_probabilities.argmax(axis=1), log_probabilities)
 
 
-class Pipeline(NamedTuple):
+@dataclass(frozen=True)
+class Pipeline:
     """A classifier of scikit-learn's interface, and how columns are prepared for it."""
 
     make: Callable[[list[str]], Any]  #: Of the names of categorical columns.

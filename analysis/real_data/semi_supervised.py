@@ -27,7 +27,6 @@ from protonet.errors import raise_input_error
 from protonet.fit.active import cluster_unknown
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
-from protonet.network import PrototypeNetwork
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 from solution.pack import library_files
@@ -91,9 +90,8 @@ def run(options: argparse.Namespace) -> Report:
     """Execute all runs, and average by data set."""
     runs = list(list_runs(options))
     if not runs:
-        raise_input_error(
-            "--datasets", "have rows enough for a split", f"none at {options.shots} shots", "Pass fewer shots."
-        )
+        got = f"none at {options.shots} shots"
+        raise_input_error("--datasets", "have rows enough for a split", got, "Pass fewer shots.")
     code = hash_sources("analysis/real_data/semi_supervised.py", *DATA, *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code)
     rows = [{**setting._asdict(), **result} for setting, result in results.items()]
@@ -145,18 +143,18 @@ def measure_run(run: Run) -> dict[str, Any]:
     """Measure accuracies in percent, without and with the unlabelled rows, and the detection of novel classes."""
     split = split_rows(load_real(run.dataset), run.shots, run.seed, run.regime)
     assert split is not None, "list_runs leaves these out"
-    labels, known = split.hidden[1], split.hidden[1] < split.num_classes
+    known = split.hidden[1] < split.num_classes
     metadata = {"num_classes": split.num_classes}
     outcome: dict[str, Any] = {}
     for name, rows in (("without", None), ("with", split.hidden[0])):
         started = time.process_time()
         solution = solve_problem([split.train], None, metadata, effort=run.effort, unlabelled=rows)
         outcome[f"{name}_seconds"] = time.process_time() - started
-        predicted = predict(solution.network, split.hidden[0])
-        outcome[name] = 100 * float((predicted == labels)[known].double().mean())
-        if len(split.fresh[1]):
-            right = predict(solution.network, split.fresh[0]) == split.fresh[1]
-            outcome[f"{name}_fresh"] = 100 * float(right.double().mean())
+        with torch.no_grad():
+            right, fresh = (solution.network(x).argmax(dim=1) == y for x, y in (split.hidden, split.fresh))
+        outcome[name] = 100 * float(right[known].double().mean())
+        if len(fresh):
+            outcome[f"{name}_fresh"] = 100 * float(fresh.double().mean())
     assert solution.pooled is not None
     novel = (~known).nonzero().flatten().tolist()
     groups = cluster_unknown(solution)
@@ -164,13 +162,6 @@ def measure_run(run: Run) -> dict[str, Any]:
     outcome |= {"learned": solution.pooled.learned, "groups": len(groups), "unlike": len(listed)}
     outcome |= {"strangers": len(set(listed) & set(novel)), "all_strangers": len(novel)}
     return outcome | (score_sklearn(split) if run.peers else {})
-
-
-def predict(network: PrototypeNetwork, x: Tensor) -> Tensor:
-    """Predict the class (n,) of each row."""
-    with torch.no_grad():
-        classes: Tensor = network(x).argmax(dim=1)
-    return classes
 
 
 def score_sklearn(split: Split) -> dict[str, float]:

@@ -9,7 +9,6 @@ import argparse
 import inspect
 import json
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ BUILD = Path("build")
 Loaded = TypeVar("Loaded")
 FORMATS = (".png", ".pdf", ".svg")
 #: Options that depend on the machine, which the command below a table omits.
-UNSHOWN = ("authors", "baselines", "jobs", "peers", "python")
+UNSHOWN = ("baselines", "jobs")
 #: Name of the folder argument, whose path depends on the machine.
 FOLDER = "folder"
 
@@ -142,14 +141,6 @@ def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
 def parse_wholes(option: str, text: str, *, low: int) -> list[int]:
     """Parse a comma-separated list of integers >= low without repetition; raise an InputError for others."""
     return list(dict.fromkeys(parse_whole(option, item, low=low) for item in text.split(",")))
-
-
-def check_python(option: str, path: str) -> str:
-    """Resolve the absolute path of a Python interpreter; raise an InputError if there is none."""
-    path_of = shutil.which(path)
-    if path_of is None:
-        raise_input_error(option, "be an interpreter", repr(path), "Pass its path.")
-    return str(Path(path_of).absolute())  # links are not resolved: they identify an environment
 
 
 def _check_plot(option: str, path: str) -> str:

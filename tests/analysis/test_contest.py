@@ -12,20 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from analysis.__main__ import main
-from analysis.contest import draws, worker
-from analysis.contest.draws import OURS, Cell, run_cell, summarise, tabulate
+from analysis.contest import draws
+from analysis.contest.draws import OURS, Cell, summarise, tabulate
 from analysis.contest.trial import evaluate_submission
-from analysis.contest.worker import ALLOWED, _OnlyAllowed, evaluate, measure_peak_memory
+from analysis.contest.worker import evaluate, measure_peak_memory
 from protonet import solve
 from protonet.datasets import Split, sample_family
 from solution.pack import ROOT
 from tests.analysis.conftest import Made, read_cells
 
 LINEAR = """
-import numpy, torch
+import json, numpy, torch
 
 class Solution:
     def solve(self, train_loader, val_loader, metadata=None):
@@ -37,11 +36,11 @@ class Solution:
             "orders": [torch.cat([y for _, y in loader]).tolist() for loader in (batches, val_loader)],
         }
         model = torch.nn.Linear(6, 3)
-        model.facts = facts
         torch.nn.init.zeros_(model.weight)
         with torch.no_grad():
             model.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
-        Solution.last = model
+        with open(__file__ + ".json", "w") as file:
+            json.dump(facts, file)
         return model
 """
 
@@ -58,36 +57,17 @@ def write_request(folder: Path, split: Split, **changes: object) -> dict[str, An
     return request | {"param_limit": 21.0, "baseline_accuracy": 0.2} | changes
 
 
-@pytest.fixture
-def restored_finders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-
-
-@pytest.mark.usefixtures("restored_finders")
 def test_evaluator_follows_the_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[nn.Module] = []
-
-    def evaluate_accuracy(model: nn.Module, _: object) -> float:
-        seen.append(model)
-        return 0.6
-
-    monkeypatch.setattr(worker, "evaluate_accuracy", evaluate_accuracy)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     split = sample_three()
     result = evaluate(write_request(tmp_path, split, metadata={"num_classes": 3}))
-    facts: Any = seen[0].facts
+    facts = json.loads((tmp_path / "solution.py.json").read_text())
     assert facts["metadata"] == {"num_classes": 3}
     assert facts["seeds"] == [2025, 2025]
     assert facts["batches"] == [128, 22]
     assert facts["orders"][0] != split.train_y.tolist()
     assert sorted(facts["orders"][0]) == sorted(split.train_y.tolist())
     assert facts["orders"][1] == split.val_y.tolist()
-    assert result["score"] == pytest.approx((0.6 - 0.2) / 0.8 * 100)
-
-
-@pytest.mark.usefixtures("restored_finders")
-def test_accuracy_and_limit(tmp_path: Path) -> None:
-    split = sample_three()
-    result = evaluate(write_request(tmp_path, split))
     assert result["accuracy"] == float((split.test_y == 1).double().mean())
     assert result["parameters"] == 21
     assert result["score"] == pytest.approx((1 / 3 - 0.2) / 0.8 * 100)
@@ -100,18 +80,6 @@ def test_peak_memory_is_this_processs() -> None:
     unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
     assert 100 < measure_peak_memory() <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit * 1.01
     assert len(memory)
-
-
-def test_only_allowed_modules_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "of_the_workspace.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.syspath_prepend(ROOT)
-    finder = _OnlyAllowed(tmp_path)
-    for name in ("torch", "numpy", "json", "of_the_workspace"):
-        assert finder.find_spec(name) is not None
-    for name in ("scipy", "sklearn", "tqdm", "pytest", "protonet", "analysis", "no_such_module"):
-        assert finder.find_spec(name) is None
-        assert name not in ALLOWED
 
 
 def test_failing_submission_sees_no_other_package(capfd: pytest.CaptureFixture[str]) -> None:
@@ -148,21 +116,6 @@ def test_public_configuration(
     assert line.count("\n") == 1
 
 
-def test_relative_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    monkeypatch.chdir(tmp_path)
-    commands: list[str] = []
-
-    def run(command: list[str], **_: object) -> None:
-        commands.extend(command)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("analysis.contest.trial.subprocess.run", run)
-    assert main(["contest", "--config", "agentics", "--python", "bin/python"]) == 130
-    assert commands[0] == str(tmp_path / "bin" / "python")  # the link itself: it is what knows its environment
-
-
 def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> None:
     rows = make_report("contest-draws").rows
     assert [(row["family"], row["limit"]) for row in rows] == [
@@ -171,18 +124,13 @@ def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> 
     assert set(rows[0]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "bayes"}
     assert set(rows[2]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
     assert rows[0]["parameters"] == [0]
+    split = sample_family("class_noise", seed=0, n_train=2, n_val=1, num_classes=4, dim=16)
+    train, val = [(split.train_x, split.train_y)], [(split.val_x, split.val_y)]
+    network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 30})
+    accuracy = float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
+    assert (rows[3]["percent"][OURS], rows[3]["parameters"]) == ([100 * accuracy], [network.count_parameters()])
     assert all(parameters <= 30 for parameters in rows[1]["parameters"])
     assert draws._parse_shots("", "2+1,1+1,2+1") == [(2, 1), (1, 1)]
-
-
-def test_result_is_the_solvers() -> None:
-    result = run_cell(Cell("isotropic", 2, 1, 5, 4, 16, OURS, 300))
-    split = sample_family("isotropic", seed=5, n_train=2, n_val=1, num_classes=4, dim=16)
-    train, val = [(split.train_x, split.train_y)], [(split.val_x, split.val_y)]
-    network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 300})
-    accuracy = float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
-    assert result["accuracy"] == accuracy
-    assert result["parameters"] == network.count_parameters()
 
 
 def test_statistics() -> None:

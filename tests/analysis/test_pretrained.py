@@ -101,7 +101,7 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     write_texts(sets)
     monkeypatch.setenv("PROTONET_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    command = "--shots 0,1,5 --splits 1 --tests 8 --effort fast --representations words,none"
+    command = "--shots 0,5 --splits 1 --tests 8 --effort fast --representations words,none"
     outputs = ["--markdown", "table.md", "--json", "rows.json", "--state", "state.jsonl"]
     assert main(["pretrained", str(sets), *command.split(), *outputs]) == 0
     table = capsys.readouterr().out

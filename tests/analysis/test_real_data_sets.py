@@ -99,38 +99,33 @@ def test_glyph_subset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(torch.bincount(data.y).min()) >= 20 + 3  # for 20 shots
 
 
-class TestSplit:
-    def sets(self, split_seed: int = 0, shots: int = 4) -> tuple[set[float], set[float], torch.Tensor]:
-        y = torch.tensor([0] * 30 + [1] * 5 + [2] * 40)
-        split = split_shots(Dataset(torch.arange(75.0)[:, None], y, ("a", "b", "c")), shots, split_seed)
-        assert split is not None
-        assert torch.bincount(split.train_y).tolist() == [shots] * split.num_classes
-        assert len(split.val_y) == 0
-        original = torch.tensor([0, 2]) if split.num_classes == 2 else torch.arange(3)
-        for x, labels in ((split.train_x, split.train_y), (split.test_x, split.test_y)):
-            assert torch.equal(y[x[:, 0].long()], original[labels])
-        return set(split.train_x[:, 0].tolist()), set(split.test_x[:, 0].tolist()), split.train_y
+def split_three(seed: int = 0, shots: int = 4) -> tuple[set[float], set[float]]:
+    """Split classes of 30, 5 and 40 rows; return the labelled rows and the test rows, by their only feature."""
+    y = torch.tensor([0] * 30 + [1] * 5 + [2] * 40)
+    split = split_shots(Dataset(torch.arange(75.0)[:, None], y, ("a", "b", "c")), shots, seed)
+    assert split is not None
+    assert torch.bincount(split.train_y).tolist() == [shots] * split.num_classes
+    assert len(split.val_y) == 0
+    original = torch.tensor([0, 2]) if split.num_classes == 2 else torch.arange(3)
+    for x, labels in ((split.train_x, split.train_y), (split.test_x, split.test_y)):
+        assert torch.equal(y[x[:, 0].long()], original[labels])
+    return set(split.train_x[:, 0].tolist()), set(split.test_x[:, 0].tolist())
 
-    def test_small_classes_are_left_out(self) -> None:
-        train, test, _ = self.sets()
-        assert train | test == set(np.r_[:30, 35:75].astype(float).tolist())
-        assert not train & test
-        assert len(self.sets(shots=2)[0]) == 6
 
-    def test_seeds_and_nesting(self) -> None:
-        assert self.sets(1)[:2] == self.sets(1)[:2]
-        assert self.sets(1)[:2] != self.sets(2)[:2]
-        assert self.sets(1, 4)[0] < self.sets(1, 9)[0]
+def test_splits_leave_small_classes_out_and_are_nested() -> None:
+    train, test = split_three()
+    assert train | test == set(np.r_[:30, 35:75].astype(float).tolist())
+    assert not train & test
+    assert len(split_three(shots=2)[0]) == 6
+    assert split_three(1) == split_three(1) != split_three(2)
+    assert split_three(1, 4)[0] < split_three(1, 9)[0]
 
-    def test_at_most_2000_test_rows(self) -> None:
-        data = Dataset(torch.randn(5000, 2), torch.arange(5000) % 2, ("a", "b"))
-        split = split_shots(data, 5, 0)
-        assert split is not None
-        assert len(split.test_y) == 2000
-        assert 900 < int(split.test_y.sum()) < 1100
 
-    def test_none_without_rows(self) -> None:
-        data = Dataset(torch.randn(26, 2), torch.arange(26) % 2, ("a", "b"))
-        assert split_shots(data, 3, 0) is not None
-        assert split_shots(data, 4, 0) is None  # 18 test rows
-        assert split_shots(data, 11, 0) is None  # no class
+def test_splits_have_20_to_2000_test_rows() -> None:
+    split = split_shots(Dataset(torch.randn(5000, 2), torch.arange(5000) % 2, ("a", "b")), 5, 0)
+    assert split is not None
+    assert len(split.test_y) == 2000
+    assert 900 < int(split.test_y.sum()) < 1100
+    data = Dataset(torch.randn(26, 2), torch.arange(26) % 2, ("a", "b"))
+    splits = [split_shots(data, shots, 0) for shots in (3, 4, 11)]  # 20 and 18 test rows; no class is large enough
+    assert [split is None for split in splits] == [False, True, True]

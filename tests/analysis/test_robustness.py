@@ -10,9 +10,8 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from analysis.real_data.robustness import METHODS, Run, compute_scores, list_runs, run_method, summarise, tabulate
+from analysis.real_data.robustness import METHODS, Run, list_runs, run_method, summarise, tabulate
 from analysis.real_data.sets import load_real, split_shots
-from analysis.shared.baselines import Outcome
 from tests.analysis.conftest import Made, read_cells
 
 
@@ -25,24 +24,6 @@ def test_run_is_the_solvers() -> None:
     assert result["log_loss"] == pytest.approx(log_loss(split.test_y, np.exp(outcome.log_probabilities)))
     assert result["accuracy"] == float((torch.from_numpy(outcome.predicted) == split.test_y).double().mean())
     assert set(run_method(Run("iris", 2, 0, "cosine"))) == {"accuracy", "seconds"}
-
-
-def test_calibration_error_is_the_slow_loop() -> None:
-    generator = np.random.default_rng(0)
-    p = generator.dirichlet(np.ones(4), 200)
-    truth = generator.integers(0, 4, 200)
-    slow = 0.0
-    for k in range(15):
-        inside = (p.max(1) > k / 15) & (p.max(1) <= (k + 1) / 15)
-        if inside.any():
-            gap = (p.argmax(1) == truth)[inside].mean() - p.max(1)[inside].mean()
-            slow += abs(gap) * inside.mean()
-    outcome = Outcome(p.argmax(1), np.log(p))
-    assert compute_scores(outcome, torch.from_numpy(truth))["calibration_error"] == pytest.approx(slow)
-    sure = np.log(np.clip(np.eye(4)[truth], 1e-300, 1))
-    for shift, error in ((0, 0), (1, 1)):
-        judged = compute_scores(Outcome(truth, sure), torch.from_numpy((truth + shift) % 4))
-        assert judged["calibration_error"] == error
 
 
 def test_rows_and_plot(make_report: Callable[[str], Made]) -> None:
