@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,11 +16,10 @@ from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.sampling import index_classes
 
 CLASSES, ROWS, DIM = 64, 60, 64
-SETTINGS = EpisodeConfig((5, 5), (1, 1)), EpisodeConfig((10, 10), (10, 10))
+#: Kinds of episodes, and how many.
+SETTINGS = (EpisodeConfig((5, 5), (1, 1)), 30), (EpisodeConfig((10, 10), (10, 10)), 8)
 #: Methods that need no base classes.
 TESTED = tuple(dict.fromkeys((*DEFAULT_METHODS, *(name for name, spec in METHODS.items() if spec.without_base))))
-
-
 #: Features of a family from class centres and noise, both standard normal.
 FAMILIES: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
     # Log-normal: most are small, some many times as large.
@@ -35,32 +35,25 @@ FAMILIES: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
 }
 
 
-def make_features(family: str) -> tuple[Tensor, Tensor]:
-    """Return the features (CLASSES * ROWS, DIM) float32 of a family and their labels, int64."""
+def score_methods(family: str, setting: EpisodeConfig, names: Sequence[str], n_episodes: int) -> dict[str, Tensor]:
+    """Compute the accuracy (n_episodes,) of each method, all on the same episodes of a family."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(CLASSES, 1, DIM, generator=generator)
-    noise = torch.randn(CLASSES, ROWS, DIM, generator=generator)
-    x = FAMILIES[family](centres, noise, generator)
-    return x.flatten(0, 1), torch.arange(CLASSES).repeat_interleave(ROWS)
-
-
-def score_methods(family: str, setting: EpisodeConfig, names: Sequence[str], n_episodes: int) -> dict[str, Tensor]:
-    """Return the accuracy (n_episodes,) of each method, all on the same episodes of a family."""
-    x, y = make_features(family)
-    scores = evaluate(x, index_classes(y), choose_methods(names), setting, n_episodes=n_episodes)
+    x = FAMILIES[family](centres, torch.randn(CLASSES, ROWS, DIM, generator=generator), generator).flatten(0, 1)
+    index = index_classes(torch.arange(CLASSES).repeat_interleave(ROWS))
+    scores = evaluate(x, index, choose_methods(names), setting, n_episodes=n_episodes)
     return {name: score.accuracy for name, score in scores.items()}
 
 
-def test_no_default_is_far_below_prototypes() -> None:
-    for setting in SETTINGS:
-        for family in FAMILIES:
-            accuracy = {
-                name: float(values.mean()) for name, values in score_methods(family, setting, TESTED, 30).items()
-            }
-            assert min(accuracy.values()) > 0.9 * accuracy["protonet"], accuracy
+@pytest.mark.parametrize(("setting", "n_episodes"), SETTINGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_default_is_far_below_prototypes(family: str, setting: EpisodeConfig, n_episodes: int) -> None:
+    scores = score_methods(family, setting, TESTED, n_episodes)
+    accuracy = {name: float(values.mean()) for name, values in scores.items()}
+    assert min(accuracy.values()) > 0.9 * accuracy["protonet"], accuracy
 
 
 def test_a_common_mean_costs_the_adaptive_method_nothing_at_one_shot() -> None:
-    accuracy = score_methods("shifted", SETTINGS[0], ("protonet", "adaptive"), 200)
+    accuracy = score_methods("shifted", SETTINGS[0][0], ("protonet", "adaptive"), 200)
     lead = accuracy["adaptive"] - accuracy["protonet"]
     assert float(lead.mean()) > -3 * float(lead.std()) / len(lead) ** 0.5
