@@ -31,19 +31,19 @@ def _(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_synthetic() -> None:
-    for family in FAMILIES:
-        data = load_source(f"synthetic:{family}")
-        assert (tuple(data.x.shape), data.num_classes, data.sides) == ((6400, 64), 64, None)
-        assert int(torch.bincount(data.y).min()) >= 85  # wrong labels change the sizes a little
-        assert torch.equal(load_source(f"synthetic:{family}").x, data.x)
+    data = load_source("synthetic:nuisance")
+    assert (tuple(data.x.shape), data.num_classes, data.sides) == ((6400, 64), 64, None)
+    assert int(torch.bincount(data.y).min()) >= 85  # wrong labels change the sizes a little
+    assert torch.equal(load_source("synthetic:nuisance").x, data.x)
 
 
 def test_names_and_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(load_source("digits").x, load_digits().x)
     monkeypatch.setattr("protonet.datasets.load_glyphs", lambda copies: make_classes(["a"] * copies))
     assert load_source("glyphs").num_classes == 3
-    np.savez("a.npz", x=np.eye(2), y=["a", "b"])
-    assert load_source("a.npz").mapping is not None
+    np.savez("a.npz", x=np.eye(8), y=list("abcdefgh"))
+    data = load_source("a.npz", split_seed=3)
+    assert (data.mapping is not None, Counter(data.sides)) == (True, {"base": 5, "validation": 1, "novel": 2})
     Path("a.csv").write_text("kind,v\nx,1\ny,2\n")
     assert load_source("a.csv", label="kind").x.tolist() == [[1], [2]]
     Path("output.plk").write_bytes(pickle.dumps({0: [np.zeros(3)], 1: [np.ones(3)]}))
@@ -73,21 +73,15 @@ def test_folders_in_colour(tmp_path: Path) -> None:
 
 
 def test_a_size_without_pictures_is_one_line() -> None:
-    np.savez("a.npz", x=np.eye(2), y=["a", "b"])
-    for text in ("a.npz", "digits"):
-        with pytest.raises(ValueError, match=r"^`image_size` must come with pictures .*; got 84 for"):
-            load_source(text, image_size=84)
+    with pytest.raises(ValueError, match=r"^`image_size` must come with pictures .*; got 84 for"):
+        load_source("digits", image_size=84)
     with pytest.raises(ValueError, match=r"^`image_size` must be at most 1024; got 100000\. Pass a number"):
         load_source("cub:birds", image_size=100_000)
 
 
 def test_split_seed(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.eye(8), y=np.arange(8))
-    data = load_source(str(tmp_path / "a.npz"), split_seed=3)
-    assert Counter(data.sides) == {"base": 5, "validation": 1, "novel": 2}
-    assert data.mapping is not None
     np.savez(tmp_path / "split.npz", x=np.eye(8), y=np.arange(8), split=["base"] * 8)
-    path = str(tmp_path / "split.npz")
+    path = tmp_path / "split.npz"
     assert load_source(path).sides == ("base",) * 8
     with pytest.raises(ValueError, match=r"`split_seed` must be left out .*; got 3 for .*, which has 8 base classes"):
         load_source(path, split_seed=3)
@@ -102,38 +96,20 @@ def test_unknown() -> None:
         ("a/b/c", f"`text` must {listed}"),
         ("synthetic:warpd", "`synthetic:` must be one of warped, isotropic, correlated, .*'warpd'.*mean warped"),
         ("synthetic:", f"must be one of {', '.join(FAMILIES)}; got ''"),
+        ("absent.csv", "^no such file"),
     ):
         with pytest.raises(ValueError, match=message):
             load_source(text)
 
 
-def test_data_that_cannot_be_loaded(tmp_path: Path) -> None:
-    (tmp_path / "only").mkdir()
-    Image.new("L", (2, 2)).save(tmp_path / "only" / "1.png")
-    with pytest.raises(ValueError, match="have at least 2 classes; got 1"):
-        load_source(str(tmp_path))
-    np.savez(tmp_path / "a.npz", x=np.eye(2), y=np.array([0, "a"], object))
-    for seed in (None, 0):
-        with pytest.raises(ValueError, match="hold no object arrays"):
-            load_source(str(tmp_path / "a.npz"), split_seed=seed)
-    with pytest.raises(ValueError, match=r"^no such file"):
-        load_source(str(tmp_path / "absent.csv"))
-
-
 def test_base_rows(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.eye(3), y=["a", "b", "b"])
-    assert load_base(str(tmp_path / "a.npz"), dim=3).num_classes == 2
     np.save(tmp_path / "a.npy", np.arange(24).reshape(4, 2, 3))
     rows = load_base(str(tmp_path / "a.npy"), dim=6)
     assert torch.equal(rows.x, torch.arange(24.0).reshape(4, 6))
     assert rows.y.tolist() == [0] * 4
-
-
-def test_bad_base_rows(tmp_path: Path) -> None:
     for array, message in [
         (np.eye(3), r"^`base` must have 2 features per row, as the data; got 3 of .*a.npy"),
         (np.arange(4), r"must hold rows of numbers, \(n, dim\); got int64 of shape \(4,\)"),
-        (np.array([["a", "b"]]), "must hold rows of numbers"),
         (np.array([[np.nan, 1]]), "^`base` must be finite"),
         (np.array([[{}, 1]], object), "must be an NPY file that can be read"),
         (None, "must be an NPY file that can be read; got .*a.npy"),

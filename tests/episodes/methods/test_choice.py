@@ -58,32 +58,21 @@ def test_settings_reach_the_method() -> None:
     assert torch.equal(logits[2], tim(episodes))
     assert torch.equal(choose_method("tim:weights=1,1,1")(episodes), tim_dirichlet(episodes))
 
-
-def test_a_method_is_chosen_once() -> None:
-    assert list(choose_methods(["protonet", *METHOD_ALIASES, "tim:steps=1", "tim:steps=01"])) == [
-        "protonet",
-        "tim:steps=1",
-    ]
+    chosen = choose_methods(["protonet", *METHOD_ALIASES, "tim:steps=1", "tim:steps=01"])
+    assert list(chosen) == ["protonet", "tim:steps=1"]
     assert choose_method("simpleshot-un").key == "simpleshot-un"
-    assert all(choose_method(name).spec is spec for name, spec in METHODS.items())
 
 
-def test_a_plugin(mine: Path) -> None:
+def test_a_plugin_and_its_errors(mine: Path) -> None:
     episodes, _ = make_episodes(shots=(1, 1, 1, 1))
     choice = choose_method(f"{mine}:city_block:power=2")
-    assert choice.name == f"{mine}:city_block:power=2"
-    assert choice.key == f"{mine}:city_block"
+    assert (choice.name, choice.key) == (f"{mine}:city_block:power=2", f"{mine}:city_block")
     assert torch.equal(choice(episodes), -torch.cdist(episodes.query, episodes.support[:, :4], p=2.0))
-    before = choice.origin
-    mine.write_text(MINE + "\n", encoding="utf-8")
-    assert choose_method(f"{mine}:city_block").origin != before
-
-
-def test_an_error_of_a_plugin_is_one_line_with_its_cause(mine: Path) -> None:
-    episodes, _ = make_episodes()
     with pytest.raises(InputError, match=r"got KeyError of .*:broken: 'lost' \(mine.py, line 17\)") as caught:
         choose_method(f"{mine}:broken")(episodes)
     assert isinstance(caught.value.__cause__, KeyError)
+    mine.write_text(MINE + "\n", encoding="utf-8")
+    assert choose_method(f"{mine}:city_block").origin != choice.origin
 
 
 def test_an_error_of_a_built_in_method_with_given_settings_is_one_line() -> None:
@@ -108,7 +97,6 @@ def test_bad_plugins(mine: Path) -> None:
         ("", ":f", "It has none"),
         ("1 / 0", ":f", r"be in a file that runs; got ZeroDivisionError of .*division by zero \(mine.py, line 1\)"),
         ("def f(:", ":f", r"got SyntaxError of .*\(mine.py, line 1\)\. "),
-        ("import absent_module", ":f", "got ModuleNotFoundError of .*No module named 'absent_module'"),
         ("raise SystemExit(3)", ":f", "got SystemExit of"),
     ]:
         mine.write_text(content, encoding="utf-8")
@@ -121,11 +109,9 @@ def test_errors() -> None:
     for text, message in [
         ("protonett", "`method` must be one of protonet, .*Did you mean protonet?"),
         ("absent.py:f", "must be in a file that exists; got absent.py"),
-        ("tim:", "form name=value; got 'tim:'"),
         ("tim:steps", "form name=value; got 'tim:steps'. Pass tim:name=value"),
         ("tim:steps=1:steps=2", "have each setting once"),
         ("", "must be one of protonet"),
-        ("all", "must be one of .*protonet"),
     ]:
         with pytest.raises(InputError, match=message):
             choose_method(text)
@@ -159,14 +145,6 @@ def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.Monkey
         choose_method("lost")
 
 
-def test_all_methods_are_listed_with_their_settings() -> None:
-    text = list_methods()
-    assert all(f"\n{name} (" in text for name in METHODS)
-    assert "  weights: 3 numbers with commas between >= 0, 0.1,1,0.1 by default\n" in text
-    assert "  lambda: a number >= 0, 0.7 by default; --tune tries 0.1 and 0.3 and 0.7 and 1.5\n" in text
-    assert max(map(len, text.splitlines())) < 150
-
-
 def nearest_corner(episodes: Episodes, *, power: Positive = 1.0) -> Tensor:
     """Classify by the largest difference of a feature to the class mean.
 
@@ -182,18 +160,20 @@ def nearest_corner(episodes: Episodes, *, power: Positive = 1.0) -> Tensor:
     return -(torch.cdist(episodes.query, support_means(episodes), p=torch.inf) ** power)
 
 
-def test_a_new_method_is_one_file_and_one_line(
+def test_a_new_method_is_one_function_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(METHODS, "nearest-corner", MethodSpec(nearest_corner, takes_means=True))
     assert main(["--list-methods"]) == 0
     listed = capsys.readouterr().out
+    assert all(f"\n{name} (" in listed for name in METHODS)
     assert "nearest-corner (inductive): Classify by the largest difference" in listed
-    assert "  power: a number > 0, 1 by default" in listed
+    assert "\n  power: a number > 0, 1 by default\n      > 0, of the distance.\n" in listed
+    assert "  lambda: a number >= 0, 0.7 by default; --tune tries 0.1 and 0.3 and 0.7 and 1.5\n" in listed
     few = ["--dataset", "digits", "--way", "2", "--episodes", "20", "--json", str(tmp_path / "out.json")]
-    for part in (["--split-seed", "0", "--protocol", "generalized"], ["--shot", "5"]):
-        assert main([*few, *part, "--method", "nearest-corner", "nearest-corner:power=2", "protonet"]) == 0
-        methods = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["methods"]
-        assert methods["nearest-corner"]["accuracy"] == methods["nearest-corner:power=2"]["accuracy"] > 0.4
-    assert main([*few, "--method", "nearest-corner:power=0"]) == 2
+    few += ["--split-seed", "0", "--protocol", "generalized", "--method"]
+    assert main([*few, "nearest-corner", "nearest-corner:power=2", "protonet"]) == 0
+    methods = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["methods"]
+    assert methods["nearest-corner"]["accuracy"] == methods["nearest-corner:power=2"]["accuracy"] > 0.4
+    assert main([*few, "nearest-corner:power=0"]) == 2
     assert "have settings within their bounds, > 0 here" in capsys.readouterr().err

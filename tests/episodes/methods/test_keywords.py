@@ -66,10 +66,8 @@ def test_every_setting_is_listed_and_described_and_a_default_as_text_is_the_defa
             assert keyword.text, key
             assert keyword.default == parameters[keyword.parameter].default
             if keyword.type not in (bool, str) and key not in UNBOUNDED:
-                assert keyword.bound is not None, f"{key} of {name}"
-                assert str(keyword.bound) in keyword.text.lower() or "[1, base classes]" in keyword.text, (
-                    f"{key} of {name}"
-                )
+                bounds = {str(keyword.bound), "[1, base classes]"}
+                assert any(bound in keyword.text.lower() for bound in bounds), f"{key} of {name}"
         texts = {key: show_value(keyword.default) for key, keyword in keywords.items()}
         defaults = {keyword.parameter: keyword.default for keyword in keywords.values()}
         assert parse_keywords(name, function, texts) == defaults
@@ -84,16 +82,14 @@ def test_a_function_of_the_user() -> None:
     assert parse_source(own) == "A paper, on two lines."
     assert describe_arguments(lambda: None) == {}
     assert list_keywords(max) == {}  # has no signature
-    texts = {"needed": "1e-3", "pairs": "4,5", "word": "b=c"}
-    result = parse_keywords("own", own, texts)
-    assert list(result.items()) == [("pairs", (4, 5)), ("word", "b=c"), ("needed", 0.001)]
 
-
-def test_types_that_cannot_be_detected() -> None:
     def lost(episodes: Any, *, a: Missing = 1, b: float = 2.0) -> None:  # type: ignore[name-defined]  # noqa: F821
         del episodes, a, b
 
     assert {name: item.type for name, item in list_keywords(lost).items()} == {"a": int, "b": float}
+    texts = {"needed": "1e-3", "pairs": "4,5", "word": "b=c"}
+    result = parse_keywords("own", own, texts)
+    assert list(result.items()) == [("pairs", (4, 5)), ("word", "b=c"), ("needed", 0.001)]
 
 
 def test_errors() -> None:
@@ -101,14 +97,10 @@ def test_errors() -> None:
         ("tim", {"weight": "1"}, "must have settings of tim that exist; got 'weight'. There are weights, temperature"),
         ("protonet", {"a": "1"}, "got 'a', which has none"),
         ("tim", {"weights": "1,1"}, "must have settings of their kind, 3 numbers .*; got '1,1' for weights of tim"),
-        ("tim", {"weights": "1,1,-1"}, "must have settings within their bounds, >= 0 here; got '1,1,-1'"),
         ("tim", {"steps": "1.5"}, "a whole number; got '1.5' for steps of tim. Pass a whole number such as 1000"),
         ("tim", {"temperature": "nan"}, "a number; got 'nan'"),
-        ("tim", {"temperature": "0"}, "> 0 here; got '0'"),
         ("alpha-tim", {"alpha": "x"}, "a number or none; got 'x'"),
-        ("linear-finetune", {"momentum": "1"}, r"in \[0, 1\) here"),
-        ("pt-map", {"alpha": "0"}, r"in \(0, 1\] here"),
-        ("distribution-calibration", {"n-nearest": "0"}, ">= 1 here"),
+        ("distribution-calibration", {"n-nearest": "0"}, "must have settings within their bounds, >= 1 here; got '0'"),
         ("bd-cspn", {"paper": "1"}, "true or false; got '1'"),
     ]:
         with pytest.raises(InputError, match=f"^`method` .*{message}"):

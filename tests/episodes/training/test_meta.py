@@ -13,6 +13,7 @@ from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks import backbones
 from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.training import tasks
 from protonet.episodes.training.objectives import TRAINING_RECIPE
 from protonet.episodes.training.tasks import VALIDATION, Score, draw_batch, score_encoder, select_side
 from protonet.episodes.training.train import TrainingRun, begin_run, keep_best, pack_run, take_step, unpack_run
@@ -55,34 +56,37 @@ def test_the_losses_are_the_slow_loops() -> None:
     torch.testing.assert_close(run.learner(x, targets, 2), slow)
 
 
-def test_steps_reduce_the_losses_and_average_the_weights() -> None:
-    run = begin_run(make_plan(), "cpu")
+SMALL: dict[str, Any] = {"way": 3, "query": 1, "shot": 1, "episodes_per_step": 2, "inner_steps": 2, "inner_rate": 0.1}
+
+
+@pytest.mark.parametrize("objective", ["prototypes", "anil"])
+def test_steps_reduce_the_losses_and_average_the_weights_and_the_head(objective: str) -> None:
+    plan = make_plan() if objective == "prototypes" else replace(make_plan(), objective="anil", head="classes", **SMALL)
+    run = begin_run(plan, "cpu")
     before = torch.get_rng_state()
-    saved = {name: weight.clone() for name, weight in run.learner.encoder.state_dict().items()}
+    saved = [weight.clone() for module in (run.learner.encoder, run.learner.head) for weight in module.parameters()]
     losses = []
-    for step in range(1, 21):
+    for step in range(1, 13):
         losses += advance(run, 1)
         decay = min(TRAINING_RECIPE.average_decay, step / (step + TRAINING_RECIPE.average_delay))
-        for name, weight in run.learner.encoder.state_dict().items():
-            saved[name] = decay * saved[name] + (1 - decay) * weight
-    assert run.step == 20
-    assert float(losses[-1].sum()) < 0.7 * float(losses[0].sum())
-    for name, weight in run.average.state_dict().items():
-        torch.testing.assert_close(weight, saved[name], atol=1e-5, rtol=1e-4)
+        learned = [*run.learner.encoder.parameters(), *run.learner.head.parameters()]
+        saved = [decay * old + (1 - decay) * new.detach() for old, new in zip(saved, learned, strict=True)]
+    assert run.step == 12
+    assert float(losses[-1].sum()) < 0.8 * float(losses[0].sum())
+    for weight, expected in zip([*run.average.parameters(), *run.head.parameters()], saved, strict=True):
+        torch.testing.assert_close(weight, expected, atol=1e-5, rtol=1e-4)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-SMALL: dict[str, Any] = {"way": 3, "query": 1, "shot": 1, "episodes_per_step": 2, "inner_steps": 2, "inner_rate": 0.1}
+    keep_best(run, Score(1, 0.5, 0.1))
+    names = {name for name in run.best_weights if name.startswith("head.")}
+    assert names == (set() if objective == "prototypes" else {"head.weight", "head.bias"})
 
 
 @pytest.mark.parametrize(
     "plan",
     [
         make_plan(),
-        make_plan("conv"),
         replace(make_plan("conv4", dim=256), objective="feat", **SMALL),
         replace(make_plan("conv"), objective="maml", **SMALL),
-        replace(make_plan("conv4", dim=256), objective="anil", **SMALL),
         replace(make_plan("resnet12", dim=256), dropblock=0.2, **SMALL),
     ],
     ids=lambda plan: f"{plan.objective} {plan.backbone}",
@@ -137,10 +141,7 @@ class Scale(nn.Module):
 def test_a_side_has_its_classes_alone() -> None:
     data = make_data()
     for side in ("base", "validation", "novel"):
-        selected, class_ids = (
-            select_side("data", data, side),
-            [c for c, element in enumerate(SIDES) if element == side],
-        )
+        selected, class_ids = select_side("data", data, side), [c for c, name in enumerate(SIDES) if name == side]
         assert selected.names == tuple(data.class_names[c] for c in class_ids)
         assert selected.by_class.size.tolist() == [8] * len(class_ids)
         for row, label in enumerate(data.y.tolist()):
@@ -175,13 +176,14 @@ def test_a_batch_has_base_rows_of_its_classes() -> None:
     assert all(len(episode[:, 0].unique()) == 4 for episode in targets)
 
 
-def test_the_score_is_the_slow_loops() -> None:
+def test_the_score_is_the_slow_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "VALIDATION", replace(VALIDATION, n_episodes=60))
     data, encoder = make_data(dim=3), Scale(3)
     side = select_side("data", data, "validation")
     score = score_encoder(encoder, nn.Identity(), side, make_plan(), 7, ProcessGroup())
     chosen = data.select_classes([3, 5])
     setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
-    draw = setting.sample(index_classes(chosen.y), seed=0, first=0, n_episodes=VALIDATION.n_episodes)
+    draw = setting.sample(index_classes(chosen.y), seed=0, first=0, n_episodes=60)
     accuracies = []
     for support, query in zip(draw.support, draw.query, strict=True):
         right = []
@@ -192,7 +194,7 @@ def test_the_score_is_the_slow_loops() -> None:
         accuracies.append(sum(right) / len(right))
     assert score.step == 7
     assert abs(score.accuracy - sum(accuracies) / len(accuracies)) < 1e-9
-    assert 0 < score.half_width < 0.05
+    assert 0 < score.half_width < 0.15
 
 
 def test_data_without_sides_to_draw_from() -> None:
@@ -209,17 +211,3 @@ def test_data_without_sides_to_draw_from() -> None:
         message = rf"^`data` must have at least 2 validation classes with 2 rows; got {got}\. Add classes"
         with pytest.raises(ValueError, match=message):
             select_side("data", few, "validation")
-
-
-def test_heads_are_averaged_and_saved_with_the_encoder() -> None:
-    run = begin_run(replace(make_plan(), objective="anil", head="classes", **SMALL), "cpu")
-    before = run.head.state_dict()["weight"].clone()
-    advance(run, 1)
-    decay = min(TRAINING_RECIPE.average_decay, 1 / (1 + TRAINING_RECIPE.average_delay))
-    after = dict(run.learner.head.named_parameters())["weight"].detach()
-    expected = decay * before + (1 - decay) * after
-    assert not torch.equal(before, after)
-    torch.testing.assert_close(run.head.state_dict()["weight"], expected)
-    keep_best(run, Score(1, 0.5, 0.1))
-    assert torch.equal(run.best_weights["head.weight"], run.head.state_dict()["weight"])
-    assert run.best_weights.keys() == {*run.average.state_dict(), "head.weight", "head.bias"}
