@@ -30,7 +30,7 @@ def near(episodes: Episodes, *, power: Annotated[float, SearchSpace((0.5, 2.0))]
         raise KeyboardInterrupt
     return -torch.cdist(episodes.query, support_means(episodes), p=power)
 """
-RUN = "--dataset x.npz --way 3 --shot 1,2 --query 4 --episodes 70 --method protonet tim-adm:steps=2 ridge:penalty=1,9"
+RUN = "--dataset x.npz --way 3 --shot 1,2 --query 4 --episodes 40 --method protonet tim-adm:steps=2 ridge:penalty=1,9"
 PAPER = f"paper mine.py:near {RUN} -o out"
 
 
@@ -55,12 +55,12 @@ def test_predictions_are_of_the_rows_that_the_file_names(command: Command, folde
         run = json.loads((folder / f"{shot}-shot.json").read_text(encoding="utf-8"))
         records = run["records"]
         support, query, labels, classes = (unpack(records[name]) for name in ("support", "query", "labels", "classes"))
-        assert (support.shape, query.shape) == ((70, 3 * shot), (70, 12))
+        assert (support.shape, query.shape) == ((40, 3 * shot), (40, 12))
         names = np.array(records["class_names"])[classes].astype(int)  # (episodes, ways)
-        assert (y[support].reshape(70, 3, shot) == names[:, :, None]).all()
+        assert (y[support].reshape(40, 3, shot) == names[:, :, None]).all()
         assert (y[query] == np.take_along_axis(names, labels.astype(int), axis=1)).all()
         assert (data["split"][query] == "novel").all()
-        means = x[support].reshape(70, 3, shot, 5).mean(axis=2)
+        means = x[support].reshape(40, 3, shot, 5).mean(axis=2)
         distances = ((x[query][:, :, None] - means[:, None]) ** 2).sum(axis=3)
         assert (distances.argmin(axis=2) == unpack(records["predicted"]["protonet"])).mean() > 0.999
         for name, selected in records["predicted"].items():
@@ -81,12 +81,12 @@ def test_the_appendix_describes_the_run(command: Command, folder: Path) -> None:
     for shown in (
         "x.npz: 168 rows of 5 features in 14 classes: 3 base, 4 validation, 7 novel.",
         "normalized by l2",
-        "queries: 9 in all, shared by a Dirichlet distribution of concentration 2. 70 and 70 episodes, drawn by seed 0",
+        "queries: 9 in all, shared by a Dirichlet distribution of concentration 2. 40 and 40 episodes, drawn by seed 0",
         "mine.py:near; sha256 ",
         "Classify by a power of the distances.",
         "tim-adm:steps=2: Classify by prototypes",
         "``Meta-learning with differentiable closed-form solvers'' (2019)",
-        "on the same 70 episodes of the kind above, of 4 validation classes",
+        "on the same 40 episodes of the kind above, of 4 validation classes",
         "jackknife",
         "-o out --imbalance 2",
     ):

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from protonet.episodes.evaluation.evaluate import evaluate
-from protonet.episodes.methods.choice import choose_methods
+from protonet.episodes.methods import METHODS
+from protonet.episodes.methods.choice import Resources, choose_methods, select_methods
 from protonet.episodes.networks.backbones import embed_rows
 from protonet.episodes.networks.checkpoints import load_trained
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
 from protonet.episodes.training.objectives import TRAINING_RECIPE
 from protonet.sampling import index_classes
-from tests.episodes.cases import TRAINED
 from tests.episodes.command_cases import Command
 from tests.episodes.meta_cases import SIDES, make_data, save_data
 
@@ -38,8 +38,7 @@ def own(episodes):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     save_data(tmp_path / "tiny.npz")
-    other = make_data(dim=9)
-    np.savez("other.npz", x=other.x.numpy(), y=other.y.numpy(), split=np.array(SIDES)[other.y.numpy()])
+    save_data(tmp_path / "other.npz", dim=9)
     Path("mine.py").write_text(MINE, encoding="utf-8")
     monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10, n_slow=2))
     monkeypatch.setattr("protonet.episodes.training.train.TRAINING_RECIPE", replace(TRAINING_RECIPE, measured_rows=40))
@@ -53,38 +52,28 @@ def train(command: Command, objective: str, *more: str) -> str:
     return f"{FEW} --encoder a.safetensors"
 
 
-@pytest.mark.parametrize("objective", ["feat", "maml", "anil"])
+@pytest.mark.parametrize("objective", ["feat", "maml"])
 def test_an_objective_is_trained_and_its_method_evaluated(command: Command, folder: Path, objective: str) -> None:
     methods = ["protonet", objective, "finetune:steps=1", "mine.py:own"]
     accuracies = command.accuracies(train(command, objective), "--method", *methods)
-    assert accuracies.keys() == set(methods)
     data = make_data()
     trained = load_trained(folder / "a.safetensors", data.get_rows, dim=64)
     x = embed_rows(trained.encoder, data.get_rows, torch.arange(72))
     index = index_classes(data.y).take(torch.tensor([c for c, side in enumerate(SIDES) if side == "novel"]))
     scores = evaluate(x, index, choose_methods(methods), SETTING, n_episodes=5, trained=trained)
-    for name in methods:
-        assert accuracies[name] == pytest.approx(float(scores[name].accuracy.mean()), abs=1e-9)
+    assert accuracies == pytest.approx({name: float(score.accuracy.mean()) for name, score in scores.items()}, abs=1e-9)
     assert accuracies["mine.py:own"] == accuracies["protonet"]  # of one shot
 
 
 @pytest.mark.usefixtures("folder")
-def test_all_leaves_out_methods_of_other_objectives(command: Command) -> None:
-    out = command(train(command, "feat", "--backbone conv"), "--side all --method all")
-    assert "Without an encoder of their objectives, maml, anil are left out." in out
-    assert "| feat " in out
-    assert all(f"| {name} " not in out for name in TRAINED if name != "feat")
-
-
-@pytest.mark.usefixtures("folder")
 def test_bad_input(command: Command) -> None:
-    arguments = train(command, "feat")
+    arguments = train(command, "anil")
     for more, message in (
-        ("--method maml", "find an encoder of the objective maml; got one of feat for maml. Pass the `--encoder`"),
+        ("--method maml", "find an encoder of the objective maml; got one of anil for maml. Pass the `--encoder`"),
         ("--method finetune:head=tree", "^protonet.episodes: `head` must be one of prototypes, linear; got 'tree'."),
         ("--method finetune:learning-rate=-1", "have settings within their bounds, >= 0 here; got '-1'"),
-        ("--method feat:temperature=0", "have settings within their bounds, > 0 here; got '0'"),
-        ("--dataset other.npz --method feat", "`--encoder` must hold an encoder of 9 features per row; got 64."),
+        ("--dataset other.npz --method anil", "`--encoder` must hold an encoder of 9 features per row; got 64."),
+        ("--side all --way 3 --method anil", "`--way` must be 2 for anil, whose last layer has .*; got 3. Pass 2, or"),
     ):
         command.refuses(message, arguments, more)
     for method, of in (("feat", " of the objective feat"), ("finetune", "")):
@@ -92,11 +81,12 @@ def test_bad_input(command: Command) -> None:
         command.refuses(message, FEW, "--method", method)
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_last_layer_of_other_classes_is_refused_before_the_work(command: Command) -> None:
-    arguments = f"{train(command, 'anil')} --side all"
-    command(arguments, "--method anil")
-    message = "`--way` must be 2 for anil, whose last layer has weights of as many classes; got 3. Pass 2, or"
-    command.refuses(message, arguments, "--way 3 --method anil")
-    message = "The head of the encoder is for another number of classes: anil are left out."
-    assert message in command(arguments, "--way 3 --method all")
+def test_all_leaves_out_methods_of_other_objectives_and_other_ways() -> None:
+    given: dict[str, Any] = {"n_base": 2, "texts": True, "unlabelled": True, "maps": True, "means": False}
+    available = Resources(objective="anil", head_way=2, way=(2, 2), **given)
+    methods, notes = select_methods([], available, every=True)
+    assert "Without an encoder of their objectives, feat, maml are left out." in notes
+    assert methods.keys() == {name for name, spec in METHODS.items() if not spec.slow} - {"feat", "maml"}
+    methods, notes = select_methods([], replace(available, way=(3, 3)), every=True)
+    assert "The head of the encoder is for another number of classes: anil are left out." in notes
+    assert "anil" not in methods

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,6 @@ from tests.episodes.meta_cases import make_trained, make_trained_episodes, train
 
 STEPS, RATE = 4, 0.02
 RENAMED = torch.tensor([2, 0, 3, 1])
-every = pytest.mark.parametrize("name", sorted(TRAINED))
 
 
 def make_case(name: str, *, backbone: str = "mlp", head: str = "zero", **made: Any) -> tuple[Episodes, Tensor]:
@@ -70,13 +70,7 @@ def descend(network: nn.Module, rows: Tensor, labels: Tensor, steps: int) -> nn.
 
 @pytest.mark.parametrize(
     ("method", "steps", "head"),
-    [
-        (maml, None, "classes"),
-        (maml, None, "zero"),
-        (maml, 0, "classes"),
-        (anil, None, "classes"),
-        (anil, None, "zero"),
-    ],
+    [(maml, None, "classes"), (maml, None, "zero"), (maml, 0, "classes"), (anil, None, "classes")],
 )
 def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int | None, head: str) -> None:
     episodes, labels = make_case(method.__name__, head=head)
@@ -180,48 +174,43 @@ def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
     alone = replace(alone, trained=trained._replace(support=trained.support[one], query=trained.query[one]))
     torch.testing.assert_close(method(alone)[0], logits[1], **tolerance)
     module = sys.modules[METHODS[name].function.__module__]
-    for constant in {"CHUNK_ROWS", "ROWS_AT_ONCE", "WEIGHTS_AT_ONCE"} & set(vars(module)):  # an episode at a time
+    for constant in [name for name in vars(module) if name.endswith("_PER_BATCH")]:  # an episode at a time
         monkeypatch.setattr(module, constant, 1)
     torch.testing.assert_close(method(episodes), logits, **tolerance)
     assert all(torch.equal(weights[key], weight) for key, weight in trained.encoder.state_dict().items())
     assert all(not layer.leading for layer in trained.encoder.modules() if hasattr(layer, "leading"))
 
 
-@every
-def test_the_order_of_classes_matters_if_each_has_weights(name: str) -> None:
-    for head in HEAD_KINDS:
-        episodes, _ = make_case(name, head=head)
-        changed = METHODS[name](replace(episodes, support_labels=RENAMED[episodes.support_labels]))[:, :, RENAMED]
-        same = name not in ("maml", "anil") or head == "zero"
-        tolerance = 1e-3 if name == "finetune" else 1e-5
-        assert torch.allclose(changed, METHODS[name](episodes), atol=tolerance, rtol=1e-4) == same
+@pytest.mark.parametrize(
+    ("name", "head"), [("feat", "zero"), ("finetune", "zero"), *itertools.product(("maml", "anil"), HEAD_KINDS)]
+)
+def test_names_and_numbers_of_classes_matter_if_each_has_weights(name: str, head: str) -> None:
+    episodes, _ = make_case(name, head=head)
+    changed = METHODS[name](replace(episodes, support_labels=RENAMED[episodes.support_labels]))[:, :, RENAMED]
+    tolerance = 1e-3 if name == "finetune" else 1e-5
+    assert torch.allclose(changed, METHODS[name](episodes), atol=tolerance, rtol=1e-4) == (head == "zero")
+    fewer = replace(episodes, support_labels=episodes.support_labels % 3, n_way=3)
+    if head == "zero":
+        assert METHODS[name](fewer).shape == (3, 12, 3)
+    else:
+        message = r"^`episodes` must have 4 classes, as those .*; got 3\. Pass `way` 4, or train with `head`"
+        with pytest.raises(ValueError, match=message):
+            METHODS[name](fewer)
 
 
-def test_other_counts_of_classes() -> None:
-    for name in ["maml", "anil"]:
-        for head in HEAD_KINDS:
-            episodes, _ = make_case(name, head=head)
-            episodes = replace(episodes, support_labels=episodes.support_labels % 3, n_way=3)
-            if head == "zero":
-                assert METHODS[name](episodes).shape == (3, 12, 3)
-            else:
-                message = r"^`episodes` must have 4 classes, as those .*; got 3\. Pass `way` 4, or train with `head`"
-                with pytest.raises(ValueError, match=message):
-                    METHODS[name](episodes)
-
-
-@every
+@pytest.mark.parametrize("name", sorted(TRAINED))
 def test_encoders_of_something_else(name: str) -> None:
     episodes, _ = make_trained_episodes(make_trained("anil" if name == "feat" else "feat"))
-    of, objective = "", TRAINED[name]
+    objective = TRAINED[name]
+    constraint = "come with an encoder" + ("" if objective is None else f" of the objective {objective}")
     if objective is not None:
-        of, message = (
-            f" of the objective {name}",
-            rf"got one of \w+\. Pass `encoder`, a file of train with the objective {name}\.$",
-        )
-        with pytest.raises(ValueError, match=rf"^`episodes` must come with an encoder{of}; {message}"):
+        message = rf"{constraint}; got one of \w+\. Pass `encoder`, a file of train with the objective {name}\.$"
+        with pytest.raises(ValueError, match=f"^`episodes` must {message}"):
             METHODS[name](episodes)
-    with pytest.raises(ValueError, match=rf"^`episodes` must come with an encoder{of}; got none\. Pass `enc"):
+    with pytest.raises(ValueError, match=rf"^`episodes` must {constraint}; got none\. Pass `enc"):
         METHODS[name](replace(episodes, trained=None))
+
+
+def test_heads_of_something_else() -> None:
     with pytest.raises(ValueError, match=r"^`head` must be one of prototypes, linear; got 'tree'\. Pick one"):
-        finetune(episodes, head="tree")
+        finetune(make_case("finetune")[0], head="tree")

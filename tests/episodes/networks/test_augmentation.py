@@ -14,8 +14,7 @@ from protonet.episodes.networks.augmentation import (
     warp_images,
 )
 
-#: Per side of an image.
-PIXELS = 9
+PIXELS = 9  #: Per side of an image.
 
 
 def generator() -> torch.Generator:
@@ -55,14 +54,7 @@ def test_half_of_the_maps_swap_left_and_right() -> None:
 
 
 def test_the_shape_of_an_image() -> None:
-    for dim, shape in [
-        (784, (1, 28, 28)),
-        (21168, (3, 84, 84)),
-        (3072, (3, 32, 32)),
-        (1, (1, 1, 1)),
-        (3, (3, 1, 1)),
-        (640, None),
-    ]:
+    for dim, shape in [(784, (1, 28, 28)), (21168, (3, 84, 84)), (1, (1, 1, 1)), (3, (3, 1, 1)), (640, None)]:
         assert infer_image_shape(dim) == shape
 
 
@@ -87,8 +79,8 @@ def test_maps_are_small() -> None:
     assert abs(float(turns.mean())) < 4 * AUGMENTATION.rotation / math.sqrt(3 * 5000)
 
 
-def test_rgb_images_are_flipped_and_grey_ones_are_not() -> None:
-    for channels in (1, 3):
-        x = images(20, channels)
-        expected = warp_images(x, draw_maps(20, generator(), flip=channels == 3))
-        assert torch.equal(augment_rows(x, None, generator(), n=20), expected)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_rgb_images_are_flipped_and_grey_ones_are_not(channels: int) -> None:
+    x = images(20, channels)
+    expected = warp_images(x, draw_maps(20, generator(), flip=channels == 3))
+    assert torch.equal(augment_rows(x, None, generator(), n=20), expected)

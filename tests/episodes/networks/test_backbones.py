@@ -10,7 +10,6 @@ from scipy.signal import correlate
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from protonet.episodes.names import BACKBONES
 from protonet.episodes.networks.backbones import (
     BatchNorm,
     DropBlock,
@@ -64,23 +63,15 @@ def test_conv_is_the_slow_one() -> None:
         torch.testing.assert_close(embedding.detach(), torch.from_numpy(slow).float(), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", BACKBONES)
-def test_in_evaluation_a_row_does_not_see_the_others(name: str) -> None:
-    dim, tolerance = (768, 1e-4) if name in ("conv4", "resnet12") else (81, 1e-5)
-    backbone, x = make(name, dim).eval(), rows(5, dim)
-    alone = torch.cat([backbone(row[None]) for row in x])
-    torch.testing.assert_close(backbone(x), alone, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize("name", BACKBONES)
-def test_same_seed_same_weights_and_no_global_state(name: str) -> None:
+@pytest.mark.parametrize(("name", "dim"), [("mlp", 81), ("conv", 81), ("conv4", 768), ("resnet12", 768)])
+def test_seeds_decide_weights_and_in_evaluation_a_row_does_not_see_the_others(name: str, dim: int) -> None:
     before = torch.get_rng_state()
-    dim = 256 if name in ("conv4", "resnet12") else 64
-    first, same, other = make(name, dim).eval(), make(name, dim).eval(), make(name, dim, seed=1).eval()
+    first, same, other = (make(name, dim, seed).eval() for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
-    x = rows(3, dim)
+    x, tolerance = rows(3, dim), 1e-4 if dim == 768 else 1e-5
     assert torch.equal(first(x), same(x))
     assert not torch.allclose(first(x), other(x))
+    torch.testing.assert_close(first(x)[:1], first(x[:1]), atol=tolerance, rtol=tolerance)
     weights = torch.cat([p.flatten() * (p[0].numel() / 2) ** 0.5 for p in first.parameters() if p.ndim > 1])
     assert abs(float(weights.detach().std()) - 1) < 0.02
 
@@ -181,9 +172,6 @@ def test_measured_statistics_are_torchs() -> None:
     assert not network.training
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(tensor, slow.state_dict()[name])
-    again = deepcopy(network.state_dict())
-    measure_statistics(network, batches)
-    assert all(torch.equal(again[name], tensor) for name, tensor in network.state_dict().items())
 
 
 def test_leading_rows_have_the_statistics() -> None:

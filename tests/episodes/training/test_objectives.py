@@ -154,10 +154,8 @@ def test_feats_losses_are_the_slow_loops() -> None:
             for index, row in enumerate(episode[way]):
                 for losses, points in ((episodic, adapted), (contrastive, centres)):
                     if losses is contrastive or index >= N_SHOT:
-                        log_p = (F.cosine_similarity(points, row[None]) / TRAINING_RECIPE.temperature).log_softmax(
-                            dim=0
-                        )
-                        losses.append(-log_p[way])
+                        cosines = F.cosine_similarity(points, row[None])
+                        losses.append(-(cosines / TRAINING_RECIPE.temperature).log_softmax(dim=0)[way])
     result = learner(x, targets, N_SHOT)
     torch.testing.assert_close(result[0], torch.stack(episodic).mean())
     torch.testing.assert_close(result[1], TRAINING_RECIPE.contrast * torch.stack(contrastive).mean())
