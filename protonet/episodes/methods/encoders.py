@@ -237,7 +237,7 @@ def finetune(
     """
     trained = get_trained(episodes)
     if head not in FINETUNE_HEADS:
-        raise_input_error("head", f"be one of {', '.join(FINETUNE_HEADS)}", repr(head), "Pick one of them.")
+        raise_input_error("finetune:head", f"be one of {', '.join(FINETUNE_HEADS)}", repr(head), "Pick one of them.")
     support, query = trained.gather()
     labels, n_way = episodes.support_labels.to(support.device), episodes.n_way
     encoder, n_support, dim = trained.encoder, *support.shape[1:]

@@ -212,5 +212,5 @@ def test_encoders_of_something_else(name: str) -> None:
 
 
 def test_heads_of_something_else() -> None:
-    with pytest.raises(ValueError, match=r"^`head` must be one of prototypes, linear; got 'tree'\. Pick one"):
+    with pytest.raises(ValueError, match=r"^`finetune:head` must be one of prototypes, linear; got 'tree'\. Pick one"):
         finetune(make_case("finetune")[0], head="tree")
