@@ -70,7 +70,7 @@ def test_bad_input(command: Command) -> None:
     arguments = train(command, "anil")
     for more, message in (
         ("--method maml", "find an encoder of the objective maml; got one of anil for maml. Pass the `--encoder`"),
-        ("--method finetune:head=tree", "^protonet.episodes: `finetune:head` must be one of prototypes, linear; got 'tree'."),
+        ("--method finetune:head=tree", "`finetune:head` must be one of prototypes, linear; got 'tree'."),
         ("--method finetune:learning-rate=-1", "have settings within their bounds, >= 0 here; got '-1'"),
         ("--dataset other.npz --method anil", "`--encoder` must hold an encoder of 9 features per row; got 64."),
         ("--side all --way 3 --method anil", "`--way` must be 2 for anil, whose last layer has .*; got 3. Pass 2, or"),
