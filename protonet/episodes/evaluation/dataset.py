@@ -167,7 +167,7 @@ def _choose(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]
 
 
 def _name_method(name: str, method: Method) -> ChosenMethod:
-    """Return a function under a name; one of `METHODS` keeps its specification."""
+    """Name a function; one of `METHODS` keeps its specification."""
     if isinstance(method, ChosenMethod):
         return replace(method, name=name, key=name)
     if isinstance(method, MethodSpec):

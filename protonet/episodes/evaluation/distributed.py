@@ -28,7 +28,7 @@ class ProcessGroup(NamedTuple):
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of a name; of "cuda", the GPU of this process: those that torchrun started take turns."""
+    """Choose the device of a name; of "cuda", the GPU of this process: those that torchrun started take turns."""
     rank = os.environ.get("LOCAL_RANK")
     return torch.device(f"cuda:{int(rank) % torch.cuda.device_count()}" if name == "cuda" and rank else name)
 

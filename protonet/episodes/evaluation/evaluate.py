@@ -55,26 +55,23 @@ COUNT_TOLERANCE = 1e-9  #: A number of queries above an integer by less than thi
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The scores of one method, in the order of the episodes' numbers."""
+    """The scores of one method, in the order of the episodes' numbers.
 
-    accuracy: Tensor  #: (episodes,) float64 in [0, 1], the share of right queries, without those of open classes.
-    by_shot: Tensor  #: (episodes, shots) float64, the accuracy on classes of each number of shots, NaN without such.
-    #: (episodes,) float64 in [0, 1], the area under the ROC curve of known against open queries by their highest logit;
-    #: NaN without open queries.
-    auroc: Tensor
-    #: (episodes,) float64 in [0, 1], the share of open queries that are taken for known where 95 % of the known are;
-    #: NaN without open queries.
-    fpr95: Tensor
-    #: (episodes,) float64 in [0, 1], the area under the rate of right known queries over that of open queries taken for
-    #: known; NaN without open queries.
-    oscr: Tensor
-    #: (episodes,) float64 in [0, 1], the accuracy on queries of base classes among an episode's classes, that on novel
-    #: ones, and the harmonic mean of both, 0 where one of them is; NaN without base classes. Source: Ye, Hu and Zhan,
-    #: "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021), sec. 5.
-    #: https://arxiv.org/abs/1906.02944
-    base: Tensor
-    novel: Tensor
-    harmonic: Tensor
+    Tensors are (episodes,) float64 in [0, 1] where nothing else is stated. ``base``, ``novel`` and ``harmonic`` are NaN
+    without base classes in the episode; ``auroc``, ``fpr95`` and ``oscr`` are NaN without open queries.
+
+    Source: Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021), sec. 5,
+        for base and novel classes. https://arxiv.org/abs/1906.02944
+    """
+
+    accuracy: Tensor  #: The share of right queries, without those of open classes.
+    by_shot: Tensor  #: (episodes, shots), the accuracy on classes of each number of shots, NaN without such.
+    auroc: Tensor  #: The area under the ROC curve of known against open queries by their highest logit.
+    fpr95: Tensor  #: The share of open queries that are taken for known where 95 % of the known are.
+    oscr: Tensor  #: The area under the rate of right known queries over that of open queries taken for known.
+    base: Tensor  #: The accuracy on queries of base classes.
+    novel: Tensor  #: The accuracy on queries of novel classes.
+    harmonic: Tensor  #: The harmonic mean of both, 0 where one of them is.
     #: (episodes, n_queries) int16, the class of the highest logit, without queries of open classes; (episodes, 0) where
     #: it is not kept.
     predicted: Tensor

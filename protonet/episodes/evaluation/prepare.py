@@ -161,12 +161,12 @@ class SourceRows(NamedTuple):
     trained: Trained | None = None  #: The encoder, with the rows before it by the numbers of ``x``.
 
     def select(self, index: ClassIndex) -> RowPool:
-        """Return some classes; their rows are copied into memory of their own, as a method may use two together."""
+        """Select classes; their rows are copied into memory of their own, as a method may use two together."""
         take = make_row_reader(self.x) if self.read is None else self.read
         return RowPool(self.x, take, index._replace(rows=self.positions[index.rows]), index)
 
     def summarize(self, index: ClassIndex) -> Base:
-        """Return some classes as base classes."""
+        """Compute the means of some classes as base classes."""
         pool = self.select(index)
         return summarize_base(pool.take, pool.by_class)
 
@@ -287,7 +287,7 @@ def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: DataSources)
 
 
 def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
-    """Return the rows of a fixed split with its validation rows in place of its test rows."""
+    """Replace the test rows of a fixed split by its validation rows."""
     if rows.validation_dataset is None or rows.test_dataset is None:
         remedy = "Pass `validation_dataset`, other rows of the same classes, or fixed settings in `method`."
         raise_input_error("tune", "have validation rows beside those of `test_dataset`", "none", remedy)
@@ -299,7 +299,7 @@ def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
 
 
 def _select_validation(rows: RowsPlan, sampler: Sampler, sources: DataSources) -> RowsPlan:
-    """Return the rows of the validation classes, if there are enough of them."""
+    """Select the rows of the validation classes, if there are enough of them."""
     sides = sources.data.sides
     evaluated = rows.side or ("novel" if sides else "all")
     if evaluated in {"validation", "all"}:
@@ -314,7 +314,7 @@ def _select_validation(rows: RowsPlan, sampler: Sampler, sources: DataSources) -
 
 
 def _find_base(sources: DataSources, side: str, normalize: str) -> list[int]:
-    """Return the numbers of the base classes in the data set that holds them; none where there are none."""
+    """List the numbers of the base classes in the data set that holds them; none where there are none."""
     base = sources.base
     base_ids = [c for c, name in enumerate(base.sides or ()) if name == "base"]
     if base is not sources.data:
@@ -327,7 +327,7 @@ def _find_base(sources: DataSources, side: str, normalize: str) -> list[int]:
 
 
 def _open_rows(data: Dataset, class_ids: Sequence[int], trained: Trained | None, device: torch.device) -> SourceRows:
-    """Return a data set's rows; with an encoder, embed those of some classes, the only ones that are then there.
+    """Open a data set's rows; with an encoder, embed those of some classes, the only ones that are then there.
 
     Rows in memory are copied to the device once; those of a mapped file are as they are read.
     """

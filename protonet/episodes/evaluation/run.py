@@ -199,7 +199,7 @@ class EvaluationRun:
         return self._summarize(scores)
 
     def stop(self) -> Evaluation | None:
-        """Return the results of the episodes that were finished before an interrupt; None if there are none."""
+        """Summarise the episodes that were finished before an interrupt; None if there are none."""
         if self.watch is None:
             return None
         self.watch.close()
@@ -222,7 +222,7 @@ class EvaluationRun:
         return [Tuning.of({choice.name: scores[choice.name].accuracy for choice in grid}, n_classes) for grid in grids]
 
     def _summarize(self, scores: Mapping[str, Scores]) -> Evaluation:
-        """Return the results of finished episodes."""
+        """Summarise finished episodes."""
         assert self.prepared is not None
         assert self.watch is not None
         prepared, settings = self.prepared, self.watch.settings

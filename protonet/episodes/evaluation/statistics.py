@@ -39,13 +39,13 @@ class Rate:
 
     @classmethod
     def read(cls, written: Mapping[str, Any]) -> Rate:
-        """Return the rate that JSON holds."""
+        """Read the rate that JSON holds."""
         widths = (written["half_width_classes"], written["half_width_episodes"])
         over_classes, over_episodes = (math.nan if width is None else float(width) for width in widths)
         return cls(float(written["accuracy"]), over_classes, over_episodes)
 
     def half_width(self, over: str) -> float:
-        """Return the half-width over one of ``INTERVAL_KINDS``."""
+        """Look up the half-width over one of ``INTERVAL_KINDS``."""
         return self.half_width_classes if over == "classes" else self.half_width_episodes
 
     @property
@@ -92,7 +92,7 @@ class Comparison:
         return Rate(self.difference, self.half_width_classes, self.half_width_episodes)
 
     def get_p_value(self, over: str) -> float | None:
-        """Return the adjusted p-value over classes or over episodes; None where it is not known."""
+        """Look up the adjusted p-value over classes or over episodes; None where it is not known."""
         return None if math.isnan(self.rate.half_width(over)) else float(getattr(self, f"p_holm_{over}"))
 
     def describe(self) -> dict[str, object]:
@@ -170,7 +170,7 @@ class Tuning:
 
     @classmethod
     def of(cls, accuracies: Mapping[str, Tensor], n_classes: int) -> Tuning:
-        """Return the tuning of accuracies (episodes,) by name."""
+        """Compare accuracies (episodes,) by name."""
         rates = {name: Rate.measure(values, None) for name, values in accuracies.items()}
         return cls(max(rates, key=lambda name: rates[name].mean), rates, n_classes)
 
@@ -188,7 +188,7 @@ class Tuning:
         return {"chosen": self.chosen, "classes": self.n_classes, "episodes": self.n_episodes, "accuracies": rates}
 
     def __str__(self) -> str:
-        """Return it as one line for people."""
+        """Format it as one line for people."""
         rates = (f"{name} {100 * rate.mean:.2f}" for name, rate in self.accuracies.items())
         where = f"on {self.n_classes} validation classes, {self.n_episodes:,} episodes"
         return f"{self.chosen} is the best of {len(self.accuracies)} settings {where}: {', '.join(rates)} %."
@@ -252,7 +252,7 @@ class Evaluation:
 
 
 def known(value: float) -> float | None:
-    """Return a number, or None for NaN, which JSON cannot write."""
+    """Convert NaN, which JSON cannot write, to None."""
     return None if math.isnan(value) else value
 
 

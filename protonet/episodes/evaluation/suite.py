@@ -179,7 +179,7 @@ def tabulate_suite(
 
 
 def _accuracy_cell(methods: Mapping[str, MethodSummary], means: Mapping[str, Average], name: str, at: int) -> str:
-    """Return a method's accuracy on the data set number ``at``, with its rank."""
+    """Format a method's accuracy on the data set number ``at``, with its rank."""
     if name not in methods:
         return ""
     rank = f" ({means[name].ranks[at]:g})" if name in means and len(means) > 1 else ""
@@ -187,7 +187,7 @@ def _accuracy_cell(methods: Mapping[str, MethodSummary], means: Mapping[str, Ave
 
 
 def _mean_cells(means: Mapping[str, Average], name: str) -> tuple[str, str]:
-    """Return a method's mean accuracy and its average rank."""
+    """Format a method's mean accuracy and its average rank."""
     return (percent(means[name].rate), f"{means[name].rank:g}") if name in means else ("", "")
 
 

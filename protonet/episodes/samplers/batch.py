@@ -52,7 +52,7 @@ class Trained(NamedTuple):
     query: Tensor | None = None  #: (episodes, n_queries) int64 row numbers, on the CPU.
 
     def gather(self) -> tuple[Tensor, Tensor]:
-        """Return the episodes' support and query rows, (episodes, rows, dim) float32, on the encoder's device."""
+        """Gather the episodes' support and query rows, (episodes, rows, dim) float32, on the encoder's device."""
         assert self.support is not None
         assert self.query is not None
         indices = torch.cat([self.support, self.query], dim=1)
@@ -62,7 +62,7 @@ class Trained(NamedTuple):
         return support, query
 
     def send(self, device: torch.device) -> Trained:
-        """Return it with encoder and head on a device; rows before them are copied there as they are gathered."""
+        """Copy encoder and head to a device; rows before them are copied there as they are gathered."""
         return self._replace(encoder=self.encoder.to(device), head=self.head.to(device))
 
     def hide_row_indices(self, order: Tensor) -> Trained:
@@ -99,7 +99,7 @@ class Episodes:
     shape: tuple[int, int, int] | None = None
 
     def select_queries(self, queries: slice) -> Episodes:
-        """Return the same episodes with some of their queries alone."""
+        """Select some queries of the same episodes."""
         trained = self.trained
         if trained is not None and trained.query is not None:
             trained = trained._replace(query=trained.query[:, queries])
@@ -160,7 +160,7 @@ class EpisodeBatch:
     n_way: int  #: Classes per episode.
 
     def select(self, episodes: slice) -> EpisodeBatch:
-        """Return some of its episodes."""
+        """Select some of its episodes."""
         tensors = {name: value[episodes] for name, value in vars(self).items() if name != "n_way"}
         return replace(self, **tensors)
 
@@ -198,14 +198,14 @@ def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
 
 
 def _find_present(rows: Tensor, count: int) -> Tensor:
-    """Return the positions (episodes, count) of those slots of ``rows`` (episodes, slots) that hold a row number."""
+    """Find the positions (episodes, count) of those slots of ``rows`` (episodes, slots) that hold a row number."""
     if count == rows.shape[1]:
         return torch.arange(count).expand(len(rows), -1)
     return (rows >= 0).nonzero()[:, 1].reshape(len(rows), count)  # (episodes, count)
 
 
 def make_row_reader(x: Tensor) -> Take:
-    """Return a function that copies rows of ``x`` (n, dim), floating, into memory that its next call uses again.
+    """Make a function that copies rows of ``x`` (n, dim), floating, into memory that its next call uses again.
 
     That is faster than new memory. It maps row numbers (k,) int64 to rows (k, dim) of the dtype and the device of
     ``x``; a copy of the numbers goes there.
@@ -229,7 +229,7 @@ class Texts(NamedTuple):
     class_of: Tensor  #: (rows of the data,) int64, which class each is of; -1 for those of other classes.
 
     def find(self, part: EpisodeBatch, dtype: torch.dtype) -> Tensor:
-        """Return the embeddings (episodes, n_way, dim) of the classes of a part's episodes."""
+        """Look up the embeddings (episodes, n_way, dim) of the classes of a part's episodes."""
         classes = torch.zeros(len(part.support), part.n_way, dtype=torch.int64)
         classes.scatter_(1, part.support_labels, self.class_of[part.support])
         return self.rows[classes.to(self.rows.device)].to(dtype)
@@ -284,7 +284,7 @@ def summarize_base(take: Take, by_class: ClassIndex) -> Base:
 
 
 def hash_rows(take: Take, by_class: ClassIndex) -> str:
-    """Return a hash of all rows, class by class: equal draws of equal hashes are episodes of the same rows."""
+    """Hash all rows, class by class: equal draws of equal hashes are episodes of the same rows."""
     digest = hashlib.sha256(by_class.size.numpy().tobytes())
     for rows_of_class in list_pieces(by_class):
         for rows in rows_of_class.split(ROWS_PER_SUM):
@@ -304,7 +304,7 @@ class Records:
     predicted: Mapping[str, Tensor]  #: For each method (episodes, n_queries), as ``labels``.
 
     def describe(self) -> dict[str, object]:
-        """Return it in a form that JSON can write; `unpack` reads its arrays."""
+        """Convert it to a form that JSON can write; `unpack` reads its arrays."""
         arrays = {name: pack(getattr(self, name)) for name in ("support", "query", "labels", "classes")}
         predicted = {name: pack(values) for name, values in self.predicted.items()}
         return {**arrays, "class_names": list(self.class_names), "predicted": predicted}
@@ -318,7 +318,7 @@ def record(
     *,
     seed: int,
 ) -> Records:
-    """Return the records of the first episodes of a seed, which are of equal sizes and without open classes.
+    """Record the first episodes of a seed, which are of equal sizes and without open classes.
 
     ``classes`` of the data set are the class of each row, (rows,) int64, and their names; ``predicted`` (episodes,
     n_queries) are of each method.
@@ -341,6 +341,6 @@ def pack(values: Tensor) -> dict[str, object]:
 
 
 def unpack(packed: Mapping[str, Any]) -> np.ndarray:
-    """Return the array that `pack` packed."""
+    """Unpack an array of `pack`."""
     content = zlib.decompress(base64.b64decode(packed["data"]))
     return np.frombuffer(content, packed["dtype"]).reshape(packed["shape"])

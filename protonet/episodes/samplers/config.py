@@ -145,12 +145,12 @@ class EpisodeConfig(Sampler):
         )
 
     def describe(self) -> dict[str, object]:
-        """Return the settings under the names of the command line."""
+        """Describe the settings under the names of the command line."""
         names = {"n_query": "query", "n_unlabelled": "unlabelled", "n_distractors": "distractors"}
         return {"protocol": "episodes"} | {names.get(name, name): value for name, value in asdict(self).items()}
 
     def title(self) -> str:
-        """Return the settings as a few words, such as ``5-way 1-shot 15-query``."""
+        """Describe the settings in a few words, such as ``5-way 1-shot 15-query``."""
         way, shot = ("-".join(map(str, dict.fromkeys(span))) for span in (self.way, self.shot))
         kind = "" if self.imbalance is None else f", queries by Dirichlet shares of {self.imbalance:g}"
         kind += f", {self.n_open_classes} open classes" if self.n_open_classes else ""
@@ -161,12 +161,7 @@ class EpisodeConfig(Sampler):
 
 
 def check_span(argument: str, value: object, *, low: int) -> tuple[int, int]:
-    """Return a pair of whole numbers >= ``low``, the smaller one first.
-
-    Raises:
-        InputTypeError: It is not a pair of numbers.
-        InputError: A number is out of range, or the larger one comes first.
-    """
+    """Check that a value is a pair of whole numbers >= ``low``, the smaller one first, and return it."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         remedy = f"Pass ({value}, {value})." if isinstance(value, int) else f"Pass ({low}, {low})."
         got = repr(value)
@@ -181,16 +176,9 @@ def _draw_unlabelled(
 ) -> Tensor:
     """Draw rows that are none of an episode's support and queries.
 
-    Args:
-        index: Rows by class.
-        uniform_rows: (episodes, classes, slots) uniform numbers that determine support and queries.
-        uniform_unlabelled: (episodes, classes + distractors, n_unlabelled) uniform numbers.
-        n_used: (episodes, classes) int64, the numbers of support rows and queries.
-        size: (episodes, at least classes + distractors) int64, rows of each class, distractors last.
-        start: As ``size``, where the rows of each class begin.
-
-    Returns:
-        (episodes, classes + distractors, n_unlabelled) int64 row numbers.
+    Uniform numbers (episodes, classes, slots) determine support and queries, of which there are ``n_used`` (episodes,
+    classes); others (episodes, classes + distractors, n_unlabelled) determine the drawn row numbers of that shape.
+    ``size`` and ``start`` (episodes, at least classes + distractors) are those of the classes, distractors last.
     """
     n_classes, n_more = uniform_rows.shape[1], uniform_unlabelled.shape[2]
     n_distractors = uniform_unlabelled.shape[1] - n_classes
@@ -206,7 +194,7 @@ def _draw_unlabelled(
 
 
 def _spread(uniform: Tensor, low: int, high: int) -> Tensor:
-    """Return whole numbers from ``low`` to ``high``, equally likely, from uniform ones in [0, 1)."""
+    """Turn uniform numbers in [0, 1) into whole ones from ``low`` to ``high``, equally likely."""
     return low + (uniform * (high - low + 1)).long()
 
 

@@ -134,7 +134,7 @@ class FixedSplit(Sampler):
         )
 
     def describe(self) -> dict[str, object]:
-        """Return the settings under the names of the command line."""
+        """Describe the settings under the names of the command line."""
         return {
             "protocol": "fixed-split",
             "way": list(self.way),
@@ -145,7 +145,7 @@ class FixedSplit(Sampler):
         }
 
     def title(self) -> str:
-        """Return the settings as a few words."""
+        """Describe the settings in a few words."""
         return f"all {self.n_drawn} ways, {self.n_shot}-shot, queries of a fixed test split"
 
 

@@ -105,9 +105,9 @@ class Generalized(Sampler):
         return SampledEpisodes(support, torch.cat(queries, dim=1), novel.open_query, unlabelled)
 
     def describe(self) -> dict[str, object]:
-        """Return the settings under the names of the command line."""
+        """Describe the settings under the names of the command line."""
         return self.novel.describe() | {"protocol": "generalized", "base_classes": self.n_base, "kind": self.title()}
 
     def title(self) -> str:
-        """Return the settings as a few words."""
+        """Describe the settings in a few words."""
         return f"{self.novel.title()} beside {self.n_base} base classes"

@@ -131,7 +131,7 @@ class MetaDataset(Sampler):
         return way, table[group[:, None], offsets]
 
     def describe(self) -> dict[str, object]:
-        """Return the settings under the names of the command line."""
+        """Describe the settings under the names of the command line."""
         return {
             "hierarchy": self.hierarchy,
             "protocol": "meta-dataset",
@@ -143,7 +143,7 @@ class MetaDataset(Sampler):
         }
 
     def title(self) -> str:
-        """Return the settings as a few words."""
+        """Describe the settings in a few words."""
         kind = "nodes of a hierarchy" if self.all_of_group else "superclasses"
         return "Meta-Dataset's ways and shots" + (f", {len(self.groups)} {kind}" if self.groups else "")
 
@@ -173,7 +173,7 @@ def split_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tupl
 
 
 def _add_up(values: Tensor) -> Tensor:
-    """Return the sums (episodes, 1) of values (episodes, classes), added in order: equal in batches of any size."""
+    """Compute the sums (episodes, 1) of values (episodes, classes), added in order: equal in batches of any size."""
     return values.cumsum(dim=1)[:, -1:]
 
 
@@ -201,7 +201,7 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
 
 
 def _split_names(names: Sequence[str]) -> dict[str, set[int]]:
-    """Return the classes of each superclass."""
+    """Group the classes by superclass."""
     class_ids_of: dict[str, set[int]] = {}
     for class_id, name in enumerate(names):
         superclass, slash, _ = name.rpartition("/")
@@ -213,7 +213,7 @@ def _split_names(names: Sequence[str]) -> dict[str, set[int]]:
 
 
 def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
-    """Return the classes below each node of a hierarchy that has several children with classes below them."""
+    """Find the classes below each node of a hierarchy that has several children with classes below them."""
     listed = read_class_lists().get(hierarchy)
     if listed is None:
         children = _read_edges(Path(hierarchy))
@@ -235,7 +235,7 @@ def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
 
 
 def _read_edges(path: Path) -> dict[str, list[str]]:
-    """Return the nodes below each node of a file of lines ``parent child``."""
+    """Read the nodes below each node of a file of lines ``parent child``."""
     children: dict[str, list[str]] = {}
     try:
         lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -98,12 +98,12 @@ class Sampler(ABC):
         return []
 
     def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[Sampler, Dataset]:
-        """Return this protocol of a data set and its test split, and both as one; ``names`` are for messages."""
+        """Adapt this protocol to a data set and its test split, which become one; ``names`` are for messages."""
         del test, names
         return self, data
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
-        """Return this protocol of those classes that can be drawn, these classes, and lines for the report."""
+        """Adapt this protocol to those classes that can be drawn; return them, and lines for the report."""
         return self, self.validate(index, class_names), []
 
     def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex | None]:
@@ -112,7 +112,7 @@ class Sampler(ABC):
         return base, None
 
     def join_base(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Sampler, RowPool]:
-        """Return this protocol of base classes beside others, and the rows of both.
+        """Adapt this protocol to base classes beside others, and join the rows of both.
 
         ``base`` has the rows to draw, of `hold_out`; ``means`` (base classes, dim) are of those that methods see.
         """
@@ -166,11 +166,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, object]:
-        """Return the settings under the names of the command line, in a form that JSON can write."""
+        """Describe the settings under the names of the command line, in a form that JSON can write."""
 
     @abstractmethod
     def title(self) -> str:
-        """Return the settings as a few words for people."""
+        """Describe the settings in a few words."""
 
 
 def label_rows(index: ClassIndex, n_rows: int) -> Tensor:
