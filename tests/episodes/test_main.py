@@ -59,10 +59,7 @@ def test_report_and_files(command: Command, folder: Path) -> None:
     # A method that takes base rows disturbs no other.
     alone = command.read(FEW, "--shot 1-2 --method protonet")["methods"]["protonet"]
     assert alone == summary["methods"]["protonet"]
-
-
-def test_sides_and_splits(command: Command) -> None:
-    for more, n in (("--side all", 10), ("--side base", 3), ("--way 2 --dataset plain.npz --split-seed 1", 2)):
+    for more, n in (("--side all", 10), ("--way 2 --dataset plain.npz --split-seed 1", 2)):
         assert f", {n} classes, " in command(FEW, more, "--episodes 9 --method protonet")
 
 
@@ -165,14 +162,6 @@ def test_a_state_is_of_one_run(command: Command, folder: Path) -> None:
     for content in (b"", written[: len(written) // 2], before):
         state.write_bytes(content)
         command.refuses("`--state` must be the state of an evaluation", arguments, "--resume")
-
-
-def test_no_interval_over_classes_that_every_episode_has(command: Command) -> None:
-    summary = command.read(FEW, "--way 5 --method protonet ridge")
-    assert "speak of other episodes of these same classes alone: those over other classes need" in command.printed
-    assert "±classes" not in command.printed
-    (pair,) = summary["comparisons"]
-    assert summary["methods"]["protonet"]["half_width_classes"] is pair["p_value_classes"] is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals on Windows")
