@@ -29,19 +29,6 @@ GOOD = {
 }
 
 
-def build_zip(extra: dict[str, bytes] | None = None, *, manifest: object = GOOD, link: str = "") -> bytes:
-    files = {MANIFEST: json.dumps(manifest).encode(), "solution.py": b"", "s.sh": b""} | (extra or {})
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-        if link:
-            entry = zipfile.ZipInfo(link)
-            entry.external_attr = (stat.S_IFLNK | 0o777) << 16
-            archive.writestr(entry, "/etc/passwd")
-    return buffer.getvalue()
-
-
 def test_library_is_what_the_solver_imports() -> None:
     code = "import sys, protonet.fit.solver; print(*(n for n in sys.modules if n.startswith('protonet')))"
     loaded = subprocess.run(
@@ -96,49 +83,26 @@ def test_literal_round_trip(text: str) -> None:
     assert ast.literal_eval(pack._literal(text)) == text
 
 
-def test_an_archive_has_what_is_needed() -> None:
-    check_archive(build_zip())
-    check_archive(build_zip({"protonet/": b"", "protonet/a.py": b""}))
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("solution.py", "")
-    with pytest.raises(ValueError, match=rf"^`archive` must hold {MANIFEST} and solution.py"):
-        check_archive(buffer.getvalue())
-    with pytest.raises(ValueError, match="must be JSON"):
-        check_archive(build_zip({MANIFEST: b"{"}))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"extra": 1}, "have the keys"),
+        ({"protocol": "git"}, "have protocol zip_project, version 1; got"),
+        ({"protocol_version": 2}, "have protocol zip_project, version 1; got"),
+        ({"note": "é" * 513}, "have a note of at most 1024 bytes; got 1026"),
+        ({"commands": {"run": "s.sh"}}, "have the commands setup, build, run; got"),
+    ],
+)
+def test_a_manifest_that_the_contest_refuses(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^`{MANIFEST}` must {message}"):
+        check_archive({MANIFEST: json.dumps(GOOD | changes)}, 100)
 
 
-def test_limits() -> None:
-    cases: list[tuple[bytes, str]] = [
-        (b"PK" + bytes(pack.MAX_BYTES), "have at most 20971520 bytes; got 20971522"),
-        (b"no archive", "be a ZIP; got something else"),
-        (build_zip({f"{i}.py": b"" for i in range(254)}), "have at most 256 entries; got 257"),
-        (build_zip({"zeros": bytes((50 << 20) + 1)}), "unpack to at most 52428800 bytes; got 52428"),
-        (build_zip(link="link"), "have no symbolic links; got 'link'"),
-        *(
-            (build_zip({path: b""}), "have safe relative paths; got")
-            for path in ("/etc/x", "../x", "a/../x", "a//x", "./x", "a\\x", "C:x", "/")
-        ),
-    ]
-    for data, message in cases:
-        with pytest.raises(ValueError, match=rf"^`archive` must {message}"):
-            check_archive(data)
-
-
-def test_manifest() -> None:
-    cases: list[tuple[object, str]] = [
-        (GOOD | {"extra": 1}, "have the keys"),
-        ({"note": ""}, "have the keys"),
-        ([], "have the keys"),
-        (GOOD | {"protocol": "git"}, "have protocol zip_project, version 1; got"),
-        (GOOD | {"protocol_version": 2}, "have protocol zip_project, version 1; got"),
-        (GOOD | {"note": "é" * 513}, "have a note of at most 1024 bytes; got 1026"),
-        (GOOD | {"commands": {"run": "s.sh"}}, "have the commands setup, build, run; got"),
-        (GOOD | {"commands": {"setup": "s.sh", "build": "b.sh", "run": "s.sh"}}, r"name scripts .*'b\.sh'"),
-    ]
-    for manifest, message in cases:
-        with pytest.raises(ValueError, match=rf"^`{MANIFEST}` must {message}"):
-            check_archive(build_zip(manifest=manifest))
+def test_limits_of_an_archive() -> None:
+    good = {MANIFEST: json.dumps(GOOD)}
+    check_archive(good | dict.fromkeys(map(str, range(255)), ""), pack.MAX_BYTES)
+    with pytest.raises(ValueError, match=r"^`archive` must have at most 256 entries; got 257"):
+        check_archive(good | dict.fromkeys(map(str, range(256)), ""), 100)
 
 
 def test_a_joined_package_has_its_modules_in_the_order_of_their_imports(tmp_path: Path) -> None:
