@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -338,11 +338,9 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end skipped"] * (n_blank > 0)
     rows = lines[first:end]
     width = max((index for row in rows for index, cell in enumerate(row, 1) if _is_value(cell)), default=0)
-    padded = [[*row[:width], *[None] * (width - len(row))] for row in rows]
-    header = [_to_text(cell) for cell in padded[0]] if padded else []
-    columns = [
-        excel_column([cell if _is_value(cell) else None for cell in cells]) for cells in zip(*padded[1:], strict=True)
-    ]
+    transposed = list(islice(zip_longest(*rows), width))
+    header = [_to_text(cells[0]) for cells in transposed]
+    columns = [excel_column([cell if _is_value(cell) else None for cell in cells[1:]]) for cells in transposed]
 
     def read(indices: Sequence[int]) -> Iterator[Chunk]:
         step = max(1, CELLS_PER_CHUNK // max(1, width))

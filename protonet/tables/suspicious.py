@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GroupColumnRules:
-    """When a column identifies groups; tests/tables/test_group_columns.py has tables that were not used for tuning."""
+    """When a column identifies groups; tests/tables/test_suspicious.py has tables that were not used for tuning."""
 
     min_values: int = 8  #: Minimum number of repeated values, ...
     min_values_per_class: int = 3  #: ... also per class: a feature of few values may well determine the class.

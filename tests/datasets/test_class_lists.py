@@ -10,15 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from protonet.datasets import Dataset, load_cifar_fs, load_cub, load_fc100, load_meta_dataset, load_tiered_imagenet
-from protonet.datasets.benchmarks import (
-    PREFIX,
-    describe_difference,
-    format_class_lists,
-    locate_benchmark,
-    read_class_lists,
-    simplify,
-)
+from protonet.datasets import Dataset, load_cub, load_fc100, load_meta_dataset
+from protonet.datasets.benchmarks import describe_difference, format_class_lists, read_class_lists, simplify
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.samplers.meta_dataset import MAX_LEAVES, read_groups
 from tests.datasets import trees
@@ -71,9 +64,8 @@ def test_lists_fit_together() -> None:
     assert rule == LISTS["cub"].side_of
 
 
-@pytest.mark.parametrize("side", SPLIT_SIDES)
-def test_groups_of_imagenet_are_those_of_a_search(side: str) -> None:
-    names = getattr(LISTS["meta-ilsvrc-2012"], side)
+def test_groups_of_imagenet_are_those_of_a_search() -> None:
+    names = LISTS["meta-ilsvrc-2012"].validation
     children = {node: below.split() for node, below in LISTS["meta-ilsvrc-2012"].children.items()}
 
     def search(node: str) -> frozenset[str]:
@@ -104,11 +96,9 @@ def paint(root: Path, key: str, spell: Callable[[str], str] = str) -> Path:
 @pytest.mark.parametrize(
     ("key", "load", "folders"),
     [
-        ("cifar-fs", load_cifar_fs, [""]),
         ("fc100", load_fc100, ["train", "test"]),
         ("cub", load_cub, ["images"]),
         ("meta-vgg-flower", partial(load_meta_dataset, "meta-vgg-flower"), [""]),
-        ("meta-mscoco", partial(load_meta_dataset, "meta-mscoco"), [""]),
     ],
 )
 def test_plain_folders_are_split_by_the_list(
@@ -125,11 +115,6 @@ def test_plain_folders_are_split_by_the_list(
     part.rmdir()
     with pytest.raises(ValueError, match=rf"without 1, such as '{LISTS[key].novel[0]}'\. Get all of them"):
         load(tmp_path, size=1)
-
-
-def test_imagenet_is_split_without_list_files(tmp_path: Path) -> None:
-    data = load_tiered_imagenet(paint(tmp_path / "train", "meta-ilsvrc-2012").parent, size=1)
-    assert dict(zip(data.class_names, data.sides or (), strict=True)) == LISTS["tiered-imagenet"].side_of
 
 
 def test_damaged_copies_of_data_sets_are_one_line() -> None:
@@ -150,8 +135,7 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^`key` must be one of meta-aircraft, .*; got 'aircraft'"):
         load_meta_dataset("aircraft", tmp_path)
     with pytest.raises(ValueError, match=r"^`root` must hold a folder for each class of .*Textures"):
-        locate_benchmark("meta-dtd", tmp_path)
-    assert {name for name in LISTS if name.startswith(PREFIX)} == set(list(COUNTS)[5:])
+        load_meta_dataset("meta-dtd", tmp_path)
 
 
 def test_the_command_reports_a_wrong_copy(

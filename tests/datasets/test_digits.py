@@ -37,13 +37,6 @@ def small() -> Dataset:
     return make_dataset("x", torch.arange(10.0).reshape(5, 2), ["b", "a", "b", "a", "c"], sides)
 
 
-def test_make_dataset_sorts_class_names() -> None:
-    data = small()
-    assert data.y.tolist() == [1, 0, 1, 0, 2]
-    assert data.class_names == ("a", "b", "c")
-    assert data.sides == ("base", "novel", "validation")
-
-
 def test_select_classes_renumbers() -> None:
     part = small().select_classes([2, 1])
     assert part.x.tolist() == [[0.0, 1.0], [4.0, 5.0], [8.0, 9.0]]

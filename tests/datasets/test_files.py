@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,33 +49,27 @@ class TestImages:
 
     @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
     def test_16_bits_keep_their_levels(self, tmp_path: Path, suffix: str) -> None:
-        write_images(tmp_path, {"a": [(2, 3)]})
-        (tmp_path / "a" / "0.png").unlink()
-        (tmp_path / "b").mkdir()
         pixels = np.array([[0, 257, 30000], [40000, 65534, 65535]], np.uint16)
         for name in ("a", "b"):
+            (tmp_path / name).mkdir()
             Image.fromarray(pixels).save(tmp_path / name / f"1.{suffix}")
         expected = torch.from_numpy(pixels / 65535).reshape(-1)
         for colour in (False, True):
             x = load_images(tmp_path, colour=colour).x[0].reshape(-1, 6)
             torch.testing.assert_close(x.double(), expected.expand_as(x), rtol=0, atol=0.51 / 255)
 
-    @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])
-    def test_transparent_is_white(self, tmp_path: Path, mode: str) -> None:
+    def test_transparent_is_white(self, tmp_path: Path) -> None:
         write_images(tmp_path, {"a": [(1, 3)], "b": [(1, 3)]})
-        opacity = [0.0, 102 / 255, 1.0] if mode in {"RGBA", "LA"} else [0.0, 1.0, 1.0]
         grey = np.array([[10, 20, 30]], np.uint8)
-        image = Image.fromarray(grey).convert(mode)
-        if mode in {"RGBA", "LA"}:
-            image.putalpha(Image.fromarray(np.array([opacity]) * 255).convert("L"))
-            image.save(tmp_path / "a" / "0.png")
-        else:
-            image.save(tmp_path / "a" / "0.png", transparency=image.getpixel((0, 0)))
-        expected = [
-            (fraction * value + (1 - fraction) * 255) / 255 for fraction, value in zip(opacity, grey[0], strict=True)
-        ]
-        x = load_images(tmp_path).x[0].double()
-        torch.testing.assert_close(x, torch.tensor(expected).double(), rtol=0, atol=1.01 / 255)
+        for mode in ("RGBA", "LA", "P", "L"):
+            image, opacity = Image.fromarray(grey).convert(mode), np.array([0.0, 1.0, 1.0])
+            settings: dict[str, Any] = {"transparency": image.getpixel((0, 0))} if mode in {"P", "L"} else {}
+            if not settings:
+                opacity[1] = 102 / 255
+                image.putalpha(Image.fromarray(opacity[None] * 255).convert("L"))
+            image.save(tmp_path / "a" / "0.png", **settings)
+            expected = torch.from_numpy((opacity * grey[0] + (1 - opacity) * 255) / 255)
+            torch.testing.assert_close(load_images(tmp_path).x[0].double(), expected, rtol=0, atol=1.01 / 255)
 
     @pytest.mark.parametrize("suffix", ["png", "ppm"])
     def test_broken_within(self, tmp_path: Path, suffix: str) -> None:
@@ -94,8 +89,6 @@ class TestImages:
         with pytest.raises(ValueError, match=r"one folder per class; got .* without any.*FOLDER/CLASS"):
             load_images(tmp_path)
         write_images(tmp_path, {"a": [(2, 2)]})
-        with pytest.raises(ValueError, match="have at least 2 classes; got 1"):
-            load_images(tmp_path)
         (tmp_path / "b").mkdir()
         with pytest.raises(ValueError, match=r"have an image in every class; got none in .*b"):
             load_images(tmp_path)
@@ -144,9 +137,7 @@ class TestCsv:
     def test_errors(self, tmp_path: Path) -> None:
         cases: list[tuple[str, str]] = [
             ("a,b\n1,2\n", "have one column label and columns of numbers; got .* with a, b\\. Name .*column label, or"),
-            ("a,b,c,d,e,f,g\n", "have one column label .* with a, b, c, d, e and 2 more\\. "),
             ("", "have one column label .* with nothing"),
-            ("label\nx\n", "have one column label"),
             ("a,label\n1,x\n2\n", "have 2 cells per row; got 1 in line 3"),
             ("a,label\n1,x\ntwo,y\n", "hold numbers beside the label; got 'two' in line 3"),
             ("a,label\n1,x\n,y\nnan,y\n", "be finite; got NaN or infinity in 2 of 3 rows: 1, 2. "),

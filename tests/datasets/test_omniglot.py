@@ -87,15 +87,9 @@ def test_errors(tmp_path: Path) -> None:
     message = r"`root` must keep every class on one side; got class Beta/character01 on base and novel"
     with pytest.raises(ValueError, match=message):
         load_omniglot(tmp_path)
-    (tmp_path / "images_evaluation").rename(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=rf"{expected}.*; got no folder .*images_evaluation\."):
-        load_omniglot(tmp_path)
-    (tmp_path / "images_evaluation").mkdir()
+    (tmp_path / "images_evaluation" / "Beta").rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=rf"{expected}.*; got .*images_evaluation without characters\."):
         load_omniglot(tmp_path)
     (tmp_path / "images_evaluation" / "Omega" / "character01").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"have an image in every class; got none in .*Omega/character01\."):
-        load_omniglot(tmp_path)
-    (tmp_path / "images_evaluation" / "Omega" / "character01" / "1.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"^`root` must hold images that can be read; got .*1\.png"):
         load_omniglot(tmp_path)

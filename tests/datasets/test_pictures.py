@@ -30,13 +30,12 @@ def find(root: Path, size: int = 6) -> ImageSet:
 def test_pixels_are_those_of_pillow(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     for name, shape in (("a", (30, 40, 3)), ("b", (90, 70, 3))):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        Image.fromarray(generator.integers(0, 256, shape, np.uint8)).save(tmp_path / "data" / name / "1.png")
-    Image.new("L", (5, 5), 7).save(tmp_path / "data" / "b" / "2.png")  # grey is RGB, too
-    data = load_pictures(find(tmp_path / "data"), 12)
-    assert (data.shape, data.class_names, data.y.tolist(), data.sides) == ((3, 12, 12), ("a", "b"), [0, 1, 1], None)
-    for row, name in zip(data.x, ("a/1.png", "b/1.png", "b/2.png"), strict=True):
-        picture = Image.open(tmp_path / "data" / name).convert("RGB").resize((12, 12), Image.Resampling.LANCZOS)
+        (tmp_path / name).mkdir(parents=True)
+        Image.fromarray(generator.integers(0, 256, shape, np.uint8)).save(tmp_path / name / "1.png")
+    data = load_pictures(find(tmp_path), 12)
+    assert (data.shape, data.class_names, data.y.tolist(), data.sides) == ((3, 12, 12), ("a", "b"), [0, 1], None)
+    for row, name in zip(data.x, "ab", strict=True):
+        picture = Image.open(tmp_path / name / "1.png").resize((12, 12), Image.Resampling.LANCZOS)
         assert row.reshape(3, 12, 12).permute(1, 2, 0).numpy().tolist() == np.asarray(picture).tolist()
 
 
@@ -72,20 +71,16 @@ def test_the_same_pictures_are_not_decoded_again(root: Path, cache: Path, capsys
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("damage", ["cut", "other", "nothing"])
-def test_a_damaged_cache_file_is_recomputed(
-    root: Path, cache: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_cache_file_is_recomputed(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = load_mini_imagenet(root, size=8).x.clone()
     (saved,) = cache.iterdir()
-    if damage == "cut":
-        saved.write_bytes(saved.read_bytes()[:-200])
-    elif damage == "other":
-        np.savez(saved, x=np.zeros(3))
-    else:
-        saved.write_bytes(b"")
-    assert torch.equal(load_mini_imagenet(root, size=8).x, expected)
-    assert "is made again: " in capsys.readouterr().err
+    np.savez(cache / "other.npz", x=np.zeros(3))
+    for damaged in (saved.read_bytes()[:-200], (cache / "other.npz").read_bytes(), b""):
+        saved.write_bytes(damaged)
+        assert torch.equal(load_mini_imagenet(root, size=8).x, expected)
+        line = capsys.readouterr().err
+        assert line.startswith(f"protonet: {saved} is made again: ")
+        assert line.count("\n") == 1
     assert load_mini_imagenet(root, size=8).mapping is not None
 
 
@@ -100,16 +95,6 @@ def test_without_a_cache_rows_are_in_memory(root: Path, cache: Path, capsys: pyt
     assert (result.mapping, result.shape) == (None, (3, 8, 8))
     rows = torch.arange(14)
     assert torch.equal(result.get_rows(rows), expected.get_rows(rows))
-
-
-def test_an_interruption_leaves_nothing(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("protonet.datasets.pictures.open_picture", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        load_mini_imagenet(root, size=8)
-    assert list(cache.iterdir()) == []
 
 
 def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:

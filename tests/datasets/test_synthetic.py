@@ -31,6 +31,16 @@ def score_cosine(support: Tensor, labels: Tensor, query: Tensor, truth: Tensor) 
 
 @pytest.mark.parametrize("name", FAMILIES)
 class TestEveryFamily:
+    def test_the_seed_and_the_sizes_of_a_split_determine_it(self, name: str) -> None:
+        before = torch.get_rng_state()
+        first, again, other = sample_small(name, 3), sample_small(name, 3), sample_small(name, 4)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert all(torch.equal(getattr(first, t), getattr(again, t)) for t in TENSORS)
+        assert not any(torch.equal(getattr(first, t), getattr(other, t)) for t in TENSORS)
+        large = sample_family(name, seed=3, n_train=9, n_val=0, n_test=4, num_classes=5, dim=12)
+        assert torch.equal(first.test_x, large.test_x)
+        assert tuple(large.val_x.shape) == (0, 12)
+
     def test_shapes_dtypes_counts(self, name: str) -> None:
         split = sample_small(name)
         for part, n in (("train", 3), ("val", 2), ("test", 4)):
@@ -43,24 +53,6 @@ class TestEveryFamily:
             if name != "wrong_labels":
                 assert torch.bincount(y).tolist() == [n] * 5
             assert not torch.equal(y, y.sort().values)
-
-    def test_the_seed_alone_determines_the_data(self, name: str) -> None:
-        torch.manual_seed(1)
-        before = torch.get_rng_state()
-        first = sample_small(name, 3)
-        assert torch.equal(torch.get_rng_state(), before)
-        torch.manual_seed(2)
-        again, other = sample_small(name, 3), sample_small(name, 4)
-        assert all(torch.equal(getattr(first, t), getattr(again, t)) for t in TENSORS)
-        assert not any(torch.equal(getattr(first, t), getattr(other, t)) for t in TENSORS)
-
-    def test_split_ignores_the_other_sizes(self, name: str) -> None:
-        small = sample_small(name)
-        large = sample_family(name, seed=0, n_train=9, n_val=0, n_test=4, num_classes=5, dim=12)
-        assert torch.equal(small.test_x, large.test_x)
-        assert tuple(large.val_x.shape) == (0, 12)
-        assert FAMILIES[name].__name__ == name
-        assert FAMILIES[name].__doc__
 
 
 def test_isotropic_radius_and_noise() -> None:
@@ -172,20 +164,6 @@ def test_errors() -> None:
 
 def test_example_runs() -> None:
     assert doctest.testmod(synthetic) == doctest.TestResults(failed=0, attempted=2)
-
-
-def test_official_is_the_evaluators() -> None:
-    split = sample_official(n_train=2, n_val=1, n_test=3)
-    generator = torch.Generator().manual_seed(2025)
-    prototypes = torch.randn(128, 384, generator=generator)
-    prototypes = prototypes / prototypes.norm(dim=1, keepdim=True) * 2.5
-    generator = torch.Generator().manual_seed(4242)
-    rows = [(p + 0.4 * torch.randn(3, 384, generator=generator), c) for c, p in enumerate(prototypes)]
-    x, y = torch.cat([x for x, _ in rows]), torch.tensor([c for _, c in rows for _ in range(3)])
-    order = torch.randperm(384, generator=generator)
-    torch.testing.assert_close(split.test_x, x[order])
-    assert torch.equal(split.test_y, y[order])
-    assert [len(getattr(split, t)) for t in TENSORS] == [256, 256, 128, 128, 384, 384]
 
 
 def test_official_cosine_is_the_published_figure() -> None:

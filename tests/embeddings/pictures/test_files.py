@@ -60,17 +60,21 @@ def write_onnx(path: Path, shape: list[int | str], *, axes: list[int] | None = N
     return path
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(Small(), tmp_path_factory.mktemp("exported") / "net.pt2", 2, 3, 8, 8)
+
+
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
     return sorted(write_folders(tmp_path / "pictures", per_class=3).rglob("*.*"))
 
 
-def test_backbones_of_all_formats_give_the_same_embeddings(tmp_path: Path, paths: list[Path]) -> None:
+def test_backbones_of_all_formats_give_the_same_embeddings(tmp_path: Path, paths: list[Path], exported: Path) -> None:
     pixels = torch.from_numpy(np.stack([read_pixels(path, 8, 8) for path in paths])).float() / 255
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     x = (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     settings: dict[str, Any] = {"mean": mean, "std": std}
-    exported = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
     for backbone in (exported, Small().eval()):
         options = settings | ({} if isinstance(backbone, Path) else {"size": 8})
         np.testing.assert_allclose(embed_pictures(paths, backbone, **options), Small()(x).numpy(), rtol=1e-5, atol=1e-6)
@@ -81,18 +85,16 @@ def test_backbones_of_all_formats_give_the_same_embeddings(tmp_path: Path, paths
     assert (result.height, result.width, result.mean, result.std) == (8, 8, (0.5, 0.4, 0.3), (1.0, 1.0, 1.0))
 
 
-def test_a_backbone_of_one_picture_at_a_time_gives_the_same(tmp_path: Path, paths: list[Path]) -> None:
+def test_a_backbone_of_one_picture_at_a_time_gives_the_same(tmp_path: Path, paths: list[Path], exported: Path) -> None:
     single = export(Small(), tmp_path / "single.pt2", 1, 3, 8, 8, fixed=True)
-    several = export(Small(), tmp_path / "several.pt2", 2, 3, 8, 8)
-    np.testing.assert_array_equal(embed_pictures(paths, single), embed_pictures(paths, several))
+    np.testing.assert_array_equal(embed_pictures(paths, single), embed_pictures(paths, exported))
     with pytest.raises(InputError, match="`paths` must name a picture"):
         embed_pictures([], lambda x: x, size=4)
 
 
 def test_embeddings_are_cached_by_content_and_settings(
-    tmp_path: Path, paths: list[Path], embedding_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, paths: list[Path], exported: Path, embedding_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exported = export(Small(), tmp_path / "net.pt2", 2, 3, 8, 8)
     counted: list[int] = []
     compute = backbones.Backbone._compute
 

@@ -56,9 +56,8 @@ def run(network: Callable[[Tensor], Tensor], transform: Callable[[Image.Image], 
     return network(torch.stack([transform(picture) for picture in PICTURES]))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "mobilenetv3_small_050"])
-def test_timm(libraries: Any, tmp_path: Path, name: str) -> None:
-    timm, _, _ = libraries
+def test_timm(libraries: Any, tmp_path: Path) -> None:
+    timm, name = libraries[0], "resnet18"
     network = timm.create_model(name, pretrained=False)
     path = save(network, tmp_path / "w.pt")
     network.reset_classifier(0)
@@ -69,24 +68,15 @@ def test_timm(libraries: Any, tmp_path: Path, name: str) -> None:
     assert torch.equal(embed(f"timm:{name}", weights=str(path)), expected)  # without its classifier, of several devices
 
 
-@pytest.mark.parametrize(
-    ("name", "head"), [("resnet18", "fc"), ("mobilenet_v3_small", "classifier.3"), ("squeezenet1_1", "")]
-)
-def test_torchvision(libraries: Any, tmp_path: Path, name: str, head: str) -> None:
-    _, torchvision, _ = libraries
+def test_torchvision(libraries: Any, tmp_path: Path) -> None:
+    torchvision, name = libraries[1], "mobilenet_v3_small"
     choice = torchvision.models.get_model_weights(name).DEFAULT
     network = torchvision.models.get_model(name, weights=None)
     path = save(network, tmp_path / "w.pt")
     cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(choice.url).name
     cached.parent.mkdir(parents=True)
     shutil.copy(path, cached)
-    if not head:
-        for weights in (None, path):
-            with pytest.raises(ValueError, match=f"must end in a linear classifier, to be left out; got {name}"):
-                open_extractor(f"torchvision:{name}", weights=weights)
-        return
-    parent, _, last = head.rpartition(".")
-    setattr(network.get_submodule(parent), last, nn.Identity())
+    network.classifier[3] = nn.Identity()
     expected = run(network.eval(), choice.transforms())
     assert torch.equal(embed(f"torchvision:{name}", weights=path), expected)
     for text in (f"torchvision:{name}", f"torchvision:{name}:{choice.name}"):
@@ -94,6 +84,8 @@ def test_torchvision(libraries: Any, tmp_path: Path, name: str, head: str) -> No
         assert open_extractor(text).settings["tag"] == choice.name
     torch.save(network.state_dict(), path)  # without the classifier
     assert torch.equal(embed(f"torchvision:{name}", weights=path), expected)
+    with pytest.raises(ValueError, match="must end in a linear classifier, to be left out; got squeezenet1_1"):
+        open_extractor("torchvision:squeezenet1_1", weights=path)
 
 
 def cache_hub(folder: Path, repository: str, name: str, content: dict[str, Tensor]) -> None:
@@ -145,24 +137,11 @@ def test_weights_in_the_hubs_cache(libraries: Any, tmp_path: Path, monkeypatch: 
     ("backbone", "message"),
     [
         ("timm:resnet1", r"`--backbone` must name a network of timm; got 'resnet1'\. Did you mean resnet\w+\?"),
-        ("timm:resnet18.no", r"must be a network that can be made of its weights; got resnet18\.no: "),
-        (
-            "timm:resnet18",
-            r"none of timm:resnet18; none are fetched here\. Fetch them once with python -c \"import timm;",
-        ),
+        ("timm:resnet18", r"none of timm:resnet18; none are fetched here\. Fetch them once with python -c "),
         ("torchvision:resnt18", r"name a network of torchvision; got 'resnt18'\. Did you mean resnet18\?"),
         ("torchvision:resnet18:NO", r"name weights of IMAGENET1K_V1; got 'NO'"),
-        (
-            "torchvision:resnet18",
-            r"none of torchvision:resnet18; none are fetched here\. Fetch .*weights='IMAGENET1K_V1'",
-        ),
-        ("torchvision:squeezenet1_0", "none of torchvision:squeezenet1_0"),
         ("open_clip:RN5", r"name a network of open_clip; got 'RN5'\. Did you mean RN50\?"),
-        (
-            "open_clip:RN50",
-            r"name weights of openai, .*; got none for RN50\. Pass open_clip:RN50:TAG, or a file of `weights`",
-        ),
-        ("open_clip:RN50:no", r"name weights of openai, .*; got 'no'"),
+        ("open_clip:RN50", r"name weights of openai, .*; got none for RN50\. Pass open_clip:RN50:TAG, or a file"),
         ("open_clip:RN50:cc12m", r"none of open_clip:RN50; none are fetched here\. Fetch .*pretrained='cc12m'"),
     ],
 )

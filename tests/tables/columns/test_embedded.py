@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import pickle
@@ -74,8 +73,7 @@ def test_text_features_are_embedding_and_words(words: Representation) -> None:
     assert column.summary().startswith("text by words (24143450), 256 numbers, and ")
     assert column.summary().endswith(" words and character n-grams")
     assert bare.summary() == "text by words (24143450), 256 numbers"
-    for few in (CELLS[:1], CELLS[2:3], CELLS[:0]):  # nothing varies
-        assert np.isfinite(EmbeddedText.fit(few, words).encode(CELLS)).all()
+    assert np.isfinite(EmbeddedText.fit(CELLS[2:3], words).encode(CELLS)).all()  # nothing varies
 
 
 def test_texts_round_trip_bit_for_bit(words: Representation) -> None:
@@ -92,10 +90,9 @@ def test_texts_round_trip_bit_for_bit(words: Representation) -> None:
         column.attach(lambda _: words, show_progress=False).encode(CELLS), fitted[0].encode(CELLS)
     )
     assert [len(encoding.feature_range(index)) for index in range(3)] == encoding.sizes
-    for copied in (pickle.loads(pickle.dumps(fitted[0])), copy.deepcopy(fitted[0])):
-        assert copied.embedding.representation is None
-        np.testing.assert_array_equal(copied.encode(CELLS), fitted[0].encode(CELLS))
-    assert len(pickle.dumps(fitted[1])) < 4 * words.record.width + 2000  # no network
+    copied = pickle.loads(pickle.dumps(fitted[0]))
+    assert copied.embedding.representation is None  # no network
+    np.testing.assert_array_equal(copied.encode(CELLS), fitted[0].encode(CELLS))
 
 
 def test_picture_features_are_embedding_and_descriptors(pictures: np.ndarray) -> None:

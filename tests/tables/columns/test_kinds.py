@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,11 @@ from hypothesis import strategies as st
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import CATEGORIES, Category
 from protonet.tables.columns.date import CYCLES, Date
-from protonet.tables.columns.encoding import COLUMN_CLASSES, Encoding
+from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import infer_column_type
 from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.parsing import blank_missing
-from protonet.tables.columns.text import TEXT_RULES, Text, count_grams
+from protonet.tables.columns.text import TEXT_RULES, Text
 from tests.strategies import spoil
 
 RNG = np.random.default_rng(0)
@@ -56,39 +57,31 @@ EVERY_TYPE = pytest.mark.parametrize(("column_class", "cells"), COLUMNS.values()
 
 
 @EVERY_TYPE
-def test_protocol(column_class: type[Any], cells: np.ndarray) -> None:
+def test_features_and_values(column_class: type[Any], cells: np.ndarray) -> None:
     column: FittedColumn = column_class.fit(cells)
-    assert COLUMN_CLASSES[column.kind] is column_class
     x = column.encode(cells)
-    assert x.shape == (60, len(column.feature_suffixes))
     assert x.dtype == np.float32
-    assert np.isfinite(x).all()
-    assert len(set(column.feature_suffixes)) == len(column.feature_suffixes)
+    assert x.shape == (60, len(set(column.feature_suffixes)))
+    assert sum(column.block_sizes) == len(column.feature_suffixes)
     assert not column.is_invalid(cells).any()
+    assert column.is_rare_or_unknown(cells).mean() == pytest.approx(column.rare_fraction)
     assert column.summary().startswith(column.kind)
-    if column_class is Numeric:
-        np.testing.assert_allclose(x.var(axis=0), 1, atol=1e-3)
-    assert (
-        column_class is Numeric or 0.2 < x[:, : 1 if column_class is Date else None].var(axis=0).sum() < 2.5
-    )  # cycles lie on circles
-    for rows in (slice(0, 1), slice(7, 20), slice(59, None, -1)):
-        np.testing.assert_allclose(column.encode(cells[rows]), x[rows], atol=1e-6)  # rows are encoded independently
-    assert column.encode(cells[:0]).shape == (0, len(column.feature_suffixes))
-
-
-@EVERY_TYPE
-def test_values_of_cells(column_class: type[Any], cells: np.ndarray) -> None:
-    column: FittedColumn = column_class.fit(cells)
+    assert column.plain == (column_class is Numeric and len(column.feature_suffixes) == 1)
+    # The linear time of dates, without their cycles on circles.
+    variance = x[:, : 1 if column_class is Date else None].var(axis=0).sum()
+    assert 0.2 < variance < 2.5
+    rows = slice(59, None, -2)
+    np.testing.assert_allclose(column.encode(cells[rows]), x[rows], atol=1e-6)  # rows are encoded independently
+    np.testing.assert_array_equal(column.encode(column.preparse(cells)), x)
+    for odd in (objects("", "NA", "?"), objects("\N{SNOWMAN}", "never seen", "1e999x"), np.full(3, np.nan), cells[:0]):
+        assert np.isfinite(column.encode(odd)).all()
     numeric, filled = column.to_numeric(cells), column.comparable_values(cells)
     assert (numeric is None) == (filled.dtype.kind == "U") == (column_class in {Category, Text})
     if numeric is not None:  # ordered: only missing values are filled in
-        np.testing.assert_array_equal(filled[~np.isnan(numeric)], numeric[~np.isnan(numeric)])
+        present = ~np.isnan(numeric)
+        np.testing.assert_array_equal(filled[present], numeric[present])
         assert not np.isnan(filled).any()
-        assert column.format_value(numeric[~np.isnan(numeric)][0])
-    assert column.is_rare_or_unknown(cells).mean() == pytest.approx(column.rare_fraction)
-    np.testing.assert_array_equal(column.encode(column.preparse(cells)), column.encode(cells))
-    assert sum(column.block_sizes) == len(column.feature_suffixes)
-    assert column.plain == (column_class is Numeric and len(column.feature_suffixes) == 1)
+        assert column.format_value(numeric[present][0])
 
 
 @EVERY_TYPE
@@ -101,13 +94,6 @@ def test_round_trip(column_class: type[Any], cells: np.ndarray) -> None:
     assert np.array_equal(again.encode([cells, VALUES]), encoding.encode([cells, VALUES]))
     assert [column.summary() for column in again.columns] == [column.summary() for column in encoding.columns]
     assert again.describe()[0] == described
-
-
-@EVERY_TYPE
-def test_missing_and_unknown_cells_are_encoded(column_class: type[Any], cells: np.ndarray) -> None:
-    column = column_class.fit(cells)
-    for odd in (objects("", "NA", "?"), objects("\N{SNOWMAN}", "never seen", "1e999x"), np.full(3, np.nan)):
-        assert np.isfinite(column.encode(odd)).all()
 
 
 def test_cells_and_their_text_are_encoded_alike() -> None:
@@ -135,14 +121,6 @@ class TestNumeric:
         assert np.array_equal(column.comparable_values(VALUES), filled)
         assert not np.isnan(column.comparable_values(VALUES.astype(np.float32))).any()
         assert column.comparable_values(VALUES.astype(np.float32)).dtype == np.float32
-
-    @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30), st.floats(-1e9, 1e9))
-    def test_offsets_do_not_lose_digits(self, values: list[float], offset: float) -> None:
-        cells = np.array(values)
-        if cells.std() < 1:
-            return
-        moved = Numeric.fit(cells + offset).encode(cells + offset)
-        np.testing.assert_allclose(moved, Numeric.fit(cells).encode(cells), atol=1e-5)
 
     def test_format_does_not_change_features(self) -> None:
         values = np.round(RNG.uniform(0, 9999, 30), 2)
@@ -221,12 +199,6 @@ class TestDate:
         assert Date.fit(months).cycles == ("year",)
         assert Date.fit(objects("2020-01-01", "2020-01-02")).cycles == ()
 
-    def test_new_year_is_close_to_the_end_of_december(self) -> None:
-        days = np.datetime64("2020-01-01") + np.arange(366 * 2)
-        x = Date.fit(days).encode(np.array(["2020-12-31", "2021-01-01", "2020-07-01"], "datetime64[D]"))
-        year = x[:, -2:]
-        assert np.linalg.norm(year[0] - year[1]) < 0.1 * np.linalg.norm(year[0] - year[2])
-
 
 class TestText:
     def test_texts_with_shared_words_are_close(self) -> None:
@@ -242,26 +214,11 @@ class TestText:
         x = column.encode(objects("", "NA", "zzz qqq", "\N{SNOWMAN}" * 9, "x" * 10_000))
         assert np.isfinite(x).all()
         assert (x[1:] == x[0]).all()  # none has a known n-gram
-        assert column.encode(sentences(40)).std() > 0
-
-    def test_components_are_limited(self) -> None:
-        column = Text.fit(sentences(60))
-        assert 0 < len(column.feature_suffixes) <= TEXT_RULES.max_rank
-        assert len(column.grams) <= TEXT_RULES.max_grams
-        assert column.encode(sentences(60)).mean(axis=0) == pytest.approx(0, abs=1e-5)
+        known = column.encode(sentences(40))
+        assert 0 < known.shape[1] <= TEXT_RULES.max_rank
+        assert known.mean(axis=0) == pytest.approx(0, abs=1e-5)
         alone = objects("abc", "xyz", "123")  # with nothing in common
-        assert Text.fit(alone).feature_suffixes == ()
         assert Text.fit(alone).encode(alone).shape == (3, 0)
-
-    @given(st.text(max_size=40))
-    def test_any_text_can_be_counted(self, text: str) -> None:
-        grams = count_grams(text)
-        assert all(count > 0 for count in grams.values())
-        assert count_grams(text + " ") == grams
-        assert count_grams(f"{text}\n{text}") == grams + grams
-        assert count_grams("Tea, tea!")[" tea "] == 2
-        assert count_grams("teas")["tea"] == 1
-        assert count_grams("") == {}
 
 
 class TestEncoding:
@@ -302,10 +259,14 @@ ODD: st.SearchStrategy[Any] = st.one_of(
 )
 
 
+@cache
+def describe_all() -> tuple[list[dict[str, object]], dict[str, torch.Tensor]]:
+    return Encoding(tuple(column_class.fit(cells) for column_class, cells in COLUMNS.values())).describe()
+
+
 @given(data=st.data())
 def test_corrupt_descriptions_are_refused_or_work(data: st.DataObject) -> None:
-    described, tensors = Encoding(tuple(column_class.fit(cells) for column_class, cells in COLUMNS.values())).describe()
-    described = copy.deepcopy(described)
+    described, tensors = copy.deepcopy(describe_all()[0]), describe_all()[1]
     spoil(data, described, ODD)
     try:
         encoding = Encoding.restore(described, tensors)
@@ -319,14 +280,11 @@ def test_corrupt_descriptions_are_refused_or_work(data: st.DataObject) -> None:
     assert len(encoding.sizes) == len(encoding.columns)
 
 
-def test_invalid_encodings_are_refused() -> None:
-    cases: list[Any] = [None, [], {}, 3, [None], [{}], [{"kind": "colour"}], [{"kind": 3}]]
-    for described in cases:
+def test_invalid_descriptions_and_tensors_are_refused() -> None:
+    nothing: list[Any] = [None, [], {}, 3, [None], [{}], [{"kind": "colour"}], [{"kind": 3}]]
+    for described in nothing:
         with pytest.raises(ValueError, match=r"."):
             Encoding.restore(described, {})
-
-
-def test_other_columns_tensors_are_an_error() -> None:
     cases: list[Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = [
         lambda tensors: tensors | {"9.basis": torch.zeros(1)},
         lambda tensors: {name: tensor for name, tensor in tensors.items() if name != "0.mean"},
@@ -341,21 +299,16 @@ def test_other_columns_tensors_are_an_error() -> None:
 
 
 class TestSpellings:
-    def test_yes_and_no_in_other_spellings(self) -> None:
-        fitted_cases: list[tuple[str, str]] = [("TRUE", "FALSE"), ("yes", "no"), ("Y", "N"), ("1", "0"), ("t", "f")]
-        new_cases: list[tuple[str, str]] = [("TRUE", "FALSE"), ("true", "false"), ("yes", "no"), ("Y", "N"), ("1", "0")]
-        for fitted in fitted_cases:
-            for new in new_cases:
-                pattern = [0, 1, 1, 0, 1]
-                column = infer_column_type(objects(*(fitted[at] for at in pattern))).column
-                assert column is not None, new
-                other = objects(*(new[at] for at in pattern))
-                assert np.array_equal(column.encode(other), column.encode(objects(*(fitted[at] for at in pattern)))), (
-                    new
-                )
-                assert not column.is_invalid(other).any(), new
-                same = {word.casefold() for word in fitted} == {word.casefold() for word in new}
-                assert bool(column.describe_other_spelling(other)) != same, new
+    @pytest.mark.parametrize("fitted", [("TRUE", "FALSE"), ("yes", "no"), ("1", "0")])
+    def test_yes_and_no_in_other_spellings(self, fitted: tuple[str, str]) -> None:
+        for new in (("TRUE", "FALSE"), ("yes", "no"), ("Y", "N"), ("1", "0"), ("t", "f")):
+            cells, other = (objects(*(words[at] for at in (0, 1, 1, 0, 1))) for words in (fitted, new))
+            column = infer_column_type(cells).column
+            assert column is not None
+            assert np.array_equal(column.encode(other), column.encode(cells)), new
+            assert not column.is_invalid(other).any(), new
+            assert bool(column.describe_other_spelling(other)) == (fitted != new), new
+        assert Numeric.fit(np.array([0.0, 1, 0.5])).is_invalid(objects("yes")).all()
 
     def test_codes_without_their_zeros(self) -> None:
         column = Category.fit(objects("01067", "01067", "10115", "00204", "00204"))
@@ -375,6 +328,3 @@ class TestSpellings:
             column = Category.fit(objects(*levels, *levels))
             assert column.is_invalid(objects(cell)).all(), levels
             assert not column.describe_other_spelling(objects(cell)), levels
-
-    def test_yes_is_invalid_in_a_numeric_column(self) -> None:
-        assert Numeric.fit(np.array([0.0, 1, 0.5])).is_invalid(objects("yes")).all()

@@ -16,7 +16,6 @@ from protonet.tables.columns.inference import infer_column_type
 from protonet.tables.columns.numeric import Numeric
 from protonet.tables.columns.parsing import (
     DATE_FORMATS,
-    NUMERIC_FORMATS,
     are_durations,
     are_intervals,
     blank_missing,
@@ -25,14 +24,12 @@ from protonet.tables.columns.parsing import (
     infer_numeric_format,
     is_missing,
     is_missing_word,
-    map_unique,
     parse_date,
     parse_dates,
     parse_duration,
     parse_formatted,
     parse_interval,
     parse_numeric_column,
-    parse_plain,
 )
 from protonet.tables.delimited import MISSING_TEXTS
 
@@ -45,19 +42,15 @@ def objects(*cells: str) -> np.ndarray:
     return np.array(cells, object)
 
 
-def test_invisible_characters_are_not_missing() -> None:
-    cases: list[tuple[str, bool]] = [("***", True), ("n.a.", True), ("", True), ("\u200b", False), ("\ufeff-", False)]
-    for cell, missing in cases:
-        assert is_missing_word(cell) == missing, cell
-
-
 class TestMissing:
     def test_missing_values_in_any_letter_case(self) -> None:
-        for missing in MISSING_TEXTS:
-            cells = objects(missing, missing.upper(), missing.capitalize(), missing.title())
-            assert is_missing(blank_missing(cells)).all(), missing
+        for text in MISSING_TEXTS:
+            cells = objects(text, text.upper(), text.capitalize(), text.title())
+            assert is_missing(blank_missing(cells)).all(), text
         assert blank_missing(objects("NA", "?", "x"), frozenset({"x"})).tolist() == ["NA", "?", ""]
         assert not is_missing(blank_missing(objects("0", "no", "False", "n", "nanny", "--x", "1/a"))).any()
+        for cell, missing in {"***": True, "n.a.": True, "": True, "\u200b": False, "\ufeff-": False}.items():
+            assert is_missing_word(cell) == missing, cell  # invisible characters are not missing
         assert not is_missing(np.array([0, -1])).any()
         assert is_missing(np.array([0.0, np.nan, np.inf])).tolist() == [False, True, False]
         assert is_missing(np.array(["2020-01-01", "NaT"], "datetime64[us]")).tolist() == [False, True]
@@ -77,11 +70,6 @@ class TestMissing:
             before = cells.copy()
             assert format_cells(cells).tolist() == texts, cells
             assert cells.tolist() == before.tolist() or cells.dtype.kind in "fM", cells  # the input is unchanged
-
-    @given(st.lists(FLOATS | st.just(math.nan), min_size=1, max_size=5))
-    def test_text_of_floats_is_exact(self, values: list[float]) -> None:
-        texts = format_cells(np.array(values)).tolist()
-        assert [float(text) if text else math.nan for text in texts] == pytest.approx(values, nan_ok=True, rel=0)
 
 
 class TestNumeric:
@@ -107,88 +95,37 @@ class TestNumeric:
             assert parse_formatted(spaced, "point") == value
 
     def test_formats(self) -> None:
-        cases: list[tuple[str, str, float]] = [
-            ("2,688.64", "point", 2688.64),
-            ("-$5", "point", -5),
-            ("$-5", "point", -5),
-            ("\N{MINUS SIGN}5", "point", -5),
-            ("£1,000", "point", 1000),
-            ("5¥", "point", 5),
-            ("42 %", "point", 42),
-            ("3‰", "point", 3),
-            ("12'345", "point", 12345),
-            ("1 234", "point", 1234),
-            ("12.5 kg", "point", 12.5),
-            ("20 °C", "point", 20),
-            ("1e3", "point", 1000),
-            (".5", "point", 0.5),
-            ("5.", "point", 5),
-            ("2.688,64", "comma", 2688.64),
-            ("0,5", "comma", 0.5),
-            ("5 %", "comma", 5),
-            *(
-                (cell, "point", math.nan)
-                for cell in ("", "a", "1,23", "1.2.3", "2.688,64", "5 5 kg kg", "$", "12a", "--1")
-            ),
-            *((cell, "comma", math.nan) for cell in ("", "1.23", "1,2,3", "2,688.64", "%")),
-        ]
-        for cell, cell_format, expected in cases:
-            assert parse_formatted(cell, cell_format) == pytest.approx(expected, nan_ok=True, rel=0), cell
-            assert parse_numeric_column(objects(cell, cell), cell_format).tolist() == pytest.approx(
-                [expected] * 2, nan_ok=True, rel=0
-            ), cell
-
-    def test_plain(self) -> None:
-        cases: list[tuple[str, float]] = [
-            ("1", 1),
-            ("-1e3", -1000),
-            ("inf", math.inf),
-            ("1_0", math.nan),
-            ("x", math.nan),
-        ]
-        for cell, expected in cases:
-            assert parse_plain(cell) == pytest.approx(expected, nan_ok=True), cell
+        points: dict[str, float] = {"-$5": -5, "$-5": -5, "\N{MINUS SIGN}5": -5, "(5)": -5, "5¥": 5, "3‰": 3}
+        points |= {"12'345": 12345, "20 °C": 20, "1e3": 1000, ".5": 0.5, "5.": 5, "1,23,456": 123456}
+        points |= dict.fromkeys(["", "a", "1,23", "1.2.3", "2.688,64", "5 5 kg kg", "$", "12a", "--1"], math.nan)
+        commas: dict[str, float] = {"2.688,64": 2688.64, "0,5": 0.5, "5 %": 5}
+        commas |= dict.fromkeys(["", "1.23", "1,2,3", "2,688.64", "%"], math.nan)
+        for number_format, cells in (("point", points), ("comma", commas)):
+            parsed = parse_numeric_column(objects(*cells), number_format)
+            assert parsed.tolist() == pytest.approx(list(cells.values()), nan_ok=True, rel=0)
 
     def test_inferred_format(self) -> None:
-        cases: list[tuple[list[str], str]] = [
-            (["1", "2.5", "-3e4"], "plain"),
-            (["1,234.5", "7", "1,000"], "point"),
-            (["$5", "$6.50"], "point"),
-            (["4 %", "5%"], "point"),
-            (["1,5", "2,25"], "comma"),
-            (["1.234,5", "7"], "comma"),
-            (["3 kg", "4 kg"], "point"),
-            (["3 kg", "4 lb"], ""),
-            (["01", "02", "10"], ""),
-            (["007", "0008"], "plain"),
-            (["0", "5", "10"], "plain"),
-            (["a", "b"], ""),
-            (["red", *map(str, range(30))], "plain"),
-            (["red", "green", "1", "2"], ""),
-            (["1,234", "2,345"], "point"),
+        cases: list[tuple[str, str]] = [
+            ("1 2.5 -3e4", "plain"),
+            ("1,234.5 7 1,000", "point"),
+            ("1,234 2,345", "point"),
+            ("1.234,5 7", "comma"),
+            ("01 02 10", ""),  # codes
+            ("007 0008", "plain"),
+            ("red green 1 2", ""),
         ]
-        for cells, cell_format in cases:
-            assert infer_numeric_format(cells) == cell_format, cells
-            assert infer_numeric_format(reversed(cells)) == cell_format, cells
-            assert cell_format in {"", *NUMERIC_FORMATS}, cells
-            assert infer_numeric_format(["01", "02", "10"], allow_codes=True) == "plain", (
-                cells
-            )  # if the user names the type
+        for text, number_format in cases:
+            cells = text.split()
+            assert infer_numeric_format(cells) == infer_numeric_format(cells[::-1]) == number_format, cells
+        assert infer_numeric_format(["3 kg", "4 kg"]) == "point"
+        assert infer_numeric_format(["3 kg", "4 lb"]) == ""
+        assert infer_numeric_format(["red", *map(str, range(30))]) == "plain"
+        assert infer_numeric_format(["01", "02", "10"], allow_codes=True) == "plain"  # if the user names the type
 
     def test_numeric_arrays_and_dates(self) -> None:
         assert parse_numeric_column(np.array([1, 2], np.int8), "comma").tolist() == [1, 2]
         assert parse_numeric_column(np.array([1.5], np.float32), "plain").dtype == np.float64
         assert np.isnan(parse_numeric_column(np.array(["2020-01-01"], "datetime64[us]"), "plain")).all()
-
-    def test_distinct_cells_are_parsed_once(self) -> None:
-        calls: list[str] = []
-
-        def parse(cell: str) -> float:
-            calls.append(cell)
-            return float(len(cell))
-
-        assert map_unique(parse, objects("a", "bb", "a", "bb", "")).tolist() == [1, 2, 1, 2, 0]
-        assert calls == ["a", "bb", ""]
 
 
 class TestIntervals:
@@ -198,29 +135,12 @@ class TestIntervals:
         assert parse_interval(f"{low}{separator}{high}") == (low + high) / 2
         assert parse_interval(f"{low:,}{separator}{high:,}") == (low + high) / 2
 
-    def test_formats(self) -> None:
-        cases: list[tuple[str, float]] = [
-            ("< 5", 5),
-            ("<=5", 5),
-            ("≥ 2.5", 2.5),
-            ("under 18", 18),
-            ("65+", 65),
-            ("65 and over", 65),
-            ("65 or more", 65),
-            ("more than 10", 10),
-            ("7", 7),
-            ("10 to 20 years", 15),
-            *((cell, math.nan) for cell in ("", "to 5", "20 to 10", "a", "< a", "1 to 2 to 3", "-")),
-        ]
-        for cell, expected in cases:
-            assert parse_interval(cell) == pytest.approx(expected, nan_ok=True), cell
-            assert parse_numeric_column(objects(cell), "interval").tolist() == pytest.approx([expected], nan_ok=True), (
-                cell
-            )
-
-    def test_columns(self) -> None:
+    def test_formats_and_columns(self) -> None:
+        cases = {"< 5": 5, "<=5": 5, "≥ 2.5": 2.5, "under 18": 18, "65+": 65, "65 and over": 65, "more than 10": 10}
+        cases |= {"10 to 20 years": 15} | dict.fromkeys(["", "to 5", "20 to 10", "a", "< a", "1 to 2 to 3"], math.nan)
+        parsed = parse_numeric_column(objects(*cases), "interval")
+        assert parsed.tolist() == pytest.approx(list(cases.values()), nan_ok=True)
         assert are_intervals(["0-10", "10-20", "20+"])
-        assert are_intervals(["< 5", "5 to 10", "11"])
         assert not are_intervals(["1", "2", "3"])  # plain numbers
         assert not are_intervals(["0-10", "10-20"])  # too few
         assert not are_intervals(["0-10", "10-20", "old"])
@@ -229,7 +149,7 @@ class TestIntervals:
 class TestDates:
     def test_dates_round_trip_in_every_format(self) -> None:
         for cell_format in [cell_format for cell_format in DATE_FORMATS if cell_format != "iso"]:
-            for index in range(40):
+            for index in range(12):
                 moment = datetime(1990 + index, 1 + index % 12, 1 + index % 28, index % 24, 59 - index, index)
                 cell = moment.strftime(cell_format)
                 read = datetime.strptime(cell, cell_format)
@@ -238,7 +158,7 @@ class TestDates:
                 assert parse_date(cell, cell_format) == pytest.approx((read - epoch) / DAY, abs=1e-9), cell
                 assert math.isnan(parse_date(cell + "?", cell_format)), cell_format
             moments = [
-                datetime(1971 + 3 * n, 1 + 5 * n % 12, 1 + 11 * n % 28, 7 * n % 24, 13 * n % 60) for n in range(20)
+                datetime(1971 + 3 * n, 1 + 5 * n % 12, 1 + 11 * n % 28, 7 * n % 24, 13 * n % 60) for n in range(10)
             ]
             cells = [moment.strftime(cell_format) for moment in moments]
             inferred = infer_date_format(cells)  # another format with the same result is fine
@@ -259,27 +179,10 @@ class TestDates:
         days = (expected.replace(tzinfo=None) - offset - EPOCH) / DAY
         assert parse_date(cell, "iso") == pytest.approx(days, abs=1e-7, rel=1e-12)
 
-    @given(st.dates())
-    def test_iso_days(self, day: object) -> None:
-        assert parse_date(str(day), "iso") == (datetime.fromisoformat(str(day)) - EPOCH).days
-
-    def test_other_text_is_not_a_date(self) -> None:
-        cases: list[str] = [
-            "",
-            "2020",
-            "2020-1-2",
-            "2020-13-01",
-            "2020-02-30",
-            "2020-01-01T25:00",
-            "2020-01-01 10",
-            "20200101",
-            "x",
-        ]
-        for cell in cases:
+    def test_arrays_and_other_text(self) -> None:
+        for cell in ["2020", "2020-1-2", "2020-13-01", "2020-02-30", "2020-01-01T25:00", "20200101", "x"]:
             assert math.isnan(parse_date(cell, "iso")), cell
             assert math.isnan(parse_date(cell, "%d.%m.%Y")), cell
-
-    def test_arrays(self) -> None:
         cells = objects("2020-01-02", "", "1970-01-01T12:00")
         assert parse_dates(cells, "iso").tolist() == pytest.approx([18263, math.nan, 0.5], nan_ok=True)
         dates = np.array(["2020-01-02", "NaT", "1970-01-01T12:00"], "datetime64[us]")
@@ -288,23 +191,14 @@ class TestDates:
 
     def test_inferred_format(self) -> None:
         cases: list[tuple[list[str], str]] = [
-            (["2020-01-02", "2021-12-31"], "iso"),
             (["2020-01-02T10:00Z", "2021-12-31T11:00Z"], "iso"),
             (["3/4/2020", "5/6/2020"], "%m/%d/%Y"),  # the first of two that match
             (["3/4/2020", "25/6/2020"], "%d/%m/%Y"),
-            (["3/4/2020", "6/25/2020"], "%m/%d/%Y"),
-            (["3-4-2020", "25-6-2020"], "%d-%m-%Y"),
-            (["3.4.2020", "25.6.2020"], "%d.%m.%Y"),
-            (["3.4.20", "25.6.21"], "%d.%m.%y"),
-            (["3 Jan 2020", "5 May 2020"], "%d %b %Y"),
-            (["January 3, 2020", "June 5, 2020"], "%B %d, %Y"),
-            (["10:30", "23:59"], "%H:%M"),
             (["10:30 PM", "1:59 AM"], "%I:%M %p"),
             (["3/4/2020 10:30", "25/6/2020 23:01"], "%d/%m/%Y %H:%M"),
             (["05-Jan-24", "20240106", "07-Feb-24", "20240308"], "%Y%m%d or %d-%b-%y"),
             (["012345", "012399"], ""),  # codes
             (["20241301", "05-Jan-24"], ""),
-            (["red", "green"], ""),
             (["1", "2"], ""),
             (["May", "June"], ""),
             ([], ""),
@@ -330,10 +224,6 @@ DURATIONS: dict[str, Callable[[int], str]] = {
 
 
 class TestDurations:
-    @given(st.integers(0, 10**7), st.sampled_from([*DURATIONS]))
-    def test_durations_in_every_format(self, seconds: int, cell_format: str) -> None:
-        assert parse_duration(DURATIONS[cell_format](seconds)) == seconds
-
     @given(
         st.lists(st.integers(0, 2 * 86400), min_size=3, max_size=20, unique=True),
         st.sampled_from([*DURATIONS]),
@@ -352,6 +242,13 @@ class TestDurations:
         plain = Numeric.fit(np.array(values, float))
         assert plain.comparable_values(new).tolist() == values
 
+    def test_signs_fractions_and_other_text(self) -> None:
+        cases = {"-0:05": -5, "-1 days +23:00:00": -3600, "-1 day, 23:00:00": -3600, "1:02.5": 62.5, "P1D": 86400}
+        for cell, seconds in cases.items():
+            assert parse_duration(cell) == seconds, cell
+        for cell in ["", *["9", "1:60", "1:2", "1:60:00", "P", "PT", "a:10", "1:00:00:00", "1:00:1"]]:
+            assert math.isnan(parse_duration(cell)), cell
+
     def test_times_of_day_are_not_durations(self) -> None:
         cases: list[list[str]] = [["9:16:54", "23:59:59"], ["00:00", "24:00"], ["9:16", "10:30"], ["9:16 AM"]]
         for cells in cases:
@@ -364,19 +261,3 @@ class TestDurations:
         expected = column.encode(objects("9:16:54"))
         for cells in (objects("PT9H16M54S"), objects("556:54"), np.array([33414.0])):
             assert np.array_equal(column.encode(cells), expected)
-
-    def test_other_text_is_not_a_duration(self) -> None:
-        cases: list[str] = ["", "9", "1:60", "1:2", "1:60:00", "P", "PT", "a:10", "1:00:00:00", "1:00:1"]
-        for cell in cases:
-            assert math.isnan(parse_duration(cell)), cell
-
-    def test_signs_and_fractions(self) -> None:
-        cases: list[tuple[str, float]] = [
-            ("-0:05", -5),
-            ("-1 days +23:00:00", -3600),
-            ("-1 day, 23:00:00", -3600),
-            ("1:02.5", 62.5),
-            ("P1D", 86400),
-        ]
-        for cell, seconds in cases:
-            assert parse_duration(cell) == seconds, cell
