@@ -54,9 +54,7 @@ def test_single_precision_and_rows_without_direction() -> None:
         assert torch.allclose(logits[:2].softmax(dim=2), torch.tensor(0.25, dtype=dtype), atol=1e-4)
 
 
-def test_ridge_regression_is_scikit_learns_and_its_closed_form() -> None:
-    """Woodbury's identity: rows and features give the same weights, eqs. 4 and 5."""
-
+def test_ridge_regression_is_scikit_learns() -> None:
     def biased(rows: Tensor) -> Tensor:
         return F.pad(unit(rows), (0, 1), value=1.0)
 
@@ -66,13 +64,6 @@ def test_ridge_regression_is_scikit_learns_and_its_closed_form() -> None:
 
     episodes, _ = make_episodes()
     assert agree(ridge_regression(episodes, penalty=0.3, scale=7.0, shift=-2.0), episodes, fit)
-    here, there = (ridge_regression(episodes, shift=shift).softmax(dim=2) for shift in (0.0, 3.0))
-    torch.testing.assert_close(here, there)
-    episodes, _ = make_episodes(n_episodes=1, shots=(9, 8, 7, 6))
-    rows, queries = biased(episodes.support[0]), biased(episodes.query[0])
-    target = F.one_hot(episodes.support_labels[0]).double()
-    weight = torch.linalg.inv(rows.T @ rows + 0.5 * torch.eye(13, dtype=torch.float64)) @ rows.T @ target
-    assert torch.allclose(ridge_regression(episodes, penalty=0.5, scale=1.0)[0], queries @ weight)
 
 
 @pytest.mark.parametrize(("dim", "inverse_penalty"), [(5, 100.0), (40, 0.01)])

@@ -1,19 +1,16 @@
-"""Methods of class means, and of similarities to support rows: against slow loops, and easyfsl's."""
+"""Methods of class means, and of similarities to support rows: against slow loops."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from analysis.episodes.peers import load_easyfsl
 from protonet.episodes.methods.clustering import (
     oslo,
     paddle,
@@ -35,17 +32,7 @@ from protonet.episodes.methods.prototypes import (
     tip_adapter,
 )
 from protonet.episodes.samplers.batch import Episodes
-from tests.episodes.cases import (
-    agree,
-    core_rows,
-    cosines,
-    make_base,
-    make_episodes,
-    means_of,
-    run_easyfsl,
-    texts_of,
-    unit,
-)
+from tests.episodes.cases import agree, core_rows, cosines, make_base, make_episodes, means_of, texts_of, unit
 
 Method = Callable[..., Tensor]
 BASE = make_base()
@@ -85,16 +72,10 @@ def find_nearest(support: Tensor, labels: Tensor, query: Tensor, n_neighbours: i
         (partial(protonet_cosine, temperature=0.5), lambda s, y, q: cosines(q, means_of(s, y)) / 0.5, 1e-8),
         (simpleshot_l2n, partial(near_unit_means, centre=0.0), 1e-8),
         (simpleshot_cl2n, partial(near_unit_means, centre=BASE.mean.double()), 1e-8),
-        (
-            lambda episodes: simpleshot_cl2n(replace(episodes, base=None)),
-            lambda s, y, q: near_unit_means(s, y, q, s.mean(dim=0)),
-            1e-8,
-        ),
         (matching_networks, match, 1e-8),
-        *(
-            (partial(nearest_neighbours, n_neighbours=n, temperature=0.2), partial(find_nearest, n_neighbours=n), 1e-5)
-            for n in (1, 3, 50)
-        ),
+        (partial(nearest_neighbours, n_neighbours=1, temperature=0.2), partial(find_nearest, n_neighbours=1), 1e-5),
+        (partial(nearest_neighbours, n_neighbours=3, temperature=0.2), partial(find_nearest, n_neighbours=3), 1e-5),
+        (partial(nearest_neighbours, n_neighbours=50, temperature=0.2), partial(find_nearest, n_neighbours=50), 1e-5),
     ],
 )
 def test_slow_loop(method: Method, slow: Callable[..., Tensor], atol: float) -> None:
@@ -102,16 +83,9 @@ def test_slow_loop(method: Method, slow: Callable[..., Tensor], atol: float) -> 
     assert agree(method(episodes), episodes, slow, atol=atol)
 
 
-def test_easyfsl() -> None:
-    """Its SimpleShot takes cosines to the means, the paper distances; with one shot the means have unit norm, too."""
+def test_simpleshot_without_base_classes() -> None:
     episodes, _ = make_episodes()
-    theirs = run_easyfsl(load_easyfsl("methods.prototypical_networks").PrototypicalNetworks(), episodes)
-    assert torch.allclose(protonet(episodes), -(theirs**2))
-    single, _ = make_episodes(shots=(1, 1, 1, 1), base=BASE)
-    module = load_easyfsl("methods.simple_shot")
-    for ours, centre in ((simpleshot_l2n, None), (simpleshot_cl2n, BASE.mean.double())):
-        theirs = run_easyfsl(module.SimpleShot(feature_centering=centre, feature_normalization=2.0), single)
-        assert torch.allclose(ours(single), 2 * theirs - 2)
+    assert agree(simpleshot_cl2n(episodes), episodes, lambda s, y, q: near_unit_means(s, y, q, s.mean(dim=0)))
 
 
 def test_distances_far_from_zero_and_not_negative() -> None:
@@ -121,15 +95,6 @@ def test_distances_far_from_zero_and_not_negative() -> None:
     assert torch.allclose(squared_distances(a, b[:, :4]), expected, rtol=1e-2)
     x = 1e3 + torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     assert float(squared_distances(x, x).min()) >= 0
-
-
-def test_the_nearest_neighbour_is_scikit_learns_and_all_of_them_are_a_matching_network() -> None:
-    episodes, _ = make_episodes(noise=1.5, n_queries=30)
-    ours = nearest_neighbours(episodes, n_neighbours=1).argmax(dim=2)
-    assert agree(ours, episodes, lambda s, y, q: KNeighborsClassifier(1, metric="cosine").fit(s, y).predict(q.numpy()))
-    single, _ = make_episodes(shots=(1, 1, 1, 1))
-    ours = nearest_neighbours(single, n_neighbours=99, temperature=1.0)
-    assert torch.allclose(ours.softmax(dim=2), matching_networks(single).softmax(dim=2), atol=1e-5)
 
 
 def test_texts_are_slow_loops() -> None:
