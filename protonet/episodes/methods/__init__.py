@@ -62,7 +62,7 @@ class MethodSpec:
     transductive: bool = False  #: Classifies all queries of an episode together, not each alone.
     needs: tuple[Need, ...] = ()  #: Inputs without which it cannot run.
     uses_base: bool = False  #: Looks at the base classes if there are any.
-    without_base: str | None = None  #: How it replaces missing base classes, for a note in the report.
+    centred: bool = False  #: Centres rows on the base classes' mean or, without any, on each episode's own support.
     objective: str | None = None  #: That the encoder it needs was trained for; None for any.
     adapts: bool = False  #: Embeds rows anew, by an encoder that it adapts.
     takes_means: bool = False  #: Uses the mean of each class only, so that it can classify base classes, too.
@@ -74,12 +74,11 @@ class MethodSpec:
         return self.function(episodes, **settings)
 
 
-SUPPORT_CENTRE = "rows are centred on each episode's own support"
 #: Our methods, by the names that the command takes: first those that classify each query alone.
 METHODS = {
     "protonet": MethodSpec(protonet, takes_means=True, alias="simpleshot-un"),
     "protonet-cosine": MethodSpec(protonet_cosine, takes_means=True),
-    "simpleshot": MethodSpec(simpleshot_cl2n, uses_base=True, without_base=SUPPORT_CENTRE, takes_means=True),
+    "simpleshot": MethodSpec(simpleshot_cl2n, uses_base=True, centred=True, takes_means=True),
     "simpleshot-l2n": MethodSpec(simpleshot_l2n, takes_means=True),
     "matching-networks": MethodSpec(matching_networks),
     "knn": MethodSpec(nearest_neighbours),
@@ -108,11 +107,9 @@ METHODS = {
     "adaptive": MethodSpec(adaptive),
     "solver": MethodSpec(solver, slow=True),
     "soft-kmeans": MethodSpec(soft_kmeans, transductive=True, takes_means=True),
-    "bd-cspn": MethodSpec(bd_cspn, transductive=True, uses_base=True, without_base=SUPPORT_CENTRE),
-    "laplacian-shot": MethodSpec(laplacian_shot, transductive=True, uses_base=True, without_base=SUPPORT_CENTRE),
-    "laplacian-shot-dirichlet": MethodSpec(
-        laplacian_shot_dirichlet, transductive=True, uses_base=True, without_base=SUPPORT_CENTRE
-    ),
+    "bd-cspn": MethodSpec(bd_cspn, transductive=True, uses_base=True, centred=True),
+    "laplacian-shot": MethodSpec(laplacian_shot, transductive=True, uses_base=True, centred=True),
+    "laplacian-shot-dirichlet": MethodSpec(laplacian_shot_dirichlet, transductive=True, uses_base=True, centred=True),
     "tim": MethodSpec(tim, transductive=True),
     "tim-dirichlet": MethodSpec(tim_dirichlet, transductive=True),
     "tim-adm": MethodSpec(tim_adm, transductive=True),

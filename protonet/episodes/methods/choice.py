@@ -232,11 +232,9 @@ def select_methods(
     blind = [name for name, spec in ours.items() if "unlabelled" not in spec.needs]
     if available.unlabelled and blind:
         notes.append(f"Unlabelled rows are not looked at by {', '.join(blind)}.")
-    if not available.n_base:
-        without = [name for name, spec in ours.items() if spec.without_base is not None]
-        for text in dict.fromkeys(ours[name].without_base for name in without):
-            same = ", ".join(name for name in without if ours[name].without_base == text)
-            notes.append(f"Without base classes, {text} in {same}.")
+    centred = [name for name, spec in ours.items() if spec.centred]
+    if centred and not available.n_base:
+        notes.append(f"Without base classes, rows are centred on each episode's own support in {', '.join(centred)}.")
     return methods, notes
 
 

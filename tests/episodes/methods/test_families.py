@@ -19,7 +19,7 @@ CLASSES, ROWS, DIM = 64, 60, 64
 #: Kinds of episodes, and how many.
 SETTINGS = (EpisodeConfig((5, 5), (1, 1)), 30), (EpisodeConfig((10, 10), (10, 10)), 8)
 #: Methods that need no base classes.
-TESTED = tuple(dict.fromkeys((*DEFAULT_METHODS, *(name for name, spec in METHODS.items() if spec.without_base))))
+TESTED = tuple(dict.fromkeys((*DEFAULT_METHODS, *(name for name, spec in METHODS.items() if spec.centred))))
 #: Features of a family from class centres and noise, both standard normal.
 FAMILIES: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
     # Log-normal: most are small, some many times as large.
