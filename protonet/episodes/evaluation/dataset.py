@@ -153,23 +153,22 @@ def evaluate_dataset(
 
 
 def _choose(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:
-    """Choose methods by their names, or make them of functions by name."""
+    """Choose methods by their names, or name functions; those of `METHODS` keep their specification."""
     if isinstance(methods, Mapping):
         check_methods(methods)
-        return [_name_method(name, method) for name, method in methods.items()]
+        chosen = []
+        for name, method in methods.items():
+            if isinstance(method, ChosenMethod):
+                chosen.append(replace(method, name=name, key=name))
+            elif isinstance(method, MethodSpec):
+                chosen.append(ChosenMethod(name, name, method))
+            else:
+                chosen.append(plug_in(name, method, "function"))
+        return chosen
+    constraint = "be a list of names, or a mapping from names to functions"
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
         remedy = f"Pass [{methods!r}]." if isinstance(methods, str) else "Pass a list such as ['protonet']."
-        constraint = "be a list of names, or a mapping from names to functions"
         raise_input_error("methods", constraint, repr(methods), remedy, kind=InputTypeError)
     for name in methods:
-        check_type("methods", name, str, "a list of names, or a mapping from names to functions")
+        check_type("methods", name, str, constraint.removeprefix("be "))
     return [choose_method(name, "methods") for name in methods]
-
-
-def _name_method(name: str, method: Method) -> ChosenMethod:
-    """Name a function; one of `METHODS` keeps its specification."""
-    if isinstance(method, ChosenMethod):
-        return replace(method, name=name, key=name)
-    if isinstance(method, MethodSpec):
-        return ChosenMethod(name, name, method)
-    return plug_in(name, method, "function")

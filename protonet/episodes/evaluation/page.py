@@ -29,6 +29,7 @@ def format_page(evaluation: Evaluation) -> str:
     measures = ["auroc"] * bool(summary.settings["n_open_classes"])
     measures += [side for side in SIDE_MEASURES if side in methods[best].measures]
     against, pairs = summary.against, len(summary.comparisons)
+    way, shot = ("-".join(map(str, dict.fromkeys(summary.settings[name]))) for name in ("way", "shot"))
     classes = [row for row in evaluation.by_class or () if row.episodes >= MIN_EPISODES_PER_CLASS]
     values = {
         "classes": [
@@ -43,7 +44,7 @@ def format_page(evaluation: Evaluation) -> str:
         "format_value": format_value,
         "half_widths": format_half_widths,
         "intervals": [f"95 % interval over {kind}" for kind in over],
-        "kind": describe_kind(summary),
+        "kind": f"{way}-way {shot}-shot",
         "limits": (
             max(0.0, min(rate.mean - rate.widest for rate in rates)),
             min(1.0, max(rate.mean + rate.widest for rate in rates)),
@@ -80,12 +81,6 @@ def list_classes(scores: Mapping[str, Scores], class_mask: Tensor, names: Sequen
         for at, name in enumerate(names)
         if counts[at]
     ]
-
-
-def describe_kind(summary: Summary) -> str:
-    """Describe the kind of episodes in a few words."""
-    way, shot = ("-".join(map(str, dict.fromkeys(summary.settings[name]))) for name in ("way", "shot"))
-    return f"{way}-way {shot}-shot"
 
 
 def format_half_widths(rate: Rate) -> str:

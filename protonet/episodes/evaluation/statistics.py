@@ -234,7 +234,7 @@ class Evaluation:
 
     def describe(self) -> dict[str, object]:
         """Convert it to a form that JSON can write."""
-        queries = self.queries.tolist()
+        queries, ways = self.queries.tolist(), self.class_mask.sum(dim=1).tolist()
         by_class = {} if self.by_class is None else {"by_class": [asdict(accuracy) for accuracy in self.by_class]}
         return {
             **self.summary.describe(),
@@ -245,7 +245,8 @@ class Evaluation:
             "classes": self.n_classes,
             "queries": queries if len(set(queries)) > 1 else queries[0],
             "right": {name: right.tolist() for name, right in self.right.items()},
-            **list_class_indices(self.class_mask),
+            "ways": ways if len(set(ways)) > 1 else ways[0],
+            "class_indices": self.class_mask.nonzero()[:, 1].tolist(),  # of all episodes, in order
             **by_class,
             **({} if self.records is None else {"records": self.records.describe()}),
         }
@@ -260,16 +261,6 @@ def list_interval_kinds(rates: Iterable[Rate]) -> list[str]:
     """List the kinds of intervals that some rates have, in the order of `INTERVAL_KINDS`."""
     rates = list(rates)
     return [over for over in INTERVAL_KINDS if any(not math.isnan(rate.half_width(over)) for rate in rates)]
-
-
-def list_class_indices(class_mask: Tensor) -> dict[str, object]:
-    """List the classes of each episode, of ``class_mask`` (episodes, classes) bool, in a form that JSON can write.
-
-    ``ways`` are by episode, or one number if all are equal; ``class_indices`` are the classes of all episodes in order.
-    """
-    ways = class_mask.sum(dim=1)
-    same = len(ways.unique()) == 1
-    return {"ways": int(ways[0]) if same else ways.tolist(), "class_indices": class_mask.nonzero()[:, 1].tolist()}
 
 
 def read_class_indices(written: Mapping[str, Any]) -> Tensor:

@@ -16,7 +16,7 @@ from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare, prepare_tuning
 from protonet.episodes.evaluation.report import TextTable, accuracy_heading, percent, write_tables
 from protonet.episodes.evaluation.run import run_evaluation
-from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, MethodSummary, Rate, compare_pairs
+from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, Rate, compare_pairs
 from protonet.episodes.features.sources import load_data
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
@@ -157,38 +157,31 @@ def tabulate_suite(
     """
     datasets = {member.dataset for member in members}
     is_complete = len(members) == len(averages) * len(datasets)
-    head = accuracy_heading(m.accuracy for evaluation in evaluations for m in evaluation.summary.methods.values())
+    head = accuracy_heading(m.accuracy for evaluation in evaluations for m in evaluation.methods.values())
     for shot, means in averages.items():
-        columns = [
-            (member.dataset, evaluation.summary.methods)
+        columns = {
+            member.dataset: evaluation.methods
             for member, evaluation in zip(members, evaluations, strict=True)
             if member.shot == shot
-        ]
+        }
         if len(datasets) > 1 or len(members) == 1:
-            names = dict.fromkeys(name for _, methods in columns for name in methods)
             rows = []
+            names = dict.fromkeys(name for methods in columns.values() for name in methods)
             for name in sorted(names, key=lambda name: means[name].rank if name in means else torch.inf):
-                cells = [_accuracy_cell(methods, means, name, at) for at, (_, methods) in enumerate(columns)]
-                rows.append([name, *cells, *_mean_cells(means, name)])
+                cells = [percent(methods[name].accuracy) if name in methods else "" for methods in columns.values()]
+                if name in means and len(means) > 1:
+                    cells = [f"{cell} ({rank:g})" for cell, rank in zip(cells, means[name].ranks, strict=True)]
+                average = [percent(means[name].rate), f"{means[name].rank:g}"] if name in means else ["", ""]
+                rows.append([name, *cells, *average])
             header = f"{shot}-shot " * bool(shot) + f"{head} (rank)"
-            yield [header, *(dataset for dataset, _ in columns), "mean", "average rank"], rows
+            yield [header, *columns, "mean", "average rank"], rows
     if len(averages) > 1 and is_complete:
-        names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.summary.methods)
-        rows = [[name, *(_mean_cells(means, name)[0] for means in averages.values())] for name in names]
+        names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.methods)
+        columns_of = [
+            [percent(means[name].rate) if name in means else "" for name in names] for means in averages.values()
+        ]
+        rows = [list(row) for row in zip(names, *columns_of, strict=True)]
         yield ["mean " * (len(datasets) > 1) + head, *(f"{shot}-shot" for shot in averages)], rows
-
-
-def _accuracy_cell(methods: Mapping[str, MethodSummary], means: Mapping[str, Average], name: str, at: int) -> str:
-    """Format a method's accuracy on the data set number ``at``, with its rank."""
-    if name not in methods:
-        return ""
-    rank = f" ({means[name].ranks[at]:g})" if name in means and len(means) > 1 else ""
-    return percent(methods[name].accuracy) + rank
-
-
-def _mean_cells(means: Mapping[str, Average], name: str) -> tuple[str, str]:
-    """Format a method's mean accuracy and its average rank."""
-    return (percent(means[name].rate), f"{means[name].rank:g}") if name in means else ("", "")
 
 
 def explain_ranks(members: Sequence[Member], evaluations: Sequence[Evaluation]) -> str:
@@ -196,7 +189,7 @@ def explain_ranks(members: Sequence[Member], evaluations: Sequence[Evaluation]) 
     if len({member.dataset for member in members}) < 2:
         return ""
     text = "Intervals of means speak of these same data sets."
-    if len(evaluations[0].summary.methods) > 1:
+    if len(evaluations[0].methods) > 1:
         text += " As Meta-Dataset's, ranks speak of these same classes: methods share one where a paired t test over"
         text += " episodes finds no difference to the best of them (p >= 0.05)."
     return f"\n{text}\n"

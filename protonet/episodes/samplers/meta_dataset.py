@@ -98,14 +98,24 @@ class MetaDataset(Sampler):
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` and after."""
-        way, classes = self._draw_classes(index, seed, first, n_episodes)
-        drawn = torch.arange(MAX_WAY) < way[:, None]  # (episodes, MOST_WAY)
+
+        def uniform(stream: int, *shape: int) -> Tensor:
+            return sample_uniform(seed, stream, first, (n_episodes, *shape))
+
+        groups = self.groups or (tuple(range(len(index.size))),)
+        table = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, groups)), batch_first=True)  # (groups, classes)
+        sizes = torch.tensor(list(map(len, groups)))
+        group = (uniform(GROUP_STREAM) * len(groups)).long()
+        way = max_way = sizes[group].clamp_max(MAX_WAY)
+        if not self.all_of_group:
+            way = MIN_WAY + (uniform(WAY_STREAM) * (max_way - MIN_WAY + 1)).long()
+        # (episodes, MAX_WAY), of which an episode has the first ``way``
+        classes = table[group[:, None], draw_distinct(uniform(CLASS_STREAM, MAX_WAY), sizes[group])]
+        drawn = torch.arange(MAX_WAY) < way[:, None]
         size, start = index.size[classes], index.start[classes]
-        beta = sample_uniform(seed, SHOT_STREAM, first, (n_episodes, 1))
-        queries, shots = split_rows(size, drawn, beta, sample_uniform(seed, SIZE_STREAM, first, (n_episodes, MAX_WAY)))
+        queries, shots = split_rows(size, drawn, uniform(SHOT_STREAM, 1), uniform(SIZE_STREAM, MAX_WAY))
         slots = int((queries + shots).max()) if n_episodes else 0
-        shape = (n_episodes, MAX_WAY, MAX_SUPPORT + MAX_QUERY)
-        uniform_rows = sample_uniform(seed, ROW_STREAM, first, shape)[..., :slots]
+        uniform_rows = uniform(ROW_STREAM, MAX_WAY, MAX_SUPPORT + MAX_QUERY)[..., :slots]
         rows = torch.full((n_episodes, MAX_WAY, slots), NO_ROW)
         rows[drawn] = index.rows[start[drawn][:, None] + draw_distinct(uniform_rows[drawn], size[drawn])]
         position = torch.arange(slots)
@@ -113,22 +123,6 @@ class MetaDataset(Sampler):
         is_query = ~is_support & (position < (shots + queries)[..., None])
         nothing = torch.empty(n_episodes, MAX_WAY, 0, dtype=torch.int64)
         return SampledEpisodes(rows.where(is_support, NO_ROW), rows.where(is_query, NO_ROW), nothing[:, :0], nothing)
-
-    def _draw_classes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor]:
-        """Draw each episode's number of classes, (episodes,), and its classes, the first ones of (episodes, MOST_WAY).
-
-        They are of one group: of a hierarchy's nodes (``all_of_group``) all classes up to ``MAX_WAY``.
-        """
-        groups = self.groups or (tuple(range(len(index.size))),)
-        table = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, groups)), batch_first=True)  # (groups, classes)
-        sizes = torch.tensor(list(map(len, groups)))
-        group = (sample_uniform(seed, GROUP_STREAM, first, (n_episodes,)) * len(groups)).long()
-        max_way = sizes[group].clamp_max(MAX_WAY)
-        way = max_way
-        if not self.all_of_group:
-            way = MIN_WAY + (sample_uniform(seed, WAY_STREAM, first, (n_episodes,)) * (max_way - MIN_WAY + 1)).long()
-        offsets = draw_distinct(sample_uniform(seed, CLASS_STREAM, first, (n_episodes, MAX_WAY)), sizes[group])
-        return way, table[group[:, None], offsets]
 
     def describe(self) -> dict[str, object]:
         """Describe the settings under the names of the command line."""
@@ -191,25 +185,22 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
         whether a node's are all in each of its episodes.
     """
     all_of_group = hierarchy != "names"
-    nodes = _read_nodes(hierarchy, names) if all_of_group else _split_names(names)
-    max_classes = MAX_LEAVES if all_of_group else len(names)
+    if all_of_group:
+        nodes, max_classes = _read_nodes(hierarchy, names), MAX_LEAVES
+    else:
+        nodes, max_classes = {}, len(names)
+        for class_id, name in enumerate(names):
+            superclass, slash, _ = name.rpartition("/")
+            if not slash:
+                remedy = "Name classes SUPERCLASS/CLASS, or pass a file of lines 'parent child'."
+                got = f"{name!r} without a superclass"
+                raise_input_error("hierarchy", "be in the names of all classes", got, remedy)
+            nodes.setdefault(superclass, set()).add(class_id)
     groups = tuple(tuple(sorted(nodes[name])) for name in sorted(nodes) if MIN_WAY <= len(nodes[name]) <= max_classes)
     if not groups:
         sizes = f"{max(map(len, nodes.values()), default=0)} at most"
         raise_input_error("hierarchy", f"have a group of {MIN_WAY} classes", sizes, "Leave it out.")
     return groups, all_of_group
-
-
-def _split_names(names: Sequence[str]) -> dict[str, set[int]]:
-    """Group the classes by superclass."""
-    class_ids_of: dict[str, set[int]] = {}
-    for class_id, name in enumerate(names):
-        superclass, slash, _ = name.rpartition("/")
-        if not slash:
-            remedy = "Name classes SUPERCLASS/CLASS, or pass a file of lines 'parent child'."
-            raise_input_error("hierarchy", "be in the names of all classes", f"{name!r} without a superclass", remedy)
-        class_ids_of.setdefault(superclass, set()).add(class_id)
-    return class_ids_of
 
 
 def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
