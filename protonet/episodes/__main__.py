@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -235,14 +235,13 @@ def _check_paths(options: argparse.Namespace) -> dict[str, Path]:
 def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Collection[str]) -> None:
     """Evaluate as the options say; ``given`` and ``preset`` name those on the command line and those of the preset."""
     outputs = _check_paths(options)
-    from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415 - torch, as above
-    from protonet.episodes.samplers.options import read_samplers  # noqa: PLC0415
-
     check_device("--device", options.device)
-    from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415
+    from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - torch, as above
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
     from protonet.episodes.evaluation.suite import SUITE_OUTPUTS, Member, report_suite, run_suite  # noqa: PLC0415
     from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
+    from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415
+    from protonet.episodes.samplers.options import read_samplers  # noqa: PLC0415
 
     methods = MethodsPlan(
         chosen=[choose_method(text) for text in options.method if text != "all"],
@@ -289,7 +288,7 @@ class Subcommand:
 
     read: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks arguments.
     module: str  #: Below `protonet.episodes`; its function ``run_{name}`` takes the parsed options.
-    arguments: Mapping[str, str] = field(default_factory=lambda: ARGUMENTS)  #: The option of each argument.
+    names: Mapping[str, str]  #: The option of each argument that messages name.
 
     def run(self, arguments: Sequence[str] | None) -> None:
         """Run it as the arguments say."""
@@ -300,9 +299,9 @@ class Subcommand:
 
 
 SUBCOMMANDS = {
-    "train": Subcommand(read_train, "training.train"),
-    "compare": Subcommand(read_compare, "evaluation.compare"),
-    "extract": Subcommand(read_extract, "features.extract"),
+    "train": Subcommand(read_train, "training.train", ARGUMENTS),
+    "compare": Subcommand(read_compare, "evaluation.compare", ARGUMENTS),
+    "extract": Subcommand(read_extract, "features.extract", ARGUMENTS),
     "paper": Subcommand(read_paper, "paper", PAPER_ARGUMENTS),
 }
 
@@ -311,9 +310,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the evaluation or the one of ``SUBCOMMANDS`` that comes first; return the exit code."""
     prog, command, names = EVALUATE_PROG, run, ARGUMENTS
     if arguments and arguments[0] in SUBCOMMANDS:
-        subcommand = SUBCOMMANDS[arguments[0]]
-        prog, command, names = f"{EVALUATE_PROG} {arguments[0]}", subcommand.run, {**subcommand.arguments}
-        arguments = arguments[1:]
+        name, *arguments = arguments
+        prog, command, names = f"{prog} {name}", SUBCOMMANDS[name].run, {**SUBCOMMANDS[name].names}
 
     def run_named(given: Sequence[str] | None) -> None:
         with renamed_arguments(**names):
