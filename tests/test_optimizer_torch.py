@@ -110,19 +110,6 @@ def test_a_grad_scaler_changes_nothing_and_skips_what_overflows() -> None:
     assert scaler.get_scale() == 128.0
 
 
-def test_accumulated_gradients_are_one_large_batch() -> None:
-    one, parts = make_model(torch.float64), make_model(torch.float64)
-    for model in (one, parts):
-        optimizer = CustomOptimizer(model.parameters())
-        for step in range(0, 24, 2):
-            optimizer.zero_grad()
-            full = [loss_on(model, step, step + 1)]
-            for loss in full if model is one else [loss_on(model, step) / 2, loss_on(model, step + 1) / 2]:
-                loss.backward()
-            optimizer.step()
-    assert distance(parts, one) < 1e-6
-
-
 def test_the_groups_rate_scales_the_step() -> None:
     start, *ends = [make_model(torch.float64) for _ in range(3)]
     for model, factor in zip(ends, (1.0, 0.25), strict=True):

@@ -126,9 +126,9 @@ def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> 
     assert rows[0]["parameters"] == [0]
     split = sample_family("class_noise", seed=0, n_train=2, n_val=1, num_classes=4, dim=16)
     train, val = [(split.train_x, split.train_y)], [(split.val_x, split.val_y)]
-    network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 30})
+    network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 0})
     accuracy = float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
-    assert (rows[3]["percent"][OURS], rows[3]["parameters"]) == ([100 * accuracy], [network.count_parameters()])
+    assert (rows[2]["percent"][OURS], rows[2]["parameters"]) == ([100 * accuracy], [network.count_parameters()])
     assert all(parameters <= 30 for parameters in rows[1]["parameters"])
     assert draws._parse_shots("", "2+1,1+1,2+1") == [(2, 1), (1, 1)]
 
@@ -144,19 +144,12 @@ def test_statistics() -> None:
         for method in accuracies
         for seed in (0, 1)
     }
-    text = tabulate(summarise(results))
-    header, _, row = read_cells(text)
-    assert dict(zip(header, row, strict=True)) == {
-        "family": "nuisance",
-        "train+val": "16+4",
-        "limit": "9",
-        "ours": "85.00 ±5.00",
-        "Bayes": "90.00 ±0.00",
-        "gap to Bayes": "+5.00 ±5.00",
-        "raw cosine": "60.00 (+25.00 ±5.00)",
-        "shrunken LDA": "75.00 (+10.00 ±20.00)",
-        "regret": "-10.00 ±20.00",
-        "parameters": "1,000",
-        "seconds": "1.0",
-    }
-    assert "mean over 2 draws" in text
+    header, _, row = read_cells(tabulate(summarise(results)))
+    assert header[3:] == [
+        *("ours", "Bayes", "gap to Bayes", "raw cosine"),
+        *("shrunken LDA", "regret", "parameters", "seconds"),
+    ]
+    assert row == [
+        *("nuisance", "16+4", "9", "85.00 ±5.00", "90.00 ±0.00", "+5.00 ±5.00"),
+        *("60.00 (+25.00 ±5.00)", "75.00 (+10.00 ±20.00)", "-10.00 ±20.00", "1,000", "1.0"),
+    ]
