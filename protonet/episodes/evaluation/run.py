@@ -290,10 +290,10 @@ class _Watch:
             accuracy = torch.cat([batch[name].accuracy for batch in batches])
             self.bar.set_postfix_str(f"{name} {percent(Rate.measure(accuracy, None))} %", refresh=False)
             self.shown = now
-        n_last = len(batches[-1][name].accuracy)
-        self.bar.update(n_last if self.group.world_size == 1 else count_episodes(batches) - self.bar.n)
+        n_scored = count_episodes(batches)
+        self.bar.update(n_scored - self.bar.n)
         if callable(self.progress) and self.group.rank == 0:
-            self.progress(count_episodes(batches), self.settings["max_episodes"])
+            self.progress(n_scored, self.settings["max_episodes"])
         if now - self.saved > SECONDS_PER_SAVE:
             self.save()
             self.saved = time.monotonic()

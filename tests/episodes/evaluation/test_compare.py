@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_rel
 
 from protonet.episodes.__main__ import main
-from protonet.episodes.evaluation.compare import join_runs, read_run
 from tests.episodes.command_cases import Command
 
 KIND = "--way 3 --query 4 --episodes 60"
@@ -86,16 +84,6 @@ def test_runs_of_the_same_episodes_are_paired(command: Command, tmp_path: Path) 
     assert "2 comparisons of ridge with another" in command(compare("a", "b", "--against=ridge"))
     full = command("--dataset x.npz", KIND, "--method protonet ridge soft-kmeans")
     assert list_cells(out) == list_cells(full)  # one run of all of them says the same
-
-
-def test_a_comparison_is_a_paired_t_test() -> None:
-    runs = [read_run(Path(f"{name}.json")) for name in ("a", "b")]
-    summary, _ = join_runs(runs, against="soft-kmeans")
-    (pair,) = (comparison for comparison in summary.comparisons if comparison.second == "ridge")
-    first, second = runs[1].right["soft-kmeans"], runs[0].right["ridge"]
-    assert pair.first == "soft-kmeans"
-    assert np.isclose(pair.p_value_episodes, ttest_rel(first, second).pvalue)
-    assert np.isclose(pair.difference, float((first - second).mean()) / 12)
 
 
 def test_the_first_episodes_of_a_longer_run(command: Command) -> None:

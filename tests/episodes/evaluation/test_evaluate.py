@@ -2,26 +2,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from protonet.episodes.evaluation.distributed import ProcessGroup
-from protonet.episodes.evaluation.evaluate import (
-    BATCH_SIZE,
-    EPISODES_PER_ROUND,
-    MAX_NARROW_FEATURES,
-    Scores,
-    compute_auroc,
-    compute_fpr,
-    evaluate,
-    join_batches,
-)
-from protonet.episodes.evaluation.statistics import half_width
-from protonet.episodes.methods.choice import choose_methods
+from protonet.episodes.evaluation.evaluate import Scores, compute_auroc, compute_fpr, evaluate
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
 from protonet.episodes.samplers.batch import Episodes, gather_episodes, make_row_reader, split_by_size
@@ -94,34 +82,6 @@ def test_slow_loop(setting: Sampler) -> None:
     assert math.isclose(calibration_error(scores["euclidean"].bins), error, rel_tol=1e-5)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_sharing_among_processes_leaves_the_result_unchanged(world_size: int) -> None:
-    """Each process's part computed in turn, then brought together as the group does, also where a run stops early."""
-    n_episodes = 3 * EPISODES_PER_ROUND + 40
-
-    class Recorder(ProcessGroup):
-        def gather(self, value: object) -> list[object]:  # type: ignore[override]
-            recorded[self.rank].append(value)
-            return [value]
-
-    class Player(ProcessGroup):
-        def gather(self, value: object) -> list[object]:  # type: ignore[override]
-            turn = turns.pop(0)
-            return [recorded[rank][turn] for rank in range(world_size)]
-
-    recorded: list[list[object]] = [[] for _ in range(world_size)]
-    for rank in range(world_size):
-        evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=n_episodes, group=Recorder(rank, world_size))
-    for target in (0.0, 2.5):
-        turns = list(range(10))
-        settings: dict[str, Any] = {"n_episodes": n_episodes, "target_half_width": target}
-        shared = evaluate(X, INDEX, METHODS, SETTINGS[0], **settings, group=Player(0, world_size))
-        assert equal(shared, evaluate(X, INDEX, METHODS, SETTINGS[0], **settings))
-        n = len(shared["cosine"].accuracy)
-        assert n == n_episodes if not target else n % EPISODES_PER_ROUND == 0 and n < n_episodes
-        assert not target or all(100 * half_width(item.accuracy) < target for item in shared.values())
-
-
 def test_threads_do_not_matter_and_are_put_back() -> None:
     threads = torch.get_num_threads()
     first = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=10)
@@ -131,32 +91,6 @@ def test_threads_do_not_matter_and_are_put_back() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-
-
-def test_progress() -> None:
-    shown: list[int] = []
-
-    def show(batches: Sequence[Mapping[str, Scores]]) -> None:
-        shown.append(sum(len(next(iter(batch.values())).accuracy) for batch in batches))
-
-    evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=EPISODES_PER_ROUND + 5, progress=show)
-    batches = [BATCH_SIZE, 2 * BATCH_SIZE, 3 * BATCH_SIZE, EPISODES_PER_ROUND]
-    assert shown == [1, 4, 16, *batches, EPISODES_PER_ROUND + 5]  # of functions nothing is known
-    fast, wide = choose_methods(["protonet"]), X.repeat(1, -(-MAX_NARROW_FEATURES // X.shape[1]))
-    for x, sizes in ((X, [64, EPISODES_PER_ROUND]), (wide, batches)):
-        shown.clear()
-        evaluate(x, INDEX, fast, SETTINGS[0], n_episodes=EPISODES_PER_ROUND + 5, progress=show)
-        assert shown == [1, 4, 16, *sizes, EPISODES_PER_ROUND + 5]
-
-
-@pytest.mark.parametrize("setting", SETTINGS[1:3])
-def test_a_run_that_is_continued_is_one_that_was_never_interrupted(setting: Sampler) -> None:
-    """After any number of episodes, by any number of processes, to the last bit."""
-    seen: list[dict[str, Scores]] = []
-    settings: dict[str, Any] = {"n_episodes": EPISODES_PER_ROUND + 70}
-    full = evaluate(X, INDEX, METHODS, setting, **settings, progress=lambda batches: seen.append(join_batches(batches)))
-    for earlier in [*seen[1::3], full]:
-        assert equal(evaluate(X, INDEX, METHODS, setting, **settings, earlier=earlier), full)
 
 
 def test_a_method_may_use_gradients_and_overwrite_its_input() -> None:
