@@ -97,12 +97,8 @@ def test_a_state_of_tuning_is_of_one_run(command: Command) -> None:
 
 def test_errors(command: Command) -> None:
     for arguments, message in (
-        ("--tune ridge", "`--tune` must name two values of a setting or more; got 'ridge'"),
         ("--tune ridge:penalty=1,2 --side all", "got `--side` all. Pass `--side` novel, .*`--split-seed` 0"),
         ("--tune ridge:penalty=1,2 --way 4", "`--tune` must find 4 validation classes, .*; got 3"),
-        ("--method ridge:lambda=1", "must have settings of ridge that exist; got 'lambda'. There are penalty, "),
-        ("--method mine.py:absent", "It has city_block, centred, broken"),
-        ("--method mine.py:broken", r"got ValueError of mine.py:broken: no such thing \(mine.py, line 12\)"),
         ("--normalize cl2 --side all", "`--normalize` must find base classes to centre on; got cl2 without"),
         ("--base x.npz", "`--base` must be another data set than --dataset"),
         ("--base wide.npy", "^protonet.episodes: `--base` must have 5 features per row, as the data; got 6 of wide"),
