@@ -13,6 +13,8 @@ from protonet.episodes.methods.keywords import Count, NonNegative, Positive, Pos
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
+MIN_FRACTION = 1e-6  #: Added to the classes' shares of the queries before the logarithm, as in the authors' code.
+
 
 def semi_kmeans(episodes: Episodes, *, temperature: Positive = 1.0, steps: Count = 1) -> Tensor:
     """Classify by the distance to prototypes in which unlabelled rows count as far as they are near.
@@ -146,9 +148,6 @@ def soft_kmeans(episodes: Episodes, *, steps: Count = 1) -> Tensor:
         )
         distances = squared_distances(refined, episodes.query)
     return -distances.transpose(1, 2)
-
-
-MIN_FRACTION = 1e-6  #: Added to the classes' shares of the queries before the logarithm, as in the authors' code.
 
 
 def paddle(

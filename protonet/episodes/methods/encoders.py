@@ -18,6 +18,13 @@ from protonet.episodes.networks.backbones import IMAGES, LinearHead, lead_by
 from protonet.episodes.samplers.batch import Episodes, Trained
 from protonet.errors import raise_input_error
 
+LayerWeights = Mapping[str, Tensor]
+#: Features of rows, and weights of networks, that are adapted at a time: bounds the memory.
+MAML_FEATURES_PER_BATCH, MAML_WEIGHTS_PER_BATCH = 2**21, 2**22
+FINETUNE_HEADS = ("prototypes", "linear")
+#: Features of rows, and weights of encoders, that are worked on at a time: bounds the memory.
+FINETUNE_FEATURES_PER_BATCH, FINETUNE_WEIGHTS_PER_BATCH = 2**20, 2**22
+
 
 def get_trained(episodes: Episodes, objective: str | None = None) -> Trained:
     """Return the meta-trained encoder of episodes; an ``objective`` of None is any.
@@ -61,11 +68,6 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     weight = next(head.parameters())
     prototypes = head(support_means(episodes).to(weight)).to(episodes.query)
     return cosines(episodes.query, prototypes) / temperature
-
-
-LayerWeights = Mapping[str, Tensor]
-#: Features of rows, and weights of networks, that are adapted at a time: bounds the memory.
-MAML_FEATURES_PER_BATCH, MAML_WEIGHTS_PER_BATCH = 2**21, 2**22
 
 
 class InnerLoop(NamedTuple):
@@ -193,11 +195,6 @@ def classify_adapted(
     with lead_by(encoder, support.shape[1]) as has_statistics:
         logits: Tensor = vmap(classify, randomness="different", chunk_size=max(1, at_once))(support, labels, query)
     return logits
-
-
-FINETUNE_HEADS = ("prototypes", "linear")
-#: Features of rows, and weights of encoders, that are worked on at a time: bounds the memory.
-FINETUNE_FEATURES_PER_BATCH, FINETUNE_WEIGHTS_PER_BATCH = 2**20, 2**22
 
 
 def finetune(

@@ -13,6 +13,9 @@ from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
 from protonet.episodes.methods.keywords import Positive, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
 
+#: The ridge is at least this many machine epsilons of the covariance's trace: rounding would hide a smaller one.
+MIN_RIDGE = 4
+
 
 def ridge_regression(
     episodes: Episodes, *, penalty: Positive = 1.0, scale: Positive = 10.0, shift: float = 0.0
@@ -176,10 +179,6 @@ def linear_probe(episodes: Episodes, *, inverse_penalty: Positive = 0.316) -> Te
     target = one_hot(episodes.support_labels, episodes.n_way, support.dtype)
     weight, intercept = fit_logistic(support, target, inverse_penalty=inverse_penalty)
     return (query @ weight + intercept).to(episodes.query.dtype)
-
-
-#: The ridge is at least this many machine epsilons of the covariance's trace: rounding would hide a smaller one.
-MIN_RIDGE = 4
 
 
 def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:

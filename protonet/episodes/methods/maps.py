@@ -12,6 +12,11 @@ from protonet.episodes.methods.keywords import Positive
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
+RIDGE_OFFSET = 1e-6  #: Added to the ridge, as in the authors' code.
+DISTANCE_OFFSET = 1e-5  #: Added below the root of distances, as in the authors' code.
+DISTANCES_AT_ONCE = 2**22  #: Distances between two channels that are held at a time, but at least those of one row ...
+HALVES_AT_ONCE = 2**24  #: ... and numbers of rows' matrices.
+
 
 def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
     """Return support and query as maps (episodes, rows, places, channels) float64; InputError if they are none."""
@@ -22,9 +27,6 @@ def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
     sizes = channels, height * width
     support, query = (rows.double().unflatten(2, sizes).transpose(2, 3) for rows in (episodes.support, episodes.query))
     return support, query
-
-
-RIDGE_OFFSET = 1e-6  #: Added to the ridge, as in the authors' code.
 
 
 def feature_map_reconstruction(
@@ -107,11 +109,6 @@ def cross_transformers(episodes: Episodes, *, temperature: Positive | None = Non
     size = (attention @ within - 2 * inner) * attention @ hot  # (episodes, n_queries * places, n_way)
     distances: Tensor = query.square().sum(dim=2, keepdim=True) + size
     return -distances.view(*episodes.query.shape[:2], n_positions, -1).mean(dim=2).to(episodes.query.dtype)
-
-
-DISTANCE_OFFSET = 1e-5  #: Added below the root of distances, as in the authors' code.
-DISTANCES_AT_ONCE = 2**22  #: Distances between two channels that are held at a time, but at least those of one row ...
-HALVES_AT_ONCE = 2**24  #: ... and numbers of rows' matrices.
 
 
 def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:

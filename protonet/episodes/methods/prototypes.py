@@ -18,6 +18,11 @@ from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCo
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
+#: Queries whose squared norm centring shrinks to less than this share are centred one by one, against rounding errors.
+LOST = 1e-2
+#: Share of all neighbours' weight that a class without any has, so that its logit is finite. Our own choice.
+EMPTY_CLASS_WEIGHT = 1e-6
+
 
 def protonet(episodes: Episodes) -> Tensor:
     """Classify by the squared Euclidean distance to the class means.
@@ -48,10 +53,6 @@ def protonet_cosine(episodes: Episodes, *, temperature: Positive = 0.1) -> Tenso
         https://arxiv.org/abs/1804.09458
     """
     return cosines(episodes.query, support_means(episodes)) / temperature
-
-
-#: Queries whose squared norm centring shrinks to less than this share are centred one by one, against rounding errors.
-LOST = 1e-2
 
 
 def simpleshot_l2n(episodes: Episodes) -> Tensor:
@@ -126,10 +127,6 @@ def matching_networks(episodes: Episodes) -> Tensor:
     """
     attention = cosines(episodes.query, episodes.support).softmax(dim=2)  # (episodes, n_queries, n_support)
     return (attention @ one_hot(episodes.support_labels, episodes.n_way, attention.dtype)).log()
-
-
-#: Share of all neighbours' weight that a class without any has, so that its logit is finite. Our own choice.
-EMPTY_CLASS_WEIGHT = 1e-6
 
 
 def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, temperature: Positive = 0.07) -> Tensor:

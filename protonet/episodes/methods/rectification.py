@@ -14,6 +14,8 @@ from protonet.episodes.methods.common import compute_centre, cosines, one_hot, s
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
 
+CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
+
 
 def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
     """Centre rows as `compute_centre` says, and find what scales them to unit norm.
@@ -99,9 +101,6 @@ def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = Fa
         prototypes = F.normalize(prototypes, dim=2)
     products = (prototypes @ query.transpose(1, 2)).mul_(scale)
     return products.sub_(squared_norms(prototypes)[:, :, None] / 2).div_(temperature).transpose(1, 2)
-
-
-CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
 
 
 def laplacian_shot(
