@@ -60,12 +60,12 @@ def distribution_calibration(
         limit = f"be at most the number of base classes ({len(base.by_class.size)})"
         raise_input_error("n_nearest", limit, n_nearest, "Ask for fewer.")
     max_episodes = max(1, SAMPLED_AT_ONCE // (episodes.n_way * n_samples * episodes.support.shape[2]))
-    settings: tuple[float, int, float, int, int] = (power, n_nearest, spread, n_samples, seed)
-    parts = zip(
-        *(rows.split(max_episodes) for rows in (episodes.support, episodes.support_labels, episodes.query)), strict=True
-    )
-    some = (replace(episodes, support=support, support_labels=labels, query=query) for support, labels, query in parts)
-    return torch.cat([_classify(episode_block, base, *settings) for episode_block in some])
+    rows = (episodes.support, episodes.support_labels, episodes.query)
+    logits = []
+    for support, labels, query in zip(*(part.split(max_episodes) for part in rows), strict=True):
+        some = replace(episodes, support=support, support_labels=labels, query=query)
+        logits.append(_classify(some, base, power, n_nearest, spread, n_samples, seed))
+    return torch.cat(logits)
 
 
 def _classify(

@@ -204,7 +204,7 @@ def tip_adapter(
     Source: Zhang et al., "Tip-Adapter: training-free adaption of CLIP for few-shot classification" (2022), sec. 3.
         https://arxiv.org/abs/2207.09519
     """
-    get_texts(episodes)
+    by_text = clip_zero_shot(episodes, temperature=temperature)
     votes = (beta * (cosines(episodes.query, episodes.support) - 1)).exp()  # (episodes, n_queries, n_support)
     hot = one_hot(episodes.support_labels, episodes.n_way, votes.dtype)
-    return clip_zero_shot(episodes, temperature=temperature) + alpha * votes @ hot
+    return by_text + alpha * votes @ hot
