@@ -135,7 +135,7 @@ class AdaptedLearner(Learner):
         assert isinstance(self.head, LinearHead)
         plan, n_way, encoder, rows = self.plan, x.shape[1], self.encoder, x
         if plan.objective == "anil":
-            encoder, rows = nn.Identity(), encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])
+            encoder, rows = nn.Identity(), self.embed(x)
         support, query = rows[:, :, :n_shot].flatten(1, 2), rows[:, :, n_shot:].flatten(1, 2)
         labels = torch.arange(n_way, device=x.device)
         of_support = labels.repeat_interleave(n_shot).expand(len(x), -1)
