@@ -62,8 +62,8 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
     def send_trained(trained: Trained) -> Trained:
         return trained._replace(encoder=send_module(trained.encoder), head=send_module(trained.head))
 
-    base = None if episodes.base is None else send_base(episodes.base)
-    trained = None if episodes.trained is None else send_trained(episodes.trained)
+    base = episodes.base and send_base(episodes.base)
+    trained = episodes.trained and send_trained(episodes.trained)
     fields: Any = {name: to(item) for name, item in vars(episodes).items() if isinstance(item, Tensor)}
     return replace(episodes, **fields, base=base, trained=trained)
 
