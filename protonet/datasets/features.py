@@ -88,16 +88,11 @@ def _read_torch(path: Path) -> Content:
     return _interpret(path, content)
 
 
-def _read_pickle(path: Path) -> Content:
-    """Read a pickle."""
-    return _interpret(path, load_pickle("path", path))
-
-
 #: What reads a file, by how its name ends.
 FEATURE_READERS: Mapping[str, Callable[[Path], Content]] = {
     ".npy": _read_npy,
     **dict.fromkeys((".pt", ".pth"), _read_torch),
-    **dict.fromkeys((".plk", ".pkl", ".pickle"), _read_pickle),
+    **dict.fromkeys((".plk", ".pkl", ".pickle"), lambda path: _interpret(path, load_pickle("path", path))),
 }
 
 

@@ -116,7 +116,8 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
     width, limit = _read_width_and_limit(folder, modules)
     if width is None or limit is None:
         width, limit = read(["a"]).shape[1], load().max_seq_length or DEFAULT_MAX_TOKENS
-    digest = hash_files([*weights, *_list_settings(folder)], str(limit))
+    settings = sorted({path for pattern in SETTINGS_FILES for path in folder.rglob(pattern) if path.is_file()})
+    digest = hash_files([*weights, *settings], str(limit))
     compute = _embed_in_pieces(read, folder / TOKENIZER, limit, width)
     return Representation(
         Record(name, "text", width, digest, licence), compute, detect_known=_make_detector(folder / TOKENIZER)
@@ -374,11 +375,6 @@ def _read_max_tokens(path: Path) -> int:
         if type(limit) is int and limit > 2:
             return min(limit, 2 * DEFAULT_MAX_TOKENS)
     return DEFAULT_MAX_TOKENS
-
-
-def _list_settings(folder: Path) -> list[Path]:
-    """List the files of a folder that determine its network's embeddings, besides the weights."""
-    return sorted({path for pattern in SETTINGS_FILES for path in folder.rglob(pattern) if path.is_file()})
 
 
 def _refuse(path: Path, error: Exception) -> NoReturn:

@@ -119,21 +119,16 @@ def fit_columns(
             reason = detect_row_index(column.comparable_values(columns[name]).astype(np.float64))
             if reason:
                 inferred[name] = InferredType(None, f"{reason} ({keep_hint})" if keep_hint else reason)
-    _restore_constants(inferred, columns)
+    constants = {name: Numeric.fit(columns[name]) for name, (_, reason, _) in inferred.items() if reason == "constant"}
+    others = [column for column, *_ in inferred.values() if column is not None]
+    if others and Encoding((*others, *constants.values())).plain:  # they may be pixels, whose order matters
+        inferred |= {name: InferredType(column) for name, column in constants.items()}
     return _attach_representations(inferred, columns, selection)
 
 
 def _numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]:
     """Return the number columns by name."""
     return {name: column for name, (column, *_) in inferred.items() if isinstance(column, Numeric)}
-
-
-def _restore_constants(inferred: dict[str, InferredType], cells: Mapping[str, np.ndarray]) -> None:
-    """Keep constant columns of a table of numbers: they may be pixels, whose order matters."""
-    constants = {name: Numeric.fit(cells[name]) for name, (_, reason, _) in inferred.items() if reason == "constant"}
-    others = [column for column, *_ in inferred.values() if column is not None]
-    if others and Encoding((*others, *constants.values())).plain:
-        inferred |= {name: InferredType(column) for name, column in constants.items()}
 
 
 def _attach_representations(

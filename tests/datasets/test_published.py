@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +21,12 @@ NUMBERS, BIRDS = "0123456", [f"{index:03}.{name}" for index, name in enumerate(N
 COUNTED = ["base 0", "base 1", "2", "validation 0", "validation 1", "novel 0", "novel 1"]
 META = ("meta-train", "meta-val", "meta-test")
 SIDES = ["base"] * 3 + ["validation"] * 2 + ["novel"] * 2
+PHASES: dict[str, Any] = {"pattern": "miniImageNet_category_split_{}.pickle", "size": 84, "train": "train_phase_train"}
 #: For each layout: the loader, what makes it, the side of its pictures, and the names of the classes.
 LAYOUTS: dict[str, tuple[Callable[..., Dataset], Callable[[Path], Path], int, Sequence[str]]] = {
     "mini, lists": (load_mini_imagenet, trees.make_csv, 84, NAMES),
     "mini, pickles of rows by class": (load_mini_imagenet, trees.make_cache, 84, NAMES),
-    "mini, pickles of labels": (load_mini_imagenet, trees.make_phases, 84, NUMBERS),
+    "mini, pickles of labels": (load_mini_imagenet, partial(trees.make_numbered, **PHASES), 84, NUMBERS),
     "mini, folders": (load_mini_imagenet, trees.make_folders, 84, NAMES),
     "tiered, PNG": (load_tiered_imagenet, partial(trees.make_tiered, png=True), 84, NAMES),
     "tiered, NPZ": (load_tiered_imagenet, partial(trees.make_tiered, png=False), 84, COUNTED),

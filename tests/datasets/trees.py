@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,30 +83,17 @@ def make_cache(root: Path) -> Path:
     """Make mini-ImageNet's pickles of Ren et al."""
     for name, labels in CLASSES.items():
         images, of = stack(labels, 84)
-        rows: Mapping[str, list[int]] = {
-            label: [k for k, element in enumerate(of) if element == label] for label in labels
-        }
+        rows = {label: [k for k, element in enumerate(of) if element == label] for label in labels}
         dump(root / f"mini-imagenet-cache-{name}.pkl", {"image_data": images, "class_dict": rows})
     return root
 
 
-def make_phases(root: Path) -> Path:
-    """Make mini-ImageNet's pickles of Gidaris and Komodakis, whose labels are numbers."""
-    for first, (name, labels) in zip((0, 3, 5), CLASSES.items(), strict=True):
-        images, of = stack(labels, 84)
-        phase = "train_phase_train" if name == "train" else name
-        indices = [first + labels.index(label) for label in of]
-        content = {"data": images, "labels": indices, "catname2label": {}}
-        dump(root / f"miniImageNet_category_split_{phase}.pickle", content)
-    return root
-
-
-def make_numbered(root: Path, pattern: str, size: int = 32) -> Path:
-    """Make the pickles of CIFAR-FS or FC100 of Lee et al."""
+def make_numbered(root: Path, pattern: str, size: int = 32, train: str = "train") -> Path:
+    """Make pickles with numbered labels, of Gidaris and Komodakis (mini-ImageNet) or Lee et al. (CIFAR-FS, FC100)."""
     for first, (name, labels) in zip((0, 3, 5), CLASSES.items(), strict=True):
         images, of = stack(labels, size)
-        content = {"data": images, "labels": [first + labels.index(label) for label in of]}
-        dump(root / pattern.format(name), content)
+        content = {"data": images, "labels": [first + labels.index(label) for label in of], "catname2label": {}}
+        dump(root / pattern.format(train if name == "train" else name), content)
     return root
 
 

@@ -56,9 +56,8 @@ PART_SCALES = {
 
 def list_sizes() -> dict[str, int]:
     """Compute the number of features of each part."""
-    return {
-        name: part.shape[1] for name, part in _describe(torch.zeros(1, 3, DESCRIPTORS.side, DESCRIPTORS.side)).items()
-    }
+    parts = _describe(torch.zeros(1, 3, DESCRIPTORS.side, DESCRIPTORS.side))
+    return {name: part.shape[1] for name, part in parts.items()}
 
 
 def describe_pictures(pixels: Tensor) -> Tensor:
@@ -69,12 +68,11 @@ def describe_pictures(pixels: Tensor) -> Tensor:
     Ojala, Pietikäinen and Mäenpää, "Multiresolution gray-scale and rotation invariant texture classification with local
     binary patterns" (2002), eq. 10.
     """
-    batches = [torch.cat(_weigh(_describe(batch.float() / 255)), dim=1) for batch in pixels.split(DESCRIPTORS.batch)]
-    return torch.cat(batches) if batches else torch.empty(0, sum(list_sizes().values()))
-
-
-def _weigh(parts: dict[str, Tensor]) -> list[Tensor]:
-    return [PART_SCALES[name] * part for name, part in parts.items()]
+    batches = []
+    for batch in pixels.split(DESCRIPTORS.batch):
+        parts = _describe(batch.float() / 255)
+        batches.append(torch.cat([PART_SCALES[name] * part for name, part in parts.items()], dim=1))
+    return torch.cat(batches)
 
 
 def _describe(x: Tensor) -> dict[str, Tensor]:

@@ -333,8 +333,9 @@ def infer_date_format(cells: Iterable[str]) -> str:
     allowed = (1 - MIN_PARSED_FRACTION) * len(cells)
     while len(unmatched) > allowed and len(formats) < MAX_DATE_FORMATS:
         best, count = _best_date_format(unmatched)
+        pairs = ((parse_date(cell, best), parse_date(cell, other)) for other in formats for cell in cells)
         too_few = count <= MIN_EXTRA_FORMAT_FRACTION * len(cells)
-        if too_few or any(_is_ambiguous(cells, best, other) for other in formats):
+        if too_few or any(abs(one - two) > 0 for one, two in pairs):  # ambiguous; False for NaN
             return ""
         formats.append(best)
         unmatched = [cell for cell in unmatched if math.isnan(parse_date(cell, best))]
@@ -364,9 +365,3 @@ def _best_date_format(cells: list[str]) -> tuple[str, int]:
             if count == len(cells):
                 break
     return best, best_count
-
-
-def _is_ambiguous(cells: list[str], first: str, second: str) -> bool:
-    """Test whether some cell is a different day in two date formats."""
-    days = [(parse_date(cell, first), parse_date(cell, second)) for cell in cells]
-    return any(abs(one - two) > 0 for one, two in days)  # False for NaN

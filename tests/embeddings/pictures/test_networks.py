@@ -157,7 +157,6 @@ class Hostile:
 
 
 def test_weights_of_another_network_are_errors(libraries: Any, tmp_path: Path) -> None:
-    timm, _, _ = libraries
     path = tmp_path / "w.pt"
     for backbone in ("timm:resnet18", "torchvision:resnet18", "open_clip:RN50"):
         with pytest.raises(ValueError, match=r"no such file: .*absent\.pt"):
@@ -168,14 +167,10 @@ def test_weights_of_another_network_are_errors(libraries: Any, tmp_path: Path) -
     for content, message in (
         ([1], r"be a file of tensors by name; got .*w\.pt of something else"),
         ({"conv1.weight": torch.zeros(1)}, r"have the weights of the network; got .*, where \d+ differ or are missing"),
-        (timm.create_model("resnet34").state_dict(), r"have .*, where \d+ differ or are missing, such as layer1\.2"),
     ):
         torch.save(content, path)
         with pytest.raises(ValueError, match=rf"^`weights` must {message}"):
             open_extractor("torchvision:resnet18", weights=path)
-    path.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"be a file of tensors by name; got .*w\.pt \(\w+\)"):
-        open_extractor("timm:resnet18", weights=path)
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision", "open_clip"])

@@ -20,7 +20,6 @@ from protonet.errors import InputError
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import WORD_WEIGHT, EmbeddedText, Text
-from protonet.views.config import Stored
 from tests.embeddings.pictures.cases import write_folders
 
 pytestmark = pytest.mark.usefixtures("embedding_cache")
@@ -119,14 +118,8 @@ def test_secondary_texts_are_tf_idf_rows_of_unit_norm() -> None:
     # Three to five letters, or a word; the last three are not counted beside other columns.
     vocabulary = [" car", "ard", "card ", " card ", "cart", "new", "w", " ne", "ca", " a  new "]
     rng = np.random.default_rng(0)
-    scales, basis, mean = (
-        rng.random(shape).astype(np.float32) + 1 for shape in (len(vocabulary), (len(vocabulary), 2), 2)
-    )
-    tensors = {
-        name: torch.from_numpy(values) for name, values in (("scales", scales), ("basis", basis), ("mean", mean))
-    }
-    column = Text.restore(Stored({"grams": vocabulary, "apart": False}, tensors))
-    assert not column.apart
+    scales, basis, mean = (rng.random(shape).astype(np.float32) + 1 for shape in (10, (10, 2), 2))
+    column = Text(tuple(vocabulary), scales, basis, mean, apart=False)
     counts = np.zeros((len(cells), len(vocabulary)))
     for row, cell in enumerate(cells):
         for word in re.findall(r"\w+", cell.lower()):

@@ -49,7 +49,6 @@ PERSON_NAMES = [
 
 def test_inferred_types() -> None:
     cases: list[tuple[np.ndarray, str]] = [
-        (objects(RNG.normal(size=N)), "number"),
         (RNG.normal(size=N), "number"),
         (RNG.integers(0, 99, N), "number"),
         (with_missing(objects(RNG.integers(0, 99, N))), "number, 15 % missing"),
@@ -57,21 +56,17 @@ def test_inferred_types() -> None:
         (objects(f"${value:,.2f}" for value in RNG.uniform(500, 5000, N)), "number, as 1,234.5"),
         (objects(f"{value} %" for value in range(N)), "number, as 1,234.5"),
         (objects(f"{value:.1f}".replace(".", ",") for value in RNG.normal(size=N)), "number, as 1.234,5"),
-        (objects(f"{value} mpg" for value in range(N)), "number, as 1,234.5"),
         (cycle("10 to 20", "20 to 30", "over 30"), "number, midpoints of intervals"),
         (cycle("0-9", "10-19", "20+", "NA"), "number, midpoints of intervals, 25 % missing"),
         (cycle("yes", "no"), "category: no, yes"),
         (cycle("True", "False", ""), "category: missing, False, True"),
-        (cycle("S", "C", "Q"), "category: C, Q, S"),
         (cycle("Adelie", "Gentoo", "Chinstrap", "?"), "category: missing, Adelie, Chinstrap, Gentoo"),
         (cycle("01", "02", "07"), "category: 01, 02, 07"),
-        (cycle("x", ""), "category: missing, x"),
         (objects(DAYS), "date, in week, year"),
         (with_missing(objects(DAYS)), "date, in week, year, 15 % missing"),
         (DAYS.astype("datetime64[us]"), "date, in week, year"),
         (objects(day.item().strftime("%d.%m.%Y") for day in DAYS), "date as %d.%m.%Y, in week, year"),
         (objects(day.item().strftime("%d/%m/%Y") for day in DAYS), "date as %d/%m/%Y, in week, year"),
-        (objects(day.item().strftime("%m/%d/%Y") for day in DAYS), "date as %m/%d/%Y, in week, year"),
         (objects(day.item().strftime("%b %d, %Y") for day in DAYS), "date as %b %d, %Y, in week, year"),
         (
             np.where(np.arange(N) % 3, objects(DAYS), objects(day.item().strftime("%d.%m.%Y") for day in DAYS)),
@@ -169,7 +164,6 @@ def test_few_invalid_cells_are_missing_and_many_make_a_category() -> None:
 class TestNamedTypes:
     def test_users_may_name_the_type(self) -> None:
         cases: list[tuple[str, np.ndarray]] = [
-            ("number", cycle("1", "2")),
             ("number", cycle("01", "02")),
             ("number", cycle("$1,000.50", "$2")),
             ("number", cycle("0-9", "10-19", "20+")),
@@ -178,7 +172,6 @@ class TestNamedTypes:
             ("category", np.array([1.0, np.nan, 3.0])),
             ("category", DAYS.astype("datetime64[us]")),
             ("date", objects(DAYS)),
-            ("date", cycle("1.2.2020", "3.4.2021")),
             ("date", DAYS.astype("datetime64[us]")),
             ("text", cycle("red house", "red tree")),
             ("text", np.array([11.5, 11.5, 3.25, np.nan])),

@@ -145,10 +145,7 @@ class TestCategory:
 
     def test_two_levels_are_one_feature(self) -> None:
         cells = objects("no", "yes", "yes", "no", "yes")
-        column = Category.fit(cells)
-        assert column.feature_suffixes == ("=yes",)
-        x = column.encode(cells)[:, 0]
-        assert len(set(x.tolist())) == 2
+        x = Category.fit(cells).encode(cells)[:, 0]
         assert np.corrcoef(x, cells == "yes")[0, 1] == pytest.approx(1)
 
     def test_rare_levels_of_many_have_no_feature(self) -> None:
@@ -169,11 +166,10 @@ class TestCategory:
         assert len({*map(tuple, both.encode(objects("cat", "CAT", "Cat")).tolist())}) == 3
 
     def test_levels_are_limited(self) -> None:
-        cells = objects(*(f"c{n:04}" for n in range(CATEGORIES.max_levels + 50)), *(f"c{n:04}" for n in range(60)))
-        cells = np.concatenate([cells] * CATEGORIES.min_rows)
-        column = Category.fit(cells)
+        names = [f"c{n:04}" for n in range(CATEGORIES.max_levels + 50)]
+        column = Category.fit(objects(*[*names, *names[:60]] * CATEGORIES.min_rows))
         assert len(column.levels) == CATEGORIES.max_levels
-        assert set(column.levels) >= {f"c{n:04}" for n in range(min(60, CATEGORIES.max_levels))}  # the most frequent
+        assert set(column.levels) >= set(names[:60])  # the most frequent
 
 
 class TestDate:
@@ -236,26 +232,16 @@ class TestEncoding:
         cells = [cells for _, cells in COLUMNS.values()]
         encoding = Encoding(tuple(column_class.fit(cells) for column_class, cells in COLUMNS.values()))
         assert not encoding.plain
-        x = encoding.encode(cells)
-        assert x.shape == (60, sum(encoding.sizes))
-        names = [
-            name + part
-            for name, column in zip(COLUMNS, encoding.columns, strict=True)
-            for part in column.feature_suffixes
-        ]
-        assert len(set(names)) == len(names) == x.shape[1]
-        assert "two categories=yes" in names
-        assert "number with gaps missing" in names
+        assert encoding.encode(cells).shape == (60, sum(encoding.sizes))
+        assert encoding.columns[3].feature_suffixes == ("=yes",)
+        assert encoding.columns[1].feature_suffixes == ("", " missing")
         with pytest.raises(ValueError, match="shorter"):
             encoding.encode(cells[:-1])
 
 
 ODD: st.SearchStrategy[Any] = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.sampled_from([-1, 0, 1, 2**60, 0.0, -0.5, 1.5, 1e308, math.nan, math.inf]),
-    st.sampled_from(["", "iso", "plain", "category"]),
-    st.sampled_from([[], {}, [1], ["a", "a"]]),
+    st.sampled_from([None, True, -1, 0, 1, 2**60, 0.0, -0.5, 1.5, 1e308, math.nan, math.inf]),
+    st.sampled_from(["", "iso", "plain", "category", [], {}, [1], ["a", "a"]]),
 )
 
 
