@@ -91,9 +91,17 @@ def load_npz(path: str | Path) -> Dataset:
     x = arrays["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         raise_input_error("x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
-    data = make_dataset("x", torch.from_numpy(x.astype(np.float32, copy=False)), arrays["y"])
-    shape = read_shape(arrays.get("maps"), data.x.shape[1])
-    return assign_sides("split", data, arrays.get("split"))._replace(shape=shape)
+    return _label_rows(torch.from_numpy(x.astype(np.float32, copy=False)), arrays)
+
+
+def _label_rows(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap | None = None) -> Dataset:
+    """Make a data set of rows (n, ...), perhaps mapped, and the arrays ``y``, ``split`` and ``maps``."""
+    x = x.flatten(1)
+    data = make_dataset("x", torch.empty(len(x), 0), arrays["y"])
+    data = assign_sides("split", data, arrays.get("split"))
+    data = data._replace(x=x, mapping=mapping, shape=read_shape(arrays.get("maps"), x.shape[1]))
+    check_finite("x", x, data.release)
+    return data
 
 
 def read_shape(shape: np.ndarray | None, dim: int) -> tuple[int, int, int] | None:
@@ -173,13 +181,7 @@ def map_npz(path: str | Path) -> Dataset:
     x, mapping = map_rows(path) or (None, None)
     if x is None:
         return load_npz(path)
-    x, arrays = x.flatten(1), read_arrays(path, {"y", "split", "maps"})
-    classes = make_dataset("x", torch.empty(len(x), 0), arrays["y"])
-    data = assign_sides("split", classes, arrays.get("split"))
-    shape = read_shape(arrays.get("maps"), x.shape[1])
-    data = data._replace(x=x, mapping=mapping, shape=shape)
-    check_finite("x", x, data.release)
-    return data
+    return _label_rows(x, read_arrays(path, {"y", "split", "maps"}), mapping)
 
 
 def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> tuple[Tensor, mmap.mmap] | None:

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from protonet._io import JsonDict
 from protonet._validation import check_int
-from protonet.embeddings.pictures import SETTINGS
 from protonet.embeddings.pictures.reading import map_pictures, need_pillow
 from protonet.embeddings.representation import Record, Representation, hash_file
 from protonet.errors import optional_packages, raise_input_error, renamed_arguments
 
-FUNCTION = "embed_pictures"
 #: Suffixes of a backbone's file.
 BACKBONE_SUFFIXES = (".onnx", ".pt2")
+#: Preprocessing settings that a network's metadata, or the user, may specify.
+SETTINGS = ("size", "mean", "std")
 #: Maps pictures (b, channels, height, width) float32 to embeddings (b, width), or (b, width, 1, 1).
 Network = Callable[[Tensor], Any]
 
