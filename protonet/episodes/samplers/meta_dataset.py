@@ -98,6 +98,32 @@ class MetaDataset(Sampler):
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` and after."""
+        classes, queries, shots = self._draw_sizes(index, seed, first, n_episodes)
+        size, start, drawn = index.size[classes], index.start[classes], shots > 0
+        slots = int((queries + shots).max()) if n_episodes else 0
+        shape = (n_episodes, MAX_WAY, MAX_SUPPORT + MAX_QUERY)
+        uniform_rows = sample_uniform(seed, ROW_STREAM, first, shape)[..., :slots]
+        rows = torch.full((n_episodes, MAX_WAY, slots), NO_ROW)
+        rows[drawn] = index.rows[start[drawn][:, None] + draw_distinct(uniform_rows[drawn], size[drawn])]
+        position = torch.arange(slots)
+        is_support = position < shots[..., None]
+        is_query = ~is_support & (position < (shots + queries)[..., None])
+        nothing = torch.empty(n_episodes, MAX_WAY, 0, dtype=torch.int64)
+        return SampledEpisodes(rows.where(is_support, NO_ROW), rows.where(is_query, NO_ROW), nothing[:, :0], nothing)
+
+    def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
+        """Find the classes of the first episodes and count their queries, without drawing up to 500 rows of each."""
+        classes, queries, _ = self._draw_sizes(index, seed, 0, n_episodes)
+        n_classes = len(index.size)
+        class_mask = torch.zeros(n_episodes, n_classes + 1, dtype=torch.bool)
+        class_mask.scatter_(1, classes.where(queries > 0, n_classes), value=True)
+        return class_mask[:, :-1], queries.sum(dim=1)
+
+    def _draw_sizes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw classes, their queries and shots, (episodes, MAX_WAY) int64 each; an episode has those with queries.
+
+        The classes are of one group: of a hierarchy's nodes (``all_of_group``) all classes up to ``MAX_WAY``.
+        """
 
         def uniform(stream: int, *shape: int) -> Tensor:
             return sample_uniform(seed, stream, first, (n_episodes, *shape))
@@ -109,20 +135,10 @@ class MetaDataset(Sampler):
         way = max_way = sizes[group].clamp_max(MAX_WAY)
         if not self.all_of_group:
             way = MIN_WAY + (uniform(WAY_STREAM) * (max_way - MIN_WAY + 1)).long()
-        # (episodes, MAX_WAY), of which an episode has the first ``way``
         classes = table[group[:, None], draw_distinct(uniform(CLASS_STREAM, MAX_WAY), sizes[group])]
         drawn = torch.arange(MAX_WAY) < way[:, None]
-        size, start = index.size[classes], index.start[classes]
-        queries, shots = split_rows(size, drawn, uniform(SHOT_STREAM, 1), uniform(SIZE_STREAM, MAX_WAY))
-        slots = int((queries + shots).max()) if n_episodes else 0
-        uniform_rows = uniform(ROW_STREAM, MAX_WAY, MAX_SUPPORT + MAX_QUERY)[..., :slots]
-        rows = torch.full((n_episodes, MAX_WAY, slots), NO_ROW)
-        rows[drawn] = index.rows[start[drawn][:, None] + draw_distinct(uniform_rows[drawn], size[drawn])]
-        position = torch.arange(slots)
-        is_support = position < shots[..., None]
-        is_query = ~is_support & (position < (shots + queries)[..., None])
-        nothing = torch.empty(n_episodes, MAX_WAY, 0, dtype=torch.int64)
-        return SampledEpisodes(rows.where(is_support, NO_ROW), rows.where(is_query, NO_ROW), nothing[:, :0], nothing)
+        queries, shots = split_rows(index.size[classes], drawn, uniform(SHOT_STREAM, 1), uniform(SIZE_STREAM, MAX_WAY))
+        return classes, queries, shots
 
     def describe(self) -> dict[str, object]:
         """Describe the settings under the names of the command line."""

@@ -35,7 +35,7 @@ Take = Callable[[Tensor], Tensor]
     UNLABELLED_ORDER,
 ) = range(11)
 NO_ROW = -1  #: Stands in a `SampledEpisodes` where there is no row.
-EPISODES_PER_COUNT = 1024  #: Episodes that are sampled at a time to count their queries.
+EPISODES_PER_COUNT = 256  #: Episodes that are sampled at a time to count their queries, as in an evaluation.
 
 
 class SampledEpisodes(NamedTuple):
