@@ -58,11 +58,10 @@ class Learner(nn.Module):
         return rows
 
     def lose_proxies(self, unit: Tensor, targets: Tensor) -> Tensor:
-        """Compute the smoothed cross-entropy, 0-d, of embedded rows of unit norm by their cosines to the proxies."""
+        """Compute the smoothed cross-entropy, 0-d, of unit rows (n, embedding_dim) by their cosines to the proxies."""
         assert self.proxies is not None
         temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
-        rows, labels = unit.flatten(0, 2), targets.flatten()
-        return cosine_cross_entropy(rows, labels, self.proxies, temperature=temperature, smoothing=smoothing)
+        return cosine_cross_entropy(unit, targets.flatten(), self.proxies, temperature=temperature, smoothing=smoothing)
 
 
 class PrototypeLearner(Learner):
@@ -72,9 +71,10 @@ class PrototypeLearner(Learner):
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
         """Compute the smoothed episodic loss and that of the proxies."""
-        unit = F.normalize(self.embed(x), dim=3)
+        unit = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)
         temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
-        episodic = episodic_loss(unit, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
+        rows = unit.unflatten(0, x.shape[:3])
+        episodic = episodic_loss(rows, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
         return torch.stack([episodic, self.lose_proxies(unit, targets)])
 
 
@@ -111,11 +111,12 @@ class FeatLearner(Learner):
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
         """Compute the episodic, the contrastive (times its factor) and the proxies' loss."""
-        rows = self.embed(x)
+        embeddings = self.encoder(x.flatten(0, 2))
+        rows = embeddings.unflatten(0, x.shape[:3])
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)
         centres = self.head(rows.flatten(0, 1)).mean(dim=1).unflatten(0, x.shape[:2])  # of support and queries together
         episodic, contrastive = _classify(rows[:, :, n_shot:], adapted), _classify(rows, centres)
-        entropy = self.lose_proxies(F.normalize(rows, dim=3), targets)
+        entropy = self.lose_proxies(F.normalize(embeddings, dim=1), targets)
         return torch.stack([episodic, TRAINING_RECIPE.contrast * contrastive, entropy])
 
 
