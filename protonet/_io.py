@@ -59,12 +59,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: JsonDict) -> None:
-    """Write a value as JSON, atomically as in `write_atomically`. Lists of integers are written on a single line.
-
-    Raises:
-        OSError: The file cannot be written.
-        ValueError: A number is not finite.
-    """
+    """Write a value as JSON, atomically as in `write_atomically`. Lists of integers are written on a single line."""
     text = json.dumps(value, indent=1, allow_nan=False)
     write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda match: "".join(match[0].split()), text) + "\n")
 

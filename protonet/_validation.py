@@ -52,11 +52,7 @@ def check_type(argument: str, value: object, kind: type | tuple[type, ...], name
 
 
 def check_device(argument: str, value: str | int | torch.device) -> torch.device:
-    """Convert ``value`` to a device; check that this machine has it and that it stores data, unlike "meta".
-
-    Raises:
-        InputError: The device is not available.
-    """
+    """Convert ``value`` to a device; check that this machine has it and that it stores data, unlike "meta"."""
     import torch  # noqa: PLC0415 - slow to import
 
     try:
@@ -69,20 +65,7 @@ def check_device(argument: str, value: str | int | torch.device) -> torch.device
 
 
 def check_features(argument: str, value: object, *, dim: int | None = None) -> Tensor:
-    """Convert ``value`` to a finite 2-d floating tensor; trailing axes are flattened.
-
-    Args:
-        argument: The argument's name, for the message.
-        value: A tensor of shape (n, ...) of any real dtype.
-        dim: The width that the flattened rows must have, if known.
-
-    Returns:
-        A tensor of shape (n, dim): float64 stays float64, everything else is float32.
-
-    Raises:
-        InputTypeError: Not a tensor, or complex.
-        InputError: No row axis, another width, NaN or infinity.
-    """
+    """Convert (n, ...) of any real dtype to finite rows (n, dim): float64 stays float64, everything else is float32."""
     import torch  # noqa: PLC0415 - slow to import
 
     if not isinstance(value, torch.Tensor):
@@ -110,12 +93,7 @@ def check_features(argument: str, value: object, *, dim: int | None = None) -> T
 
 
 def check_weights(argument: str, value: object, *, n: int) -> Tensor:
-    """Convert ``value`` to float64 weights (n,), each finite and > 0.
-
-    Raises:
-        InputTypeError: Not a tensor of numbers.
-        InputError: Another count than n, or a weight that is not finite and positive.
-    """
+    """Convert ``value`` to float64 weights (n,), each finite and > 0."""
     import torch  # noqa: PLC0415 - slow to import
 
     if not isinstance(value, torch.Tensor) or value.is_complex():
@@ -135,13 +113,7 @@ def check_weights(argument: str, value: object, *, n: int) -> Tensor:
 
 
 def check_groups(argument: str, groups: Sequence[object], labels: Sequence[object]) -> None:
-    """Raise an InputError if a class with several rows has a single group, so that no row of it could be held out.
-
-    Args:
-        argument: The argument's name, for the message.
-        groups: (n,) hashable values.
-        labels: (n,) hashable values.
-    """
+    """Raise an InputError if a class with several rows has a single group, so that no row of it could be held out."""
     groups_of_class: dict[object, set[object]] = {}
     size: dict[object, int] = {}
     for group, label in zip(groups, labels, strict=True):
@@ -154,21 +126,7 @@ def check_groups(argument: str, groups: Sequence[object], labels: Sequence[objec
 
 
 def check_labels(argument: str, value: object, *, n: int, num_classes: int | None = None) -> Tensor:
-    """Convert ``value`` to int64 labels (n,), each in [0, num_classes).
-
-    Args:
-        argument: The argument's name, for the message.
-        value: A tensor of n integers, of shape (n,) or (n, 1); floats are rejected even when whole.
-        n: The number of rows that the labels belong to.
-        num_classes: The number of classes, if known.
-
-    Returns:
-        An int64 tensor of shape (n,).
-
-    Raises:
-        InputTypeError: Not a tensor of integers.
-        InputError: Another count than n, or a label outside the range.
-    """
+    """Convert a tensor of n integers, (n,) or (n, 1), to int64 labels (n,), each in [0, num_classes)."""
     import torch  # noqa: PLC0415 - slow to import
 
     constraint = "be a tensor of integer labels"

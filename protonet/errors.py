@@ -79,11 +79,7 @@ def rename_argument(error: UserError, argument: str) -> UserError:
 
 @contextmanager
 def renamed_arguments(**names: str) -> Iterator[None]:
-    """Give arguments in messages the names that the caller of a public function or command knows.
-
-    Args:
-        **names: The new name, by the name in the code, which messages have in backquotes. Other arguments keep theirs.
-    """
+    """Rename arguments in messages to what the caller knows: new names, by those that messages have in backquotes."""
     try:
         yield
     except USER_ERRORS as error:

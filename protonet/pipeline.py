@@ -299,11 +299,7 @@ class TablePipeline(Model):
         return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
 
     def class_indices(self, y: np.ndarray) -> Tensor:
-        """Convert labels y (n,) to class indices (n,) int64; the labels 7 and "7" are equal.
-
-        Raises:
-            InputError: A class is not known.
-        """
+        """Convert labels y (n,) to class indices (n,) int64; the labels 7 and "7" are equal."""
         indices = {str(name): index for index, name in enumerate(self.classes)}
         names, inverse = np.unique(y.astype(str), return_inverse=True)
         unknown = [name for name in names.tolist() if name not in indices]
@@ -372,13 +368,7 @@ class TablePipeline(Model):
         return hashes if hashes is not None and sound else torch.empty(0, dtype=torch.int64)
 
     def with_cross_validation(self, crossed: Crossfit, groups: dict[str, int], hashes: Tensor) -> TablePipeline:
-        """Add the results of cross-validation and the data that updates need.
-
-        Args:
-            crossed: The held-out rows and cross-validation networks.
-            groups: The index of each group, by name.
-            hashes: (n,) of all training rows, by `protonet.fit.duplicates.hash_rows`.
-        """
+        """Add cross-validation, the index of each group, and hashes (n,) of all training rows by `hash_rows`."""
         samples = replace(self, network=crossed.whole).sample_counts
         metadata = self.metadata | {"samples": samples, "groups": groups}
         if len(crossed.labels):

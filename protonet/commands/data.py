@@ -39,12 +39,7 @@ Result = TypeVar("Result")
 
 
 def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_update: bool = False) -> TablePipeline:
-    """Load a command's model, with the pretrained encoders of its texts and pictures if there is a table.
-
-    Raises:
-        MissingPackageError: A package of an encoder is missing.
-        InputError: As `TablePipeline.load`, and `TablePipeline.attach_encoders` for the table.
-    """
+    """Load a command's model, with the pretrained encoders of its texts and pictures if there is a table."""
     pipeline = TablePipeline.load(model, for_update=for_update, argument="model")
     if table is None:
         return pipeline
@@ -59,15 +54,7 @@ def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
 def make_spec(
     options: ReadOptions, spec: ReadSpec, label: str | None = None, *, labelled: bool = False, extra: object = None
 ) -> ReadSpec:
-    """Specify how a command's table is read.
-
-    Args:
-        options: The options of the command.
-        spec: The specification for its model, or for any table.
-        label: The column of the labels; None for that of the specification.
-        labelled: Whether labels are required.
-        extra: A column of the model that is also read, or None.
-    """
+    """Specify how a command's table is read, given the specification for its model, or for any table."""
     return replace(
         spec,
         label=label or spec.label,
@@ -160,12 +147,7 @@ NO_OVERRIDES = ColumnOverrides()
 
 
 def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = False) -> EncodedTable:
-    """Infer column types and encode the rows of a table; keeping the cells takes memory.
-
-    Raises:
-        MissingPackageError: A package that the table needs is missing.
-        InputError: Options and table do not match.
-    """
+    """Encode the table of ``fit``, with all that its summary and its report show."""
     table, block = rows.table, rows.block
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
@@ -332,12 +314,7 @@ def read_unlabelled(
     *,
     allow_labelled: bool = False,
 ) -> UnlabelledTable:
-    """Read and encode a table for active learning, with a model's columns or, without one, with inferred ones.
-
-    Raises:
-        MissingPackageError: A package that the table needs is missing.
-        InputError: The table does not match, or all of its rows have a label, unless ``allow_labelled``.
-    """
+    """Read and encode a table for active learning, with a model's columns or, without one, inferred ones."""
     notes = list[str]()
     if model is None:
         spec = ReadSpec(label=label, ignored=overrides.dropped, partly_labelled=True, user_columns=True)
@@ -398,18 +375,7 @@ def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None
 def read_cells(
     options: ReadOptions, path: Path, model: TablePipeline | None, label: str, rows: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Read all named columns of a table as text, except that of the labels.
-
-    Args:
-        options: How the table is read.
-        path: The table.
-        model: The model that reads the table, or None.
-        label: The column of the labels, which may be missing.
-        rows: The indices of rows, in the order of the result; None for all.
-
-    Returns:
-        The names of the columns, and the cells of each row.
-    """
+    """Read the names and the cells of all columns but the label; ``rows`` selects rows by index, in their order."""
     spec = ReadSpec(label=label) if model is None else model.read_spec
     table = open_table(path, replace(make_spec(options, spec, label), all_extra=True))
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}

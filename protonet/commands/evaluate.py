@@ -46,12 +46,7 @@ class Evaluated(NamedTuple):
 
 
 def run(options: EvaluateOptions) -> None:
-    """Evaluate a model and print the results.
-
-    Raises:
-        MissingPackageError: A package that the table or an option needs is missing.
-        InputError: Arguments, model and table do not match.
-    """
+    """Evaluate a model and print the results."""
     outputs = options.outputs
     model = open_pipeline(options, options.model, options.table)
     spec = make_spec(options, model.read_spec, options.label, labelled=True)
@@ -102,16 +97,7 @@ def compute_details(
     rows: Sequence[tuple[Tensor, RowBlock]],
     progress: Progress,
 ) -> JsonDict:
-    """Compute the sections that only the report has: table, predictions and column importance.
-
-    Args:
-        model: The evaluated model.
-        table: The table.
-        logits: (n, num_classes).
-        labels: (n,) int64, -1 for a class that the model does not know.
-        rows: The features (b, dim) of each block, and the block.
-        progress: Called with the current column and the completed fraction.
-    """
+    """Compute the sections that only the report has, given logits (n, num_classes) and labels (n,), -1 if unknown."""
     names = model.column_names
     cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in rows), strict=True)]
     locations = [table.position_format.format(row) for _, block in rows for row in block.positions]

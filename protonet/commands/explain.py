@@ -31,12 +31,7 @@ MAX_CELL_LENGTH = 40
 
 
 def run(options: ExplainOptions) -> None:
-    """Compute and print the importance of columns, or the explanation of rows.
-
-    Raises:
-        MissingPackageError: A package that the table needs is missing.
-        InputError: Arguments, model and table do not match.
-    """
+    """Compute and print the importance of columns, or the explanation of rows."""
     seed, rows = options.seed, options.rows
     model = open_pipeline(options, options.model, options.table, for_update=True)
     generator = torch.Generator().manual_seed(seed)
@@ -52,11 +47,7 @@ def run(options: ExplainOptions) -> None:
 
 
 def compute_column_importance(options: ExplainOptions, model: TablePipeline, generator: torch.Generator) -> JsonDict:
-    """Compute the permutation importance of each column, the largest first, as a dict for JSON.
-
-    Raises:
-        InputError: The table does not match; or there is no table and the model has no held-out rows.
-    """
+    """Compute the permutation importance of each column, the largest first, as a dict for JSON."""
     if options.table is None:
         table, evaluated = None, model.cross_validation
     else:
@@ -72,11 +63,7 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
 
 
 def read_evaluation_rows(options: ExplainOptions, table_path: Path, model: TablePipeline) -> tuple[Table, Crossfit]:
-    """Read a labelled table as held-out rows of the full network.
-
-    Raises:
-        InputError: The table does not match, has unknown classes, or a row whose embedding overflows.
-    """
+    """Read a labelled table as held-out rows of the full network."""
     table, block = read_labelled(options, table_path, model)
     check_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
     labels = model.class_indices(block.labels)
@@ -112,11 +99,7 @@ def format_columns(results: JsonDict) -> str:
 def explain_rows(
     options: ExplainOptions, table_path: Path, model: TablePipeline, rows: Sequence[int], generator: torch.Generator
 ) -> JsonDict:
-    """Compute the prediction of some rows, their nearest rows and column contributions, as a dict for JSON.
-
-    Raises:
-        InputError: The table does not match, or has no such row.
-    """
+    """Compute the prediction of some rows, their nearest rows and column contributions, as a dict for JSON."""
     table = model.open_table(table_path, make_spec(options, model.read_spec, options.label))
     x, cells, uninformative = read_rows(table, model, rows)
     ranked = model.predict_proba(x, uninformative).sort(dim=1, descending=True, stable=True)
@@ -155,14 +138,7 @@ def describe(model: TablePipeline, explanation: Explanation, cells: Sequence[str
 def read_rows(
     table: Table, model: TablePipeline, rows: Sequence[int]
 ) -> tuple[np.ndarray, list[list[str]], np.ndarray]:
-    """Read some rows of a table, by their positions in the file.
-
-    Returns:
-        The features (rows, dim), the cells of each row as text, and which rows (rows,) bool have no information.
-
-    Raises:
-        InputError: The table has no such row, or a row does not match.
-    """
+    """Read rows by their positions in the file: features (rows, dim), cells as text, mask (rows,) of empty rows."""
     by_position: dict[int, tuple[np.ndarray, list[str], bool]] = {}
     last = None
     for block in table.blocks:

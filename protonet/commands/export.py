@@ -9,12 +9,7 @@ from protonet.ui.text import format_size
 
 
 def run(options: ExportOptions) -> None:
-    """Export a model, and print one line for each file.
-
-    Raises:
-        MissingPackageError: onnx is missing.
-        InputError: Arguments and model do not match.
-    """
+    """Export a model, and print one line for each file."""
     model = TablePipeline.load(options.model, argument="model")
     dim, classes = model.network.encoder.input_dim, len(model.classes)
     mixed = model.encoding is not None and not model.encoding.plain

@@ -60,16 +60,7 @@ class StoppedError(Exception):
 
 
 def list_parts(folder: Path, output: Path) -> list[Part]:
-    """List the Parquet files of a folder and its subfolders, sorted by name.
-
-    Args:
-        folder: An existing folder.
-        output: The folder of the outputs, which have the same names with .csv.
-
-    Raises:
-        MissingPackageError: pyarrow is missing.
-        InputError: There is no file, or a file cannot be read or has other columns than the first.
-    """
+    """List the Parquet files of a folder and its subfolders, sorted by name, with the same names in ``output``."""
     with optional_packages("parquet"):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
@@ -117,21 +108,7 @@ def claim_folder(output: Path, made: JsonDict) -> None:
 
 
 def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: bool) -> list[str]:
-    """Process all unfinished files, and show the progress in rows on stderr if it takes long.
-
-    Args:
-        work: A module-level function with arguments that can be pickled.
-        parts: All files.
-        workers: The number of local processes, or the address of a Dask scheduler.
-        quiet: Show no progress.
-
-    Returns:
-        Distinct notes for the user.
-
-    Raises:
-        MissingPackageError: Dask is required, and missing.
-        InputError: A file does not match, a process was killed, or the cluster does not answer.
-    """
+    """Process all unfinished files, by local processes or a Dask scheduler, and return distinct notes for the user."""
     left = [part for part in parts if not part.done]
     total = sum(part.rows for part in parts)
     for part in left:

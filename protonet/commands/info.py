@@ -35,23 +35,14 @@ MAX_INFO_COLUMNS = 20
 
 
 def run(options: InfoOptions) -> None:
-    """Print the contents of a model file.
-
-    Raises:
-        MissingPackageError: safetensors is missing.
-        InputError: The arguments are invalid, or the file is no model.
-    """
+    """Print the contents of a model file."""
     path = options.model
     contents = describe_model(path, read_header(path))
     print(json.dumps(contents, indent=1) if options.json else format_contents(contents))
 
 
 def read_header(path: Path) -> JsonDict:
-    """Read the config of a model file, without its tensors.
-
-    Raises:
-        InputError: The file is no model of this version.
-    """
+    """Read the config of a model file, without its tensors."""
     try:
         config = read_config(path)
         check_entry_types(config)
@@ -62,12 +53,7 @@ def read_header(path: Path) -> JsonDict:
 
 
 def describe_model(path: Path, header: JsonDict) -> JsonDict:
-    """Describe a model file as a dict for JSON; missing and invalid entries are None.
-
-    Args:
-        path: The file.
-        header: Its config.
-    """
+    """Describe a model file and its config as a dict for JSON; missing and invalid entries are None."""
     metadata, classes = header["metadata"], header["classes"]
     samples = subtract_name_samples(header["counts"], classes, metadata.get("named"))
     dropped, groups, views = (metadata.get(name) for name in ("left_out", "groups", "views"))

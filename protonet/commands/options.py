@@ -235,17 +235,7 @@ def make_parser(
     label: str | None = None,
     optional_table: bool = False,
 ) -> Parser:
-    """Create a parser with the options that most commands have.
-
-    Args:
-        prog: The command's name.
-        description: One sentence.
-        examples: Command lines, without the command's name.
-        model: Whether a model comes before the table.
-        table: Whether the command takes a table.
-        label: The default column of the labels, for the help; None if no labels are read.
-        optional_table: Whether the table may be left out.
-    """
+    """Create a parser with the options that most commands have; ``label`` is the default column of the labels."""
     parser = Parser(prog, description, [f"{prog} {example}" for example in examples])
     if model:
         parser.add_argument("model", type=Path, help="a model file, written by fit")
@@ -306,16 +296,7 @@ def add_table_options(parser: Parser) -> None:
 def check_output_paths(
     options: object, suffixes: Mapping[str, Sequence[str]], inputs: Sequence[Path | None]
 ) -> dict[str, Path]:
-    """Check that output paths can be written, and return them by option.
-
-    Args:
-        options: An object with the options as attributes.
-        suffixes: The allowed suffixes of each option's path.
-        inputs: The paths of the input files.
-
-    Raises:
-        InputError: A path cannot be written, has another suffix, or is also another output or an input.
-    """
+    """Check that output paths can be written and are no ``inputs``, and return them by option."""
     for name, allowed in suffixes.items():
         path = getattr(options, name)
         if path is not None and Path(path).suffix.lower() not in allowed:
@@ -365,11 +346,7 @@ def check_model_path(path: str | Path, argument: str = "model") -> None:
 
 
 def select_split(options: argparse.Namespace) -> None:
-    """Replace a folder of pictures by its subfolder for ``--split``, if given.
-
-    Raises:
-        InputError: The table is not a folder, or has no such split.
-    """
+    """Replace a folder of pictures by its subfolder for ``--split``, if given."""
     if options.split is None:
         return
     from protonet.embeddings.pictures.reading import find_split  # noqa: PLC0415 - imports NumPy
@@ -380,13 +357,7 @@ def select_split(options: argparse.Namespace) -> None:
 
 
 def check_inputs(options: argparse.Namespace, *, model: str = "model", labelled: bool = False) -> None:
-    """Raise an InputError if the model or the table of a command does not exist, or is something else.
-
-    Args:
-        options: The options of the command.
-        model: The argument that names the model.
-        labelled: Whether labels are read.
-    """
+    """Raise an InputError if the model or the table of a command does not exist, or is something else."""
     if options.model is not None:
         check_model_path(options.model, model)
     labels = getattr(options, "labels_file", None)
@@ -396,14 +367,7 @@ def check_inputs(options: argparse.Namespace, *, model: str = "model", labelled:
 def check_table_path(
     path: Path | None, *, sheet: str | None = None, labels: Path | None = None, labelled: bool = False
 ) -> None:
-    """Raise an InputError if a table does not exist, or has an unknown suffix.
-
-    Args:
-        path: The table, or None.
-        sheet: The sheet of a workbook, or None.
-        labels: The file of labels, or None.
-        labelled: Whether labels are read.
-    """
+    """Raise an InputError if a table does not exist, or has an unknown suffix."""
     if path is None or str(path) == "-":
         return
     from protonet.embeddings.pictures.reading import are_pictures  # noqa: PLC0415

@@ -52,13 +52,7 @@ class OutputSpec(NamedTuple):
 
 
 def run(options: PredictOptions) -> None:
-    """Classify a table, or each file of a folder, block by block; each output is written completely or not at all.
-
-    Raises:
-        MissingPackageError: A package that the table needs is missing.
-        OSError: The predictions cannot be written.
-        InputError: Arguments, model and table do not match.
-    """
+    """Classify a table, or each file of a folder, block by block; each output is complete or not written."""
     model = TablePipeline.load(options.model, argument="model")
     if options.table.is_dir():
         pictures, model_has_pictures = hold_pictures(options.table), model.has_pictures
@@ -91,12 +85,7 @@ def run(options: PredictOptions) -> None:
 
 
 def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
-    """Classify the rows of all files of a folder; finished files are kept.
-
-    Raises:
-        MissingPackageError: As `run`.
-        InputError: As `run`, `list_parts`, `claim_folder` and `run_parts`.
-    """
+    """Classify the rows of all files of a folder; finished files are kept."""
     workers = count_cores() if options.workers is None else parse_workers(options.workers)
     if options.sheet is not None:
         raise_input_error("sheet", "come with an Excel workbook", options.table, "Leave it out.")
@@ -120,16 +109,7 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
 def predict_part(
     path: str, digest: str, names: tuple[str, ...] | None, spec: OutputSpec, part: Part, tick: Tick
 ) -> list[str]:
-    """Classify one file of a folder on one thread, as `run`; return the notes.
-
-    Args:
-        path: The model file.
-        digest: The expected hash of the model file.
-        names: The pretrained encoders from the command line, or None.
-        spec: The columns of the output.
-        part: The file.
-        tick: Called with the number of further finished rows.
-    """
+    """Classify one file of a folder on one thread, as `run`, counting rows by ``tick``; return the notes."""
     torch.set_num_threads(1)
     model = load_once(path, digest, names)
     notes: list[str] = []
@@ -201,11 +181,7 @@ def copy_to_stdout(file: BinaryIO) -> None:
 
 
 def choose_threshold(model: TablePipeline, rate: float) -> float:
-    """Choose the score at and below which rows are unknown, for a false-rejection rate.
-
-    Raises:
-        InputError: The rate is out of range, the model has no held-out scores, or it has a class 'unknown'.
-    """
+    """Choose the score at and below which rows are unknown, for a false-rejection rate."""
     if UNKNOWN in map(str, model.classes):
         got, remedy = f"one with a class {UNKNOWN!r}", "Rename that class and fit it again."
         raise_input_error("unknown", f"come with a model without a class {UNKNOWN!r}", got, remedy)

@@ -97,13 +97,7 @@ def name_difference(compared: Sequence[JsonDict]) -> str:
 
 
 def format_balance(confusion: Tensor, frequent: str | int, accuracy: float) -> str:
-    """Format the balanced accuracy and the accuracy of the most frequent class.
-
-    Args:
-        confusion: (num_classes, num_classes) counts, rows are labels.
-        frequent: The most frequent class of fit.
-        accuracy: The accuracy of always predicting this class.
-    """
+    """Format the balanced accuracy, and the accuracy of always predicting the most frequent class of fit."""
     balanced = 100 * measure_classes(confusion).balanced_accuracy
     baseline = f"baseline, always {to_printable(frequent)} (the most frequent class of fit): {100 * accuracy:.2f} %"
     return f"balanced accuracy {balanced:.2f} %; {baseline}"
@@ -145,17 +139,7 @@ def make_report(
     *,
     balanced: bool,
 ) -> Report:
-    """Compute the results of a model on a table.
-
-    Args:
-        name: The name of the table.
-        classes: The known classes.
-        counts: (num_classes,) int64, training rows of each class.
-        logits: (n, num_classes).
-        labels: (n,) int64, -1 for unknown classes; at least one row has a known class.
-        unknown: The number of rows of each unknown class.
-        balanced: As in `compare_baselines`.
-    """
+    """Compute the results of a model on a table: logits (n, num_classes), labels (n,) int64, -1 for unknown classes."""
     known = labels >= 0
     metrics = measure(logits[known], labels[known])
     scores = score_known(logits)
@@ -335,12 +319,7 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict
 
 
 def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
-    """Collect the predictions of all rows, column by column; of many rows, the most suspicious and a regular sample.
-
-    Args:
-        rows: The rows.
-        order: Indices of columns, the most important first.
-    """
+    """Collect the predictions by column; of many rows, the most suspicious ones and a regular sample."""
     total, points = len(rows.labels), project(rows.logits)
     if total > MAX_PREDICTIONS:
         ranked = score_label_errors(rows.logits, rows.labels).argsort(descending=True, stable=True).tolist()
@@ -402,13 +381,7 @@ def compute_learning_curve(solution: Solution, crossed: Crossfit, deadline: floa
 
 
 def compute_report_sections(rows: EvaluatedRows, repeated: Tensor, importance: JsonDict | None) -> JsonDict:
-    """Compute the sections that only the report has.
-
-    Args:
-        rows: The rows.
-        repeated: Logits for `rank_suspicious_labels`.
-        importance: The result of `compute_importance`.
-    """
+    """Compute the sections that only the report has; ``repeated`` as in `rank_suspicious_labels`."""
     columns = range(len(rows.names)) if importance is None else [column["index"] for column in importance["columns"]]
     return {
         "reliability": compute_reliability(rows),

@@ -99,13 +99,7 @@ def _simplify(name: str) -> str | Decimal:
 
 
 def warn_contradictions(x: np.ndarray, labels: Sequence[str | int], locations: Sequence[str]) -> list[str]:
-    """Warn of equal rows with different labels.
-
-    Args:
-        x: (n, dim) features.
-        labels: (n,), the name of each row's class.
-        locations: (n,), the location of each row in its file.
-    """
+    """Warn of equal rows x (n, dim) with different labels (n,), given the location of each row."""
     equal: dict[int, list[int]] = {}
     for row, values in enumerate(x + 0.0):  # -0.0 becomes 0.0
         equal.setdefault(hash(values.tobytes()), []).append(row)
@@ -154,12 +148,7 @@ class TableRows:
 
 
 def read_rows(options: FitOptions) -> TableRows:
-    """Read the table of ``fit``.
-
-    Raises:
-        MissingPackageError: A package that the table needs is missing.
-        InputError: Options and table do not match.
-    """
+    """Read the table of ``fit``, and check it against the options."""
     started = time.monotonic()
     label = options.label or DEFAULT_LABEL
     types = get_column_types(options.table, parse_column_types(options.column_type))
@@ -244,18 +233,7 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
 
 
 def read_classes(path: Path) -> dict[str, str]:
-    """Read class names and descriptions.
-
-    Args:
-        path: A table with a column ``class`` and, optionally, a column ``description``.
-
-    Returns:
-        The description of each class, "" for none, in the order of the file.
-
-    Raises:
-        MissingPackageError: A package that the file needs is missing.
-        InputError: The file or the column does not exist; a name is empty or repeated.
-    """
+    """Read the columns ``class`` and, if there is one, ``description`` of a table: the description of each class."""
     source = open_source(path, names={CLASS})
     header = source.header or []
     if CLASS not in header:
@@ -280,17 +258,7 @@ def read_classes(path: Path) -> dict[str, str]:
 def check_classes(
     labels: np.ndarray, label: str, *, allow_many: bool, described: Sequence[str] = ()
 ) -> tuple[tuple[str, ...] | tuple[int, ...], np.ndarray]:
-    """Find the classes, in ascending order, and the class index (n,) int64 of each row.
-
-    Args:
-        labels: (n,).
-        label: The column of the labels.
-        allow_many: Whether to accept many classes of a few rows each.
-        described: Further classes, with or without rows.
-
-    Raises:
-        InputError: There is only one class, or the labels look like numbers or identifiers.
-    """
+    """Find the classes in ascending order, and the class index (n,) int64 of each row; ``described`` adds classes."""
     n, allow_many = len(labels), allow_many or bool(described)
     if described:
         labels = np.concatenate([labels.astype(str), np.array(described, str)])
@@ -313,13 +281,7 @@ def check_classes(
 
 
 def describe_dubious_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -> str | None:
-    """Describe classes that look like identifiers or measurements; None if they may be classes.
-
-    Args:
-        classes: The names of many classes.
-        rows: (classes,), the number of rows of each.
-        label: The column of the labels.
-    """
+    """Describe classes that look like identifiers or measurements, given their rows; None if they may be classes."""
     if rows.max() == 1:
         return f"{len(classes)} classes in {label}, 1 row per class"
     values = parse_floats(classes)

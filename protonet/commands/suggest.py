@@ -11,13 +11,7 @@ from protonet.ui.text import format_csv, format_table
 
 
 def run(options: SuggestOptions) -> None:
-    """Print the suggested rows and reasons, and write the rows to label.
-
-    Raises:
-        MissingPackageError: A package that the table needs is missing.
-        OSError: The rows cannot be written.
-        InputError: Arguments, model and table do not match.
-    """
+    """Print the suggested rows and reasons, and write the rows to label."""
     model = None if options.model is None else open_pipeline(options, options.model, options.table)
     label = get_label_column(options.label, model)
     rows = read_unlabelled(options, options.table, model, label)

@@ -18,12 +18,7 @@ from protonet.ui.command_line import check_writable
 
 
 def run(options: UpdateOptions) -> None:
-    """Add the rows of a table to a model, write it, and print the change of accuracy on held-out rows.
-
-    Raises:
-        MissingPackageError: A package that the table needs is missing.
-        InputError: Arguments, model and table do not match.
-    """
+    """Add the rows of a table to a model, write it, and print the change of accuracy on held-out rows."""
     model = open_pipeline(options, options.model, options.table, for_update=True)
     output = options.output or check_writable("model", options.model)
     table, block = read_labelled(options, options.table, model, model.metadata.get("group"))
@@ -70,14 +65,7 @@ def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str,
 
 
 def compare(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:
-    """Format the change of the accuracy on held-out rows, and the classes that lost.
-
-    Args:
-        before: (n, old classes) logits of the held-out rows before the update.
-        after: (n, classes) logits after it.
-        labels: (n,) int64.
-        classes: The names of the classes, the old ones first.
-    """
+    """Format how the accuracy on held-out rows with labels (n,) changed, given logits, and the classes that lost."""
     correct = torch.stack([logits.argmax(dim=1) == labels for logits in (before, after)]).double()
     counts = torch.bincount(labels, minlength=before.shape[1])
     hits = torch.zeros(2, len(counts), dtype=torch.float64).index_add_(1, labels, correct).long()

@@ -51,13 +51,7 @@ def write_archive(config: JsonDict, tensors: bytes) -> bytes:
 
 
 def read_config(path: Path) -> JsonDict:
-    """Read the config of a model archive, without its tensors.
-
-    Raises:
-        OSError: The file cannot be read.
-        VersionError: The file has another format version.
-        ValueError: The file is not a model file, or damaged.
-    """
+    """Read the config of a model archive without its tensors; raise a ValueError for other files, or a VersionError."""
     with _open(path) as archive:
         return _parse_config(archive)
 
@@ -130,13 +124,7 @@ def check_entry_types(config: JsonDict) -> None:
 
 
 def subtract_name_samples(counts: Sequence[int], classes: Sequence[str | int], named: object) -> list[int]:
-    """Subtract the samples that class names count as from the samples of each class.
-
-    Args:
-        counts: (num_classes,) samples, including those of names.
-        classes: The name of each class.
-        named: The entry about names in a file's metadata; it may be invalid.
-    """
+    """Subtract the samples that class names count as from those of each class; the entry ``named`` may be invalid."""
     if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
         return list(counts)
     weight = named.get("weight")

@@ -37,11 +37,7 @@ DERIVED_BUFFER = "prototypes"
 
 
 def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Tensor]]:
-    """Split a network into a config for `build_network`, and its tensors by name.
-
-    Args:
-        network: A network with an `Encoder`, on any device.
-    """
+    """Split a network with an `Encoder` into a config for `build_network`, and its tensors by name."""
     encoder = _get_encoder(network)
     config = {
         "input_dim": encoder.input_dim,
@@ -56,11 +52,7 @@ def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Ten
 
 
 def build_network(config: Any) -> PrototypeNetwork:
-    """Build a network from a config that is not trusted; all tensors are zero until ``load_state_dict``.
-
-    Raises:
-        ValueError: The config is invalid.
-    """
+    """Build a network from a config that is not trusted; all tensors are zero until ``load_state_dict``."""
     expect(isinstance(config, dict), "no config of a network")
     dim, classes = (config.get(name) for name in ("input_dim", "classes"))
     expect(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
@@ -83,15 +75,7 @@ def build_network(config: Any) -> PrototypeNetwork:
 
 
 def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> None:
-    """Validate the tensors of a file before a network loads them.
-
-    Args:
-        network: From `build_network`, on any device, including the meta device.
-        tensors: By name as in ``state_dict``, without the prototypes; on the CPU.
-
-    Raises:
-        ValueError: The tensors are not a valid state of this network.
-    """
+    """Validate the tensors of a file, on the CPU and without the prototypes, before a network loads them."""
     unchecked, expected = dict(tensors), network.state_dict()
     del expected[DERIVED_BUFFER]
     for prefix, component in _list_components(network):
@@ -108,18 +92,7 @@ def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> N
 
 @torch.inference_mode(False)
 def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetwork:
-    """Build a network from a config and load tensors, after validation of both.
-
-    Args:
-        config: From `describe_network`.
-        tensors: From `describe_network`, on the CPU; the network takes them over without a copy.
-
-    Returns:
-        The network in eval mode.
-
-    Raises:
-        ValueError: The config or a tensor is invalid.
-    """
+    """Build a network in eval mode from a config and CPU tensors, which it takes over, after validation of both."""
     sums, origin = tensors.get("sums"), tensors.get("encoder.origin")
     expect(sums is not None and origin is not None, "no tensor sums or encoder.origin")
     expect(isinstance(config, dict), "no config of a network")
@@ -227,14 +200,7 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
 
 @torch.inference_mode(False)  # as in `check_model`
 def read_model(path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str) -> Model:
-    """Load a model file as `load_model` does, with another argument and writer in error messages.
-
-    Args:
-        path: A file of `save_model`.
-        for_update: Also load what predictions do not need.
-        argument: The argument that names the file, for error messages.
-        writer: The function or command that writes model files, for error messages.
-    """
+    """Load a model file as `load_model` does, with another argument and writer in error messages."""
     with optional_packages("files"):
         from safetensors import SafetensorError  # noqa: PLC0415 - optional
         from safetensors.torch import load  # noqa: PLC0415 - optional
@@ -255,12 +221,7 @@ def read_model(path: str | Path, *, for_update: bool = False, argument: str = "p
 
 @torch.inference_mode(False)  # inference tensors cannot become parameters
 def check_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
-    """Convert a model to the config and the tensors of a file, and check that these can be loaded.
-
-    Raises:
-        InputTypeError: The network's encoder is not a `protonet.Encoder`.
-        InputError: The file could not be loaded.
-    """
+    """Convert a model to the config and the tensors of a file; raise an InputError if these cannot be loaded."""
     if not isinstance(model.network.encoder, Encoder):
         got = type(model.network.encoder).__name__
         raise_input_error(

@@ -119,13 +119,7 @@ def create_app(
     routes: Sequence[BaseRoute],
     observe: Callable[[str, int, float], None] = lambda path, status, seconds: None,
 ) -> ASGIApp:
-    """Create the application.
-
-    Args:
-        policy: Who may ask.
-        routes: What answers.
-        observe: Is called with the path, the status and the seconds of each answer.
-    """
+    """Create the application; ``observe`` gets the path, the status and the seconds of each answer."""
     app: ASGIApp = AccessMiddleware(Router(routes, redirect_slashes=False), policy)
     app = TrustedHostMiddleware(app, list(policy.hosts), www_redirect=False)
     app = RequestMiddleware(app, policy, observe)
@@ -391,11 +385,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Open a listening socket.
-
-    Raises:
-        InputError: The address is not one of this machine, or in use.
-    """
+    """Open a listening socket."""
     try:
         family = socket.getaddrinfo(host or "none", port, type=socket.SOCK_STREAM)[0][0]  # "" would be all addresses
         listening = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
@@ -444,14 +434,7 @@ def raise_file_limit() -> None:
 
 
 def run_server(app: ASGIApp, policy: AccessPolicy, listening: socket.socket, title: str) -> None:
-    """Answer requests until SIGTERM or Ctrl-C.
-
-    Args:
-        app: The ASGI application.
-        policy: Its limits.
-        listening: The socket.
-        title: The text that is printed before the address.
-    """
+    """Answer requests until SIGTERM or Ctrl-C; the title is printed before the address."""
     raise_file_limit()
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the response describes the error
     gc.collect()

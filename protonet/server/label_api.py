@@ -373,13 +373,7 @@ def require_row(action: Action) -> int:
 
 
 def run(options: PageOptions) -> None:
-    """Serve the labelling page until SIGTERM or Ctrl-C.
-
-    Raises:
-        MissingPackageError: A package that the table needs is missing.
-        OSError: The answers cannot be written.
-        InputError: Arguments, a model, a table or a file of answers that do not fit.
-    """
+    """Serve the labelling page until SIGTERM or Ctrl-C."""
     policy = replace(make_policy(options.host, options.allowed_hosts, MAX_BODY), timeout=120.0)
     listening = open_socket(options.host, options.port)
     model = None if options.model is None else open_pipeline(options, options.model, options.table)

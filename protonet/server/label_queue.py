@@ -155,12 +155,7 @@ class LabelQueue:
         self.skip(client, row)
 
     def undo(self, client: str, row: int, seen: str | UnsetType | None = UNSET) -> None:
-        """Suggest a row again that was labelled, skipped or flagged.
-
-        Raises:
-            HTTPException: The row has another label than the client has ``seen``.
-            OSError: As `answer`.
-        """
+        """Suggest a labelled, skipped or flagged row again, unless its label is not what the client has seen."""
         cells = self.session.cells[self._check(row)]
         self._check_seen(row, seen)
         others = [line for line in self.flags.rows if line[:-1] != cells]
@@ -186,12 +181,7 @@ class LabelQueue:
         self._sign(row, name, person)
 
     def label_many(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
-        """Label or, if the name is None, flag those of several rows that are neither labelled nor flagged.
-
-        Raises:
-            HTTPException: A row does not exist; none is changed after it.
-            OSError: As `answer`.
-        """
+        """Label or, if the name is None, flag those of several rows that are neither labelled nor flagged."""
         free = [row for row in rows if self._check(row) not in self.session.done and not self._is_flagged(row)]
         for row in free:
             if name is None:
@@ -200,12 +190,7 @@ class LabelQueue:
                 self.answer(client, row, name, person)
 
     def rename_class(self, old: str, new: str) -> None:
-        """Rename a class in all labels; if the new name is another class, the two are merged.
-
-        Raises:
-            HTTPException: The class does not exist, or is one of the model.
-            OSError: The labels cannot be written; none is changed.
-        """
+        """Rename a class in all labels; if the new name is another class, the two are merged."""
         session, names = self.session, self.session.names
         new = check_class(new, names)
         if old not in names:

@@ -168,11 +168,7 @@ def _raise_other_file(path: Path, got: str) -> NoReturn:
 
 
 def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
-    """Parse the names of the classes; the default are the model's, or none.
-
-    Raises:
-        InputError: A name is repeated, means a missing value, or is unknown to the model.
-    """
+    """Parse the names of the classes; the default are the model's, or none."""
     known = [] if model is None else list(map(str, model.classes))
     names = known if text is None else [name.strip() for name in text.split(",")]
     for name in names:
@@ -187,11 +183,7 @@ def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
 
 
 def check_class(name: object, known: Sequence[str]) -> str:
-    """Validate the name of a class, and strip spaces.
-
-    Raises:
-        InputError: The name means a missing value, is too long, or is not printable.
-    """
+    """Validate the name of a class, and strip spaces."""
     text = name.strip() if isinstance(name, str) else ""
     if text in known:
         return text
@@ -362,13 +354,7 @@ class Uploads:
         return self.rows.path.with_suffix("")
 
     def add_texts(self, text: str, known: set[str]) -> list[list[str]]:
-        """Save the lines of a text as rows, but for empty and ``known`` ones; return their cells.
-
-        Raises:
-            HTTPException: The table does not have texts as its only feature.
-            InputError: There are too many lines, or one is too long.
-            OSError: The disk is full.
-        """
+        """Save the lines of a text as rows, but for empty and ``known`` ones; return their cells."""
         self._require(pictures=False)
         lines = [escape_control_chars(line.strip()) for line in text.splitlines()]
         lines = [line for line in dict.fromkeys(lines) if line and line not in known]
@@ -379,13 +365,7 @@ class Uploads:
         return self._save(lines)
 
     def add_picture(self, name: str, content: bytes, known: set[str]) -> list[list[str]]:
-        """Save a picture under a safe name as a row, unless it is there already; return its cells, if any.
-
-        Raises:
-            HTTPException: The table does not have pictures as its only feature.
-            InputError: It cannot be decoded.
-            OSError: The disk is full.
-        """
+        """Save a picture under a safe name as a row, unless it is there already; return its cells, if any."""
         self._require(pictures=True)
         if self.folder.resolve().is_relative_to(self.table.resolve()):
             raise HTTPException(409, "Pictures cannot be added inside of the folder of the table: pass another -o.")
@@ -428,16 +408,7 @@ class Uploads:
 
 
 def extend_rows(rows: UnlabelledTable, header: Sequence[str], cells: Sequence[Sequence[str]]) -> UnlabelledTable:
-    """Append rows to the features of a table, by its encoding.
-
-    Args:
-        rows: The features of the table.
-        header: The names of the cells.
-        cells: The cells of the new rows.
-
-    Raises:
-        InputError: A picture cannot be read.
-    """
+    """Append rows of cells, named by a header, to the features of a table, by its encoding."""
     n, start = len(cells), len(rows.x)
     if not n:
         return rows

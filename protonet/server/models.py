@@ -72,11 +72,7 @@ class HotModel:
 
 
 def open_models(paths: Sequence[Path], representation: Sequence[str] | None) -> dict[str, HotModel]:
-    """Read models, by the names of their files without the suffix.
-
-    Raises:
-        InputError: A file is not a model, or two have the same name.
-    """
+    """Read models, by the names of their files without the suffix."""
     models: dict[str, HotModel] = {}
     for path in paths:
         if path.stem in models:
@@ -135,11 +131,7 @@ class Batcher:
     _task: asyncio.Task[None] | None = None
 
     async def classify(self, model: TablePipeline, rows: Rows, threshold: float | None) -> Classified:
-        """Classify the rows of a request.
-
-        Raises:
-            InputError: As `TablePipeline.predict_logits`.
-        """
+        """Classify the rows of a request."""
         result: asyncio.Future[Classified] = asyncio.get_running_loop().create_future()
         self._queue.append(Pending(model, rows, threshold, result, (id(model), rows.x.dtype, threshold)))
         if self._task is None:

@@ -104,11 +104,7 @@ ROWS: msgspec.json.Decoder[PredictRequest | list[Row]] = msgspec.json.Decoder(Pr
 
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode JSON of the type of a decoder.
-
-    Raises:
-        InputError: It is not JSON, or of another type.
-    """
+    """Decode JSON of the type of a decoder."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -123,11 +119,7 @@ def media_type(header: str) -> str:
 
 
 async def read_upload(request: Request) -> tuple[str, bytes]:
-    """Read the media type and the bytes of a body; of a form, those of its one file.
-
-    Raises:
-        HTTPException: A form without a file, or with several.
-    """
+    """Read the media type and the bytes of a body; of a form, those of its one file."""
     media = media_type(request.headers.get("content-type", ""))
     if media != MULTIPART:
         return media, await request.body()
@@ -161,12 +153,7 @@ def max_magnitudes(model: TablePipeline) -> list[float]:
 
 
 def parse_rows(model: TablePipeline, media: str, body: bytes) -> Rows:
-    """Parse the rows of a request.
-
-    Raises:
-        HTTPException: The media type is another one, or there are too many rows.
-        InputError: The body does not fit the model.
-    """
+    """Parse the rows of a request."""
     kind = "image/*" if media.startswith("image/") else media
     if kind == JSON:
         return parse_json_rows(model, body)
@@ -244,11 +231,7 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> Rows:
 
 
 def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> Rows:
-    """Parse rows from one tensor of all columns, or one per column.
-
-    Raises:
-        InputError: Tensors that do not fit the model.
-    """
+    """Parse rows from one tensor of all columns, or one per column."""
     if model.has_pictures:
         remedy = "Send them to /models/NAME/predict."
         raise_input_error("inputs", "be for a model without pictures", "one with pictures", remedy)
@@ -276,11 +259,7 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> Rows:
 
 
 def read_data(tensor: Tensor) -> list[Cell]:
-    """Read the elements of a tensor of one or two dimensions, flat; null is a missing value.
-
-    Raises:
-        InputError: An unknown type, or data of another type or shape.
-    """
+    """Read the elements of a tensor of one or two dimensions, flat; null is a missing value."""
     kinds = DATATYPES.get(tensor.datatype)
     if kinds is None:
         got = to_printable(tensor.datatype)[:20]

@@ -244,11 +244,7 @@ def make_handler(read: Callable[..., object]) -> Callable[[Request], Awaitable[R
 
 
 def select_outputs(request: parsing.InferRequest, outputs: list[parsing.Tensor]) -> list[parsing.Tensor]:
-    """Select the outputs that a request names; all if it names none.
-
-    Raises:
-        InputError: There is no such output.
-    """
+    """Select the outputs that a request names; all if it names none."""
     names = [output.name for output in request.outputs or ()]
     if not set(names) <= set(schemas.OUTPUTS):
         got = ", ".join(map(to_printable, names))[:80]
@@ -302,13 +298,7 @@ def open_log(path: str | None) -> TextIO | None:
 
 
 def run(options: ServeOptions) -> None:
-    """Answer until SIGTERM or Ctrl-C.
-
-    Raises:
-        MissingPackageError: A package that a model needs is missing.
-        OSError: The access log cannot be written.
-        InputError: Arguments or a model that do not fit.
-    """
+    """Serve predictions until SIGTERM or Ctrl-C."""
     models = open_models(options.models, options.representation)
     if not any(hot.model.has_pretrained_encoder for hot in models.values()):
         torch.set_num_threads(1)  # as in predict; small batches are slower on several

@@ -136,12 +136,7 @@ SCALAR = ["string", "number", "boolean", "null"]
 
 
 def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..., Struct | str]]) -> JsonDict:
-    """Build the OpenAPI 3.1 document of a server.
-
-    Args:
-        models: By name.
-        reads: The functions of the GET requests, by path. Their docstrings and types of results describe them.
-    """
+    """Build the OpenAPI 3.1 document of a server from the models and the functions of the GET requests, by path."""
     results = {path: get_type_hints(read)["return"] for path, read in reads.items()}
     types = list(dict.fromkeys([Error, PredictResponse, InferResponse, *results.values()]))
     references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")

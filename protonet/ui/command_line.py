@@ -194,11 +194,7 @@ def check_name(argument: str, name: str, known: Collection[str]) -> str:
 
 
 def check_writable(argument: str, path: str | Path, *, folder: bool = False) -> Path:
-    """Return ``path`` once it is known that a file can be written there or, for a ``folder``, in it; folders are made.
-
-    Raises:
-        InputError: It cannot; nothing is left behind but the folder.
-    """
+    """Check that a file can be written at a path or, for a ``folder``, in it; missing folders are made."""
     path = Path(path)
     try:
         (path if folder else path.parent).mkdir(parents=True, exist_ok=True)
@@ -216,11 +212,7 @@ def check_writable(argument: str, path: str | Path, *, folder: bool = False) -> 
 
 
 def check_outputs(options: object, names: Sequence[str]) -> dict[str, Path]:
-    """Return the paths of those options of ``names`` that are given, once it is known that they can be written.
-
-    Raises:
-        InputError: One cannot, or two are the same file.
-    """
+    """Check that the paths of those options of ``names`` that are given can be written, and return them by option."""
     paths: dict[str, Path] = {}
     for name in names:
         if getattr(options, name) is not None:

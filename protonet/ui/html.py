@@ -105,15 +105,7 @@ def format_page(
 def format_document(
     template: str, title: str, metrics: Mapping[str, object], command: str, values: Mapping[str, object]
 ) -> str:
-    """Format a self-contained report, which may not load or send anything.
-
-    Args:
-        template: The name of a template that extends ``document.html``.
-        title: The title.
-        metrics: The content of the embedded JSON.
-        command: The command that wrote the report.
-        values: Further variables of the template.
-    """
+    """Format a self-contained report with embedded JSON of ``metrics``, which may not load or send anything."""
     values = {**values, "metrics": metrics, "command": command}
     return format_page(template, title, values, script="page.js")[0]
 
@@ -130,11 +122,7 @@ def _hash(text: str) -> str:
 
 
 def write_outputs(outputs: Mapping[str, Path], metrics: JsonDict) -> None:
-    """Write metrics to the files of the options ``json`` and ``report``.
-
-    Raises:
-        OSError: A file cannot be written.
-    """
+    """Write metrics to the files of the options ``json`` and ``report``."""
     if "json" in outputs:
         write_json(outputs["json"], metrics)
     if "report" in outputs:
