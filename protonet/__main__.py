@@ -7,9 +7,13 @@ import importlib
 import io
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from protonet.errors import DISTRIBUTION, installed_version, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, run_command
+
+if TYPE_CHECKING:
+    from protonet.commands.options import FitOptions
 
 PROG = "protonet"
 COMMANDS = {
@@ -26,26 +30,17 @@ COMMANDS = {
 }
 #: Commands that are not in `protonet.commands`.
 MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
-OVERVIEW_EXAMPLES = """\
-  protonet fit train.csv --label species -o model.protonet
-  protonet predict model.protonet new.csv -o predicted.csv --unknown 0.05
-  protonet evaluate model.protonet test.csv
-  protonet update model.protonet more.csv --in-place
-  protonet suggest model.protonet unlabelled.csv -n 10 -o to_label.csv
-  protonet explain model.protonet
-  protonet explain model.protonet new.csv --rows 2,7
-  protonet info model.protonet
-  protonet export model.protonet --onnx model.onnx
-  protonet page pictures/ --classes cat,dog
-  protonet serve model.protonet"""
 
 
 def print_help(arguments: Sequence[str] | None) -> None:
     """Print the list of commands, or raise an InputError for an unknown command."""
+    from protonet.commands import arguments as parsers  # noqa: PLC0415 - not needed if a command runs
+
     parser = Parser(PROG, "Few-shot classification of tables, texts and pictures.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
-    parser.epilog = "\n".join(["commands (protonet COMMAND --help):", *lines, "", "examples:", OVERVIEW_EXAMPLES])
+    examples = [f"  {PROG} {name} {command.examples[0]}" for name, command in parsers.COMMANDS.items()]
+    parser.epilog = "\n".join(["commands (protonet COMMAND --help):", *lines, "", "examples:", *examples])
     parser.add_argument(
         "--version", action="version", version=f"{PROG} {installed_version(DISTRIBUTION) or '(not installed)'}"
     )
@@ -63,11 +58,11 @@ def main(arguments: Sequence[str]) -> int:
         return run_command(PROG, print_help, arguments[:1])
 
     def command(arguments: Sequence[str] | None) -> None:
-        from protonet.commands.arguments import PARSERS, run_fit  # noqa: PLC0415 - not needed for the list of commands
+        from protonet.commands.arguments import parse  # noqa: PLC0415 - not needed for the version
         from protonet.commands.options import ARGUMENTS  # noqa: PLC0415
 
         with renamed_arguments(**ARGUMENTS):
-            options = PARSERS[name](arguments)  # errors here are raised before torch is imported
+            options = parse(name, arguments)  # errors here are raised before torch is imported
             if name == "fit":
                 run_fit(options)
             else:
@@ -75,6 +70,16 @@ def main(arguments: Sequence[str]) -> int:
 
     prog = f"{PROG} {name}"
     return run_command(prog, command, arguments[1:])
+
+
+def run_fit(options: FitOptions) -> None:
+    """Read the table of ``fit``, import torch, and train: most errors are in the table, and are reported at once."""
+    from protonet.commands.rows import read_rows  # noqa: PLC0415 - imports NumPy
+
+    rows = [read_rows(options)]
+    from protonet.commands.fit import train  # noqa: PLC0415 - imports torch
+
+    train(options, rows.pop())  # which releases the table once it is encoded
 
 
 def run() -> int:

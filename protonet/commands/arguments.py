@@ -1,19 +1,19 @@
 """Parse the arguments of each command, and check them before torch is imported.
 
-A new option is added here. Checks that need torch are made by the command itself.
+A new option is added to `protonet.commands.options`. Checks that need torch are made by the command itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from protonet._validation import check_int
 from protonet.commands.options import (
     MODEL_SUFFIXES,
-    RESULT_SUFFIXES,
     EvaluateOptions,
     ExplainOptions,
     ExportOptions,
@@ -24,355 +24,292 @@ from protonet.commands.options import (
     ServeOptions,
     SuggestOptions,
     UpdateOptions,
-    add_result_options,
-    add_table_options,
-    check_inputs,
-    check_model_path,
-    check_output_paths,
-    check_packages,
-    check_rereadable,
-    check_table_path,
+    flag_of,
+    is_positional,
     make_options,
-    make_parser,
-    select_split,
 )
-from protonet.errors import raise_input_error
+from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.tables import DEFAULT_LABEL
-from protonet.ui.command_line import Parser, check_name, parse_number, parse_whole
-
-#: The names of `protonet.fit.search.EFFORTS`, and `protonet.fit.solver.TIME_LIMIT`; a test compares them.
-EFFORT_NAMES, DEFAULT_TIME_LIMIT = ("fast", "default", "best"), 900.0
-#: Examples at the end of each command's help.
-EXAMPLES = {
-    "fit": (
-        "train.csv --label species -o model.protonet",
-        "train.csv --label species --group patient --report fit.html",
-        "texts.csv --classes classes.csv -o model.protonet  # no row has a label",
-    ),
-    "predict": (
-        "model.protonet new.csv -o predicted.csv",
-        "model.protonet new.csv --unknown 0.05 --proba -o predicted.csv",
-        "model.protonet tables/ --workers 4 -o predicted/  # Parquet files",
-    ),
-    "evaluate": (
-        "model.protonet test.csv",
-        "model.protonet test.csv --label species --report test.html",
-        "model.protonet test/ --json test.json  # one folder of pictures per class",
-    ),
-    "update": (
-        "model.protonet more.csv -o updated.protonet",
-        "model.protonet more.csv --in-place",
-        "model.protonet more/ --in-place  # one folder of pictures per class",
-    ),
-    "suggest": (
-        "model.protonet unlabelled.csv",
-        "model.protonet unlabelled.csv -n 20 -o to_label.csv",
-        "unlabelled.csv -n 10  # without a model",
-    ),
-    "explain": ("model.protonet", "model.protonet test.csv --json columns.json", "model.protonet new.csv --rows 2,7"),
-    "info": ("model.protonet", "model.protonet --json", "wine.protonet -q"),
-    "export": (
-        "model.protonet --onnx model.onnx",
-        "wine.protonet --pt2 wine.pt2",
-        "model.protonet --onnx model.onnx -q",
-    ),
-    "page": ("unlabelled.csv", "pictures/ --classes cat,dog -o labelled.csv", "unlabelled.csv -m model.protonet"),
-    "serve": (
-        "wine.protonet",
-        "wine.protonet iris.protonet --port 8000",
-        "wine.protonet --host 0.0.0.0 --allowed-hosts models.example.org",
-    ),
-}
-
-
-def parse_fit(arguments: Sequence[str] | None) -> FitOptions:
-    """Parse the arguments of ``fit``."""
-    text = "Train a classifier on a table, and evaluate it by cross-validation."
-    parser = make_parser("protonet fit", text, EXAMPLES["fit"], label=DEFAULT_LABEL)
-    output = "the model file to write, .protonet (default: print the results only)"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
-    effort = "how many models to compare: fast, default or best"
-    parser.add_argument("--effort", default="default", help=effort)
-    limit = f"for training and cross-validation together (default: {DEFAULT_TIME_LIMIT:.0f} for training alone)"
-    parser.add_argument("--time-limit", metavar="SECONDS", help=limit)
-    add = add_result_options(parser)
-    add("--verbose", action="store_true", help="also print the views with their weights, and all baselines")
-    add_table_options(parser)
-    add = parser.add_expert_group("training").add_argument
-    add("--balanced", action="store_true", help="give all classes equal weight, which favours balanced accuracy")
-    add("--seed", default="0", metavar="N", help="random seed of MLPs and of column importance (default: 0)")
-    options = parser.parse_args(arguments)
-    select_split(options)
-    check_name("--effort", options.effort, EFFORT_NAMES)
-    options.seed = parse_whole("--seed", options.seed, low=0)
-    if options.time_limit is not None:
-        options.time_limit = parse_number("--time-limit", options.time_limit, low=0)
-    suffixes = {"output": MODEL_SUFFIXES, **RESULT_SUFFIXES}
-    inputs = [options.table, options.labels_file, options.unlabelled, options.classes]
-    options.outputs = check_output_paths(options, suffixes, inputs)
-    check_packages(["safetensors"] * ("output" in options.outputs))
-    check_table_path(options.unlabelled)
-    return make_options(FitOptions, options)
-
-
-def run_fit(options: FitOptions) -> None:
-    """Read the table of ``fit``, import torch, and train: most errors are in the table, and are reported at once."""
-    from protonet.commands.rows import read_rows  # noqa: PLC0415 - imports NumPy
-
-    rows = [read_rows(options)]
-    from protonet.commands.fit import train  # noqa: PLC0415 - imports torch
-
-    train(options, rows.pop())  # which releases the table once it is encoded
-
-
-def parse_predict(arguments: Sequence[str] | None) -> PredictOptions:
-    """Parse the arguments of ``predict``."""
-    text = "Classify the rows of a table, or of all Parquet files in a folder. The order of the rows is kept."
-    parser = make_parser("protonet predict", text, EXAMPLES["predict"], model=True)
-    output = "the predictions, .csv (default: standard output); a folder if TABLE is a folder of Parquet files"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
-    rate = "reject rows that are unlike all classes as 'unknown', at this false-rejection rate, such as 0.05"
-    parser.add_argument("--unknown", metavar="RATE", help=rate)
-    proba = "add a column with the probability of each class"
-    parser.add_argument("--proba", "--probabilities", dest="proba", action="store_true", help=proba)
-    numbers = "put first where each row is: its line in a text file, or its row in a spreadsheet"
-    parser.add_argument("--row-numbers", action="store_true", help=numbers)
-    parser.add_argument("--keep-columns", action="store_true", help="copy all columns of the table to the output")
-    workers = "for a folder: the number of single-threaded processes (default: one per core), or a Dask scheduler"
-    parser.add_argument("--workers", metavar="N|ADDRESS", help=workers)
-    options = parser.parse_args(arguments)
-    select_split(options)
-    if options.unknown is not None:
-        try:
-            options.unknown = float(options.unknown)
-        except ValueError:
-            got, remedy = repr(options.unknown), "Pass a number such as 0.05."
-            raise_input_error("--unknown", "be a number between 0 and 1", got, remedy)
-    if options.table.is_dir():  # the model decides whether it holds tables or pictures
-        check_model_path(options.model)
-        return make_options(PredictOptions, options)
-    check_single_table(options)
-    check_inputs(options)
-    return make_options(PredictOptions, options)
-
-
-def check_single_table(options: argparse.Namespace | PredictOptions) -> None:
-    """Check the options of ``predict`` for one table."""
-    if options.workers is not None:
-        raise_input_error("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
-    check_output_paths(options, {"output": (".csv",)}, [options.model, options.table])
-
-
-def parse_evaluate(arguments: Sequence[str] | None) -> EvaluateOptions:
-    """Parse the arguments of ``evaluate``."""
-    text = "Evaluate a model on labelled rows that are not in its training data. Rows of classes that the model does"
-    text += " not know are reported as unknown. fit reports cross-validation on the training data."
-    parser = make_parser("protonet evaluate", text, EXAMPLES["evaluate"], model=True, label="as in fit")
-    add = add_result_options(parser)
-    add("--drop-unlabelled", action="store_true", help="leave out rows without a label")
-    options = parser.parse_args(arguments)
-    select_split(options)
-    inputs = [options.model, options.table, options.labels_file]
-    options.outputs = check_output_paths(options, RESULT_SUFFIXES, inputs)
-    check_inputs(options, labelled=True)
-    return make_options(EvaluateOptions, options)
-
-
-def parse_update(arguments: Sequence[str] | None) -> UpdateOptions:
-    """Parse the arguments of ``update``."""
-    text = "Add samples and new classes to a model without training. Samples that are added twice count twice."
-    parser = make_parser("protonet update", text, EXAMPLES["update"], model=True, label="as in fit")
-    target = parser.add_mutually_exclusive_group()
-    target.add_argument("-o", "--output", type=Path, metavar="FILE", help="the updated model, .protonet")
-    target.add_argument("--in-place", action="store_true", help="overwrite the model file")
-    spellings = "accept new classes that resemble another spelling of a known one (0.0 and 0, cat and CAT)"
-    parser.add_argument("--new-classes", action="store_true", help=spellings)
-    options = parser.parse_args(arguments)
-    select_split(options)
-    if options.output is None and not options.in_place:
-        remedy = "Pass -o FILE for a new file, or --in-place to overwrite the old one."
-        raise_input_error("-o or --in-place", "name the file to write", "neither -o nor --in-place", remedy)
-    check_output_paths(options, {"output": MODEL_SUFFIXES}, [options.table, options.labels_file])
-    check_inputs(options, labelled=True)
-    return make_options(UpdateOptions, options)
-
-
-def parse_suggest(arguments: Sequence[str] | None) -> SuggestOptions:
-    """Parse the arguments of ``suggest``; ``model`` is None if only a table is given."""
-    text = "List the rows that are most useful to label next (active learning), with reasons. Without a model, list"
-    text += " typical rows to begin with."
-    parser = make_parser("protonet suggest", text, EXAMPLES["suggest"], model=True, optional_table=True)
-    parser.add_argument("-n", default="10", metavar="N", help="the number of rows (default: 10)")
-    output = "write these rows, with an empty column for the label, .csv"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
-    label = f"the column of the labels (default: the model's, or {DEFAULT_LABEL})"
-    parser.add_argument("--label", metavar="NAME", help=label)
-    options = parser.parse_args(arguments)
-    if options.table is None:
-        options.model, options.table = None, options.model
-    select_split(options)
-    options.n = parse_whole("-n", options.n, low=1)
-    check_rereadable(options)
-    check_output_paths(options, {"output": (".csv",)}, [options.model, options.table])
-    check_inputs(options)
-    return make_options(SuggestOptions, options)
-
-
-def parse_explain(arguments: Sequence[str] | None) -> ExplainOptions:
-    """Parse the arguments of ``explain``."""
-    text = "Show which columns matter: how much worse the model gets if the values of one column are shuffled"
-    text += " (permutation importance), on a labelled table or, without one, on the held-out rows of fit. With --rows,"
-    text += " explain single predictions: the nearest rows of fit, and the contribution of each column."
-    name = "protonet explain"
-    parser = make_parser(name, text, EXAMPLES["explain"], model=True, label="as in fit", optional_table=True)
-    rows = "explain these rows: line numbers of a text file, row numbers of a spreadsheet"
-    parser.add_argument("--rows", metavar="N,N", help=rows)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results, for all columns, .json")
-    parser.add_argument("--seed", default="0", metavar="N", help="random seed (default: 0)")
-    options = parser.parse_args(arguments)
-    select_split(options)
-    seed = parse_whole("--seed", options.seed, low=0)
-    options.seed = check_int("--seed", seed, low=0, high=2**63 - 1)
-    options.rows = None if options.rows is None else parse_rows(options.rows)
-    if options.table is None and (options.rows is not None or options.label or options.labels_file):
-        must = "name a table for --rows, --label and --labels-file"
-        raise_input_error("arguments", must, "none", "Pass it after the model.")
-    inputs = [options.model, options.table, options.labels_file]
-    check_output_paths(options, {"json": (".json",)}, inputs)
-    check_inputs(options, labelled=options.rows is None)
-    return make_options(ExplainOptions, options)
-
-
-def parse_rows(text: str) -> list[int]:
-    """Parse row numbers separated by commas, without repetitions."""
-    return list(dict.fromkeys(parse_whole("--rows", row, low=0) for row in text.split(",")))
-
-
-def parse_info(arguments: Sequence[str] | None) -> InfoOptions:
-    """Parse the arguments of ``info``."""
-    text = "Show the contents of a model file: training data, views, and cross-validation results."
-    parser = make_parser("protonet info", text, EXAMPLES["info"], model=True, table=False)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    options = parser.parse_args(arguments)
-    check_model_path(options.model)
-    return make_options(InfoOptions, options)
-
-
-def parse_export(arguments: Sequence[str] | None) -> ExportOptions:
-    """Parse the arguments of ``export``."""
-    text = "Export a model as an ONNX graph that maps features (n, dim) float32 to logits and probabilities, or as a"
-    text += " torch.export program that maps features to logits."
-    parser = make_parser("protonet export", text, EXAMPLES["export"], model=True, table=False)
-    parser.add_argument("--onnx", metavar="FILE", help="the ONNX file to write, .onnx")
-    parser.add_argument("--pt2", metavar="FILE", help="the program to write for torch.export.load, .pt2")
-    options = parser.parse_args(arguments)
-    options.outputs = check_output_paths(options, {"onnx": (".onnx",), "pt2": (".pt2",)}, [options.model])
-    if not options.outputs:
-        raise_input_error("--onnx or --pt2", "be given", "neither", "Name a file to write.")
-    if "onnx" in options.outputs:
-        check_packages(["onnx"], "onnx")
-    check_model_path(options.model)
-    return make_options(ExportOptions, options)
-
+from protonet.ui.command_line import Parser, check_outputs
 
 #: Packages that the servers import.
 SERVER_PACKAGES = ("uvicorn", "httptools", "msgspec", "starlette", "prometheus_client", "python_multipart")
 
 
-def parse_serve(arguments: Sequence[str] | None) -> ServeOptions:
-    """Parse the arguments of ``serve``."""
-    text = "Serve predictions over HTTP: POST rows as JSON, CSV, NPY or a picture to /models/NAME/predict. A model is"
-    text += " reloaded when its file is replaced. The printed address contains an access token, unless the environment"
-    text += " variable PROTONET_TOKEN sets one."
-    parser = make_parser("protonet serve", text, EXAMPLES["serve"], table=False)
-    parser.add_argument(
-        "models", type=Path, nargs="+", metavar="model", help="model files; the file name is the model's name"
-    )
-    add_address(parser, "8765")
-    add = parser.add_expert_group("limits").add_argument
-    add("--max-megabytes", default="8", metavar="N", help="size of a request body, MiB (default: 8)")
-    add("--max-requests", default="128", metavar="N", help="concurrent requests (default: 128)")
-    add("--timeout", default="30", metavar="SECONDS", help="time for a response (default: 30)")
-    moved = "the pretrained encoder of texts or pictures, if its folder or file has moved since fit"
-    add("--representation", nargs="+", metavar="NAME", help=moved)
-    add = parser.add_expert_group("clients").add_argument
-    origins = "web pages that may send requests, such as https://app.example.org"
-    add("--cors-origins", nargs="+", default=[], metavar="ORIGIN", help=origins)
-    add("--access-log", metavar="FILE", help="append a line of JSON per request; - for standard error")
-    options = parser.parse_args(arguments)
-    options.port = parse_port(options.port)
-    for name in ("max_megabytes", "max_requests"):
-        setattr(options, name, parse_whole(f"--{name.replace('_', '-')}", getattr(options, name), low=1))
-    options.timeout = parse_number("--timeout", options.timeout, low=0)
-    for model in options.models:
-        check_model_path(model)
-    check_packages(SERVER_PACKAGES, "page")
-    return make_options(ServeOptions, options)
+class Command(NamedTuple):
+    """How the arguments of a command are parsed."""
+
+    options: type
+    description: str
+    examples: Sequence[str]  #: At the end of the help.
+    check: Callable[[argparse.Namespace], None] | None = None  #: Checks, and may change, the parsed arguments.
 
 
-def parse_page(arguments: Sequence[str] | None) -> PageOptions:
-    """Parse the arguments of ``page``."""
-    text = "Label rows in the browser, the most informative ones first; inspect, try and download the model. Each"
-    text += " label is saved at once; the same command continues where it stopped."
-    parser = make_parser("protonet page", text, EXAMPLES["page"])
-    classes = "the initial classes (default: the model's, or none)"
-    parser.add_argument("--classes", metavar="NAME,NAME", help=classes)
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="labelled rows, .csv (default: TABLE-labelled.csv)"
-    )
-    parser.add_argument("-m", "--model", type=Path, metavar="FILE", help="a model file to begin with")
-    label = f"the column of the labels (default: the model's, or {DEFAULT_LABEL})"
-    parser.add_argument("--label", metavar="NAME", help=label)
-    add_address(parser, "0")
-    add = parser.add_expert_group("columns, initially").add_argument
-    add("--group", metavar="NAME", help="a column: keep rows that share its value in the same fold")
-    add("--drop", nargs="+", metavar="NAME", default=[], help="columns that are not features")
-    add("--column-type", nargs="+", metavar="NAME=TYPE", default=[], help="types of columns, as in fit")
-    options = parser.parse_args(arguments)
-    select_split(options)
-    options.port = parse_port(options.port)
+def parse(name: str, arguments: Sequence[str] | None) -> Any:
+    """Parse and check the arguments of a command, given its name; return its options."""
+    command = COMMANDS[name]
+    options = make_parser(f"protonet {name}", command).parse_args(arguments)
+    for declared in fields(command.options):
+        value, convert = getattr(options, declared.name), declared.metadata.get("parse")
+        if convert is not None and isinstance(value, str):
+            setattr(options, declared.name, convert(flag_of(declared), value))
+    if getattr(options, "split", None) is not None:
+        select_split(options)
+    if command.check is not None:
+        command.check(options)
+    if name != "predict":
+        check_output_paths(options, command.options)
+    for path in [getattr(options, "model", None), *getattr(options, "models", ())]:
+        if path is not None:
+            check_model_path(path, "--model" if name == "page" else "model")
+    for path in (getattr(options, "table", None), getattr(options, "unlabelled", None)):
+        if path is not None and str(path) != "-" and not (name == "predict" and path.is_dir()):
+            check_table_path(path)
+    return make_options(command.options, options)
+
+
+def make_parser(prog: str, command: Command) -> Parser:
+    """Create the parser of a command from its declared options."""
+    parser = Parser(prog, command.description, [f"{prog} {example}" for example in command.examples])
+    groups: dict[str, Any] = {"": parser}
+    for declared in fields(command.options):
+        settings = {key: value for key, value in declared.metadata.items() if key not in {"parse", "suffixes"}}
+        names, group, kind = settings.pop("names"), settings.pop("group"), str(declared.type)
+        if group not in groups:
+            exclusive = group.startswith("|")
+            groups[group] = parser.add_mutually_exclusive_group() if exclusive else parser.add_expert_group(group)
+        if "Path" in kind:
+            settings["type"] = Path
+        if is_positional(declared):
+            groups[group].add_argument(declared.name, **settings)
+            continue
+        if declared.default is False:
+            settings["action"] = "store_true"
+        elif "choices" not in settings:
+            settings.setdefault("metavar", "FILE" if "Path" in kind else "N" if "int" in kind else "NAME")
+        if kind.startswith("Sequence[str]"):
+            settings["nargs"] = "+"
+        flags = sorted([flag_of(declared), *names], key=lambda flag: flag.startswith("--"))
+        groups[group].add_argument(*flags, dest=declared.name, default=declared.default, **settings)
+    return parser
+
+
+def check_output_paths(options: object, kind: type) -> None:
+    """Check that the outputs of a command can be written, and are no inputs."""
+    suffixes: dict[str, Sequence[str]] = {item.name: item.metadata.get("suffixes", ()) for item in fields(kind)}
+    outputs = [name for name, allowed in suffixes.items() if allowed and getattr(options, name) is not None]
+    for name in outputs:
+        path = getattr(options, name)
+        if path.suffix.lower() not in suffixes[name]:
+            raise_input_error(f"--{name}", f"end in {', '.join(suffixes[name])}", path, "Rename it.")
+    inputs = ["table", "labels_file", "unlabelled", "classes"]
+    inputs += ["model"] * (kind is not UpdateOptions)  # which may write over its model
+    files = [path for name in inputs if isinstance(path := getattr(options, name, None), Path) and path.exists()]
+    for name, path in check_outputs(options, outputs).items():
+        if path.exists() and any(map(path.samefile, files)):
+            raise_input_error(f"--{name}", "be another file than the inputs", path, "Pass another path.")
+
+
+def check_packages(packages: Sequence[str], extra: str = "files") -> None:
+    """Raise a MissingPackageError if a package is not installed."""
+    with optional_packages(extra):
+        for package in packages:
+            importlib.import_module(package)
+
+
+def check_rereadable(options: argparse.Namespace) -> None:
+    """Raise an InputError if the table is standard input, which cannot be read twice, or a model file."""
+    if str(options.table) == "-":
+        raise_input_error("table", "be a file, since it is read twice", "standard input", "Save it to a file.")
+    if options.table.suffix.lower() in MODEL_SUFFIXES:
+        raise_input_error("arguments", "end with a table", f"the model {options.table}", "Pass the table last.")
+
+
+def check_model_path(path: Path, argument: str = "model") -> None:
+    """Raise an InputError if a model file does not exist, or is a table."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise_missing_file(path, argument=argument)
+    except OSError:  # reported when it is read
+        return
+    from protonet.tables.formats import TABLE_SUFFIXES  # noqa: PLC0415 - imports NumPy
+
+    if path.is_file() and path.name.lower().endswith(TABLE_SUFFIXES):
+        must = "be a model file, which comes before the table"
+        raise_input_error(argument, must, f"the table {path}", "Pass a file that fit wrote.")
+
+
+def select_split(options: argparse.Namespace) -> None:
+    """Replace a folder of pictures by its subfolder for ``--split``."""
+    from protonet.embeddings.pictures.reading import find_split  # noqa: PLC0415 - imports NumPy
+
+    if options.table is None or not options.table.is_dir():
+        raise_input_error("--split", "come with a folder of pictures", options.table, "Leave it out.")
+    options.table, options.split = find_split(options.table, options.split), None
+
+
+def check_table_path(path: Path) -> None:
+    """Raise an InputError if a table does not exist, or has an unknown suffix."""
+    from protonet.embeddings.pictures.reading import are_pictures  # noqa: PLC0415
+    from protonet.tables.formats import TABLE_SUFFIXES  # noqa: PLC0415 - imports NumPy
+    from protonet.tables.table import ReadSpec, open_table  # noqa: PLC0415
+
+    if not are_pictures(path) and not (path.exists() and path.name.lower().endswith(TABLE_SUFFIXES)):
+        open_table(path, ReadSpec(label=DEFAULT_LABEL, labelled=False))
+
+
+def check_fit(options: argparse.Namespace) -> None:
+    """Check that ``fit`` can write a model."""
+    check_packages(["safetensors"] * (options.output is not None))
+
+
+def check_predict(options: argparse.Namespace) -> None:
+    """Check the options of ``predict`` for one table; the model decides whether a folder holds tables or pictures."""
+    if not options.table.is_dir():
+        check_single_table(options)
+
+
+def check_single_table(options: argparse.Namespace | PredictOptions) -> None:
+    """Raise an InputError for options of ``predict`` that one table does not have."""
+    if options.workers is not None:
+        raise_input_error("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
+    check_output_paths(options, PredictOptions)
+
+
+def check_update(options: argparse.Namespace) -> None:
+    """Check that ``update`` has an output."""
+    if options.output is None and not options.in_place:
+        remedy = "Pass -o FILE for a new file, or --in-place to overwrite the old one."
+        raise_input_error("-o or --in-place", "name the file to write", "neither -o nor --in-place", remedy)
+
+
+def check_suggest(options: argparse.Namespace) -> None:
+    """Check the table of ``suggest``, which may be without a model."""
+    if options.table is None:
+        options.model, options.table = None, options.model
+    check_rereadable(options)
+
+
+def check_explain(options: argparse.Namespace) -> None:
+    """Check that ``explain`` has the table that other options need."""
+    if options.table is None and (options.rows is not None or options.label or options.labels_file):
+        must = "name a table for --rows, --label and --labels-file"
+        raise_input_error("arguments", must, "none", "Pass it after the model.")
+
+
+def check_export(options: argparse.Namespace) -> None:
+    """Check that ``export`` has an output."""
+    if options.onnx is None and options.pt2 is None:
+        raise_input_error("--onnx or --pt2", "be given", "neither", "Name a file to write.")
+    check_packages(["onnx"] * (options.onnx is not None), "onnx")
+
+
+def check_page(options: argparse.Namespace) -> None:
+    """Check the columns of ``page``, and choose its output."""
     check_rereadable(options)
     if options.model is not None and (options.group or options.drop or options.column_type):
         must, remedy = "come without --group, --drop, --column-type", "The model fixes the columns."
         raise_input_error("--model", must, "both", remedy)
-    options.output = default_output(options.table) if options.output is None else options.output
-    options.flags = options.output.with_suffix(".flagged.csv")
-    suffixes = dict.fromkeys(("output", "flags"), (".csv",))
-    options.outputs = check_output_paths(options, suffixes, [options.model, options.table])
-    check_inputs(options, model="--model")
+    if options.output is None:
+        options.output = options.table.with_name(f"{options.table.name.split('.')[0]}-labelled.csv")
+    check_servers(options)
+
+
+def check_servers(options: argparse.Namespace) -> None:
+    """Check that the packages of a server are installed."""
     check_packages(SERVER_PACKAGES, "page")
-    return make_options(PageOptions, options)
 
 
-def default_output(table: Path) -> Path:
-    """Return the path of the labelled rows of a table, in the same folder."""
-    return table.with_name(f"{table.name.split('.')[0]}-labelled.csv")
-
-
-def add_address(parser: Parser, port: str) -> None:
-    """Add the options of a server's address."""
-    host = "the address to listen on (default: 127.0.0.1, reachable from this machine only)"
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help=host)
-    parser.add_argument("--port", default=port, metavar="N", help=f"the port; 0 for a free one (default: {port})")
-    hosts = "further host names of this server"
-    parser.add_argument("--allowed-hosts", nargs="+", default=[], metavar="NAME", help=hosts)
-
-
-def parse_port(text: str) -> int:
-    """Parse the number of a port."""
-    return check_int("--port", parse_whole("--port", text, low=0), low=0, high=65535)
-
-
-#: The function that parses the arguments of each command; it raises an InputError for invalid ones.
-PARSERS: dict[str, Callable[[Sequence[str] | None], Any]] = {
-    "fit": parse_fit,
-    "predict": parse_predict,
-    "evaluate": parse_evaluate,
-    "update": parse_update,
-    "suggest": parse_suggest,
-    "explain": parse_explain,
-    "info": parse_info,
-    "export": parse_export,
-    "page": parse_page,
-    "serve": parse_serve,
+COMMANDS = {
+    "fit": Command(
+        FitOptions,
+        "Train a classifier on a table, and evaluate it by cross-validation.",
+        (
+            "train.csv --label species -o model.protonet",
+            "train.csv --label species --group patient --report fit.html",
+            "texts.csv --classes classes.csv -o model.protonet  # no row has a label",
+        ),
+        check_fit,
+    ),
+    "predict": Command(
+        PredictOptions,
+        "Classify the rows of a table, or of all Parquet files in a folder. The order of the rows is kept.",
+        (
+            "model.protonet new.csv -o predicted.csv",
+            "model.protonet new.csv --unknown 0.05 --proba -o predicted.csv",
+            "model.protonet tables/ --workers 4 -o predicted/  # Parquet files",
+        ),
+        check_predict,
+    ),
+    "evaluate": Command(
+        EvaluateOptions,
+        "Evaluate a model on labelled rows that are not in its training data. Rows of classes that the model does not"
+        " know are reported as unknown. fit reports cross-validation on the training data.",
+        (
+            "model.protonet test.csv",
+            "model.protonet test.csv --label species --report test.html",
+            "model.protonet test/ --json test.json  # one folder of pictures per class",
+        ),
+    ),
+    "update": Command(
+        UpdateOptions,
+        "Add samples and new classes to a model without training. Samples that are added twice count twice.",
+        (
+            "model.protonet more.csv -o updated.protonet",
+            "model.protonet more.csv --in-place",
+            "model.protonet more/ --in-place  # one folder of pictures per class",
+        ),
+        check_update,
+    ),
+    "suggest": Command(
+        SuggestOptions,
+        "List the rows that are most useful to label next (active learning), with reasons. Without a model, list"
+        " typical rows to begin with.",
+        (
+            "model.protonet unlabelled.csv",
+            "model.protonet unlabelled.csv -n 20 -o to_label.csv",
+            "unlabelled.csv -n 10  # without a model",
+        ),
+        check_suggest,
+    ),
+    "explain": Command(
+        ExplainOptions,
+        "Show which columns matter: how much worse the model gets if the values of one column are shuffled"
+        " (permutation importance), on a labelled table or, without one, on the held-out rows of fit. With --rows,"
+        " explain single predictions: the nearest rows of fit, and the contribution of each column.",
+        ("model.protonet", "model.protonet test.csv --json columns.json", "model.protonet new.csv --rows 2,7"),
+        check_explain,
+    ),
+    "info": Command(
+        InfoOptions,
+        "Show the contents of a model file: training data, views, and cross-validation results.",
+        ("model.protonet", "model.protonet --json", "wine.protonet -q"),
+    ),
+    "export": Command(
+        ExportOptions,
+        "Export a model as an ONNX graph that maps features (n, dim) float32 to logits and probabilities, or as a"
+        " torch.export program that maps features to logits.",
+        ("model.protonet --onnx model.onnx", "wine.protonet --pt2 wine.pt2", "model.protonet --onnx model.onnx -q"),
+        check_export,
+    ),
+    "page": Command(
+        PageOptions,
+        "Label rows in the browser, the most informative ones first; inspect, try and download the model. Each label is"
+        " saved at once; the same command continues where it stopped.",
+        ("unlabelled.csv", "pictures/ --classes cat,dog -o labelled.csv", "unlabelled.csv -m model.protonet"),
+        check_page,
+    ),
+    "serve": Command(
+        ServeOptions,
+        "Serve predictions over HTTP: POST rows as JSON, CSV, NPY or a picture to /models/NAME/predict. A model is"
+        " reloaded when its file is replaced. The printed address contains an access token, unless the environment"
+        " variable PROTONET_TOKEN sets one.",
+        (
+            "wine.protonet",
+            "wine.protonet iris.protonet --port 8000",
+            "wine.protonet --host 0.0.0.0 --allowed-hosts models.example.org",
+        ),
+        check_servers,
+    ),
 }

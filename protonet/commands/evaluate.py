@@ -47,7 +47,6 @@ class Evaluated(NamedTuple):
 
 def run(options: EvaluateOptions) -> None:
     """Evaluate a model and print the results."""
-    outputs = options.outputs
     model = open_pipeline(options, options.model, options.table)
     spec = make_spec(options, model.read_spec, options.label, labelled=True)
     spec = replace(spec, drop_unlabelled=options.drop_unlabelled)
@@ -61,7 +60,7 @@ def run(options: EvaluateOptions) -> None:
         if not unknown.all():
             labels[torch.from_numpy(~unknown)] = model.class_indices(block.labels[~unknown])
         x = model.encode(table, block)
-        rows = (torch.from_numpy(x), block) if "report" in outputs else None
+        rows = (torch.from_numpy(x), block) if options.report is not None else None
         return Evaluated(model.predict_logits(x, block.uninformative), labels, names, rows)
 
     sequential = model.has_pretrained_encoder
@@ -80,13 +79,13 @@ def run(options: EvaluateOptions) -> None:
     print(format_report(report), end="")
     show_notes(table.all_notes, quiet=options.quiet)
     results = {"command": "evaluate", **report_to_dict(report)}
-    if "report" in outputs:
+    if options.report is not None:
         with show_progress(quiet=options.quiet) as progress:
             rows = [block.rows for block in evaluated if block.rows]
             results |= compute_details(model, table, logits, labels, rows, progress)
-    write_outputs(outputs, results)
-    if "plot" in outputs:
-        draw_plot(outputs["plot"], logits[known], labels[known], model.classes, f"rows of {report.name}")
+    write_outputs(results, json_path=options.json, report_path=options.report)
+    if options.plot is not None:
+        draw_plot(options.plot, logits[known], labels[known], model.classes, f"rows of {report.name}")
 
 
 def compute_details(

@@ -14,10 +14,10 @@ def run(options: ExportOptions) -> None:
     dim, classes = model.network.encoder.input_dim, len(model.classes)
     mixed = model.encoding is not None and not model.encoding.plain
     inputs = f"{len(model.encoding.columns)} columns (n, 1)" if mixed and model.encoding else f"features (n, {dim})"
-    for kind, path in options.outputs.items():
-        if kind == "onnx":
-            export_onnx(path, model, model.uninformative_logits)
-        else:
-            export_pt2(path, model)
-        outputs = "logits and probabilities" if kind == "onnx" else "logits"
-        print(f"{path}: {inputs} to {outputs} (n, {classes}), {format_size(path.stat().st_size)}")
+    if options.onnx is not None:
+        export_onnx(options.onnx, model, model.uninformative_logits)
+    if options.pt2 is not None:
+        export_pt2(options.pt2, model)
+    for path, outputs in ((options.onnx, "logits and probabilities"), (options.pt2, "logits")):
+        if path is not None:
+            print(f"{path}: {inputs} to {outputs} (n, {classes}), {format_size(path.stat().st_size)}")

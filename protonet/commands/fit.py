@@ -72,11 +72,11 @@ def train(options: FitOptions, rows: TableRows) -> None:
             the model is written without it, and the summary is printed.
         InputError: Arguments and table do not match.
     """
-    seed, limit, outputs, started = options.seed, options.time_limit, options.outputs, time.monotonic() - rows.seconds
-    data = encode_table(options, rows, keep_cells="report" in outputs)
+    limit, output, started = options.time_limit, options.output, time.monotonic() - rows.seconds
+    data = encode_table(options, rows, keep_cells=options.report is not None)
     del rows
     name = path_to_text(options.table.name)
-    if "plot" in outputs and not len(data.x):
+    if options.plot is not None and not len(data.x):
         raise_input_error("plot", "come with labelled rows", "none", "Leave it out.")
     unlabelled = UnlabelledRows(data, options.unlabelled, options.label or DEFAULT_LABEL)
     name_samples = None if data.names is None else data.names.count_samples(len(data.classes))
@@ -96,29 +96,29 @@ def train(options: FitOptions, rows: TableRows) -> None:
                 unlabelled=unlabelled or None,
                 effort=options.effort,
                 time_limit=solving,
-                seed=seed,
+                seed=options.seed,
                 progress=partial(show_part, 0),
             )
             data.notes.extend(warn_near_duplicates(data, solution))
             data.notes.extend(model.warn_cancelled_classes())
             data.notes.extend(warn_unevaluated_classes(data.classes, data.y, solution.problem))
-            until = deadline if limit is None or "report" not in outputs else started + REPORT_START * limit
+            until = deadline if limit is None or options.report is None else started + REPORT_START * limit
             crossed = crossfit(solution, deadline=until, progress=partial(show_part, 1))
             in_time = time.monotonic() < until
         if data.weights is not None:
             crossed = count_rows(crossed, data.y, data.weights, name_samples)
         model = model.with_cross_validation(crossed, data.index_groups(solution), hash_rows(data.x))
-        if "output" in outputs:
-            model.save(outputs["output"])
+        if output is not None:
+            model.save(output)
     except KeyboardInterrupt:
-        if model is None or "output" not in outputs:
+        if model is None or output is None:
             raise
         if data.weights is not None:
             samples = torch.tensor(data.counts)
             count_samples(solution.network, samples if name_samples is None else samples + name_samples)
-        model.save(outputs["output"])
+        model.save(output)
         print(summarize(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
-        raise KeyboardInterrupt(f"stopped; {outputs['output']} was written without cross-validation") from None
+        raise KeyboardInterrupt(f"stopped; {output} was written without cross-validation") from None
     try:
         outliers = cluster_unknown(solution)
         print(summarize(name, data, model, solution, unlabelled, outliers))
@@ -130,20 +130,20 @@ def train(options: FitOptions, rows: TableRows) -> None:
         print(format_evaluation(crossed, shown, classes) + format_notes(data.notes), end="")
         if not in_time and len(crossed.labels):
             print("time limit reached during cross-validation: the model may be better than these results")
-        if "plot" in outputs:
-            draw(outputs["plot"], crossed, data)
-        if "json" in outputs or "report" in outputs:
+        if options.plot is not None:
+            draw(options.plot, crossed, data)
+        if options.json is not None or options.report is not None:
             results = results_to_dict(name, data, model, crossed, compared)
             results |= unlabelled_to_dict(solution, unlabelled, outliers)
-            if "report" in outputs and len(crossed.labels):
+            if options.report is not None and len(crossed.labels):
                 with show_progress(quiet=options.quiet) as progress:
-                    results |= compute_details(data, model, solution, crossed, seed, deadline, progress)
-            write_outputs(outputs, results)
-        print(format_next_step(outputs.get("output"), options.representation))
+                    results |= compute_details(data, model, solution, crossed, options.seed, deadline, progress)
+            write_outputs(results, json_path=options.json, report_path=options.report)
+        print(format_next_step(output, options.representation))
     except KeyboardInterrupt:
-        if "output" not in outputs:
+        if output is None:
             raise
-        raise KeyboardInterrupt(f"stopped; {outputs['output']} was written") from None
+        raise KeyboardInterrupt(f"stopped; {output} was written") from None
 
 
 def summarize(

@@ -32,7 +32,7 @@ from protonet.metrics import rejection_threshold, score_known
 from protonet.pipeline import TablePipeline
 from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import RowBlock, Table
-from protonet.ui.command_line import check_writable, parse_whole
+from protonet.ui.command_line import check_writable
 from protonet.ui.text import format_csv
 
 #: The class of rejected rows.
@@ -86,7 +86,7 @@ def run(options: PredictOptions) -> None:
 
 def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
     """Classify the rows of all files of a folder; finished files are kept."""
-    workers = count_cores() if options.workers is None else parse_workers(options.workers)
+    workers = count_cores() if options.workers is None else options.workers
     if options.sheet is not None:
         raise_input_error("sheet", "come with an Excel workbook", options.table, "Leave it out.")
     if options.output is None:
@@ -140,11 +140,6 @@ def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> TablePip
     if hash_file(Path(path)) != digest:
         raise_input_error("model", "remain unchanged", path, "Do not replace it until the folder is finished.")
     return model
-
-
-def parse_workers(text: str) -> int | str:
-    """Parse a number of processes, or the address of a Dask scheduler, which has a colon."""
-    return text if ":" in text else parse_whole("workers", text, low=1)
 
 
 def count_cores() -> int:

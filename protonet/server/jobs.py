@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from starlette.exceptions import HTTPException
 
@@ -100,15 +101,13 @@ class JobRunner:
         sheet = {"sheet": self.reading.sheet} if table == self.table else {}
         predict = PredictOptions(**reading | sheet, model=model, table=table, output=predictions, proba=True)
         if self.model is None:
-            return [self.fit(answers, {"report": report, "output": model}), predict]
+            return [self.fit(answers, report=report, output=model), predict]
         update = UpdateOptions(**reading, model=self.model, table=answers, label=self.label, output=model)
-        evaluate = EvaluateOptions(
-            **reading, model=self.model, table=answers, label=self.label, outputs={"report": report}
-        )
+        evaluate = EvaluateOptions(**reading, model=self.model, table=answers, label=self.label, report=report)
         return [update, predict, evaluate]
 
-    def fit(self, answers: Path, outputs: Mapping[str, Path], effort: str = "default") -> FitOptions:
-        """Build the options of a fit to the labelled rows."""
+    def fit(self, answers: Path, **options: Any) -> FitOptions:
+        """Build the options of a fit to the labelled rows, given further ones."""
         return FitOptions(
             **vars(replace(self.reading, sheet=None)),
             table=answers,
@@ -116,8 +115,7 @@ class JobRunner:
             column_type=[f"{name}={column_type}" for name, column_type in self.columns.types.items()],
             drop=self.columns.dropped,
             group=self.columns.group,
-            outputs=outputs,
-            effort=effort,
+            **options,
         )
 
     def format_commands(self) -> list[str]:
@@ -129,7 +127,7 @@ class JobRunner:
         folder = Path(self.folder.name)
         answers, metrics = folder / self.answers.name, folder / "metrics.json"
         if job.kind == "results":
-            commands: list[ReadOptions] = [self.fit(answers, {"report": folder / "results.html"}, effort="fast")]
+            commands: list[ReadOptions] = [self.fit(answers, report=folder / "results.html", effort="fast")]
         else:
             commands = self.list_commands(answers, to_predict, folder)
             for file, _ in FILES.values():
@@ -139,7 +137,7 @@ class JobRunner:
                 if not isinstance(command, FitOptions):
                     await self._run(command)
                     continue
-                await self._run(replace(command, outputs={**command.outputs, "json": metrics}))
+                await self._run(replace(command, json=metrics))
                 self.metrics = json.loads(metrics.read_text(encoding="utf-8")) | {"rows_of_table": job.rows}
                 self.version = job.version
         except (RuntimeError, OSError) as error:

@@ -382,10 +382,10 @@ def run(options: PageOptions) -> None:
     columns = ColumnOverrides(parse_column_types(options.column_type), tuple(options.drop), options.group)
     rows = read_unlabelled(options, options.table, model, label, columns, allow_labelled=True)
     header, cells = read_cells(options, options.table, model, label)
-    output, flags = options.outputs["output"], options.outputs["flags"]
+    output = options.output
     with ExitStack() as stack:
         answers = stack.enter_context(Answers(output, [*header, label], None))
-        flagged = stack.enter_context(Answers(flags, [*header, "flag"], ["flagged"]))
+        flagged = stack.enter_context(Answers(output.with_suffix(".flagged.csv"), [*header, "flag"], ["flagged"]))
         people = stack.enter_context(Answers(output.with_suffix(".by.csv"), ["by", *header, label], None, lazy=True))
         added = Answers(output.with_suffix(".added.csv"), [*header, "added"], ["added"], lazy=True)
         stack.enter_context(added)

@@ -121,12 +121,12 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def write_outputs(outputs: Mapping[str, Path], metrics: JsonDict) -> None:
-    """Write metrics to the files of the options ``json`` and ``report``."""
-    if "json" in outputs:
-        write_json(outputs["json"], metrics)
-    if "report" in outputs:
-        write_text(outputs["report"], format_report(metrics))
+def write_outputs(metrics: JsonDict, *, json_path: Path | None, report_path: Path | None) -> None:
+    """Write metrics to the files of the options ``json`` and ``report``, if they are given."""
+    if json_path is not None:
+        write_json(json_path, metrics)
+    if report_path is not None:
+        write_text(report_path, format_report(metrics))
 
 
 def format_report(metrics: JsonDict) -> str:
