@@ -17,8 +17,8 @@ from protonet._text import to_printable
 DISTRIBUTION = "protonet-solver"  #: The library's name on the package index.
 
 
-class InputError(ValueError):
-    """A value is out of range, or a file does not fit.
+class UserError(Exception):
+    """A mistake that a caller can correct.
 
     Args:
         message: One line: what must hold, what was given, and the remedy.
@@ -30,24 +30,16 @@ class InputError(ValueError):
         self.argument = argument
 
 
-class InputTypeError(TypeError):
-    """A value has the wrong type; arguments as in `InputError`."""
-
-    def __init__(self, message: str, *, argument: str = "") -> None:
-        super().__init__(message)
-        self.argument = argument
+class InputError(UserError, ValueError):
+    """A value is out of range, or a file does not fit."""
 
 
-class MissingPackageError(ImportError):
-    """An optional package is not installed; the message says how to install it. Arguments as in `InputError`."""
-
-    def __init__(self, message: str, *, argument: str = "") -> None:
-        super().__init__(message)
-        self.argument = argument
+class InputTypeError(UserError, TypeError):
+    """A value has the wrong type."""
 
 
-UserError = InputError | InputTypeError | MissingPackageError
-USER_ERRORS = (InputError, InputTypeError, MissingPackageError)  #: The same classes, for ``except``.
+class MissingPackageError(UserError, ImportError):
+    """An optional package is not installed; the message says how to install it."""
 
 
 def raise_input_error(
@@ -82,7 +74,7 @@ def renamed_arguments(**names: str) -> Iterator[None]:
     """Rename arguments in messages to what the caller knows: new names, by those that messages have in backquotes."""
     try:
         yield
-    except USER_ERRORS as error:
+    except UserError as error:
         message = re.sub(r"`([^`]+)`", lambda name: f"`{names.get(name[1], name[1])}`", str(error))
         argument = names.get(error.argument, error.argument)
         if (message, argument) == (str(error), error.argument):

@@ -24,7 +24,7 @@ from protonet.embeddings.opening import Selection
 from protonet.errors import raise_input_error
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
 from protonet.fit.crossfit import Crossfit, crossfit, measure_held_out
-from protonet.fit.importance import compute_importances
+from protonet.fit.importance import compute_importances, embed_rows
 from protonet.fit.label_validation import (
     check_labels,
     check_one_kind,
@@ -225,7 +225,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def transform(self, X: object) -> np.ndarray:
         """Compute unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
         x = self._encode(X, self._frame_encoding)[0]
-        parts = [self._pipeline.embed(torch.from_numpy(block)) for block in iter_dense([x], CHUNK)]
+        parts = [embed_rows(self.network_, torch.from_numpy(block)) for block in iter_dense([x], CHUNK)]
         return torch.cat(parts).numpy()
 
     def suggest(self, X: object, n: int) -> list[Suggestion]:

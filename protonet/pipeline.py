@@ -33,7 +33,7 @@ from protonet.fit.crossfit import (
     update,
 )
 from protonet.fit.duplicates import hash_rows
-from protonet.fit.importance import Explanation, embed_rows, explain_rows
+from protonet.fit.importance import Explanation, explain_rows
 from protonet.fit.loading import Unlabelled
 from protonet.fit.names import NAMES, NAMES_ONLY, classify_by_names
 from protonet.fit.search import Progress, Search, ignore
@@ -92,11 +92,7 @@ class TablePipeline(Model):
         seed: int = 0,
         progress: Progress = ignore,
     ) -> tuple[TablePipeline, Solution]:
-        """Fit to a table; arguments and errors as in `protonet.fit.solver.solve_problem`.
-
-        Returns:
-            The pipeline, without cross-validation, and the solution, from which `protonet.fit.crossfit` computes it.
-        """
+        """Fit to a table as `solve_problem` does; return the pipeline and the solution, for cross-validation."""
         names_only = table.names is not None and not len(table.x)
         solution = solve_problem(
             None if names_only else [(table.x, table.y)],
@@ -137,17 +133,9 @@ class TablePipeline(Model):
     def attach_encoders(
         self, names: Sequence[str] | None, *, shown: bool, use_cache: bool = True, table: Path | None = None
     ) -> TablePipeline:
-        """Attach the pretrained encoders of the texts and pictures.
+        """Attach the pretrained encoders of texts and pictures: those named by the user, or those of fit.
 
-        Args:
-            names: The names, folders or files of encoders, from the user, or None.
-            shown: Whether to show progress.
-            use_cache: Whether to cache embeddings.
-            table: A table to check: it holds pictures if and only if the model reads pictures.
-
-        Raises:
-            MissingPackageError: A package of an encoder is missing.
-            InputError: An encoder differs from that of fit, or is missing; or the table does not match.
+        Raise an InputError if a ``table`` is given that holds pictures and the model reads none, or vice versa.
         """
         if table is not None and not self.has_pictures and are_pictures(table):
             got, remedy = f"the pictures {table}", "Pass a table, or train on pictures."
@@ -235,19 +223,10 @@ class TablePipeline(Model):
         )
 
     def open_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
-        """Open a table, whose blocks mark the rows without information.
+        """Open a table, whose blocks mark the rows without information, by `read_spec`, perhaps changed.
 
         Its notes report cells that do not match the type of their column and, after all rows are read, columns that
         drifted and rows without information.
-
-        Args:
-            path: The table.
-            spec: From `read_spec`, perhaps changed.
-            labels: An NPY file of labels, or None.
-
-        Raises:
-            MissingPackageError: As `protonet.tables.table.open_table`.
-            InputError: As `open_table`; or the type of a column differs from fit in the first rows.
         """
         table = self._adapt(open_table(path, spec, labels), spec)
         return replace(table, blocks=self.mark_uninformative(table.blocks, table))
@@ -300,28 +279,19 @@ class TablePipeline(Model):
 
     def class_indices(self, y: np.ndarray) -> Tensor:
         """Convert labels y (n,) to class indices (n,) int64; the labels 7 and "7" are equal."""
-        indices = {str(name): index for index, name in enumerate(self.classes)}
-        names, inverse = np.unique(y.astype(str), return_inverse=True)
-        unknown = [name for name in names.tolist() if name not in indices]
-        if unknown:
+        indices, names = {str(name): index for index, name in enumerate(self.classes)}, y.astype(str).tolist()
+        if unknown := sorted({*names} - indices.keys()):
             got = shorten_list(map(repr, unknown), 1)
             raise_input_error("y", "have classes that the model knows", got, "Add them with protonet update.")
-        return torch.tensor([indices[name] for name in names.tolist()])[torch.from_numpy(inverse)]
+        return torch.tensor([indices[name] for name in names], dtype=torch.int64)
 
     @torch.inference_mode()
     def predict_logits(self, x: np.ndarray, uninformative: np.ndarray | None = None, *, argument: str = "x") -> Tensor:
         """Compute the logits (n, num_classes) of rows (n, dim) float32 or float64.
 
         The logits of a row do not depend on the other rows, to the last digit. Products of few rows, and remainders of
-        vectors, use other instructions; therefore each batch is padded with repeated rows.
-
-        Args:
-            x: The features.
-            uninformative: (n,) bool: rows without information, which get `uninformative_logits`; None for none.
-            argument: The argument that holds the rows, for error messages.
-
-        Raises:
-            InputError: The embedding of a row overflows.
+        vectors, use other instructions; therefore each batch is padded with repeated rows. Rows that the mask (n,) bool
+        calls ``uninformative`` get `uninformative_logits`. An embedding that overflows raises an InputError.
         """
         padded = torch.from_numpy(np.resize(x, (-(-len(x) // ALIGNMENT) * ALIGNMENT, x.shape[1])))
         logits = torch.cat([self.network(rows) for rows in padded.split(BATCH)])[: len(x)]
@@ -335,22 +305,11 @@ class TablePipeline(Model):
             replace_uninformative(logits, torch.from_numpy(uninformative), self.uninformative_logits)
         return logits
 
-    def predict_proba(self, x: np.ndarray, uninformative: np.ndarray | None = None) -> Tensor:
-        """Compute class probabilities (n, num_classes); arguments and errors as in `predict_logits`."""
-        return self.predict_logits(x, uninformative).softmax(dim=1)
-
-    def embed(self, x: Tensor) -> Tensor:
-        """Compute unit-norm embeddings (n, embedding_dim) of rows (n, dim)."""
-        return embed_rows(self.network, x)
-
     @cached_property
     def cross_validation(self) -> Crossfit | None:
         """The held-out rows of fit and the cross-validation networks; None without such rows.
 
         A model of an interrupted fit or of an estimator has none, nor one that was loaded without ``for_update``.
-
-        Raises:
-            InputError: The file has other held-out rows than fit writes.
         """
         if "labels" not in self.update_state:
             return None
@@ -363,9 +322,8 @@ class TablePipeline(Model):
     @property
     def training_hashes(self) -> Tensor:
         """The hashes (n,) int64 of the training rows; empty if the file has none."""
-        hashes = self.update_state.get(TRAINING_HASHES)
-        sound = hashes is not None and hashes.dtype == torch.int64 and hashes.ndim == 1
-        return hashes if hashes is not None and sound else torch.empty(0, dtype=torch.int64)
+        hashes = self.update_state.get(TRAINING_HASHES, torch.empty(0))
+        return hashes if hashes.dtype == torch.int64 and hashes.ndim == 1 else torch.empty(0, dtype=torch.int64)
 
     def with_cross_validation(self, crossed: Crossfit, groups: dict[str, int], hashes: Tensor) -> TablePipeline:
         """Add cross-validation, the index of each group, and hashes (n,) of all training rows by `hash_rows`."""
@@ -415,20 +373,9 @@ class TablePipeline(Model):
         groups: Sequence[str] | None = None,
         uninformative: np.ndarray,
     ) -> TablePipeline:
-        """Add rows of known and new classes without training: prototypes move, the embedding stays.
+        """Add rows x (n, dim) of known and new classes without training: prototypes move, the embedding stays.
 
-        Args:
-            x: (n, dim) features.
-            labels: (n,) names of classes.
-            classes: The names of all classes, the known ones first.
-            groups: (n,) names of groups; rows of one group are held out together. None for none.
-            uninformative: (n,) bool: rows without information.
-
-        Returns:
-            The updated pipeline. Its networks are those of this one, which are changed.
-
-        Raises:
-            InputError: The embedding of a row overflows, or a label is no class.
+        The classes are all names, the known ones first. The networks of this pipeline are changed.
         """
         features, extended = torch.from_numpy(x), replace(self, classes=classes)
         nothing = self.evaluate(features[:0], torch.empty(0, dtype=torch.int64))

@@ -250,17 +250,7 @@ def _encode_unlabelled(
 
 
 class UnlabelledRows:
-    """Iterate over blocks of unlabelled rows, of the training table and of another table.
-
-    Args:
-        data: The training table.
-        path: The other table, or None. It has the same columns; a column of labels is ignored.
-        label: The column of the labels.
-
-    Raises:
-        MissingPackageError: A package that the table needs is missing.
-        InputError: The table does not match or, during iteration, a number is invalid.
-    """
+    """Blocks of unlabelled rows: of the training table, and of another one with the same columns at ``path``."""
 
     def __init__(self, data: EncodedTable, path: Path | None, label: str) -> None:
         self.data, self.path = data, path
@@ -399,17 +389,10 @@ def map_blocks(
     quiet: bool = False,
     sequential: bool = False,
 ) -> Iterator[Result]:
-    """Apply a function to each block, in order, and show the progress in rows on stderr if it takes long.
+    """Apply a function to each block, in order, and show the progress in ``rows`` on stderr if it takes long.
 
-    Each block is processed by one thread. Threads that share a block would wait for each other at each of its small
-    matrices, which takes five times as long if another process uses a core.
-
-    Args:
-        function: The function of a block.
-        blocks: The blocks.
-        rows: The number of all rows, for the remaining time; None if unknown.
-        quiet: Whether to hide the progress.
-        sequential: Process one block after the other, for functions that use all cores, such as pretrained encoders.
+    Each block is processed by one thread, unless the function uses all cores (``sequential``). Threads that share a
+    block would wait for each other at each of its small matrices, which takes five times as long on a busy machine.
     """
     if sequential:
         yield from map(function, blocks)

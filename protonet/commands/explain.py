@@ -102,7 +102,7 @@ def explain_rows(
     """Compute the prediction of some rows, their nearest rows and column contributions, as a dict for JSON."""
     table = model.open_table(table_path, make_spec(options, model.read_spec, options.label))
     x, cells, uninformative = read_rows(table, model, rows)
-    ranked = model.predict_proba(x, uninformative).sort(dim=1, descending=True, stable=True)
+    ranked = model.predict_logits(x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     show_notes(table.all_notes, quiet=options.quiet)
     with show_progress(quiet=options.quiet) as progress:
         features, labels = torch.from_numpy(x), ranked.indices[:, 0].tolist()

@@ -44,19 +44,10 @@ MAX_CONFUSIONS = 5
 def compare_baselines(
     logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: Sample, *, balanced: bool
 ) -> list[JsonDict]:
-    """Compare a model with baselines on the same rows.
+    """Compare logits (n, num_classes) of "this model" with those of baselines on the same rows, as dicts for JSON.
 
-    Args:
-        logits: (n, num_classes).
-        labels: (n,) int64.
-        baselines: Scores (n, num_classes) of each baseline.
-        sample: The weights and groups of the rows.
-        balanced: Whether to compare balanced accuracies.
-
-    Returns:
-        For "this model" and each baseline, dicts for JSON: accuracy, its interval, and balanced accuracy. For baselines
-        also the ``difference`` of the model, paired by rows, with the half-width of its 95 % interval; "compared_by"
-        names the metric of the difference.
+    Each baseline has the ``difference`` of the model, paired by rows, with the half-width of its 95 % interval;
+    "compared_by" names its metric.
     """
     correct, paired = (logits.argmax(dim=1) == labels).double(), sample
     if balanced:  # the mean over classes: rows are weighted inversely to the size of their class
@@ -290,15 +281,9 @@ def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
 
 
 def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict]:
-    """Rank rows by how likely their label is wrong, the likeliest first.
+    """Rank rows by how likely their label is wrong, given held-out logits (n, num_classes) of `repeat_held_out`.
 
-    Args:
-        rows: The rows.
-        logits: (n, num_classes), held-out logits of repeated partitions; see `repeat_held_out`.
-
-    Returns:
-        For each row the given and the most probable other class, with their probabilities. Labels with a ``score``
-        above 0 are probably wrong.
+    Each row has the given and the most probable other class. Labels with a ``score`` above 0 are probably wrong.
     """
     scores, p = score_label_errors(logits, rows.labels), logits.double().softmax(dim=1)
     other = p.scatter(1, rows.labels[:, None], -1.0).max(dim=1)

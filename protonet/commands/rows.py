@@ -46,11 +46,7 @@ def detect_unknown_classes(labels: np.ndarray, known: Sequence[str | int]) -> np
 
 
 def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dict[str, str]:
-    """Find the names that are not known classes but resemble one, and map them to it.
-
-    These are numbers of the same value (0.0 and 0), and texts that differ only in case, spaces around and between
-    words, or Unicode normalization (one code point for e with an accent, or two).
-    """
+    """Map the names that are not known classes but resemble one to it, by value, case, spaces or Unicode form."""
     texts = set(map(str, known))
     forms = {_simplify(name): name for name in sorted(texts, reverse=True)}
     unknown = {str(name) for name in names} - texts

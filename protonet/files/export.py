@@ -119,12 +119,10 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
     if model.encoding is not None and not model.encoding.plain:
         names = model.columns or tuple(f"column {index}" for index in range(len(model.encoding.columns)))
         features, uninformative = add_columns(graph, names, model.encoding)
-        dtypes = [
-            TensorProto.STRING if column.kind == "category" else TensorProto.DOUBLE for column in model.encoding.columns
-        ]
-        inputs = [
-            helper.make_tensor_value_info(name, dtype, ["n", 1]) for name, dtype in zip(names, dtypes, strict=True)
-        ]
+        inputs = []
+        for name, column in zip(names, model.encoding.columns, strict=True):
+            dtype = TensorProto.STRING if column.kind == "category" else TensorProto.DOUBLE
+            inputs.append(helper.make_tensor_value_info(name, dtype, ["n", 1]))
     embedding = encoder.add_to_graph(graph, features)
     prototypes = graph.array(network.prototypes) / graph.array(network.temperature)
     logits = graph.add("MatMul", embedding, prototypes.T)
@@ -153,19 +151,7 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
 
 
 def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -> tuple[str, str]:
-    """Add the encoding of mixed columns to a graph.
-
-    Args:
-        graph: The graph that is extended.
-        names: The name of each column, which is the name of its input.
-        encoding: The encoding of the columns.
-
-    Returns:
-        The names of the features (n, features), and of the mask (n, 1) of rows without an informative cell.
-
-    Raises:
-        InputError: There are columns that ONNX cannot encode.
-    """
+    """Add the encoding of mixed columns: the names of features (n, dim), and of the mask (n, 1) of empty rows."""
     parts, unsupported = [], []
     for name, column in zip(names, encoding.columns, strict=True):
         part = column.add_to_graph(graph, name)
@@ -186,13 +172,9 @@ TRACED_ROWS = 2
 
 @torch.no_grad()
 def export_network(network: PrototypeNetwork) -> torch.export.ExportedProgram:
-    """Export a network as a program that maps features (n, input_dim), for any n >= 1, to logits (n, num_classes).
+    """Export a network in eval mode as a program from features (n, input_dim), for any n >= 1, to logits.
 
-    Features are float32, or float64 if columns are so far from 0 that float32 would lose their digits. Constants that
-    are cached at the first call become part of the program.
-
-    Args:
-        network: In eval mode, with an `Encoder`.
+    Constants that are cached at the first call become part of the program.
     """
     origin = network.encoder.origin
     assert isinstance(origin, Tensor)

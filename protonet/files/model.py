@@ -6,8 +6,8 @@ A network is stored as a config that JSON can hold, and as the tensors of its ``
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +38,8 @@ DERIVED_BUFFER = "prototypes"
 
 def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Tensor]]:
     """Split a network with an `Encoder` into a config for `build_network`, and its tensors by name."""
-    encoder = _get_encoder(network)
+    encoder = network.encoder
+    assert isinstance(encoder, Encoder)
     config = {
         "input_dim": encoder.input_dim,
         "classes": len(network.counts),
@@ -53,7 +54,6 @@ def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Ten
 
 def build_network(config: Any) -> PrototypeNetwork:
     """Build a network from a config that is not trusted; all tensors are zero until ``load_state_dict``."""
-    expect(isinstance(config, dict), "no config of a network")
     dim, classes = (config.get(name) for name in ("input_dim", "classes"))
     expect(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
     sources: list[Source] = []
@@ -78,7 +78,11 @@ def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> N
     """Validate the tensors of a file, on the CPU and without the prototypes, before a network loads them."""
     unchecked, expected = dict(tensors), network.state_dict()
     del expected[DERIVED_BUFFER]
-    for prefix, component in _list_components(network):
+    encoder = network.encoder
+    assert isinstance(encoder, Encoder)
+    groups: dict[str, Sequence[Component]] = {"sources": encoder.list_sources(), "views": encoder.list_views()}
+    components = {f"encoder.{name}.{at}.": part for name, parts in groups.items() for at, part in enumerate(parts)}
+    for prefix, component in components.items():
         names = [name for name in unchecked if name.startswith(prefix)]
         component.check({name.removeprefix(prefix): unchecked.pop(name) for name in names}, prefix)
         expected = {name: tensor for name, tensor in expected.items() if not name.startswith(prefix)}
@@ -93,11 +97,11 @@ def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> N
 @torch.inference_mode(False)
 def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetwork:
     """Build a network in eval mode from a config and CPU tensors, which it takes over, after validation of both."""
-    sums, origin = tensors.get("sums"), tensors.get("encoder.origin")
-    expect(sums is not None and origin is not None, "no tensor sums or encoder.origin")
-    expect(isinstance(config, dict), "no config of a network")
-    expect(list(origin.shape) == [config.get("input_dim")], "of another number of features")  # type: ignore[union-attr]
-    expect(len(sums) == config.get("classes"), "sums of other classes")  # type: ignore[arg-type]
+    expect(
+        isinstance(config, dict) and {"sums", "encoder.origin"} <= tensors.keys(), "no config or tensors of a network"
+    )
+    sizes = [*tensors["encoder.origin"].shape, *tensors["sums"].shape[:1]]
+    expect(sizes == [config.get("input_dim"), config.get("classes")], "tensors of other features or classes")
     with torch.device("meta"):  # no memory is allocated before the sizes are compared with the tensors
         network = build_network(config)
     check_network(network, tensors)
@@ -106,12 +110,6 @@ def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetw
     network.load_state_dict({**tensors, DERIVED_BUFFER: torch.zeros_like(tensors["sums"])}, assign=True)
     network.set_sums(network.sums, network.counts)
     return network
-
-
-def _get_encoder(network: PrototypeNetwork) -> Encoder:
-    if not isinstance(network.encoder, Encoder):
-        raise TypeError(type(network.encoder).__name__)
-    return network.encoder
 
 
 def _pop_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -> type[ComponentT]:
@@ -123,20 +121,11 @@ def _pop_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -> type[Com
     raise ValueError("a source or view of an unknown kind")
 
 
-def _copy_entries(config: JsonDict, name: str) -> Iterator[JsonDict]:
+def _copy_entries(config: JsonDict, name: str) -> list[JsonDict]:
     """Copy the mappings in a list of a config."""
     entries = config.get(name)
-    usable = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
-    expect(usable, f"no usable entry {name}")
-    yield from map(dict, entries)  # type: ignore[arg-type]
-
-
-def _list_components(network: PrototypeNetwork) -> Iterator[tuple[str, Component]]:
-    """Yield every source and view with the prefix of the names of its tensors."""
-    encoder = _get_encoder(network)
-    for group, components in (("sources", encoder.list_sources()), ("views", encoder.list_views())):
-        for index, component in enumerate(components):
-            yield f"encoder.{group}.{index}.", component
+    expect(isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries), f"no usable entry {name}")
+    return list(map(dict, entries))  # type: ignore[arg-type]
 
 
 #: Prefixes of the names of tensors: of the network, of the encoding of columns, and of the state for updates.
@@ -148,13 +137,10 @@ class Model:
     """A fitted network with its classes, columns and metadata."""
 
     network: PrototypeNetwork  #: From `protonet.solve`, float32.
-    classes: tuple[str, ...] | tuple[int, ...]
-    """The name of each class of the network, in its order: all strings or all integers."""
+    classes: tuple[str, ...] | tuple[int, ...]  #: The name of each class of the network: all strings or all integers.
     columns: tuple[str, ...] | None = None  #: The names of the table's columns, or None if they have no names.
-    metadata: JsonDict = field(default_factory=dict)
-    """Metrics, thresholds, descriptions of views, and other values that JSON can hold."""
-    update_state: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors that updates need and predictions do not, such as the held-out rows of cross-validation."""
+    metadata: JsonDict = field(default_factory=dict)  #: Metrics, thresholds, and other values that JSON can hold.
+    update_state: dict[str, Tensor] = field(default_factory=dict)  #: What only updates need, such as held-out rows.
     encoding: Encoding | None = None  #: Maps the columns to features; None if the columns are features.
     folds: tuple[PrototypeNetwork, ...] = ()  #: The cross-validation networks.
 
@@ -232,7 +218,7 @@ def check_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
     encoding, columns = (None, {}) if model.encoding is None else model.encoding.describe()
     parts: list[tuple[str, Mapping[str, Tensor]]] = [(NETWORK_PREFIX, state), (COLUMNS_PREFIX, columns)]
     parts += [(UPDATE_PREFIX, model.update_state)]
-    parts += [(_fold_prefix(index), fold_state) for index, (_, fold_state) in enumerate(folds)]
+    parts += [(f"folds.{index}.", fold_state) for index, (_, fold_state) in enumerate(folds)]
     tensors = {
         prefix + name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for prefix, part in parts
@@ -261,15 +247,10 @@ def check_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
     return config, tensors
 
 
-def _fold_prefix(index: int) -> str:
-    """Return the prefix of the names of a fold's tensors."""
-    return f"folds.{index}."
-
-
 def _make_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bool) -> Model:
     """Make a model from the config and the tensors of a file; raise a ValueError if they are invalid."""
     folds, encoding = config["folds"], None
-    prefixes = [NETWORK_PREFIX, COLUMNS_PREFIX, UPDATE_PREFIX, *map(_fold_prefix, range(len(folds)))]
+    prefixes = [NETWORK_PREFIX, COLUMNS_PREFIX, UPDATE_PREFIX, *(f"folds.{index}." for index in range(len(folds)))]
     state, columns, update_state, *fold_states = _split_by_prefix(tensors, prefixes)
     if config.get("encoding") is not None:
         encoding = Encoding.restore(config["encoding"], columns)
@@ -281,23 +262,16 @@ def _make_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: boo
         names = _check_names("columns", names, input_dim if encoding is None else len(encoding.columns), (str,))
     expect(encoding is None or sum(encoding.sizes) == input_dim, "columns that make another number of features")
     expect(isinstance(config.get("metadata"), dict), "no metadata")
+    model = Model(network=network, classes=classes, columns=names, metadata=config["metadata"], encoding=encoding)
     if not for_update:
-        return Model(network=network, classes=classes, columns=names, metadata=config["metadata"], encoding=encoding)
+        return model
     for name, tensor in update_state.items():
         expect_finite(name, tensor)
     fold_networks = tuple(map(restore_network, folds, fold_states))
     same_classes = all(len(fold.sums) == len(network.sums) for fold in fold_networks)
     same_features = all(fold["input_dim"] == input_dim for fold in folds)
     expect(same_classes and same_features, "folds of other features or classes")
-    return Model(
-        network=network,
-        classes=classes,
-        columns=names,
-        metadata=config["metadata"],
-        update_state=update_state,
-        encoding=encoding,
-        folds=fold_networks,
-    )
+    return replace(model, update_state=update_state, folds=fold_networks)
 
 
 def _split_by_prefix(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> list[dict[str, Tensor]]:

@@ -39,7 +39,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from protonet._text import to_printable
-from protonet.errors import USER_ERRORS, raise_input_error
+from protonet.errors import UserError, raise_input_error
 from protonet.ui.command_line import report_bug
 
 #: Headers of every answer.
@@ -74,27 +74,16 @@ class Error(msgspec.Struct):
 
 @dataclass
 class AccessPolicy:
-    """Access and limits.
+    """Access and limits."""
 
-    Args:
-        tokens: The accepted tokens: as a bearer, or in the address (``?token=``).
-        hosts: The accepted names in ``Host``: this refuses pages that map their own name to this address.
-        max_body: Bytes of a request's body.
-        max_requests: Requests that are answered at a time.
-        timeout: Seconds for an answer.
-        origins: The origins of other servers whose pages may send requests.
-        access_log: Where a line per request is written; None for nowhere.
-        shown: Whether the token is printed, because no environment variable sets it.
-    """
-
-    tokens: Sequence[str]
-    hosts: Collection[str]
-    max_body: int
-    max_requests: int = 128
-    timeout: float = 30.0
-    origins: Sequence[str] = ()
-    access_log: TextIO | None = None
-    shown: bool = False
+    tokens: Sequence[str]  #: The accepted tokens: as a bearer, or in the address (``?token=``).
+    hosts: Collection[str]  #: Accepted names in ``Host``: this refuses pages that map their own name to this address.
+    max_body: int  #: Bytes of a request's body.
+    max_requests: int = 128  #: Requests that are answered at a time.
+    timeout: float = 30.0  #: Seconds for an answer.
+    origins: Sequence[str] = ()  #: The origins of other servers whose pages may send requests.
+    access_log: TextIO | None = None  #: Where a line per request is written; None for nowhere.
+    shown: bool = False  #: Whether the token is printed, because no environment variable sets it.
     active: int = field(default=0, init=False)  #: Requests that are being answered.
     closing: bool = field(default=False, init=False)  #: Whether connections are not kept.
 
@@ -259,7 +248,7 @@ def error_response(error: Exception) -> Response:
     status, headers = 500, None
     if isinstance(error, HTTPException):
         status, line, headers = error.status_code, error.detail, error.headers
-    elif isinstance(error, USER_ERRORS):
+    elif isinstance(error, UserError):
         status, line = 400, str(error)
     elif isinstance(error, OSError):
         status, line = 507, f"The disk must take what is written; got {error.strerror or type(error).__name__}."

@@ -47,23 +47,14 @@ class PageJob:
 
 @dataclass
 class JobRunner:
-    """Runs commands on the labelled rows, one job at a time; their output lies in a temporary folder.
+    """Runs commands on the labelled rows, one job at a time; their output lies in a temporary folder."""
 
-    Args:
-        answers: The file of the labelled rows.
-        table: The table to label.
-        label: The column of the labels.
-        model: The file of a model to update; None to fit a new one.
-        columns: The user's settings of columns.
-        reading: How all commands read tables.
-    """
-
-    answers: Path
-    table: Path
-    label: str
-    model: Path | None
-    columns: ColumnOverrides
-    reading: ReadOptions
+    answers: Path  #: The file of the labelled rows.
+    table: Path  #: The table to label.
+    label: str  #: The column of the labels.
+    model: Path | None  #: The file of a model to update; None to fit a new one.
+    columns: ColumnOverrides  #: The user's settings of columns.
+    reading: ReadOptions  #: How all commands read tables.
     metrics: JsonDict | None = None  #: The output of the last fit with ``--json``.
     version: int = -1  #: The version of the labels of the metrics.
     checked: int = 0  #: The number of labels of the metrics, or of the fit in progress.

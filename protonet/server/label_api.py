@@ -31,7 +31,7 @@ from protonet.commands.options import PageOptions, ReadOptions, make_options, na
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
-from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
+from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.server.app import (
     AccessPolicy,
     create_app,
@@ -48,7 +48,7 @@ from protonet.server.parsing import decode_json, parse_rows, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
-from protonet.ui.html import format_label_page
+from protonet.ui.html import format_page
 
 #: Bytes of a body: a picture to try.
 MAX_BODY = 32 * 2**20
@@ -97,24 +97,14 @@ ACTION = msgspec.json.Decoder(Action)
 
 @dataclass
 class LabelApi:
-    """The routes of the page.
-
-    Args:
-        queue: The rows and the answers.
-        jobs: Fits and predictions.
-        policy: Access and limits.
-        title: Of the page.
-        representation: The encoders of texts and pictures, as typed by the user.
-        read_again: Reads the features of the table, given settings of columns; None if a model has them.
-        uploads: Rows that are added.
-    """
+    """The routes of the page."""
 
     queue: LabelQueue
     jobs: JobRunner
     policy: AccessPolicy
     title: str
-    representation: Sequence[str] | None
-    read_again: Callable[[ColumnOverrides], UnlabelledTable] | None
+    representation: Sequence[str] | None  #: The encoders of texts and pictures, as typed by the user.
+    read_again: Callable[[ColumnOverrides], UnlabelledTable] | None  #: Reads features anew; None if a model has them.
     uploads: Uploads
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Of the features of the table.
@@ -147,10 +137,7 @@ class LabelApi:
         return create_app(self.policy, [*routes, *(Route(path, handle(answer)) for path, answer in gets.items())])
 
     def change(self, change: Callable[[Action], object]) -> Answer:
-        """Change labels and return the next row.
-
-        If a new class is similar to another one, nothing is changed, and that class is returned.
-        """
+        """Change labels and return the next row; a new class that is similar to another one is returned instead."""
 
         async def answer(action: Action) -> object:
             names = self.queue.session.names
@@ -193,8 +180,9 @@ class LabelApi:
         return self.queue.list_labels(predictions, action.name, action.text, action.person, limit=MAX_SELECTED_ROWS)
 
     async def page(self, _: Request) -> object:
-        """Return the page."""
-        return html_response(*format_label_page(self.title))
+        """Return the page, which its script fills in; requests go to its own server only."""
+        rules = "connect-src 'self'; img-src 'self' blob: data:"
+        return html_response(*format_page("label.html", self.title, {}, ["page.css", "label.css"], "label.js", rules))
 
     async def state(self, _: object) -> object:
         """Return the columns, notes and commands."""
@@ -256,7 +244,7 @@ class LabelApi:
         async with self.changing:
             try:
                 rows = await self.run(lambda: read_again(columns))
-            except USER_ERRORS as error:
+            except UserError as error:
                 raise rename_argument(error, "columns") from None
             self.jobs.columns = columns
             self.queue.replace_rows(rows)

@@ -52,23 +52,14 @@ class Lease:
 
 @dataclass
 class LabelQueue:
-    """Rows to label. All methods except `learning` are called by one thread.
+    """Rows to label. All methods except `learning` are called by one thread."""
 
-    Args:
-        session: The labels; its network is the one that was fitted last.
-        flags: Rows that clients flagged; they are not suggested again.
-        people: Who gave the label of a row, before its cells and its label; the last line of equal cells counts.
-        header: The names of the cells.
-        picture: The index of the cell that holds a picture's path; None if there is none.
-        model: The initial model, whose class names cannot change; None if there is none.
-    """
-
-    session: Session
-    flags: Answers
-    people: Answers
-    header: Sequence[str]
-    picture: int | None = None
-    model: TablePipeline | None = None
+    session: Session  #: The labels; its network is the one that was fitted last.
+    flags: Answers  #: Rows that clients flagged; they are not suggested again.
+    people: Answers  #: Who gave the label of a row, before its cells and its label; the last of equal lines counts.
+    header: Sequence[str]  #: The names of the cells.
+    picture: int | None = None  #: The index of the cell that holds a picture's path; None if there is none.
+    model: TablePipeline | None = None  #: The initial model, whose class names cannot change; None if there is none.
     version: int = 0  #: The number of changes of labels.
     missing: dict[int, str] = field(default_factory=dict)  #: The paths of pictures that no longer exist, by row.
     _leases: dict[str, Lease] = field(default_factory=dict)
@@ -234,12 +225,8 @@ class LabelQueue:
     ) -> dict[str, object]:
         """List labelled rows: those that cross-validation predicts as another class first, then the latest.
 
-        Args:
-            predictions: The class and its probability that cross-validation predicts, by row.
-            name: The class of the rows; None for all.
-            text: The text that a cell must contain, in any case.
-            person: Who gave the label, "" for an unknown person; None for all.
-            limit: The maximal number of rows that are returned.
+        The predictions hold a class and its probability by row. A class, a text that a cell contains in any case, and a
+        person ("" for an unknown one) select rows; None selects all.
         """
         differing, others = list[JsonDict](), list[JsonDict]()
         for row, label in self.session.labels.items():
@@ -305,11 +292,10 @@ class LabelQueue:
 
     @torch.no_grad()
     def try_row(self, model: TablePipeline, row: Rows) -> dict[str, object]:
-        """Classify one row by a model of `build_model`, and explain the result.
+        """Classify one row by a model of `build_model`, with reasons.
 
-        Returns:
-            The likeliest classes, the fraction of the rows that are farther from every class, the most similar labelled
-            rows and, if there are several columns, the support of each for the likeliest class, as in ``explain``.
+        These are the most similar labelled rows, the fraction of the rows that are farther from every class and, if
+        there are several columns, the support of each for the likeliest class, as in ``explain``.
         """
         with self._lock:
             x_all, done = self.session.rows.x, self.session.done[-SAMPLE:]

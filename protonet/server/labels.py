@@ -51,28 +51,16 @@ REFIT_TIME_LIMIT = 5.0
 
 
 class Answers:
-    """Labelled rows in a CSV file that ``fit`` and ``update`` read.
+    """Labelled rows in a CSV file that ``fit`` and ``update`` read; one command at a time may open it.
 
     Each row is one write, which is synced to disk before `add` returns. An incomplete last line, after a power failure,
-    is removed.
-
-    Args:
-        path: The file; existing rows are kept.
-        header: The names of the columns; the label is the last.
-        classes: The allowed labels; None for any non-empty text.
-        lazy: Whether a file that does not exist is created by the first row that is added.
-
-    Attributes:
-        rows: The rows so far, in order: the cells, then the label.
-
-    Raises:
-        OSError: The file cannot be written.
-        InputError: The file has other content, or another command has it open.
+    is removed. A lazy file is created by the first row.
     """
 
     def __init__(self, path: Path, header: Sequence[str], classes: Sequence[str] | None, *, lazy: bool = False) -> None:
-        self.path, self.header, self.classes = path, list(header), classes
-        self.rows: list[list[str]] = []
+        self.path, self.header = path, list(header)  # the label is the last column
+        self.classes = classes  #: The allowed labels; None for any non-empty text.
+        self.rows: list[list[str]] = []  #: The rows so far, in order: the cells, then the label.
         self._file = -1
         if not lazy or path.exists():
             self._open()
@@ -204,18 +192,9 @@ def find_similar(name: str, known: Sequence[str]) -> str | None:
 
 
 class Session:
-    """A labelling session: the rows, their labels so far, and the network fitted to them.
+    """A labelling session: the rows and their cells, the labels so far, and the network fitted to them.
 
-    Args:
-        rows: The encoded rows.
-        cells: The cells of each row, as text.
-        classes: The classes that are known from the start.
-        model: The initial model, or None.
-        answers: The labelled rows so far. Each is assigned to a row with equal cells: of several, to the first one
-            without a label in the table.
-
-    Raises:
-        InputError: A labelled row is not in the table.
+    Each answer is assigned to a row with equal cells: of several, to the first one without a label in the table.
     """
 
     def __init__(
@@ -328,19 +307,12 @@ MAX_ADDED, MAX_TEXT = 10_000, 20_000
 
 @dataclass
 class Uploads:
-    """The rows that were added to a table; threads of requests that timed out may still add some.
+    """The rows that were added to a table; threads of requests that timed out may still add some."""
 
-    Args:
-        rows: Their file: the cells of each, and "added".
-        table: The path of the table.
-        column: The index of the cell that a text or the path of a picture fills; None if rows cannot be added.
-        pictures: Whether pictures are added; otherwise texts.
-    """
-
-    rows: Answers
+    rows: Answers  #: Their file: the cells of each, and "added".
     table: Path
-    column: int | None
-    pictures: bool
+    column: int | None  #: The index of the cell that a text or the path of a picture fills; None if none can be added.
+    pictures: bool  #: Whether pictures are added; otherwise texts.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from protonet.commands.predict import predict_classes
-from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
+from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.server.parsing import Rows
@@ -65,7 +65,7 @@ class HotModel:
         try:
             self.model = self._load()
             self.reloads += 1
-        except (*USER_ERRORS, OSError) as error:
+        except (UserError, OSError) as error:
             self.failures += 1
             message = " ".join(str(error).split())
             print(f"protonet serve: {message} The previous model stays in use.", file=sys.stderr)
@@ -179,7 +179,7 @@ def classify_batch(batch: list[Pending]) -> list[Classified | Exception]:
         x = np.concatenate([item.rows.x for item in batch])
         logits = model.predict_logits(x, np.concatenate([item.rows.uninformative for item in batch]))
         named = predict_classes(list(map(str, model.classes)), logits, batch[0].threshold)
-    except USER_ERRORS as error:
+    except UserError as error:
         if len(batch) > 1:
             return [classify_batch([item])[0] for item in batch]
         return [rename_argument(error, "body")]

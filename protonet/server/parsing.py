@@ -24,7 +24,7 @@ from starlette.requests import Request
 
 from protonet._io import JsonDict
 from protonet._text import escape_control_chars, to_printable
-from protonet.errors import USER_ERRORS, raise_input_error, rename_argument
+from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.pipeline import MAX_SCALE, TablePipeline
 from protonet.server.app import JSON
 from protonet.tables.columns.numeric import MAX_FLOAT32
@@ -175,7 +175,7 @@ def rename_files(folder: str) -> Iterator[None]:
     """Call files in a temporary folder what they are to the client: the request, or a row of it."""
     try:
         yield
-    except USER_ERRORS as error:
+    except UserError as error:
         message = str(rename_argument(error, "body"))
         for suffix in BODY_SUFFIXES.values():
             message = message.replace(f"{folder}/body{suffix}", "the request")
@@ -195,11 +195,7 @@ def parse_file(model: TablePipeline, path: Path) -> Rows:
 
 
 def parse_json_rows(model: TablePipeline, body: bytes) -> Rows:
-    """Parse rows of JSON: a list of them, or an object that holds it as ``rows``.
-
-    Each is a list of cells in the order of the model's columns, or an object by column. A cell is a number, a text,
-    true or false, or null if it is missing; that of a picture is its file in base64.
-    """
+    """Parse rows of JSON, as lists or objects of cells; a picture is its file in base64."""
     request = decode_json(body, ROWS)
     rows = request.rows if isinstance(request, PredictRequest) else request
     if not rows:

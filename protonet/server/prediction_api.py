@@ -51,12 +51,7 @@ Read = Callable[..., msgspec.Struct | str]
 
 
 class PredictionApi:
-    """The routes of the server.
-
-    Args:
-        models: By name.
-        policy: Access and limits.
-    """
+    """The routes of the server of models, by name."""
 
     def __init__(self, models: dict[str, HotModel], policy: AccessPolicy) -> None:
         self.models, self.policy = models, policy

@@ -18,18 +18,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from protonet._text import to_printable
-from protonet.errors import DISTRIBUTION, USER_ERRORS, InputError, installed_version, raise_input_error
+from protonet.errors import DISTRIBUTION, InputError, UserError, installed_version, raise_input_error
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are InputErrors in the one message form.
 
     ``--help`` shows what most people need and fits a screen; what `add_expert_group` holds stands in ``--help-all``.
-
-    Args:
-        prog: The module that ``python -m`` runs; it opens every message.
-        description: One sentence for ``--help``.
-        examples: Command lines that ``--help`` ends with.
     """
 
     def __init__(self, prog: str, description: str, examples: Sequence[str] = ()) -> None:
@@ -120,16 +115,9 @@ def _name_value(action: argparse.Action) -> str:
 def run_command(
     prog: str, command: Callable[[Sequence[str] | None], None], arguments: Sequence[str] | None = None
 ) -> int:
-    """Run a command and turn its errors into one line on stderr.
+    """Run a command with its arguments, None for those of the command line, and return the exit code.
 
-    Args:
-        prog: The command's name, for messages that name no entry.
-        command: Called with ``arguments``; None means the command line's.
-        arguments: The arguments, without the command's name.
-
-    Returns:
-        The exit code: 0, 2 after a user error, 130 after Ctrl-C, 1 after a bug, whose
-        traceback is written to a file.
+    It is 0, 2 after an error of the user, which becomes one line on stderr, 130 after Ctrl-C, or 1 after a bug.
     """
     try:
         with warnings.catch_warnings():
@@ -143,7 +131,7 @@ def run_command(
     except (OSError, MemoryError) as error:
         print(f"{prog}: {error or 'there is not enough memory'}", file=sys.stderr)
         return 2
-    except USER_ERRORS as error:
+    except UserError as error:
         print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except Exception as error:

@@ -9,19 +9,17 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from protonet._io import JsonDict, write_json, write_text
 from protonet._text import count, to_printable
-from protonet.ui.text import percent, span
+from protonet.ui.text import format_csv, order_naturally, percent, span
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-from pathlib import Path
-
-from protonet._io import JsonDict, write_json, write_text
-from protonet.ui.text import format_csv, order_naturally
 
 #: Variables of all templates: maximal numbers of columns, of possible label issues and of their cells, of which the
 #: JSON has more, and the maximal length of a name in a list; shades of the cells of the confusion matrix.
@@ -80,16 +78,7 @@ def format_page(
     script: str = "",
     rules: str = "",
 ) -> tuple[str, str]:
-    """Format a page and its content security policy, which allows its own script and style only.
-
-    Args:
-        template: The name of the template in ``assets``.
-        title: The title.
-        values: The variables of the template.
-        styles: The names of style sheets of this package.
-        script: The name of a script of this package; "" for none.
-        rules: Further rules of the policy.
-    """
+    """Format a page from files in ``assets``, and its policy: its own script, style and further rules only."""
     environment = make_environment()
     assert environment.loader is not None
     style, run = (
@@ -108,12 +97,6 @@ def format_document(
     """Format a self-contained report with embedded JSON of ``metrics``, which may not load or send anything."""
     values = {**values, "metrics": metrics, "command": command}
     return format_page(template, title, values, script="page.js")[0]
-
-
-def format_label_page(title: str) -> tuple[str, str]:
-    """Format the labelling page, which its script fills in, and its policy: requests go to its own server only."""
-    rules = "connect-src 'self'; img-src 'self' blob: data:"
-    return format_page("label.html", title, {}, ["page.css", "label.css"], "label.js", rules)
 
 
 def _hash(text: str) -> str:

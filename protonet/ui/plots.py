@@ -28,18 +28,10 @@ MARGIN, MAP_WIDE, MAP_END, LINE, MIN_CELL_SIDE, MAX_CELL_SIDE = 16, 480, 420, 20
 def draw_plot(
     path: Path, logits: Tensor, labels: Tensor, classes: Sequence[str | int], rows: str, *, held_out: bool = True
 ) -> None:
-    """Draw the map and the confusion matrix of rows, with classes in natural order, as an SVG file.
+    """Draw the map and the confusion matrix of rows as an SVG file, with classes in natural order.
 
-    Args:
-        path: The file.
-        logits: (n, num_classes), n >= 1.
-        labels: (n,) int64.
-        classes: The names of the classes.
-        rows: A description of the rows for the title.
-        held_out: Whether the model was not fitted to the rows; otherwise the confusion matrix is left out.
-
-    Raises:
-        OSError: The file cannot be written.
+    The map shows logits (n, num_classes) with labels (n,), the title describes the ``rows``. Without rows held out of
+    fit, there is no confusion matrix.
     """
     order = torch.tensor(order_naturally(classes))
     ranks, points = order.argsort(), project(logits)
@@ -86,13 +78,10 @@ def _measure_width(text: str) -> float:
 
 
 def project(logits: Tensor) -> Tensor:
-    """Project rows to the plane, (n, 2) float64 in [-1, 1], by the two directions in which their logits vary most.
+    """Project logits (n, num_classes) to the plane, (n, 2) float64 in [-1, 1], by the two directions of most variance.
 
     Logits are used because the networks of folds have embeddings of their own. Up to two classes have one direction
     only: then the rows are stacked, as in a histogram.
-
-    Args:
-        logits: (n, num_classes), n >= 1.
     """
     rows = torch.where(logits > torch.finfo(logits.dtype).min, logits, 0.0).double()
     rows = rows - rows.mean(dim=1, keepdim=True)

@@ -240,10 +240,10 @@ def describe_cached() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 def test_an_invalid_config_is_an_error() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"input_dim": 0}, "of another number of features"),
+        ({"input_dim": 0}, "tensors of other features or classes"),
         ({"input_dim": 8.0}, "no usable input_dim"),
-        ({"input_dim": 9}, "of another number of features"),
-        ({"classes": 0}, "sums of other classes"),
+        ({"input_dim": 9}, "tensors of other features or classes"),
+        ({"classes": 0}, "tensors of other features or classes"),
         ({"sources": 5}, "no usable entry sources"),
         ({"sources": []}, "of an unknown source"),
         ({"sources": [{"kind": "cubic"}]}, "a source or view of an unknown kind"),
@@ -270,7 +270,7 @@ def test_invalid_tensors_are_an_error() -> None:
         ("encoder.weights", lambda weights: weights[1:], "a tensor encoder.weights of another shape"),
         ("encoder.scale", lambda scale: 0 * scale, "a scale or temperature that is not positive"),
         ("temperature", lambda temperature: -temperature, "a scale or temperature that is not positive"),
-        ("sums", lambda sums: sums[1:], "sums of other classes"),
+        ("sums", lambda sums: sums[1:], "tensors of other features or classes"),
         ("sums", lambda sums: sums.double(), "a tensor sums of another shape or type"),
         ("counts", lambda counts: counts.float(), "a tensor counts of another shape or type"),
         ("encoder.sources.0.gain", lambda gain: gain[1:], "gain of another shape"),
