@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn, TypeVar
@@ -74,25 +74,14 @@ def read_labelled(
     return pipeline.read_table(table, spec, options.labels_file)
 
 
-class RowLabels(NamedTuple):
-    """How messages and reports name rows."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedTable(TrainingTable):
+    """An encoded table of ``fit``, with what messages and the report show of it."""
 
     positions: Sequence[int]  #: The position of each row in its file.
     position_format: str  #: How messages name a row, given its position.
     indices: Sequence[int]  #: The index of each row in the table, from 0; unlabelled rows are counted.
     ids: list[str] | None  #: The identifier of each row, if a column has them.
-
-    @property
-    def locations(self) -> list[str]:
-        """The name of each row in messages."""
-        return list(map(self.position_format.format, self.positions))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EncodedTable(TrainingTable):
-    """An encoded table of ``fit``, with what messages and the report show of it."""
-
-    rows: RowLabels
     group_names: list[str]  #: In ascending order.
     notes: list[str]  #: Notes and warnings for the user, one line each.
     missing_counts: list[int]  #: The number of missing cells of each feature column.
@@ -125,8 +114,7 @@ class UnlabelledTable:
     notes: tuple[str, ...] = ()  #: Notes about the columns, one line each.
     positions: Sequence[int] = ()  #: The position of each row in its file.
     labels: Sequence[str] = ()  #: The label of each row, "" for none; empty without a column of labels.
-    uninformative: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
-    """(n,) bool: rows without information; none if empty."""
+    uninformative: Tensor  #: (n,) bool: rows without information.
 
     @property
     def remaining(self) -> Tensor:
@@ -151,7 +139,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     table, block = rows.table, rows.block
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
-    selection = select_representation(options)._replace(words=not rows.all_unlabelled)
+    selection = Selection.of(options.representation, shown=not options.quiet)._replace(words=not rows.all_unlabelled)
     encoded = fit_features(
         table,
         block,
@@ -213,7 +201,10 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         groups=None if rows.groups is None else torch.from_numpy(rows.groups),
         names=names,
         metadata=metadata,
-        rows=RowLabels(positions, table.position_format, block.indices[: len(labels)], ids),
+        positions=positions,
+        position_format=table.position_format,
+        indices=block.indices[: len(labels)],
+        ids=ids,
         group_names=rows.group_names.tolist(),
         notes=notes,
         missing_counts=list(map(count_missing_cells, labelled)),
@@ -243,10 +234,8 @@ def _encode_unlabelled(
     table: Table, block: RowBlock, columns: tuple[str, ...] | None, encoding: Encoding | None
 ) -> Tensor:
     """Encode the unlabelled rows of a table: (m, dim)."""
-    if columns is not None and table.columns is not None:
-        used = [cells for name, cells in zip(table.columns, block.columns, strict=True) if name in columns]
-        table, block = replace(table, columns=columns), block._replace(columns=used)
-    return torch.from_numpy(np.ascontiguousarray(encode_block(table, block, encoding)))
+    block = block._replace(columns=_select_columns(table, block, columns))
+    return torch.from_numpy(np.ascontiguousarray(encode_block(replace(table, columns=columns), block, encoding)))
 
 
 class UnlabelledRows:
@@ -282,17 +271,8 @@ class UnlabelledRows:
     def locate(self, row: int) -> str:
         """Format the location of a row, given its index among the rows read."""
         if row < len(self.data.unlabelled_positions) or self.path is None:
-            return self.data.rows.position_format.format(self.positions[row])
+            return self.data.position_format.format(self.positions[row])
         return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
-
-
-def select_representation(options: ReadOptions) -> Selection:
-    """Select the pretrained encoders of texts and pictures.
-
-    Raises:
-        InputError: An encoder is unknown.
-    """
-    return Selection.of(options.representation, shown=not options.quiet)
 
 
 def read_unlabelled(
@@ -313,7 +293,10 @@ def read_unlabelled(
         labels, positions = block.labels, list(block.positions)
         # One class for all: no column is then dropped as a copy of the label.
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
-        types, selection = get_column_types(path, overrides.types), select_representation(options)
+        types, selection = (
+            get_column_types(path, overrides.types),
+            Selection.of(options.representation, shown=not options.quiet),
+        )
         features = fit_features(table, block, types, keep_hint="", selection=selection, decimal=options.decimal_mark)
         x, encoding, columns, column_notes = features.x, features.encoding, features.columns, features.notes
         uninformative = np.zeros(len(x), bool)

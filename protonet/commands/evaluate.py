@@ -25,7 +25,7 @@ from protonet.commands.report import (
     report_to_dict,
     table_to_dict,
 )
-from protonet.commands.rows import check_spellings, detect_unknown_classes
+from protonet.commands.rows import check_spellings
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.search import Progress
@@ -33,7 +33,6 @@ from protonet.pipeline import TablePipeline
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.table import RowBlock, Table
 from protonet.ui.html import write_outputs
-from protonet.ui.plots import draw_plot
 
 
 class Evaluated(NamedTuple):
@@ -53,7 +52,7 @@ def run(options: EvaluateOptions) -> None:
     table = model.open_table(options.table, spec, options.labels_file)
 
     def evaluate_block(block: RowBlock) -> Evaluated:
-        unknown = detect_unknown_classes(block.labels, model.classes)
+        unknown = ~np.isin(block.labels.astype(str), list(map(str, model.classes)))
         names = Counter(block.labels[unknown].astype(str).tolist())
         check_spellings(names, model.classes, "Spell them in the table as the model does.")
         labels = torch.full((len(unknown),), -1)
@@ -84,8 +83,6 @@ def run(options: EvaluateOptions) -> None:
             rows = [block.rows for block in evaluated if block.rows]
             results |= compute_details(model, table, logits, labels, rows, progress)
     write_outputs(results, json_path=options.json, report_path=options.report)
-    if options.plot is not None:
-        draw_plot(options.plot, logits[known], labels[known], model.classes, f"rows of {report.name}")
 
 
 def compute_details(

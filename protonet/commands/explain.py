@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from protonet._io import JsonDict, show_progress, write_atomically
+from protonet._io import JsonDict, show_progress, write_json
 from protonet._text import count, to_printable
 from protonet.commands.data import make_spec, open_pipeline, read_labelled
 from protonet.commands.options import ExplainOptions, show_notes
 from protonet.commands.rows import check_spellings
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
-from protonet.fit.crossfit import Crossfit
 from protonet.fit.importance import Explanation, rank_columns
 from protonet.pipeline import TablePipeline
 from protonet.tables.table import Table
@@ -42,16 +40,20 @@ def run(options: ExplainOptions) -> None:
         results = explain_rows(options, options.table, model, rows, generator)
         print(format_rows(results), end="")
     if options.json is not None:
-        content = json.dumps({"seed": seed, **results}, indent=1, allow_nan=False) + "\n"
-        write_atomically(options.json, lambda file: file.write(content.encode()))
+        write_json(options.json, {"seed": seed, **results})
 
 
 def compute_column_importance(options: ExplainOptions, model: TablePipeline, generator: torch.Generator) -> JsonDict:
     """Compute the permutation importance of each column, the largest first, as a dict for JSON."""
+    table = None
     if options.table is None:
-        table, evaluated = None, model.cross_validation
+        evaluated = model.cross_validation
     else:
-        table, evaluated = read_evaluation_rows(options, options.table, model)
+        table, block = read_labelled(options, options.table, model)
+        check_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
+        labels, x = model.class_indices(block.labels), model.encode(table, block)
+        model.predict_logits(x)  # raises if the embedding of a row overflows
+        evaluated = model.evaluate(torch.from_numpy(x), labels)
     if evaluated is None:
         remedy = "Pass a labelled table, or fit it again with two or more rows per class."
         raise_input_error("model", "have held-out rows, if no table is given", "none", remedy)
@@ -60,16 +62,6 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
     if table is not None:
         show_notes(table.all_notes, quiet=options.quiet)
     return {"table": None if options.table is None else path_to_text(options.table.name), **results}
-
-
-def read_evaluation_rows(options: ExplainOptions, table_path: Path, model: TablePipeline) -> tuple[Table, Crossfit]:
-    """Read a labelled table as held-out rows of the full network."""
-    table, block = read_labelled(options, table_path, model)
-    check_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
-    labels = model.class_indices(block.labels)
-    x = model.encode(table, block)
-    model.predict_logits(x)  # raises if the embedding of a row overflows
-    return table, model.evaluate(torch.from_numpy(x), labels)
 
 
 def format_columns(results: JsonDict) -> str:

@@ -30,7 +30,6 @@ from protonet.commands.report import (
 from protonet.commands.rows import TableRows
 from protonet.embeddings.pictures.files import split_backbone
 from protonet.embeddings.pictures.images import path_to_text
-from protonet.errors import raise_input_error
 from protonet.fit.active import cluster_unknown
 from protonet.fit.class_weights import count_rows, count_samples
 from protonet.fit.crossfit import (
@@ -52,7 +51,6 @@ from protonet.pipeline import TablePipeline
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.table import format_names
 from protonet.ui.html import write_outputs
-from protonet.ui.plots import draw_plot
 from protonet.ui.text import format_probability_metrics, format_size, format_views, summarize_columns
 
 #: The fraction of the time limit after which the report begins.
@@ -76,8 +74,6 @@ def train(options: FitOptions, rows: TableRows) -> None:
     data = encode_table(options, rows, keep_cells=options.report is not None)
     del rows
     name = path_to_text(options.table.name)
-    if options.plot is not None and not len(data.x):
-        raise_input_error("plot", "come with labelled rows", "none", "Leave it out.")
     unlabelled = UnlabelledRows(data, options.unlabelled, options.label or DEFAULT_LABEL)
     name_samples = None if data.names is None else data.names.count_samples(len(data.classes))
 
@@ -125,13 +121,14 @@ def train(options: FitOptions, rows: TableRows) -> None:
         if options.verbose:
             print(format_views(model.metadata["views"]))
         compared = compare(crossed, solution, model)
-        shown = compared if options.verbose else select_baselines(compared)
+        shown, others = compared, compared[2:]
+        if not options.verbose:  # the model, the most frequent class, and the best of the other baselines
+            best = sorted(others, key=lambda baseline: -float(baseline[baseline["compared_by"]]))[:1]
+            shown = [*compared[:2], *best]
         classes = list(map(to_printable, data.classes))
         print(format_evaluation(crossed, shown, classes) + format_notes(data.notes), end="")
         if not in_time and len(crossed.labels):
             print("time limit reached during cross-validation: the model may be better than these results")
-        if options.plot is not None:
-            draw(options.plot, crossed, data)
         if options.json is not None or options.report is not None:
             results = results_to_dict(name, data, model, crossed, compared)
             results |= unlabelled_to_dict(solution, unlabelled, outliers)
@@ -252,16 +249,6 @@ def summarize_unlabelled(
     return lines
 
 
-def draw(path: Path, crossed: Crossfit, data: EncodedTable) -> None:
-    """Plot the held-out rows or, without any, the training rows."""
-    if len(crossed.labels):
-        draw_plot(path, predict_held_out(crossed), crossed.labels, data.classes, "held-out rows")
-    else:
-        with torch.no_grad():
-            logits = crossed.whole(data.x)
-        draw_plot(path, logits, data.y, data.classes, "training rows", held_out=False)
-
-
 def compare(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list[JsonDict]:
     """Compare the model with its baselines on the held-out rows; empty without any."""
     if not len(crossed.labels):
@@ -270,12 +257,6 @@ def compare(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list
     frequent = score_frequent(torch.tensor(model.metadata["samples"]), len(crossed.labels))
     baselines = {FREQUENT: frequent, **predict_baselines(solution.problem)}
     return compare_baselines(predict_held_out(crossed), crossed.labels, baselines, crossed.sample, balanced=balanced)
-
-
-def select_baselines(compared: Sequence[JsonDict]) -> Sequence[JsonDict]:
-    """Select the model, the most frequent class, and the best of the other baselines."""
-    others = sorted(compared[2:], key=lambda baseline: -float(baseline[baseline["compared_by"]]))
-    return [*compared[:2], *others[:1]]
 
 
 def format_evaluation(crossed: Crossfit, compared: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
@@ -350,9 +331,9 @@ def compute_details(
     rows = EvaluatedRows(
         logits=logits,
         labels=data.y,
-        indices=data.rows.indices,
-        locations=data.rows.locations,
-        ids=data.rows.ids,
+        indices=data.indices,
+        locations=list(map(data.position_format.format, data.positions)),
+        ids=data.ids,
         names=names,
         cells=data.cells,
     )

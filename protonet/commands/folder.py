@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protonet._io import JsonDict, progress_bar, write_atomically
+from protonet._io import JsonDict, progress_bar, write_text
 from protonet._text import count
 from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import format_names
@@ -104,7 +104,7 @@ def claim_folder(output: Path, made: JsonDict) -> None:
     if path.exists() or next(output.rglob("*.csv"), None) is not None:
         must, got = "be a new folder, or one of this model and these options", f"{output} of others"
         raise_input_error("output", must, got, "Pass another folder, or remove that one.")
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_text(path, text)
 
 
 def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: bool) -> list[str]:
@@ -163,28 +163,25 @@ def _begin_process(rows: object, stop: object) -> None:
     _SHARED.update(rows=rows, stop=stop)
     torch.set_num_threads(1)
     pyarrow.set_cpu_count(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
+    def end_with_parent() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
 
-def _end_with_parent() -> None:
-    """Exit when the parent process has ended."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _work_here(work: Work, part: Part) -> Sequence[str]:
     """Process a file in a process of the pool."""
-    return work(part, _tick_here)
 
+    def tick(rows: int) -> None:
+        if _SHARED["stop"].is_set():
+            raise StoppedError
+        with _SHARED["rows"].get_lock():
+            _SHARED["rows"].value += rows
 
-def _tick_here(rows: int) -> None:
-    """Count finished rows; raise a StoppedError if the command stops."""
-    if _SHARED["stop"].is_set():
-        raise StoppedError
-    with _SHARED["rows"].get_lock():
-        _SHARED["rows"].value += rows
+    return work(part, tick)
 
 
 def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> Iterator[Sequence[str]]:

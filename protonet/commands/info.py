@@ -37,19 +37,14 @@ MAX_INFO_COLUMNS = 20
 def run(options: InfoOptions) -> None:
     """Print the contents of a model file."""
     path = options.model
-    contents = describe_model(path, read_header(path))
-    print(json.dumps(contents, indent=1) if options.json else format_contents(contents))
-
-
-def read_header(path: Path) -> JsonDict:
-    """Read the config of a model file, without its tensors."""
     try:
         config = read_config(path)
         check_entry_types(config)
     except (OSError, RuntimeError, ValueError) as error:
         must = f"be a model file of version {FORMAT_VERSION}"
         raise_input_error("model", must, f"{path} ({error})", "Pass a file that fit wrote.")
-    return config
+    contents = describe_model(path, config)
+    print(json.dumps(contents, indent=1) if options.json else format_contents(contents))
 
 
 def describe_model(path: Path, header: JsonDict) -> JsonDict:

@@ -22,8 +22,8 @@ from protonet.ui.command_line import check_name, parse_number, parse_whole
 
 #: Suffixes of model files.
 MODEL_SUFFIXES = (".protonet", ".safetensors")
-#: Suffixes of the files of all results, by option.
-RESULT_SUFFIXES = {"json": (".json",), "report": (".html", ".htm"), "plot": (".svg",)}
+#: Suffixes of reports.
+REPORT_SUFFIXES = (".html", ".htm")
 #: The names of `protonet.fit.search.EFFORTS`, and `protonet.fit.solver.TIME_LIMIT`; a test compares them.
 EFFORT_NAMES, DEFAULT_TIME_LIMIT = ("fast", "default", "best"), 900.0
 
@@ -136,14 +136,9 @@ class LabelOptions(ReadOptions):
 class ResultOptions(LabelOptions):
     """The files of all results."""
 
-    report: Path | None = option("a self-contained HTML report, .html", suffixes=RESULT_SUFFIXES["report"])
-    plot: Path | None = option(
-        "a plot of the embedding and of the confusion matrix, .svg", group=_RESULTS, suffixes=RESULT_SUFFIXES["plot"]
-    )
+    report: Path | None = option("a self-contained HTML report, .html", suffixes=REPORT_SUFFIXES)
     json: Path | None = option(
-        "all results, .json; with --report, including those of the report",
-        group=_RESULTS,
-        suffixes=RESULT_SUFFIXES["json"],
+        "all results, .json; with --report, including those of the report", group=_RESULTS, suffixes=(".json",)
     )
     drop_unlabelled: bool = option("leave out rows without a label", False, group=_ROWS)
 
@@ -270,7 +265,7 @@ class ExplainOptions(LabelOptions):
     rows: Sequence[int] | None = option(
         "explain these rows: line numbers of a text file, row numbers of a spreadsheet", metavar="N,N", parse=parse_rows
     )
-    json: Path | None = option("write all results, for all columns, .json", suffixes=RESULT_SUFFIXES["json"])
+    json: Path | None = option("write all results, for all columns, .json", suffixes=(".json",))
     seed: int = option("random seed (default: 0)", 0, parse=partial(parse_up_to, 2**63 - 1))
 
 

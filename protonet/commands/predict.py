@@ -80,7 +80,8 @@ def run(options: PredictOptions) -> None:
         with tempfile.TemporaryFile() as file:  # an error in the last row must precede all output
             write(file)
             file.seek(0)
-            copy_to_stdout(file)
+            sys.stdout.flush()
+            shutil.copyfileobj(file, sys.stdout.buffer)
     show_notes(table.all_notes, quiet=options.quiet)
 
 
@@ -163,16 +164,6 @@ def open_blocks(
     if spec.picture_paths:
         blocks = add_picture_paths(blocks, (model.columns or ()).index(PICTURE_COLUMN))
     return table, blocks
-
-
-def copy_to_stdout(file: BinaryIO) -> None:
-    """Copy a file to standard output, whose reader may stop early."""
-    try:
-        sys.stdout.flush()
-        shutil.copyfileobj(file, sys.stdout.buffer)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what Python still flushes
 
 
 def choose_threshold(model: TablePipeline, rate: float) -> float:

@@ -34,7 +34,6 @@ from protonet.metrics import (
 from protonet.pipeline import TablePipeline
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import format_cells
-from protonet.ui.plots import project
 from protonet.ui.text import MAX_LISTED_CLASSES, format_percent, format_probability_metrics, format_table
 
 #: The maximal number of pairs of classes shown as confusions.
@@ -77,21 +76,10 @@ def format_baselines(compared: Sequence[JsonDict]) -> str:
         ]
         for result in compared
     ]
-    header = ["cross-validation", "accuracy, %", "95 % interval", "balanced accuracy, %", name_difference(compared)]
-    return format_table(header, rows)
-
-
-def name_difference(compared: Sequence[JsonDict]) -> str:
-    """Name the column of differences of `compare_baselines`."""
     balanced = any(result["compared_by"] == "balanced_accuracy" for result in compared)
-    return f"{'balanced ' * balanced}difference to baseline, points"
-
-
-def format_balance(confusion: Tensor, frequent: str | int, accuracy: float) -> str:
-    """Format the balanced accuracy, and the accuracy of always predicting the most frequent class of fit."""
-    balanced = 100 * measure_classes(confusion).balanced_accuracy
-    baseline = f"baseline, always {to_printable(frequent)} (the most frequent class of fit): {100 * accuracy:.2f} %"
-    return f"balanced accuracy {balanced:.2f} %; {baseline}"
+    difference = f"{'balanced ' * balanced}difference to baseline, points"
+    header = ["cross-validation", "accuracy, %", "95 % interval", "balanced accuracy, %", difference]
+    return format_table(header, rows)
 
 
 def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
@@ -155,7 +143,9 @@ def format_report(report: Report) -> str:
     accuracy, interval = format_percent(report.metrics.accuracy, report.metrics.interval)
     rows = count(int(report.by_class.rows.sum()), "row")
     lines = [f"{report.name}: accuracy {accuracy} % on {rows}, 95 % interval {interval}"]
-    lines.append(format_balance(report.metrics.confusion, report.frequent, report.compared[1]["accuracy"]))
+    balanced, baseline = 100 * report.by_class.balanced_accuracy, f"{100 * report.compared[1]['accuracy']:.2f} %"
+    frequent = f"baseline, always {to_printable(report.frequent)} (the most frequent class of fit): {baseline}"
+    lines.append(f"balanced accuracy {balanced:.2f} %; {frequent}")
     if report.auroc is not None:
         names = shorten_list(map(to_printable, report.unknown))
         others = f"{count(sum(report.unknown.values()), 'row')} of {count(len(report.unknown), 'unknown class')}"
@@ -205,6 +195,33 @@ def report_to_dict(report: Report) -> JsonDict:
     unknown = {"rows": sum(report.unknown.values()), "classes": dict(report.unknown), "auroc": report.auroc}
     results = metrics_to_dict(report.name, report.classes, report.metrics)
     return {**results, "baselines": report.compared, "unknown": unknown}
+
+
+#: Bins of the histogram of two classes.
+COSINE_BINS = 48
+
+
+def project(logits: Tensor) -> Tensor:
+    """Project logits (n, num_classes) to the plane, (n, 2) float64 in [-1, 1], by the two directions of most variance.
+
+    Logits are used because the networks of folds have embeddings of their own. Up to two classes have one direction
+    only: then the rows are stacked, as in a histogram.
+    """
+    rows = torch.where(logits > torch.finfo(logits.dtype).min, logits, 0.0).double()
+    rows = rows - rows.mean(dim=1, keepdim=True)
+    rows = rows - rows.mean(dim=0)
+    directions = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -2:].flip(1)  # (num_classes, at most 2)
+    signs = directions.sum(dim=0).sign()
+    points: Tensor = rows @ (directions * torch.where(signs == 0, 1.0, signs))
+    scale = points.abs().amax().clamp_min(1e-12)
+    if logits.shape[1] > 2:
+        return points / scale
+    x = points[:, 0] / scale
+    bins = ((x + 1) / 2 * COSINE_BINS).long().clamp(max=COSINE_BINS - 1)
+    counts, order = bins.bincount(minlength=COSINE_BINS), bins.argsort(stable=True)
+    heights = torch.empty_like(x)
+    heights[order] = (torch.arange(len(x)) - (counts.cumsum(0) - counts)[bins[order]]).double()  # ranks in their bins
+    return torch.stack([x, 2 * heights / counts.max().clamp_min(2).sub(1) - 1], dim=1)
 
 
 #: Bins of the reliability diagram; fewer than for the calibration error, since each is drawn.

@@ -40,11 +40,6 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
     return texts.astype(np.int64) if all(map(_WHOLE.fullmatch, np.unique(texts).tolist())) else texts
 
 
-def detect_unknown_classes(labels: np.ndarray, known: Sequence[str | int]) -> np.ndarray:
-    """Detect the rows (n,) bool whose label is no known class; the labels 7 and "7" are equal."""
-    return ~np.isin(labels.astype(str), list(map(str, known)))
-
-
 def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dict[str, str]:
     """Map the names that are not known classes but resemble one to it, by value, case, spaces or Unicode form."""
     texts = set(map(str, known))
@@ -69,14 +64,12 @@ def warn_similar_names(names: Sequence[str | int]) -> list[str]:
 
 
 def _format_respellings(respellings: Mapping[str, str]) -> str:
-    """Format some of the results of `find_respellings`, and the number of others."""
-    return shorten_list((_format_pair(name, known) for name, known in respellings.items()), 3)
-
-
-def _format_pair(name: str, known: str) -> str:
-    """Format two spellings, and their difference if it is invisible."""
-    visible = [unicodedata.normalize("NFC", " ".join(text.split())) for text in (name, known)]
-    return f"{name!r} for {known!r}" + " (spaces or Unicode form)" * (visible[0] == visible[1])
+    """Format some of the results of `find_respellings`, with invisible differences, and the number of others."""
+    pairs = []
+    for name, known in respellings.items():
+        visible = [unicodedata.normalize("NFC", " ".join(text.split())) for text in (name, known)]
+        pairs.append(f"{name!r} for {known!r}" + " (spaces or Unicode form)" * (visible[0] == visible[1]))
+    return shorten_list(pairs, 3)
 
 
 def _simplify(name: str) -> str | Decimal:
@@ -280,8 +273,9 @@ def describe_dubious_classes(classes: Sequence[str | int], rows: np.ndarray, lab
     """Describe classes that look like identifiers or measurements, given their rows; None if they may be classes."""
     if rows.max() == 1:
         return f"{len(classes)} classes in {label}, 1 row per class"
-    values = parse_floats(classes)
-    if not values:
+    try:
+        values = [float(name) for name in classes]
+    except ValueError:
         return None
     got = f"numbers, such as {to_printable(classes[-1])}, in {label}"
     if any(value % 1 for value in values):
@@ -289,11 +283,3 @@ def describe_dubious_classes(classes: Sequence[str | int], rows: np.ndarray, lab
     wide = max(values) - min(values) >= WIDE_SPAN * len(values) or len(values) > LARGE_FRACTION * rows.sum()
     few = np.median(rows) <= MAX_ROWS_OF_RARE_CLASS
     return f"{len(classes)} whole {got}, most with {MAX_ROWS_OF_RARE_CLASS} rows or fewer" if wide and few else None
-
-
-def parse_floats(names: Sequence[str | int]) -> list[float]:
-    """Convert names to numbers; empty if one is no number."""
-    try:
-        return [float(name) for name in names]
-    except ValueError:
-        return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protonet._io import write_atomically
+from protonet._io import write_text
 from protonet._text import to_printable
 from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_unlabelled
 from protonet.commands.options import SuggestOptions, show_notes
@@ -22,7 +22,7 @@ def run(options: SuggestOptions) -> None:
     if options.output is not None:
         header, table = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])
         lines = [[*header, label], *([*cells, ""] for cells in table)]
-        write_atomically(options.output, lambda file: file.write(format_csv(lines).encode()))
+        write_text(options.output, format_csv(lines))
     show_notes(rows.table.all_notes, quiet=options.quiet)
     location = rows.table.position_format.format(f"of {to_printable(options.table.name)}")
     print(format_table([location, "reason"], [[str(rows.positions[row]), reason] for row, reason in chosen]), end="")

@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 
 from protonet._validation import check_device
-from protonet.commands.options import RESULT_SUFFIXES
+from protonet.commands.options import REPORT_SUFFIXES
 from protonet.episodes.arguments import (
     IMAGE_SIZE_HELP,
     SPLIT_SEED_HELP,
@@ -37,7 +37,7 @@ from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, check_outputs, run_command
 
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
-OUTPUT_SUFFIXES = {"plot": (".png", ".pdf", ".svg"), "report": RESULT_SUFFIXES["report"]}
+OUTPUT_SUFFIXES = {"plot": (".png", ".pdf", ".svg"), "report": REPORT_SUFFIXES}
 #: The files to write.
 OUTPUT_FILES = {
     "json": "all metrics, and how many queries of each episode each method has right",

@@ -80,8 +80,10 @@ def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> N
     del expected[DERIVED_BUFFER]
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
-    groups: dict[str, Sequence[Component]] = {"sources": encoder.list_sources(), "views": encoder.list_views()}
-    components = {f"encoder.{name}.{at}.": part for name, parts in groups.items() for at, part in enumerate(parts)}
+    components: dict[str, Component] = {
+        f"encoder.sources.{at}.": part for at, part in enumerate(encoder.list_sources())
+    }
+    components |= {f"encoder.views.{at}.": part for at, part in enumerate(encoder.list_views())}
     for prefix, component in components.items():
         names = [name for name in unchecked if name.startswith(prefix)]
         component.check({name.removeprefix(prefix): unchecked.pop(name) for name in names}, prefix)

@@ -20,6 +20,7 @@ from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.commands.data import UnlabelledTable
 from protonet.commands.explain import COLUMNS
+from protonet.commands.report import project
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.fit.active import Suggestion
 from protonet.fit.importance import SAMPLE, compute_contributions
@@ -29,7 +30,6 @@ from protonet.pipeline import TablePipeline
 from protonet.server.labels import Answers, Session, check_class, embed
 from protonet.server.parsing import Rows
 from protonet.ui.command_line import report_bug
-from protonet.ui.plots import project
 
 #: Rows that are suggested ahead, so that no client waits.
 AHEAD = 20

@@ -22,7 +22,7 @@ import torch
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from protonet._io import write_atomically
+from protonet._io import write_atomically, write_text
 from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.commands.data import UnlabelledTable
 from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain, path_to_text
@@ -107,7 +107,7 @@ class Answers:
 
     def change(self, rows: Sequence[list[str]]) -> None:
         """Replace all rows atomically."""
-        write_atomically(self.path, lambda file: file.write(format_csv([self.header, *rows]).encode()))
+        write_text(self.path, format_csv([self.header, *rows]))
         os.close(self._file)  # of the old file and its lock
         self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         _lock(self.path, self._file)

@@ -188,8 +188,8 @@ def parse_file(model: TablePipeline, path: Path) -> Rows:
     blocks = list(table.blocks)
     n = sum(len(block.positions) for block in blocks)
     check_count(n)
-    missing = [count_missing(model, block.columns) for block in blocks]
-    notes = [*table.all_notes, *describe_missing(model, list(map(sum, zip(*missing, strict=True))), n)]
+    columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
+    notes = [*table.all_notes, *describe_missing(model, columns)]
     marks = [block.uninformative for block in blocks if block.uninformative is not None]  # open_table marks all
     return Rows(np.concatenate([model.encode(table, block) for block in blocks]), notes, np.concatenate(marks))
 
@@ -282,25 +282,20 @@ def encode(model: TablePipeline, columns: list[np.ndarray]) -> Rows:
             raise_input_error("body", must, "others", "Correct or drop the row.")
     columns = [blank_missing(cells, model.missing_texts) for cells in columns]
     table = adapt_table(make_table(columns, model.columns, PLACE), model.encoding, argument="body")
-    table.notes.extend(describe_missing(model, count_missing(model, columns), len(columns[0])))
+    table.notes.extend(describe_missing(model, columns))
     (block,) = model.mark_uninformative(table.blocks, table)
     assert block.uninformative is not None
     return Rows(model.encode(table, block, "body"), table.notes, block.uninformative)
 
 
-def count_missing(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[int]:
-    """Count the missing cells of each column of a model whose columns have names."""
-    pairs = zip(model.fitted_columns, columns, strict=True) if model.columns else ()
-    return [
-        int((is_missing_or_word if column.kind in {"number", "date"} else is_missing)(cells).sum())
-        for column, cells in pairs
-    ]
-
-
-def describe_missing(model: TablePipeline, missing: Sequence[int], n: int) -> list[str]:
-    """Describe the columns with missing cells, with the count of n."""
-    counts = [(to_printable(name), cells) for name, cells in zip(model.columns or (), missing, strict=False) if cells]
-    return [f"missing values: {', '.join(f'{cells} of {n} in {name}' for name, cells in counts)}"] if counts else []
+def describe_missing(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[str]:
+    """Describe the missing cells of the columns of a model whose columns have names."""
+    counts = []
+    for name, column, cells in zip(model.columns or (), model.fitted_columns, columns, strict=False):
+        test = is_missing_or_word if column.kind in {"number", "date"} else is_missing
+        if missing := int(test(cells).sum()):
+            counts.append(f"{missing} of {len(cells)} in {to_printable(name)}")
+    return [f"missing values: {', '.join(counts)}"] if counts else []
 
 
 def check_count(n: int) -> None:

@@ -71,11 +71,10 @@ class TestFit:
         assert model.metadata["held_out"]["accuracy"] == metrics.accuracy
         assert output.read_bytes() == (fitted / "model.safetensors").read_bytes()
 
-    def test_arrays_and_a_plot(self, tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
+    def test_arrays(self, tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
         np.savez(tmp_path / "train.npz", x=X, y=3 * Y + 1)
-        plot, output = tmp_path / "figure.svg", tmp_path / "model.safetensors"
-        run("fit", tmp_path / "train.npz", *FAST[2:], "-o", output, "--plot", plot)
-        assert plot.read_text(encoding="utf-8").count("data-row=") == len(X)
+        output = tmp_path / "model.safetensors"
+        run("fit", tmp_path / "train.npz", *FAST[2:], "-o", output)
         assert (load_model(output).classes, load_model(output).columns) == ((1, 4, 7), None)
         np.save(tmp_path / "x.npy", X)
         np.save(tmp_path / "y.npy", 3 * Y + 1)
@@ -85,7 +84,7 @@ class TestFit:
 
     def test_one_sample_per_class(self, tmp_path: Path, run: Run) -> None:
         table, output = write_table(tmp_path / "a.csv", torch.eye(4)[:3], NAMES), tmp_path / "m.safetensors"
-        printed = run("fit", table, *FAST, "-o", output, "--plot", tmp_path / "a.svg")
+        printed = run("fit", table, *FAST, "-o", output)
         assert "no cross-validation: no class has two distinct rows" in printed
         assert [row["class"] for row in run.read_rows("predict", output, table)] == [*NAMES]
         assert "`--unknown` must come with a model that was cross" in run(
@@ -216,7 +215,7 @@ SIZE = "`table` must have numbers of the scale .*; got 3e.38 as the largest"
     [
         ("fit T --time-limit 0", "`--time-limit` must be a finite number > 0; got '0'"),
         ("fit none.csv -o m.pt", r"`--output` must end in \.protonet, \.safetensors; got m\.pt"),
-        ("fit none.csv --plot a.txt", r"`--plot` must end in \.svg"),
+        ("fit none.csv --report a.txt", r"`--report` must end in \.html"),
         ("fit M.npz -o M", "no such file"),
         ("predict M other.csv", "`table` must have the model's columns; got .*other.csv without z"),
         ("predict M two.npy", "`table` must have 4 features per row; got 2 in two.npy"),

@@ -120,7 +120,8 @@ COLUMNS = ("p", "q", "r", "s")
 
 def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> UnlabelledTable:
     table = Table(columns=columns, position_format="row {}")
-    return UnlabelledTable(x=x, table=table, known=torch.zeros(len(x), dtype=torch.bool), positions=range(len(x)))
+    none = torch.zeros(len(x), dtype=torch.bool)
+    return UnlabelledTable(x=x, table=table, known=none, positions=range(len(x)), uninformative=none)
 
 
 @contextmanager

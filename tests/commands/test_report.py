@@ -18,7 +18,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protonet.commands.report import EvaluatedRows, collect_predictions, compute_reliability, rank_suspicious_labels
+from protonet.commands.report import (
+    EvaluatedRows,
+    collect_predictions,
+    compute_reliability,
+    project,
+    rank_suspicious_labels,
+)
 from protonet.ui.html import make_environment
 from tests.browser import Browser, check_looks, every
 from tests.commands.cases import FAST, Run, do
@@ -287,3 +293,18 @@ def test_keyboard_in_a_browser(made: Path, browser: Browser) -> None:
     chosen = browser.ask("+document.activeElement.dataset.number")
     assert browser.ask("document.querySelectorAll('#points .on').length") == rows["label"].count(chosen)
     assert browser.errors == []
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 3, 5])
+def test_rows_are_projected_to_the_plane(num_classes: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, num_classes, generator=generator, dtype=torch.float64)
+    points = project(logits)
+    assert points.shape == (40, 2)
+    assert float(points.abs().amax()) <= 1 + 1e-9
+    if num_classes > 2:  # principal components of the centred logits, up to signs and scale
+        centred = logits - logits.mean(dim=1, keepdim=True)
+        u, s, _ = torch.linalg.svd(centred - centred.mean(dim=0), full_matrices=False)
+        expected = (u * s)[:, :2]
+        scale = expected.abs().amax()
+        torch.testing.assert_close(points.abs(), (expected / scale).abs())

@@ -269,8 +269,6 @@ def test_invalid_class_files_are_errors(fitted: Path, tmp_path: Path, run: Run) 
     assert "no such file" in run(*fit, "--classes", tmp_path / "nowhere.csv", code=2)
     none = run("fit", fitted / "bare.csv", "--representation", "none", "--classes", good, code=2)
     assert 'Run pip install -e ".[text]", pass --representation, or label some rows' in none
-    plot = run(*fit, "--classes", good, "--plot", tmp_path / "p.svg", code=2)
-    assert "`--plot` must come with labelled rows; got none" in plot
     for label, message in (
         ([], "`--label` must name the column of the labels; got intent, whose cells are classes"),
         ([], "Pass --label intent"),
