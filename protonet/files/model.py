@@ -80,10 +80,8 @@ def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> N
     del expected[DERIVED_BUFFER]
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
-    components: dict[str, Component] = {
-        f"encoder.sources.{at}.": part for at, part in enumerate(encoder.list_sources())
-    }
-    components |= {f"encoder.views.{at}.": part for at, part in enumerate(encoder.list_views())}
+    components: dict[str, Component] = {f"encoder.views.{at}.": view for at, view in enumerate(encoder.list_views())}
+    components |= {f"encoder.sources.{at}.": source for at, source in enumerate(encoder.list_sources())}
     for prefix, component in components.items():
         names = [name for name in unchecked if name.startswith(prefix)]
         component.check({name.removeprefix(prefix): unchecked.pop(name) for name in names}, prefix)
