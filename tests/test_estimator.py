@@ -8,7 +8,6 @@ import pytest
 import scipy.sparse
 import torch
 from sklearn.base import clone
-from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_iris
 from sklearn.exceptions import NotFittedError
 from sklearn.neighbors import KNeighborsClassifier
@@ -51,7 +50,7 @@ def test_scikit_learn_estimator_checks_pass(estimator: Any, check: Any) -> None:
 
 def test_the_default_effort_is_the_solvers() -> None:
     x, y = load_iris(return_X_y=True)
-    fitted = ProtoNetClassifier().fit(x[::5], y[::5])
+    fitted = ProtoNetClassifier().fit(x[::10], y[::10])
     views = need_encoder(fitted.network_).list_views()
     assert any(isinstance(view, TabularTransformerView) for view in views)  # "fast" has none
     assert fitted.score(x, y) > 0.8
@@ -62,8 +61,6 @@ def test_the_network_and_its_probabilities_equal_solve() -> None:
     np.testing.assert_allclose(FITTED.predict_proba(X), expected, atol=1e-4)
     assert FITTED.predict(X).tolist() == np.unique(NAMES)[expected.argmax(axis=1)].tolist()
     assert FITTED.score(X, NAMES) > 0.9
-    calibrated = CalibratedClassifierCV(make(), cv=2, ensemble=False).fit(X, NAMES)
-    np.testing.assert_allclose(calibrated.predict_proba(X).sum(axis=1), 1)
 
 
 def test_the_embedding_feeds_a_neighbours_index() -> None:
@@ -71,9 +68,8 @@ def test_the_embedding_feeds_a_neighbours_index() -> None:
     np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1)
     assert len(FITTED.get_feature_names_out()) == embedding.shape[1]
     assert make_pipeline(make(), KNeighborsClassifier(3)).fit(X, NAMES).score(X, NAMES) > 0.9
-    assert list(clone(FITTED).set_output(transform="pandas").fit(X, NAMES).transform(X).columns) == list(
-        FITTED.get_feature_names_out()
-    )
+    named = pickle.loads(pickle.dumps(FITTED)).set_output(transform="pandas").transform(X)
+    assert list(named.columns) == list(FITTED.get_feature_names_out())
 
 
 def test_samples_are_added_as_if_they_had_been_there_when_prototypes_were_made() -> None:
@@ -107,7 +103,7 @@ def test_weights_begin_with_partial_fit_too_and_a_heavy_row_is_one_row() -> None
     np.testing.assert_array_equal(make().partial_fit(X, NAMES, sample_weight=weights).decision_function(X), expected)
     heavy = make().fit(X, NAMES, sample_weight=np.where(np.arange(len(X)) == 0, 1e6, 0.5))
     assert np.isfinite(heavy.predict_proba(X)).all()
-    more = make().fit(X, NAMES).partial_fit(X[:4] + 5, NAMES[:4], sample_weight=[0, 5, 5, 5])
+    more = pickle.loads(pickle.dumps(FITTED)).partial_fit(X[:4] + 5, NAMES[:4], sample_weight=[0, 5, 5, 5])
     assert int(more.network_.counts.sum()) == len(X) + 3
 
 
@@ -129,16 +125,13 @@ def test_one_sample_a_class_works_and_so_does_one_class_where_others_may_come() 
 
 def test_a_fitted_estimator_has_the_held_out_accuracy() -> None:
     expected = measure_held_out(crossfit(SOLUTION))
-    model = make().fit(X, NAMES)
+    model = clone(FITTED).fit(X, NAMES)
     copied = pickle.loads(pickle.dumps(model))
     assert not hasattr(copied, "held_out_accuracy_")  # the rows of fit are in no pickle
     before = model.predict_proba(X)
     assert (model.held_out_accuracy_, model.held_out_interval_) == (expected.accuracy, expected.interval)
     np.testing.assert_array_equal(model.predict_proba(X), before)
     assert pickle.loads(pickle.dumps(model)).held_out_interval_ == expected.interval
-    shuffled = make().fit(X, np.random.default_rng(0).permutation(NAMES))
-    assert shuffled.held_out_interval_ is not None
-    assert shuffled.held_out_interval_[0] < 0.2 < expected.interval[0]
     first = np.unique(NAMES, return_index=True)[1]
     assert make().fit(X[first], NAMES[first]).held_out_accuracy_ is None
     with pytest.raises(NotFittedError):
@@ -170,23 +163,16 @@ def test_unlabelled_rows_have_any_missing_label() -> None:
     minus, none, gaps = np.full(len(y), -1), np.full(len(y), None), np.full(len(y), np.nan)
     for marked in (minus, none, gaps):
         marked[few] = y[few]
-        again = ProtoNetClassifier(CHEAP).fit(x, marked)
+    for rows, marked in ((x, none), (x, gaps), (scipy.sparse.coo_matrix(x), minus)):
+        again = ProtoNetClassifier(CHEAP).fit(rows, marked)
         np.testing.assert_array_equal(again.classes_, [0, 1, 2])
         np.testing.assert_allclose(again.predict_proba(x), expected, atol=1e-6)
-    sparse = ProtoNetClassifier(CHEAP).fit(scipy.sparse.coo_matrix(x), minus, unlabelled=x[:0])
-    np.testing.assert_allclose(sparse.predict_proba(x), expected, atol=1e-6)
     half = ProtoNetClassifier(CHEAP).fit(x[: len(x) // 2], minus[: len(x) // 2], unlabelled=x[len(x) // 2 :])
     assert half.learned_unlabelled_
+    assert ProtoNetClassifier(CHEAP).fit(x[few], y[few] - 2).classes_.tolist() == [-2, -1, 0]  # -1 is a class here
     alone = ProtoNetClassifier(CHEAP).fit(x[few], y[few])
     assert not alone.learned_unlabelled_
     assert alone.novel_clusters_ == []
-
-
-def test_minus_one_is_a_class_among_other_integers() -> None:
-    x, y, _ = load_wine_split()
-    for labels in (np.where(y == 0, -1, 1), np.where(y == 0, -1, 0), y - 2, np.array(["-1", "0", "1"])[y]):
-        model = ProtoNetClassifier(CHEAP).fit(x, labels)
-        np.testing.assert_array_equal(model.classes_, np.unique(labels))
 
 
 def test_invalid_unlabelled_rows_are_refused() -> None:

@@ -16,9 +16,7 @@ import pytest
 import scipy.sparse
 import sklearn
 from sklearn.base import clone
-from sklearn.impute import SimpleImputer
-from sklearn.model_selection import GridSearchCV, GroupKFold, cross_val_score, cross_validate
-from sklearn.pipeline import make_pipeline
+from sklearn.model_selection import GridSearchCV, GroupKFold
 
 from protonet import load_model, save_model
 from protonet.errors import InputError, MissingPackageError
@@ -127,18 +125,6 @@ def test_the_commands_agree_with_the_estimator_and_read_its_files(tmp_path: Path
     assert f"{100 * FITTED.score(NEW, Y):.2f}" <= run("evaluate", saved, new).partition("accuracy ")[2]
 
 
-@pytest.mark.parametrize("module", ["pyarrow", "polars"])
-def test_frames_of_other_libraries_give_the_same_model(module: str) -> None:
-    library = pytest.importorskip(module)
-    convert = library.table if module == "pyarrow" else library.from_pandas
-    frame, new = (convert(item.assign(zone=item["zone"].astype(str).astype("category"))) for item in (FRAME, NEW))
-    fitted = make().fit(frame, Y)
-    assert fitted.columns_ == FITTED.columns_
-    assert fitted.feature_names_in_.tolist() == list(FRAME)
-    np.testing.assert_allclose(fitted.predict_proba(new), FITTED.predict_proba(NEW))
-    np.testing.assert_allclose(FITTED.predict_proba(new), FITTED.predict_proba(NEW))
-
-
 class Capsule:
     """A frame that has only the Arrow interface."""
 
@@ -149,10 +135,16 @@ class Capsule:
         return self.table.__arrow_c_stream__(schema)
 
 
-def test_the_arrow_interface_is_enough() -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    frame = Capsule(pyarrow.concat_tables([pyarrow.table(FRAME[:20]), pyarrow.table(FRAME[20:])]))
-    np.testing.assert_allclose(make().fit(frame, Y).predict_proba(frame), FITTED.predict_proba(FRAME))
+def test_frames_of_other_libraries_give_the_same_model() -> None:
+    """Of Arrow, in two parts and by its interface alone, and of Polars, which shares the encoding."""
+    pyarrow, polars = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
+    frame, new = (item.assign(zone=item["zone"].astype(str).astype("category")) for item in (FRAME, NEW))
+    parts = pyarrow.concat_tables([pyarrow.table(frame[:20]), pyarrow.table(frame[20:])])
+    fitted = make().fit(Capsule(parts), Y)
+    assert fitted.columns_ == FITTED.columns_
+    assert fitted.feature_names_in_.tolist() == list(FRAME)
+    for item in (new, pyarrow.table(new), polars.from_pandas(new)):
+        np.testing.assert_allclose(fitted.predict_proba(item), FITTED.predict_proba(NEW))
     nested = {"a": [[row] for row in range(N)]}
     message = r"^`X` must have columns of numbers, dates and text; got list.* in a"
     for lists in (Capsule(pyarrow.table(nested)), pd.DataFrame(nested)):
@@ -219,13 +211,13 @@ def test_numeric_frames_equal_their_array() -> None:
     x = np.random.default_rng(0).normal(size=(N, 4)) + np.arange(N)[:, None] % 3
     x[:, 3] = 7.0
     bare = make().fit(x, Y)
-    for frame in (pd.DataFrame(x), pd.DataFrame(x).astype({1: object}).rename(columns=str)):
-        fitted = make().fit(frame, Y)
-        np.testing.assert_array_equal(fitted.predict_proba(frame), bare.predict_proba(x))
-        gaps = frame.copy()
-        gaps.iloc[3, :3] = np.nan
-        filled = np.where(np.arange(N)[:, None] == 3, np.median(x, axis=0), x)
-        np.testing.assert_array_equal(fitted.predict_proba(gaps), bare.predict_proba(filled))
+    frame = pd.DataFrame(x).astype({1: object}).rename(columns=str)
+    fitted = make().fit(frame, Y)
+    np.testing.assert_array_equal(fitted.predict_proba(frame), bare.predict_proba(x))
+    gaps = frame.copy()
+    gaps.iloc[3, :3] = np.nan
+    filled = np.where(np.arange(N)[:, None] == 3, np.median(x, axis=0), x)
+    np.testing.assert_array_equal(fitted.predict_proba(gaps), bare.predict_proba(filled))
 
 
 def test_arrays_with_gaps_are_encoded_and_new_gaps_are_refused() -> None:
@@ -240,8 +232,6 @@ def test_arrays_with_gaps_are_encoded_and_new_gaps_are_refused() -> None:
     assert model.encoding_ is not None
     assert (model.columns_, model.n_features_in_) == ({}, 3)
     assert model.score(x, Y) > 0.7
-    frame = pd.DataFrame(x, columns=list("abc"))
-    np.testing.assert_array_equal(make().fit(frame, Y).predict_proba(frame), model.predict_proba(x))
     np.testing.assert_array_equal(
         model.predict_proba(scipy.sparse.csr_array(np.nan_to_num(x))), model.predict_proba(np.nan_to_num(x))
     )
@@ -274,10 +264,6 @@ def test_column_types_may_be_given() -> None:
     assert model.columns_["rings"].startswith("category: ")
     assert model.columns_["zone"] == "number"
     assert clone(model).get_params()["column_kinds"] == model.column_kinds
-    indices = make(column_kinds={"a": "category"}).fit(
-        pd.DataFrame({"a": np.arange(N) % 3, "b": [row % 7 for row in range(N)]}), Y
-    )
-    assert indices.columns_ == {"a": "category: 0, 1, 2", "b": "number"}
 
 
 def test_invalid_frames_are_errors() -> None:
@@ -301,38 +287,23 @@ def test_samples_weights_and_groups_come_with_frames() -> None:
     model.partial_fit(NEW[:4], ["yew"] * 4)
     assert model.classes_.tolist() == [*KINDS, "yew"]
     assert model.decision_function(NEW).shape == (N, 4)
-    saved = np.arange(N) % 4 > 0
-    weighed = make().fit(FRAME, Y, sample_weight=np.where(saved, 2.5, 0.0))
-    np.testing.assert_array_equal(weighed.predict_proba(NEW), make().fit(FRAME[saved], Y[saved]).predict_proba(NEW))
     groups = np.arange(N) // 2
     with sklearn.config_context(enable_metadata_routing=True):
         routed = make().set_fit_request(groups=True, sample_weight=True).set_score_request(sample_weight=True)
         params = {"groups": groups, "sample_weight": np.ones(N)}
-        result = cross_validate(routed, FRAME, Y, params=params, cv=GroupKFold(2))
-    assert result["test_score"].mean() > 0.7
-
-
-def test_frames_go_through_scikit_learns_tools() -> None:
-    assert cross_val_score(make(), FRAME, Y, cv=3).mean() > 0.7
-    searched = GridSearchCV(make(), {"column_kinds": [None, {"rings": "category"}]}, cv=2).fit(FRAME, Y)
+        searched = GridSearchCV(routed, {"column_kinds": [{"rings": "category"}]}, cv=GroupKFold(2))
+        searched.fit(FRAME, Y, **params)
     assert searched.best_score_ > 0.7
     assert searched.predict(NEW).shape == (N,)
-    indices = FRAME[["height", "rings"]].astype(float)
-    piped = make_pipeline(SimpleImputer().set_output(transform="pandas"), make()).fit(indices, Y)
-    assert piped[-1].columns_ == {"height": "number", "rings": "number"}
-    wide = make().set_output(transform="pandas").fit(FRAME, Y).transform(NEW)
-    assert list(wide.columns) == list(FITTED.get_feature_names_out())
 
 
-@pytest.mark.parametrize("columns", ["names", "gaps", "sparse"])
+@pytest.mark.parametrize("columns", ["names", "gaps"])
 def test_estimators_round_trip_through_a_file(columns: str, tmp_path: Path) -> None:
     path = tmp_path / "trees.safetensors"
     x: Any = FRAME if columns == "names" else np.random.default_rng(0).normal(size=(N, 4)) + np.arange(N)[:, None] % 3
     y = Y if columns == "names" else np.arange(N) % 3 + 7
     if columns == "gaps":
         x[np.arange(N) % 5 == 0, 1] = np.nan
-    elif columns == "sparse":
-        x = scipy.sparse.csr_array(x)
     saved = make(random_state=3).fit(x, y).partial_fit(x[:2], ["alder", "yew"] if columns == "names" else [-3, 100])
     saved.save(path)
     loaded = ProtoNetClassifier.load(path)
@@ -344,18 +315,14 @@ def test_estimators_round_trip_through_a_file(columns: str, tmp_path: Path) -> N
         list(x) if isinstance(x, pd.DataFrame) else []
     )
     assert loaded.get_params() == saved.get_params()
-    again = tmp_path / "again.safetensors"
-    loaded.save(again)
-    np.testing.assert_array_equal(ProtoNetClassifier.load(again).predict_proba(x), loaded.predict_proba(x))
     more = ["yew"] * 3 if columns == "names" else [100] * 3
     grown = loaded.partial_fit(x[:3], more).predict_proba(x)
     np.testing.assert_allclose(grown, saved.partial_fit(x[:3], more).predict_proba(x), atol=1e-5)
-    assert loaded.fit(x, y).score(x, y) > 0.7
 
 
 def test_a_saved_model_keeps_its_label_apart_from_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "trees.safetensors"
-    make().fit(FRAME.rename(columns={"rings": "label"}), Y).save(path)
+    make().fit(FRAME[["height", "bark"]].rename(columns={"bark": "label"}), Y).save(path)
     assert load_model(path).metadata["label"] == "label_"
     FITTED.save(path)
     model = load_model(path)
@@ -379,13 +346,6 @@ def test_classes_that_files_cannot_hold_are_refused(labels: Any, tmp_path: Path)
         ProtoNetClassifier.load(tmp_path / "none.safetensors")
 
 
-def test_a_category_is_read_row_by_row_as_in_a_batch() -> None:
-    frame = pd.DataFrame({"a": np.resize([1.0, 1.5, 2.0], N), "b": np.random.default_rng(0).standard_normal(N)})
-    model = make(column_kinds={"a": "category"}).fit(frame, Y)
-    alone = np.concatenate([model.predict_proba(frame[row : row + 1]) for row in range(6)])
-    np.testing.assert_allclose(alone, model.predict_proba(frame[:6]), rtol=1e-6)
-
-
 def make_objects() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     y = np.arange(30) % 3
@@ -400,21 +360,12 @@ def test_arrays_of_objects_may_hold_text() -> None:
     assert model.score(x, y) == 1
     assert model.n_features_in_ == 3
     assert model.columns_["x0"] == "category: blue, green, red"
-    assert np.array_equal(ProtoNetClassifier(effort="fast").fit(x.tolist(), y).predict(x.tolist()), model.predict(x))
-    frame = pytest.importorskip("pandas").DataFrame(x, columns=["x0", "x1", "x2"]).infer_objects()
-    other = ProtoNetClassifier(effort="fast").fit(frame, y)
-    np.testing.assert_allclose(other.predict_proba(frame), model.predict_proba(x))
-
-
-def test_importances_are_of_the_columns_of_x() -> None:
-    x, y = make_objects()
-    model = ProtoNetClassifier(effort="fast").fit(np.hstack([np.full((30, 1), "same", object), x]), y)
+    assert np.array_equal(model.predict(x.tolist()), model.predict(x))
+    copied = copy.deepcopy(model)
     importances = model.feature_importances_
-    assert importances.shape == (4,)
-    assert importances[0] == 0  # a constant column is left out
-    assert importances.argmax() == 1
+    assert (importances.shape, importances.argmax()) == ((3,), 0)
     with pytest.raises(AttributeError, match="rows to hold out"):
-        _ = copy.deepcopy(model).feature_importances_
+        _ = copied.feature_importances_
 
 
 def test_class_weights_are_sample_weights() -> None:
@@ -422,8 +373,7 @@ def test_class_weights_are_sample_weights() -> None:
     y = np.repeat([0, 1], [40, 8])
     x = rng.normal(size=(48, 2)) + 0.8 * y[:, None]
     expected = ProtoNetClassifier(effort="fast").fit(x, y, np.array([0.6, 3.0])[y]).predict_proba(x)
-    for weight in ("balanced", {0: 0.6, 1: 3.0}):
-        model = ProtoNetClassifier(effort="fast", class_weight=weight).fit(x, y)
-        np.testing.assert_allclose(model.predict_proba(x), expected, atol=1e-6)
+    model = ProtoNetClassifier(effort="fast", class_weight="balanced").fit(x, y)
+    np.testing.assert_allclose(model.predict_proba(x), expected, atol=1e-6)
     with pytest.raises(InputError, match="class_weight"):
         ProtoNetClassifier(effort="fast", class_weight="even").fit(x, y)

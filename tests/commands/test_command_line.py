@@ -82,24 +82,13 @@ class TestFit:
         printed = run("evaluate", output, tmp_path / "x.npy", "--labels-file", tmp_path / "y.npy")
         assert printed.startswith(f"x.npy: accuracy {100 * accuracy:.2f} % on 30 rows, 95 % interval [")
 
-    def test_one_sample_per_class(self, tmp_path: Path, run: Run) -> None:
-        table, output = write_table(tmp_path / "a.csv", torch.eye(4)[:3], NAMES), tmp_path / "m.safetensors"
-        printed = run("fit", table, *FAST, "-o", output)
-        assert "no cross-validation: no class has two distinct rows" in printed
-        assert [row["class"] for row in run.read_rows("predict", output, table)] == [*NAMES]
-        assert "`--unknown` must come with a model that was cross" in run(
-            "predict", output, table, "--unknown", "0.1", code=2
-        )
-        printed = run("update", output, table, "--in-place")
-        assert "no held-out rows: the effect on the old classes is unknown" in printed
-
     def test_time_limit(self, tmp_path: Path, run: Run) -> None:
-        x, y = blobs(0, classes=6, rows=60, dim=20, noise=2.0)
+        x, y = blobs(0, classes=4, rows=20, dim=8, noise=2.0)
         np.savez(tmp_path / "t.npz", x=x, y=y)
         path = tmp_path / "m.safetensors"
         output = run("fit", tmp_path / "t.npz", "--effort", "best", "--time-limit", "1e-9", "-o", path)
         metadata = load_model(path).metadata
-        assert (metadata["time_limit"], metadata["held_out"]["rows"], len(metadata["views"])) == (1e-9, 360, 1)
+        assert (metadata["time_limit"], metadata["held_out"]["rows"], len(metadata["views"])) == (1e-9, 80, 1)
         assert "time limit reached during cross-validation: " in output
 
     def test_ctrl_c_before_model_selection_writes_nothing(
@@ -283,7 +272,7 @@ def test_invalid_models_give_errors_of_the_command(fitted: Path, tmp_path: Path,
 
 
 def test_errors_of_useless_tables_suggest_no_option(tmp_path: Path, run: Run) -> None:
-    for cells, keeps in (["x"] * 18, 0), (list(range(18)), 1):
+    for cells, keeps in ((list(range(18)), 1),):
         columns = {"a": cells, "kind": [NAMES[row % 3] for row in range(18)]}
         fitting = run("fit", write_columns(tmp_path / "t.csv", columns), *FAST, code=2)
         suggesting = run("suggest", write_columns(tmp_path / "u.csv", {"a": cells}), code=2)

@@ -37,7 +37,7 @@ def make_informative(seed: int, n: int = 48) -> dict[str, Any]:
     return {**{f"x{at}": column.tolist() for at, column in enumerate(x.T)}, "kind": [("ant", "bee")[at] for at in y]}
 
 
-def mixed(seed: int, n: int = 60) -> dict[str, Any]:
+def mixed(seed: int, n: int = 42) -> dict[str, Any]:
     """Three classes determined by words and sometimes by a colour; a numeric column is noise with missing cells."""
     rng = np.random.default_rng(seed)
     kinds = [("ant", "bee", "cat")[at] for at in rng.permutation(n) % 3]
@@ -63,7 +63,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model of 40 columns without names, and without rows that were held out."""
     path = tmp_path_factory.mktemp("bare") / "m.safetensors"
-    network = solve([blobs(0, classes=3, rows=4, dim=40)], effort="fast")
+    network = solve([blobs(0, classes=3, rows=3, dim=40)], effort="fast")
     save_model(path, Model(network=network, classes=(5, 6, 7)))
     return str(path)
 
@@ -125,7 +125,7 @@ def test_held_out_rows_rank_the_important_column_first(numeric: str, tmp_path: P
     low, high = first["log_loss_interval"]
     line = f"| x1     | {first['log_loss_rise']:+.3f}            | [{low:+.3f}, {high:+.3f}] |"
     assert output.splitlines()[5].startswith(line)
-    table = write(tmp_path / "fresh.csv", make_informative(1))
+    table = write(tmp_path / "fresh.csv", make_informative(1, 12))
     fresh = [run("explain", numeric, table, "--seed", seed) for seed in ("0", "0", "1")]
     assert fresh[0] == fresh[1] != fresh[2]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from protonet.commands import folder
-from protonet.commands.folder import Part, _run_here, list_parts
+from protonet.commands.folder import Part
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
 from tests.commands.cases import Run, do
@@ -24,7 +24,7 @@ from tests.processes import start_command
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-FILES, ROWS = 6, 5_000
+FILES, ROWS = 6, 4_000
 COLUMNS = [f"x{column}" for column in range(6)]
 
 
@@ -158,14 +158,6 @@ def test_a_killed_run_continues_and_each_file_gives_its_predictions(
     assert old.stat().st_mtime_ns > 0
     error = run(*predict, "1", "-o", output, "--proba", code=2)
     assert "must be a new folder, or one of this model and these options" in error
-
-
-def test_parts_are_sorted_by_name_without_hidden_files(rows: Path, tmp_path: Path) -> None:
-    parts = list_parts(rows, tmp_path)
-    assert [part.table for part in parts] == sorted([*rows.glob("day=*/*.parquet"), rows / "none.parquet"])
-    assert [part.output.relative_to(tmp_path) for part in parts[:1]] == [Path("day=0/part-0.csv")]
-    assert [part.rows for part in parts] == [ROWS] * FILES + [0]
-    assert list(_run_here(lambda part, tick: [], [], 1, lambda rows: None)) == []
 
 
 @pytest.mark.parametrize(

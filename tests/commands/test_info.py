@@ -18,7 +18,6 @@ from torch import Tensor
 from protonet import PrototypeNetwork, solve
 from protonet.files import Model, load_model, save_model
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config
-from protonet.ui.text import MAX_LISTED_CLASSES
 from tests.commands.cases import FAST, Run
 from tests.model_cases import join_archive, split_archive
 from tests.strategies import blobs
@@ -93,7 +92,6 @@ def test_names_are_printed_without_control_characters(tmp_path: Path, network: P
 @pytest.mark.parametrize(
     "facts",
     [
-        {},
         {"views": [1], "held_out": 3, "left_out": "x", "groups": 1, "folds": {}},
         {"views": {"a": "b"}, "held_out": {**HELD_OUT, "rows": "x"}, "seed": [1], "effort": {}},
         {"held_out": {**HELD_OUT, "interval": [0.5]}},
@@ -110,13 +108,6 @@ def test_unexpected_metadata_are_no_error(
     assert [read[name] for name in ("views", "cross_validation", "dropped", "groups", "cross_validation_networks")] == [
         None
     ] * 5
-
-
-def test_many_classes(tmp_path: Path, run: Run) -> None:
-    x, y = torch.eye(30)[:, :3] + torch.arange(30.0)[:, None], torch.arange(30)
-    output = run("info", write_model(tmp_path / "m.safetensors", solve([(x, y)], effort="fast"), {}, range(30)))
-    assert len(re.findall(r"^\| \d", output, re.MULTILINE)) == MAX_LISTED_CLASSES
-    assert "the first 20 of 30 classes; --json has all\n" in output
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
-import pandas
 import pytest
 import torch
 
 from protonet._io import show_progress
 from protonet.commands.data import map_blocks
-from protonet.tables import formats
-from protonet.tables.table import ReadSpec, RowBlock, open_table
+from protonet.tables.table import RowBlock
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -61,35 +58,3 @@ def test_blocks_are_processed_in_order_and_a_few_at_a_time() -> None:
     with pytest.raises(ValueError, match="the last"):
         next(results)
     assert torch.get_num_threads() == threads
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".npy", ".parquet", ".xlsx", ".csv"])
-def test_the_bar_of_rows_shows_the_remaining_time_if_known(
-    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, x = tmp_path / f"t{suffix}", np.arange(8.0).reshape(4, 2)
-    frame = pandas.DataFrame(x, columns=["a", "b"])
-    writers: dict[str, Callable[[], object]] = {
-        ".npz": lambda: np.savez(path, x=x),
-        ".npy": lambda: np.save(path, x),
-        ".parquet": lambda: frame.to_parquet(path),
-        ".xlsx": lambda: frame.to_excel(path, index=False),
-        ".csv": lambda: frame.to_csv(path, index=False),
-    }
-    writers[suffix]()
-    monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 4)
-    now = [100.0]
-    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    table = open_table(path, ReadSpec(label="kind", labelled=False))
-    assert table.n_rows == (None if suffix == ".csv" else 4)
-
-    def blocks() -> Iterator[RowBlock]:
-        for block in table.blocks:
-            now[0] += 30
-            yield block
-
-    assert sum(map_blocks(lambda block: len(block.positions), blocks(), rows=table.n_rows)) == 4
-    output = capsys.readouterr().err
-    assert bool(re.search(r" 50%\|.*\| 2\.00/4\.00 \[00:30<00:30, ", output)) == (suffix != ".csv")
-    assert "2.00" in output

@@ -67,13 +67,6 @@ def test_escaped_classes_are_restored(model: Path, tmp_path: Path, run: Run) -> 
     assert header[7::2] == ["class", "class (predicted)", "class (predicted 2)", "class (predicted 3)"]
 
 
-def test_every_column_of_an_array_is_repeated(tmp_path: Path, model: Path, run: Run) -> None:
-    np.save(tmp_path / "x.npy", np.array([[0.5], [2.0], [-1.25]]))
-    header, *rows = read_lines(run("predict", model, tmp_path / "x.npy", "--keep-columns"))
-    assert header == ["column 0", "class", "probability"]
-    assert [row[0] for row in rows] == ["0.5", "2.0", "-1.25"]
-
-
 def test_a_numeric_header_gets_a_warning(tmp_path: Path, run: Run) -> None:
     rows = [[f"{value:.2f}", f"{10 * value:.1f}", "ab"[index % 2]] for index, value in enumerate(RNG.normal(size=20))]
     table = write(tmp_path / "rows.csv", [["23.99", "1340.9", "a"], *rows])
@@ -81,8 +74,6 @@ def test_a_numeric_header_gets_a_warning(tmp_path: Path, run: Run) -> None:
     assert line in run("fit", table, *FAST, code=2)
     output = run("fit", table, "--label", "a", *FAST[2:])
     assert "warning: columns are named '23.99', '1340.9'. The first line looks like a row" in output
-    counted = write(tmp_path / "counted.csv", [["0", "1", "a"], *rows])
-    assert "looks like a row" not in run("fit", counted, "--label", "a", *FAST[2:])
 
 
 def test_sheets_and_blank_rows(tmp_path: Path, run: Run) -> None:

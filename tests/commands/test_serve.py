@@ -31,7 +31,7 @@ from protonet.__main__ import main
 from protonet.pipeline import TablePipeline
 from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_policy
 from protonet.server.models import Batcher
-from protonet.server.parsing import ROWS, Cell, PredictRequest, Rows, decode_json
+from protonet.server.parsing import Rows
 from tests.commands.cases import Run
 from tests.commands.noise import make_requests
 from tests.commands.servers import TOKEN, Server, finish, start, start_load
@@ -152,7 +152,7 @@ schemathesis.openapi.format("picture", strategies.integers(1, 40).map(draw))
         "run",
         f"http://127.0.0.1:{server.port}/openapi.json",
         "-n",
-        "5",
+        "3",
     ]
     command += ["-H", f"Authorization: Bearer {TOKEN}", "--seed", "1", "--generation-database", "none", "--no-color"]
     own = {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
@@ -231,11 +231,8 @@ def test_unauthorized_requests_are_refused(server: Server) -> None:
     for more, status, line in cases:
         result = server.refuse("GET", "/metrics", **more)
         assert (result[0], line in result[1]) == (status, True), result
-
-
-def test_pages_behind_a_tls_proxy_are_allowed(server: Server) -> None:
-    address = {"Host": "LOCALHOST:8000", "Origin": "https://localhost:8000"}
-    assert server.ask("GET", "/metrics", headers=address)[0] == 200
+    proxied = {"Host": "LOCALHOST:8000", "Origin": "https://localhost:8000"}  # behind TLS
+    assert server.ask("GET", "/metrics", headers=proxied)[0] == 200
 
 
 def test_invalid_addresses_are_errors(server: Server) -> None:
@@ -255,17 +252,6 @@ def test_invalid_addresses_are_errors(server: Server) -> None:
     status, content, headers = server.ask("HEAD", "/metrics")
     assert (status, content) == (200, b"")
     assert int(headers["content-length"]) > 100
-
-
-def test_json_values_are_exact_and_invalid_json_is_refused() -> None:
-    rows: list[list[Cell] | dict[str, Cell]] = [
-        [1, 2.5, -0.0, 1e5, None, True, "x", 0.1000000000000000055511151231257827, 4.9e-324]
-    ]
-    for value, expected in (({"rows": rows}, PredictRequest(rows)), (rows, rows)):
-        assert repr(decode_json(json.dumps(value).encode(), ROWS)) == repr(expected)
-    for text in ("[NaN]", '{"rows": [[-Infinity]]}', "[1,]", "[01]", "", "[" * 100_000, "\x00", "[1] 2", '["\\ud800"]'):
-        with pytest.raises(InputError, match="`body` must be"):
-            decode_json(text.encode(), ROWS)
 
 
 def test_an_invalid_request_does_not_fail_the_rest_of_its_batch(folder: Path) -> None:
@@ -363,7 +349,7 @@ def test_random_requests_never_fail_the_server(server: Server) -> None:
         "/models/pictures/predict",
         "/models/../../etc/passwd",
     ]
-    for method, path, body, headers in make_requests(0, 300, paths, TOKEN):
+    for method, path, body, headers in make_requests(0, 100, paths, TOKEN):
         status, content, _ = server.ask(method, path, body, headers, token="")
         assert 200 <= status < 500, (status, content, method, path, body)
         assert b"Traceback" not in content
@@ -402,6 +388,11 @@ def test_metadata_endpoints(server: Server) -> None:
     statuses = [float(n) for name, n in values.items() if name.startswith("protonet_requests_total{")]
     assert sum(statuses) == float(values["protonet_request_seconds_count"])
     assert values['protonet_reloads_total{model="mixed"}'] == "0.0"
+    listed = server.ask_json("GET", "/models")["models"]
+    assert [item["name"] for item in listed] == ["mixed", "arrays", "pictures"]
+    assert listed[0] == server.ask_json("GET", "/models/mixed")
+    assert server.refuse("GET", "/models/none")[0] == 404
+    assert server.ask("GET", "/readyz", token="")[0] == 200
 
 
 def test_models_are_reloaded_and_the_server_stops_under_load(folder: Path, tmp_path: Path) -> None:
@@ -454,12 +445,11 @@ def receive_all(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(2**16), b""))
 
 
-@pytest.mark.parametrize("megabytes", [1, 64])
-def test_the_request_head_has_a_size_limit(server: Server, megabytes: int) -> None:
+def test_the_request_head_has_a_size_limit(server: Server) -> None:
     before, _ = server.measure()
     with connect(server) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ")
-        for _ in range(megabytes):
+        for _ in range(64):
             connection.sendall(b"a" * 2**20)
         head, _, body = receive_all(connection).partition(b"\r\n\r\n")
     assert b" 431 " in head.splitlines()[0]
@@ -502,7 +492,7 @@ def test_rows_have_the_same_digits_in_every_batch(folder: Path) -> None:
         model = TablePipeline.load(folder / f"{name}.safetensors")
         x = draw.normal(size=(300, int(model.network.encoder.input_dim))).astype(np.float32)  # type: ignore[arg-type]
         full = model.predict_logits(x)
-        for _ in range(20):
+        for _ in range(8):
             rows = draw.integers(0, len(x), int(draw.integers(1, 40)))
             assert torch.equal(model.predict_logits(x[rows]), full[rows])
 
@@ -577,15 +567,6 @@ def test_kserve_inference(server: Server, folder: Path) -> None:
     assert server.ask("GET", "/v2/health/ready", token="")[0] == 200
     assert server.ask_json("GET", "/v2/models/mixed/ready") == {"ready": True}
     assert server.refuse("GET", "/v2/models/none")[0] == 404
-
-
-def test_models_are_described(server: Server) -> None:
-    listed = server.ask_json("GET", "/models")["models"]
-    assert [item["name"] for item in listed] == ["mixed", "arrays", "pictures"]
-    assert listed[0] == server.ask_json("GET", "/models/mixed")
-    assert listed[0]["classes"] == ["ant", "bee"]
-    assert server.refuse("GET", "/models/none")[0] == 404
-    assert server.ask("GET", "/readyz", token="")[0] == 200
 
 
 def test_tokens_origins_and_the_access_log(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from protonet.commands.data import read_cells
-from protonet.commands.options import ReadOptions
 from protonet.estimator import ProtoNetClassifier
 from protonet.files import load_model
 from protonet.fit.active import Suggestion, suggest_rows
@@ -71,21 +69,6 @@ def test_without_a_model_the_first_rows_are_typical_and_spread(tmp_path: Path, r
     assert "unlabelled rows" in output
 
 
-def test_the_output_of_suggest_has_only_columns_of_the_table(tmp_path: Path, run: Run) -> None:
-    x, y = blobs(0, classes=2, rows=10, dim=2)
-    np.savez(tmp_path / "train.npz", x=x[:12].numpy(), y=y[:12].numpy())
-    model, suggested = tmp_path / "model.safetensors", tmp_path / "ask.csv"
-    run("fit", tmp_path / "train.npz", "--effort", "fast", "-o", model)
-    table = write_columns(tmp_path / "new.csv", {"row": x[12:, 0].tolist(), "width": x[12:, 1].tolist()})
-    rows = [item.row for item in read_printed(run("suggest", model, table, "-n", "6", "-o", suggested))]
-    header, *lines = suggested.read_text(encoding="utf-8").splitlines()
-    assert header == "row,width,label"
-    filled = [header, *(f"{line}{int(y[12 + row])}" for line, row in zip(lines, rows, strict=True))]
-    suggested.write_text("\n".join(filled), encoding="utf-8")
-    run("update", model, suggested, "--in-place")
-    assert "2 classes, 6 samples, 2 features" in run("fit", suggested, "--effort", "fast")
-
-
 @pytest.mark.parametrize("known", [True, False])
 def test_labelled_rows_are_not_suggested(folder: Path, tmp_path: Path, run: Run, known: bool) -> None:
     kinds = [["ant", "NA", " "][index % 3] for index in range(30)]
@@ -121,14 +104,6 @@ def test_a_column_that_may_hold_the_classes_is_named(tmp_path: Path, run: Run) -
     for more, there in (([], True), (["--label", "Class"], False)):
         run("suggest", table, "-n", "1", *more, quiet=False)
         assert (note in run.notes) == there
-
-
-def test_cells_are_read_from_any_block(tmp_path: Path) -> None:
-    table = tmp_path / "rest.npy"
-    np.save(table, np.arange(6.0).reshape(3, 2))
-    options = ReadOptions()
-    assert read_cells(options, table, None, "label", [2, 0]) == (["column 0", "column 1"], [["4", "5"], ["0", "1"]])
-    assert read_cells(options, table, None, "label")[1] == [["0", "1"], ["2", "3"], ["4", "5"]]
 
 
 @pytest.mark.parametrize(

@@ -192,12 +192,12 @@ def test_an_encoder_folder_is_an_option_of_each_command(fitted: Path, tmp_path: 
 
 def test_names_alone_classify_the_majority_of_texts(fitted: Path, tmp_path: Path, run: Run) -> None:
     model, new = tmp_path / "m.safetensors", tmp_path / "new.safetensors"
-    for more in ([], ["--balanced", "--report", tmp_path / "r.html", "--json", tmp_path / "r.json"]):
-        result = run("fit", fitted / "bare.csv", "--classes", fitted / "classes.csv", *FAST, *more, "-o", model)
-        assert "bare.csv: 5 classes, 0 samples, 256 features" in result
-        assert "the names of 5 classes are training samples, each as 2 samples" in result
-        assert "no cross-validation" in result
-        assert count_right(run("predict", model, fitted / "bare.csv"), 6) >= 27
+    more = ["--balanced", "--report", tmp_path / "r.html", "--json", tmp_path / "r.json"]
+    result = run("fit", fitted / "bare.csv", "--classes", fitted / "classes.csv", *FAST, *more, "-o", model)
+    assert "bare.csv: 5 classes, 0 samples, 256 features" in result
+    assert "the names of 5 classes are training samples, each as 2 samples" in result
+    assert "no cross-validation" in result
+    assert count_right(run("predict", model, fitted / "bare.csv"), 6) >= 27
     report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert report["data"]["rows"] == 0
     result = run("suggest", model, fitted / "bare.csv", "-n", 2)
@@ -211,12 +211,11 @@ def test_names_alone_classify_the_majority_of_texts(fitted: Path, tmp_path: Path
 def test_a_class_without_rows_is_predicted_by_its_name(fitted: Path, tmp_path: Path, run: Run) -> None:
     table, model = write_table(tmp_path / "some.csv", slice(0, 4), classes=NAMES[:3]), tmp_path / "m.safetensors"
     fit = ["fit", table, "--label", "intent", *FAST[2:], "-o", model, "--classes", fitted / "classes.csv"]
-    for more in ([], ["--balanced"]):
-        result = run(*fit, *FAST[:2], *more)
-        assert "the names of 5 classes are training samples" in result
-        assert "never predicted" not in result
-        assert run.count_samples(model) == [4, 4, 4, 0, 0]
-        assert count_right(run("predict", model, fitted / "test.csv"), 2) >= 8
+    result = run(*fit, *FAST[:2], "--balanced")
+    assert "the names of 5 classes are training samples" in result
+    assert "never predicted" not in result
+    assert run.count_samples(model) == [4, 4, 4, 0, 0]
+    assert count_right(run("predict", model, fitted / "test.csv"), 2) >= 8
     result = run(*fit, "--representation", "none")
     assert "never predicted, without rows or informative names: lost_phone, refund_request" in result
     assert run.count_samples(model) == [4, 4, 4, 0, 0]
@@ -245,9 +244,6 @@ def test_names_are_in_the_prototypes_and_not_in_the_sample_counts(fitted: Path, 
     assert loaded.network.counts.tolist() == [3] * 5
     assert run.count_samples(model) == [1] * 5
     assert "5 samples" in run("info", model)
-    codes = dict(zip(NAMES, NAMES[1:] + NAMES[:1], strict=True))  # every class by the name of another one
-    result = run("fit", write_table(tmp_path / "wrong.csv", slice(0, 4), codes), "--label", "intent", *FAST)
-    assert "are training samples" not in result
 
 
 def test_invalid_class_files_are_errors(fitted: Path, tmp_path: Path, run: Run) -> None:
@@ -294,10 +290,8 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
     probabilities = estimator.predict_proba(test)
     assert (estimator.predict(test) == expected).mean() >= 0.9
     assert estimator.columns_["text"].startswith("text by words (24143450)")
-    from_folder = ProtoNetClassifier("fast", representation=str(write_vectors(tmp_path / "vectors"))).fit(x, y)
-    for fitted_one in (estimator, from_folder):
-        for copied in (pickle.loads(pickle.dumps(fitted_one)), copy.deepcopy(fitted_one)):
-            np.testing.assert_array_equal(copied.predict_proba(test), fitted_one.predict_proba(test))
+    for copied in (pickle.loads(pickle.dumps(estimator)), copy.deepcopy(estimator)):
+        np.testing.assert_array_equal(copied.predict_proba(test), probabilities)
     path = tmp_path / "m.safetensors"
     estimator.save(path)
     loaded = ProtoNetClassifier.load(path)
@@ -314,8 +308,6 @@ def test_an_estimator_reads_frames_of_texts(fitted: Path, tmp_path: Path, run: R
     assert run.count_samples(path) == [1] * 6
     with pytest.raises(ValueError, match=r"^`representation` must be auto, none, or one of"):
         ProtoNetClassifier("fast", representation="wordz").fit(x, y)
-    plain = ProtoNetClassifier("fast", representation="none").fit(x, y)
-    assert plain.columns_["text"].startswith("text: ")
 
 
 def test_an_unreadable_text_gets_the_class_frequencies(fitted: Path, tmp_path: Path, run: Run) -> None:

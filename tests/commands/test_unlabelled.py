@@ -64,10 +64,3 @@ def test_invalid_unlabelled_rows_are_errors(text: str, message: str, tmp_path: P
     error = run("fit", train, "--unlabelled", more, *FAST, "-o", tmp_path / "m.safetensors", code=2)
     assert re.fullmatch(f"protonet fit: {message}\n", error), error
     assert not (tmp_path / "m.safetensors").exists()
-
-
-def test_the_output_may_not_be_the_input(tmp_path: Path, run: Run) -> None:
-    train, more = write(tmp_path / "t.csv", *blobs("uv", 6, 0)), tmp_path / "more.json"
-    more.write_text("{}")
-    error = run("fit", train, "--unlabelled", more, *FAST, "--json", more, code=2)
-    assert "must be another file than the inputs" in error

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from protonet.commands.options import ServeOptions
 from tests.docs.blocks import NAMES, ROOT, read_extras
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -94,4 +95,4 @@ def test_the_dockerfile_holds_what_it_names() -> None:
     assert json.loads(values["ENTRYPOINT"][0])[:2] == ["protonet", "serve"]
     (port,) = values["EXPOSE"]
     assert f":{port}/healthz" in values["HEALTHCHECK"][0]
-    assert f'add_address(parser, "{port}")' in (ROOT / "protonet/commands/arguments.py").read_text(encoding="utf-8")
+    assert ServeOptions.port == int(port)
