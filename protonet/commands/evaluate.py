@@ -20,9 +20,8 @@ from protonet.commands.report import (
     EvaluatedRows,
     compute_importance,
     compute_report_sections,
-    format_report,
-    make_report,
-    report_to_dict,
+    evaluate_to_dict,
+    format_results,
     table_to_dict,
 )
 from protonet.commands.rows import check_spellings
@@ -72,12 +71,10 @@ def run(options: EvaluateOptions) -> None:
     if not bool(known.any()):
         got, remedy = f"only {shorten_list(map(repr, unknown))}", "Name the column of the labels: --label."
         raise_input_error("table", "have a class that the model knows", got, remedy)
-    name, balanced = path_to_text(options.table.name), bool(model.metadata.get("balanced"))
-    counts = torch.tensor(model.sample_counts)
-    report = make_report(name, model.classes, counts, logits, labels, unknown, balanced=balanced)
-    print(format_report(report), end="")
+    name = path_to_text(options.table.name)
+    results = {"command": "evaluate", **evaluate_to_dict(name, model, logits, labels, unknown)}
+    print(format_results(results, model.classes[int(np.argmax(model.sample_counts))]), end="")
     show_notes(table.all_notes, quiet=options.quiet)
-    results = {"command": "evaluate", **report_to_dict(report)}
     if options.report is not None:
         with show_progress(quiet=options.quiet) as progress:
             rows = [block.rows for block in evaluated if block.rows]

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain, count
@@ -66,12 +66,12 @@ def run(options: PredictOptions) -> None:
     spec = make_output_spec(model, options)
     named = spec.keep_columns or model.metadata.get("id") is not None
     spec = spec._replace(picture_paths=not named and are_pictures(options.table))
-    table, blocks = open_blocks(model, spec, options, options.table)
+    table = open_table(model, spec, options, options.table)
     function, sequential = partial(format_predictions, model, table, spec), model.has_pretrained_encoder
 
     def write(file: BinaryIO) -> None:
         file.write(format_header(model, spec, table.extra_columns).encode())
-        for text in map_blocks(function, blocks, rows=table.n_rows, quiet=options.quiet, sequential=sequential):
+        for text in map_blocks(function, table.blocks, rows=table.n_rows, quiet=options.quiet, sequential=sequential):
             file.write(text.encode())
 
     if options.output is not None:
@@ -120,9 +120,9 @@ def predict_part(
             columns = open_source(part.table).header if spec.keep_columns else [model.metadata.get("id")]
             file.write(format_header(model, spec, [str(name) for name in columns or () if name]).encode())
         else:
-            table, blocks = open_blocks(model, spec, ReadOptions(), part.table)
+            table = open_table(model, spec, ReadOptions(), part.table)
             file.write(format_header(model, spec, table.extra_columns).encode())
-            for block in blocks:
+            for block in table.blocks:
                 file.write(format_predictions(model, table, spec, block).encode())
                 tick(len(block.positions))
             notes.extend(table.all_notes)
@@ -154,16 +154,10 @@ def make_output_spec(model: TablePipeline, options: PredictOptions) -> OutputSpe
     return OutputSpec(threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns)
 
 
-def open_blocks(
-    model: TablePipeline, spec: OutputSpec, options: ReadOptions, path: Path
-) -> tuple[Table, Iterable[RowBlock]]:
-    """Open a command's table; the extra columns of its blocks precede the predictions."""
+def open_table(model: TablePipeline, spec: OutputSpec, options: ReadOptions, path: Path) -> Table:
+    """Open a command's table with the columns that are copied to the output."""
     read_spec = make_spec(options, model.read_spec, extra=model.metadata.get("id"))
-    table = model.open_table(path, replace(read_spec, all_extra=spec.keep_columns))
-    blocks: Iterable[RowBlock] = add_row_numbers(table.blocks) if spec.row_numbers else table.blocks
-    if spec.picture_paths:
-        blocks = add_picture_paths(blocks, (model.columns or ()).index(PICTURE_COLUMN))
-    return table, blocks
+    return model.open_table(path, replace(read_spec, all_extra=spec.keep_columns))
 
 
 def choose_threshold(model: TablePipeline, rate: float) -> float:
@@ -176,18 +170,6 @@ def choose_threshold(model: TablePipeline, rate: float) -> float:
         must, remedy = "come with a model that was cross-validated", "Fit it again, with two or more rows per class."
         raise_input_error("unknown", must, "one without held-out rows", remedy)
     return rejection_threshold(torch.tensor(scores, dtype=torch.float64), rate)
-
-
-def add_row_numbers(blocks: Iterable[RowBlock]) -> Iterator[RowBlock]:
-    """Add the position of each row in its file as the first extra column."""
-    for block in blocks:
-        yield block._replace(extra_columns=(np.array(block.positions), *block.extra_columns))
-
-
-def add_picture_paths(blocks: Iterable[RowBlock], column: int) -> Iterator[RowBlock]:
-    """Add the paths of a column of pictures as the last extra column."""
-    for block in blocks:
-        yield block._replace(extra_columns=(*block.extra_columns, block.columns[column]))
 
 
 def format_header(model: TablePipeline, spec: OutputSpec, extra: Sequence[str]) -> str:
@@ -221,7 +203,10 @@ def format_predictions(model: TablePipeline, table: Table, spec: OutputSpec, blo
     if spec.all_probabilities:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):
             line += [f"{probability:.6g}" for probability in row]
-    extra = [[escape_formula(str(cell)) for cell in column.tolist()] for column in block.extra_columns]
+    columns = [np.array(block.positions)] * spec.row_numbers + [*block.extra_columns]
+    if spec.picture_paths:
+        columns.append(block.columns[(model.columns or ()).index(PICTURE_COLUMN)])
+    extra = [[escape_formula(str(cell)) for cell in column.tolist()] for column in columns]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([*cells, *line] for *cells, line in zip(*extra, lines, strict=True))
     return text.getvalue()

@@ -94,84 +94,47 @@ def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
     return "\n".join(lines) + "\n" if len(lines) > 1 else "no confusions\n"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Report:
-    """The results of a model on a table."""
-
-    name: str  #: The name of the table.
-    classes: Sequence[str | int]  #: The known classes.
-    metrics: Metrics  #: On the rows of known classes.
-    compared: list[JsonDict]  #: The model and the most frequent class of fit; see `compare_baselines`.
-    frequent: str | int  #: The most frequent class of fit.
-    by_class: ClassMetrics
-    unknown: Mapping[str, int]  #: The number of rows of each unknown class.
-    auroc: float | None  #: AUROC of the rejection score, known against unknown classes; None without unknown ones.
-
-
-def make_report(
-    name: str,
-    classes: Sequence[str | int],
-    counts: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    unknown: Mapping[str, int],
-    *,
-    balanced: bool,
-) -> Report:
-    """Compute the results of a model on a table: logits (n, num_classes), labels (n,) int64, -1 for unknown classes."""
-    known = labels >= 0
-    metrics = measure(logits[known], labels[known])
-    scores = score_known(logits)
+def evaluate_to_dict(
+    name: str, model: TablePipeline, logits: Tensor, labels: Tensor, unknown: Mapping[str, int]
+) -> JsonDict:
+    """Measure a model on a table as a dict for JSON: logits (n, num_classes), labels (n,) int64, -1 if unknown."""
+    known, counts = labels >= 0, torch.tensor(model.sample_counts)
+    metrics, scores, rows = measure(logits[known], labels[known]), score_known(logits), int(known.sum())
     auroc = compute_auroc(scores[known], scores[~known]) if unknown else None
-    rows = int(known.sum())
-    frequent = {FREQUENT: score_frequent(counts, rows)}
+    frequent, balanced = {FREQUENT: score_frequent(counts, rows)}, bool(model.metadata.get("balanced"))
     compared = compare_baselines(logits[known], labels[known], frequent, Sample.of(rows), balanced=balanced)
-    return Report(
-        name=name,
-        classes=classes,
-        metrics=metrics,
-        compared=compared,
-        frequent=classes[int(counts.argmax())],
-        by_class=measure_classes(metrics.confusion),
-        unknown=unknown,
-        auroc=auroc,
-    )
+    others = {"rows": sum(unknown.values()), "classes": dict(unknown), "auroc": auroc}
+    return {**metrics_to_dict(name, model.classes, metrics), "baselines": compared, "unknown": others}
 
 
-def format_report(report: Report) -> str:
-    """Format the results for people."""
-    accuracy, interval = format_percent(report.metrics.accuracy, report.metrics.interval)
-    rows = count(int(report.by_class.rows.sum()), "row")
-    lines = [f"{report.name}: accuracy {accuracy} % on {rows}, 95 % interval {interval}"]
-    balanced, baseline = 100 * report.by_class.balanced_accuracy, f"{100 * report.compared[1]['accuracy']:.2f} %"
-    frequent = f"baseline, always {to_printable(report.frequent)} (the most frequent class of fit): {baseline}"
-    lines.append(f"balanced accuracy {balanced:.2f} %; {frequent}")
-    if report.auroc is not None:
-        names = shorten_list(map(to_printable, report.unknown))
-        others = f"{count(sum(report.unknown.values()), 'row')} of {count(len(report.unknown), 'unknown class')}"
-        lines.append(f"{others} ({names}): AUROC {100 * report.auroc:.1f} % of the rejection score")
-    lines.append(format_probability_metrics(vars(report.metrics)))
-    lines.append(format_classes(report.by_class, report.classes))
-    return "\n".join(lines) + format_confusions(report.metrics.confusion, report.classes)
+def format_results(results: JsonDict, frequent: str | int) -> str:
+    """Format the result of `evaluate_to_dict`, given the most frequent class of fit."""
+    accuracy, interval = format_percent(results["accuracy"], results["interval"])
+    rows, unknown, names = results["rows"], results["unknown"], [entry["name"] for entry in results["classes"]]
+    lines = [f"{results['table']}: accuracy {accuracy} % on {count(rows, 'row')}, 95 % interval {interval}"]
+    baseline = f"baseline, always {to_printable(frequent)} (the most frequent class of fit)"
+    lines.append(f"balanced accuracy {100 * results['balanced_accuracy']:.2f} %; {baseline}: ")
+    lines[-1] += f"{100 * results['baselines'][1]['accuracy']:.2f} %"
+    if unknown["auroc"] is not None:
+        listed = shorten_list(map(to_printable, unknown["classes"]))
+        others = f"{count(unknown['rows'], 'row')} of {count(len(unknown['classes']), 'unknown class')} ({listed})"
+        lines.append(f"{others}: AUROC {100 * unknown['auroc']:.1f} % of the rejection score")
+    lines += [format_probability_metrics(results), format_classes(results)]
+    return "\n".join(lines) + format_confusions(torch.tensor(results["confusion"]), names)
 
 
-def format_classes(by_class: ClassMetrics, classes: Sequence[str | int]) -> str:
+def format_classes(results: JsonDict) -> str:
     """Format a table of the classes that occur or are predicted; of many, those of the lowest F1."""
-    occurring = ((by_class.rows + by_class.predicted) > 0).nonzero().flatten().tolist()
+    names = ("recall", "precision", "f1")
+    occurring = [entry for entry in results["classes"] if entry["rows"] + entry["predicted"]]
     shown = occurring
     if len(occurring) > MAX_LISTED_CLASSES:
-        shown = sorted(occurring, key=lambda label: float(by_class.f1[label]))[:MAX_LISTED_CLASSES]
-    columns = [by_class.recall, by_class.precision, by_class.f1]
+        shown = sorted(occurring, key=lambda entry: float(entry["f1"]))[:MAX_LISTED_CLASSES]
+    means = {"name": f"mean of {len(occurring)}", "rows": results["rows"], **results["mean"]}
     rows = [
-        [
-            to_printable(classes[label]),
-            str(int(by_class.rows[label])),
-            *(f"{100 * float(column[label]):.2f}" for column in columns),
-        ]
-        for label in shown
+        [to_printable(entry["name"]), str(entry["rows"]), *(f"{100 * entry[name]:.2f}" for name in names)]
+        for entry in (*shown, means)
     ]
-    means = [f"{100 * mean:.2f}" for mean in by_class.macro.values()]
-    rows.append([f"mean of {len(occurring)}", str(int(by_class.rows.sum())), *means])
     text = format_table(["class", "rows", "recall, %", "precision, %", "F1, %"], rows)
     if len(shown) < len(occurring):
         text += f"{len(shown)} of {count(len(occurring), 'class')} shown, the lowest F1 first; --json writes all\n"
@@ -188,13 +151,6 @@ def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -
     results: JsonDict = {"table": name, "rows": int(measured.rows.sum()), **vars(metrics)}
     results |= {"confusion": metrics.confusion.tolist(), "balanced_accuracy": measured.balanced_accuracy}
     return results | {"mean": measured.macro, "classes": by_class}
-
-
-def report_to_dict(report: Report) -> JsonDict:
-    """Convert a report to a dict for JSON: `metrics_to_dict`, the baselines, and the rows of unknown classes."""
-    unknown = {"rows": sum(report.unknown.values()), "classes": dict(report.unknown), "auroc": report.auroc}
-    results = metrics_to_dict(report.name, report.classes, report.metrics)
-    return {**results, "baselines": report.compared, "unknown": unknown}
 
 
 #: Bins of the histogram of two classes.
