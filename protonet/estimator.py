@@ -18,7 +18,6 @@ from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
 from torch import Tensor
 
-from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.embeddings.opening import Selection
 from protonet.errors import raise_input_error
@@ -157,7 +156,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             remedy = "Add rows of another one. partial_fit begins with one, where others will come."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
         rows = replace(rows, weights=weigh_classes(self.class_weight, rows.labels, rows.weights))
-        parts = [self._encode(part, rows.encoding)[0] for part in rest]
+        parts = [self._encode(part, rows.frame_encoding)[0] for part in rest]
         self._fit(rows, map(torch.from_numpy, iter_dense(parts, CHUNK)) if parts else None)
         return self
 
@@ -288,13 +287,18 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if reset and isinstance(rows, Frame):
             encoding = fit_frame(rows, self.column_kinds, Selection.of(self.representation))
         x, uninformative = _encode(rows, encoding)
+        classes = np.unique(labels)
         return _LabelledRows(
             x=torch.from_numpy(to_dense(x)),
-            labels=labels,
+            y=encode_labels(labels, classes),
+            classes=tuple(map(str, classes.tolist())),
+            columns=None if encoding is None else encoding.used_names,
+            encoding=None if encoding is None else encoding.encoding,
             weights=weights,
             groups=groups,
+            labels=labels,
             uninformative=torch.from_numpy(uninformative),
-            encoding=encoding,
+            frame_encoding=encoding,
             metadata={
                 **describe_columns(encoding, name if isinstance(name, str) else "label"),
                 "effort": self.effort if isinstance(self.effort, str) else None,
@@ -305,23 +309,11 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def _fit(self, rows: _LabelledRows, unlabelled: Unlabelled | None = None) -> None:
         """Fit the pipeline to labelled rows, and to blocks of features of unlabelled rows."""
         classes = np.unique(rows.labels)
-        indices, weights = encode_labels(rows.labels, classes), rows.weights
-        encoding = None if rows.encoding is None else rows.encoding.encoding
-        names = embed_class_names(encoding, classes.tolist(), rows.x, indices)
-        table = TrainingTable(
-            x=rows.x,
-            y=indices,
-            classes=tuple(map(str, classes.tolist())),
-            columns=None if rows.encoding is None else rows.encoding.used_names,
-            encoding=encoding,
-            weights=weights,
-            groups=rows.groups,
-            names=names,
-            metadata=rows.metadata | ({} if names is None else {"named": names.describe(classes.tolist())}),
-        )
+        if (names := embed_class_names(rows.encoding, classes.tolist(), rows.x, rows.y)) is not None:
+            rows = replace(rows, names=names, metadata=rows.metadata | {"named": names.describe(classes.tolist())})
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         pipeline, solution = TablePipeline.fit(
-            table, unlabelled=unlabelled, effort=self.effort, time_limit=self.time_limit, seed=seed
+            rows, unlabelled=unlabelled, effort=self.effort, time_limit=self.time_limit, seed=seed
         )
         network = deepcopy(pipeline.network)
         self._solution, self._held_out = solution, None
@@ -331,13 +323,12 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
         network.double()
         if not self.learned_unlabelled_:
-            x, weights = rows.x, normalize_weights(weights)
+            x, y, weights = rows.x, rows.y, normalize_weights(rows.weights)
             if names is not None:
-                x, indices, weights, *_ = add_names(names, x, indices, weights)
-            network.set_prototypes(x, indices, weights)
+                x, y, weights, *_ = add_names(names, x, y, weights)
+            network.set_prototypes(x, y, weights)
         self._pipeline = replace(pipeline, network=network)
-        counts = torch.bincount(encode_labels(rows.labels, classes)[rows.uninformative], minlength=len(classes))
-        self._set_classes(classes, counts)
+        self._set_classes(classes, torch.bincount(rows.y[rows.uninformative], minlength=len(classes)))
 
     def _set_classes(self, classes: np.ndarray, uninformative: Tensor) -> None:
         """Set the classes of the network, and the number (n_classes,) of rows of each class without information."""
@@ -479,17 +470,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return tags
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LabelledRows:
-    """Validated and encoded rows of ``fit`` or ``partial_fit``."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _LabelledRows(TrainingTable):
+    """Validated and encoded rows of ``fit`` or ``partial_fit``, float64."""
 
-    x: Tensor  #: (n, dim) float64.
     labels: np.ndarray  #: (n,).
-    weights: Tensor | None  #: (n,) in (0, 1].
-    groups: Tensor | None  #: (n,) int64.
     uninformative: Tensor  #: (n,) bool: rows without information.
-    encoding: FrameEncoding | None  #: The encoding of the columns; None for arrays without gaps.
-    metadata: JsonDict  #: Entries of the model file.
+    frame_encoding: FrameEncoding | None  #: The encoding of the columns; None for arrays without gaps.
 
 
 def _encode(rows: Any, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
