@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "analysis" / "results"
 sys.path.insert(0, str(ROOT))
 
-from protonet.__main__ import COMMANDS  # noqa: E402 - needs the path
+from protonet.commands.arguments import COMMANDS  # noqa: E402 - needs the path
 from protonet.episodes.methods import METHODS  # noqa: E402 - needs the path
 
 project = "protonet"

@@ -1,4 +1,4 @@
-"""The command line, ``protonet`` or ``python -m protonet``: fit, predict, and the other `COMMANDS`."""
+"""The command line, ``protonet`` or ``python -m protonet``: fit, predict, and the other commands."""
 
 from __future__ import annotations
 
@@ -7,39 +7,23 @@ import importlib
 import io
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from protonet.commands.arguments import COMMANDS, parse
+from protonet.commands.options import ARGUMENTS, FitOptions
 from protonet.errors import DISTRIBUTION, installed_version, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, run_command
 
-if TYPE_CHECKING:
-    from protonet.commands.options import FitOptions
-
 PROG = "protonet"
-COMMANDS = {
-    "fit": "train a classifier on a table, and cross-validate it",
-    "predict": "classify the rows of a table",
-    "evaluate": "evaluate a model on labelled rows",
-    "update": "add samples and classes to a model, without training",
-    "suggest": "list the rows to label next, with reasons",
-    "explain": "show which columns matter, and explain single predictions",
-    "info": "show the contents of a model file",
-    "export": "export a model to ONNX or torch.export",
-    "page": "label rows in the browser, and inspect the model",
-    "serve": "serve predictions over HTTP",
-}
 #: Commands that are not in `protonet.commands`.
 MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
 
 
 def print_help(arguments: Sequence[str] | None) -> None:
     """Print the list of commands, or raise an InputError for an unknown command."""
-    from protonet.commands import arguments as parsers  # noqa: PLC0415 - not needed if a command runs
-
     parser = Parser(PROG, "Few-shot classification of tables, texts and pictures.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    lines = [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
-    examples = [f"  {PROG} {name} {command.examples[0]}" for name, command in parsers.COMMANDS.items()]
+    lines = [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
+    examples = [f"  {PROG} {name} {command.examples[0]}" for name, command in COMMANDS.items()]
     parser.epilog = "\n".join(["commands (protonet COMMAND --help):", *lines, "", "examples:", *examples])
     parser.add_argument(
         "--version", action="version", version=f"{PROG} {installed_version(DISTRIBUTION) or '(not installed)'}"
@@ -58,9 +42,6 @@ def main(arguments: Sequence[str]) -> int:
         return run_command(PROG, print_help, arguments[:1])
 
     def command(arguments: Sequence[str] | None) -> None:
-        from protonet.commands.arguments import parse  # noqa: PLC0415 - not needed for the version
-        from protonet.commands.options import ARGUMENTS  # noqa: PLC0415
-
         with renamed_arguments(**ARGUMENTS):
             options = parse(name, arguments)  # errors here are raised before torch is imported
             if name == "fit":

@@ -363,7 +363,8 @@ def test_arrays_of_objects_may_hold_text() -> None:
     assert np.array_equal(model.predict(x.tolist()), model.predict(x))
     copied = copy.deepcopy(model)
     importances = model.feature_importances_
-    assert (importances.shape, importances.argmax()) == ((3,), 0)
+    assert importances.shape == (3,)
+    assert importances.argmax() == 0
     with pytest.raises(AttributeError, match="rows to hold out"):
         _ = copied.feature_importances_
 

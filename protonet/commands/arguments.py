@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -43,6 +44,12 @@ class Command(NamedTuple):
     description: str
     examples: Sequence[str]  #: At the end of the help.
     check: Callable[[argparse.Namespace], None] | None = None  #: Checks, and may change, the parsed arguments.
+
+    @property
+    def summary(self) -> str:
+        """The beginning of the description, for the list of commands."""
+        text = re.split(r"[:.;]", self.description)[0]
+        return text[0].lower() + text[1:]
 
 
 def parse(name: str, arguments: Sequence[str] | None) -> Any:
@@ -288,7 +295,7 @@ COMMANDS = {
     ),
     "export": Command(
         ExportOptions,
-        "Export a model as an ONNX graph that maps features (n, dim) float32 to logits and probabilities, or as a"
+        "Export a model: as an ONNX graph that maps features (n, dim) float32 to logits and probabilities, or as a"
         " torch.export program that maps features to logits.",
         ("model.protonet --onnx model.onnx", "wine.protonet --pt2 wine.pt2", "model.protonet --onnx model.onnx -q"),
         check_export,

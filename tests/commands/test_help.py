@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from protonet.__main__ import COMMANDS, main
+from protonet.__main__ import main
+from protonet.commands.arguments import COMMANDS
 from protonet.episodes.__main__ import main as main_episodes
 from protonet.ui.command_line import Parser
 

@@ -27,6 +27,7 @@ from pyarrow import parquet
 from sklearn.datasets import load_wine
 
 from protonet import __main__ as library
+from protonet.commands import arguments as commands
 from protonet.episodes import __main__ as episodes
 from protonet.episodes.arguments import make_compare_parser, make_extract_parser, make_paper_parser, make_train_parser
 from protonet.episodes.training import tasks
@@ -261,7 +262,7 @@ def test_every_command_is_one_that_exists(name: str, command: str) -> None:
         case ["pip", "install", package]:
             assert set(re.findall(r"[\w-]+", package)) <= set(read_extras()), f"{name}: {command}"
         case ["python", "-m", "protonet", *words]:
-            assert not words or words[0] in library.COMMANDS
+            assert not words or words[0] in commands.COMMANDS
             check_options("protonet", words[:1] if len(words) == 1 else words)
         case ["python", "-m", "protonet.episodes", "train", *words]:
             make_train_parser().parse_args(words)
