@@ -98,7 +98,8 @@ def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> N
 def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetwork:
     """Build a network in eval mode from a config and CPU tensors, which it takes over, after validation of both."""
     expect(
-        isinstance(config, dict) and {"sums", "encoder.origin"} <= tensors.keys(), "no config or tensors of a network"
+        isinstance(config, dict) and {"sums", "encoder.origin"} <= tensors.keys(),
+        "no config of a network, or no tensor sums or encoder.origin",
     )
     sizes = [*tensors["encoder.origin"].shape, *tensors["sums"].shape[:1]]
     expect(sizes == [config.get("input_dim"), config.get("classes")], "tensors of other features or classes")

@@ -60,7 +60,8 @@ def test_a_row_index_is_dropped_by_name(model: Path, tmp_path: Path, run: Run) -
     output = run("fit", table, *FAST, "-o", model)
     assert "dropped: id: distinct integers in the order of the rows (--columns keeps it)\n" in output
     assert "warning: when determines the class, as the order of the rows does" in output
-    assert "not evaluated: \\x1b[31mred\\x07: only one distinct row" in output
+    assert re.search("not evaluated: .*red.*: only one distinct row", output)
+    assert output.replace("\n", "").isprintable()
     for new in (table, write(tmp_path / "u.csv", {"when": days, **noise()})):  # the column may be there, or not
         run("predict", model, new)
     output = run("fit", table, *FAST, "--columns", "id", "x0")
