@@ -55,7 +55,7 @@ class Command(NamedTuple):
 def parse(name: str, arguments: Sequence[str] | None) -> Any:
     """Parse and check the arguments of a command, given its name; return its options."""
     command = COMMANDS[name]
-    options = make_parser(f"protonet {name}", command).parse_args(arguments)
+    options = make_parser(name).parse_args(arguments)
     for declared in fields(command.options):
         value, convert = getattr(options, declared.name), declared.metadata.get("parse")
         if convert is not None and isinstance(value, str):
@@ -75,8 +75,9 @@ def parse(name: str, arguments: Sequence[str] | None) -> Any:
     return make_options(command.options, options)
 
 
-def make_parser(prog: str, command: Command) -> Parser:
+def make_parser(name: str) -> Parser:
     """Create the parser of a command from its declared options."""
+    command, prog = COMMANDS[name], f"protonet {name}"
     parser = Parser(prog, command.description, [f"{prog} {example}" for example in command.examples])
     groups: dict[str, Any] = {"": parser}
     for declared in fields(command.options):

@@ -169,19 +169,6 @@ def test_rows_keep_their_indices_and_equal_rows_count_once(tmp_path: Path, run: 
     assert output.startswith("With twice as many labels, 24 distinct rows per class, the predicted accuracy is about")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_an_unwritable_report_is_an_early_error(made: Path, tmp_path: Path, command: str, run: Run) -> None:
-    (tmp_path / "file").touch()
-    more = [made / "t.csv", "--label", "kind"] if command == "fit" else [made / "m.safetensors", made / "t.csv"]
-    for path, output in (
-        (tmp_path / "file" / "r.html", r"be a file that can be written"),
-        (tmp_path / "r.pdf", r"end in \.html, \.htm"),
-    ):
-        error = run(command, *more, "--report", path, code=2)
-        assert re.match(rf"protonet {command}: `--report` must {output}", error)
-    assert [item.name for item in tmp_path.iterdir()] == ["file"]
-
-
 @settings(max_examples=40)
 @given(st.text(), st.text())
 def test_text_is_never_markup(text: str, attribute: str) -> None:

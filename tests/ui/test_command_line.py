@@ -20,7 +20,7 @@ from protonet.ui.command_line import (
     parse_whole,
     run_command,
 )
-from protonet.ui.text import format_size, format_table
+from protonet.ui.text import format_table
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,3 @@ def test_table() -> None:
         "| 1      | 2         |",
         "| 333333 | 4         |",
     ]
-
-
-def test_sizes_are_in_kilobytes_below_a_megabyte() -> None:
-    sizes = (0, 35_400, 999_499, 1_000_000, 12_340_000)
-    assert [format_size(size) for size in sizes] == ["0 kB", "35 kB", "999 kB", "1.0 MB", "12.3 MB"]
