@@ -254,20 +254,12 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
 def _estimate_calibration_error(
     confidence: Tensor, correct: Tensor, weights: Tensor, rows: float
 ) -> tuple[float, float, float]:
-    """Estimate the calibration error, corrected for its bias.
+    """Estimate the calibration error of confidences (n,), corrected for its bias.
 
     In each bin, the square of the gap between confidence and accuracy is reduced by its expectation under honest
-    confidences, but not below 0.
-
-    Args:
-        confidence: (n,) float64.
-        correct: (n,) float64, 0 or 1.
-        weights: (n,), summing to 1.
-        rows: The effective number of rows, which determines the variances.
-
-    Returns:
-        The error; the sum of absolute gaps minus its expectation under honest confidences; and the standard deviation
-        of that sum, as a sum of half-normal variables.
+    confidences, but not below 0. Weights (n,) sum to 1; variances follow from the effective number of rows. Also
+    returns the sum of absolute gaps minus its expectation under honest confidences, and the standard deviation of that
+    sum, as a sum of half-normal variables.
 
     Source: the error of Guo et al., "On calibration of modern neural networks" (2017), eq. 3; its bias and the remedy,
         for squares, Kumar, Liang and Ma, "Verified uncertainty calibration" (2019), sec. 4.1.

@@ -282,5 +282,4 @@ class PrototypeNetwork(nn.Module):
                 self.prototypes, self.sums = (self.prototypes.new_zeros(stored.shape) for _ in range(2))
                 self.counts = self.counts.new_zeros(len(stored))
                 self.offsets = self.offsets.new_zeros(len(stored))
-        state_dict.setdefault(prefix + "offsets", self.offsets)  # older states have none
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -47,9 +47,8 @@ class GroupRules:
 
     max_labelled: int = 2048  #: Maximum number of labelled rows, since all pairs of rows are compared.
     min_rows: int = 8  #: Minimum number of rows in a cluster.
-    distance_quantile: float = (
-        0.8  #: Quantile of the distances between labelled rows of one class at which the dendrogram is cut.
-    )
+    distance_quantile: float = 0.8
+    """Quantile of the distances between labelled rows of one class at which the dendrogram is cut."""
     max_rank: float = 0.1
     """A cluster is novel if the median rank of its rows, of `protonet.fit.networks.PseudoLabelResult`, is lower."""
 
@@ -67,8 +66,7 @@ class Suggestion(NamedTuple):
 class ClassPredictions(NamedTuple):
     """Class probabilities of rows by a network."""
 
-    first: Tensor  #: (n,) int64, the most probable class.
-    second: Tensor  #: (n,) int64, the second most probable class; the first again if there is one class.
+    classes: Tensor  #: (n, 2) int64, the two most probable classes; the first twice if there is one class.
     probabilities: Tensor  #: (n, 2) the probabilities of both.
     nearness: Tensor  #: (n,) the largest logit.
     by_name: Tensor | None = None  #: (n,) int64, the class whose name is nearest; None if names are uninformative.
@@ -125,7 +123,7 @@ def suggest_rows(
         if predictions is not None and by_name is not None:
             by_name = by_name[indices]
             predictions = predictions._replace(by_name=by_name)
-            uncertainty = torch.where(by_name == predictions.first, uncertainty, 1.0)
+            uncertainty = torch.where(by_name == predictions.classes[:, 0], uncertainty, 1.0)
         sample = sample_rows(uncertainty, RULES.max_rows, seed)
         embedded, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
         weights = torch.ones(len(sample)) if drawn else uncertainty.float()  # the sampling has weighted sampled rows
@@ -152,9 +150,8 @@ def predict_classes(network: PrototypeNetwork, x: Tensor) -> ClassPredictions:
         probabilities, classes = logits.softmax(dim=1).topk(min(2, logits.shape[1]), dim=1)
         if probabilities.shape[1] == 1:  # with one known class, no prediction is certain
             probabilities, classes = probabilities.expand(-1, 2), classes.expand(-1, 2)
-        parts.append((classes[:, 0], classes[:, 1], probabilities.float(), logits.amax(dim=1)))
-    first, second, probabilities, nearness = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    return ClassPredictions(first, second, probabilities, nearness)
+        parts.append((classes, probabilities.float(), logits.amax(dim=1)))
+    return ClassPredictions(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 def sample_rows(weights: Tensor, size: int, seed: int) -> Tensor:
@@ -200,9 +197,8 @@ def median_bandwidth(rows: Tensor, neighbours: int) -> float:
     Here k is ``neighbours``, or all rows if they are fewer. The median is over up to 1,024 rows.
     """
     sample = rows[:: math.ceil(len(rows) / 1024)]
-    nearest = (
-        torch.cdist(sample, rows).kthvalue(min(len(rows), neighbours + 1), dim=1).values
-    )  # includes the row itself
+    count = min(len(rows), neighbours + 1)  # with the row itself
+    nearest = torch.cdist(sample, rows).kthvalue(count, dim=1).values
     return max(float(nearest.square().median()) / 2, torch.finfo(torch.float32).eps)
 
 
@@ -229,18 +225,19 @@ def _explain(
     names: Sequence[object],
     bandwidth: float,
 ) -> Iterator[str]:
-    """Yield the reason for each chosen row (n,), as a phrase."""
-    counts = _count_similar(space, x, chosen, bandwidth)
+    """Yield the reason for each chosen row (m,), as a phrase."""
+    picked, counts = space.embed(x[chosen]).float(), torch.zeros(len(chosen), dtype=torch.int64)
+    for block in x.split(CHUNK):  # count the rows (n, dim) that are nearest to each chosen one, and similar to it
+        similarity, nearest = kernel_similarity(space.embed(block).float(), picked, bandwidth).max(dim=1)
+        counts += torch.bincount(nearest[similarity >= math.exp(-1)], minlength=len(chosen))
     farther = None if predictions is None else predictions.nearness.sort().values
     for row, count in zip(chosen.tolist(), counts.tolist(), strict=True):
         reason = f"representative of {count:,} unlabelled rows" if count > 1 else "no similar rows"
         if predictions is None or farther is None:
             yield reason
             continue
-        (largest, next_largest), first, second = (
-            predictions.probabilities[row].tolist(),
-            int(predictions.first[row]),
-            int(predictions.second[row]),
+        (first, second), (largest, next_largest) = (
+            values[row].tolist() for values in (predictions.classes, predictions.probabilities)
         )
         nearer = 1 - float(torch.searchsorted(farther, predictions.nearness[row], right=True)) / len(x)
         if predictions.by_name is not None and int(predictions.by_name[row]) != first:
@@ -251,16 +248,6 @@ def _explain(
             yield f"between {names[first]} and {names[second]}: {100 * largest:.0f} % and {100 * next_largest:.0f} %"
         else:
             yield reason
-
-
-def _count_similar(space: Standardised | PrototypeNetwork, x: Tensor, chosen: Tensor, bandwidth: float) -> Tensor:
-    """Count the rows (n, dim) that are nearest to each chosen row (m,), with a similarity of exp(-1) or more."""
-    picked = space.embed(x[chosen]).float()
-    counts = torch.zeros(len(chosen), dtype=torch.int64)
-    for block in x.split(CHUNK):
-        similarity, nearest = kernel_similarity(space.embed(block).float(), picked, bandwidth).max(dim=1)
-        counts += torch.bincount(nearest[similarity >= math.exp(-1)], minlength=len(chosen))
-    return counts
 
 
 def cluster_unknown(solution: Solution) -> list[list[int]]:

@@ -135,12 +135,13 @@ def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
     """
-    max_queries = max(1, min(DUPLICATES.max_queries, DUPLICATES.max_pairs // len(points)))
+    rules = DUPLICATES
+    max_queries = max(1, min(rules.max_queries, rules.max_pairs // len(points)))
     chosen = chosen[:: -(-len(chosen) // max_queries)]
     distance = torch.cdist(points[chosen].double(), points.double())  # (m, k)
     distance.scatter_(1, chosen[:, None], 0.0)  # without rounding errors
     beyond = distance.masked_fill(distance <= near, torch.inf)
-    radii = beyond.topk(min(DUPLICATES.neighbours, len(points)), largest=False).values  # (m, neighbours), ascending
+    radii = beyond.topk(min(rules.neighbours, len(points)), largest=False).values  # (m, neighbours), ascending
     last = radii.isfinite().sum(dim=1, keepdim=True) - 1
     if bool((last < 0).any()):  # nothing to extrapolate from
         return True
@@ -154,7 +155,7 @@ def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float
     dimension = float(ratio.log().sum()) / spread if spread else 0.0
     expected = count_within(outer) * ((gap / 2).clamp_min(near) / outer).pow(dimension)
     observed = count_within(torch.full_like(gap, near))
-    return float((observed <= DUPLICATES.chance * expected).double().mean()) >= DUPLICATES.explained
+    return float((observed <= rules.chance * expected).double().mean()) >= rules.explained
 
 
 def _is_discrete(points: Tensor) -> bool:
@@ -301,42 +302,40 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
         neighborhood information" (2017), eq. 3, for all k; the dimension after Levina and Bickel, "Maximum likelihood
         estimation of intrinsic dimension" (2004), eq. 8.
     """
+    rules = NEAR_DUPLICATES
     n = len(rows.labels)
-    if n <= NEAR_DUPLICATES.neighbours or not bool((rows.features[1:] != rows.features[:-1]).any()):
+    if n <= rules.neighbours or not bool((rows.features[1:] != rows.features[:-1]).any()):
         return 0.0
-    queries = torch.arange(
-        0, n, -(-n // max(NEAR_DUPLICATES.min_rows, min(NEAR_DUPLICATES.max_queries, NEAR_DUPLICATES.max_pairs // n)))
-    )
+    count = max(rules.min_rows, min(rules.max_queries, rules.max_pairs // n))
+    queries = torch.arange(0, n, -(-n // count))
     distance, nearest = _nearest_neighbours(rows, queries)
     sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
     distance, nearest, queries = distance[sound], nearest[sound], queries[sound]
     steps = (distance[:, 1:] / distance[:, :-1]).log()  # (queries, neighbours - 1)
-    if len(queries) < NEAR_DUPLICATES.min_rows or float((steps == 0).double().mean()) > NEAR_DUPLICATES.max_ties:
+    if len(queries) < rules.min_rows or float((steps == 0).double().mean()) > rules.max_ties:
         return 0.0
-    k = torch.arange(1, NEAR_DUPLICATES.neighbours)
-    dimension = 1 / (steps * k)[:, NEAR_DUPLICATES.max_neighbours :].mean()
-    chance, index = (-steps * k * dimension).exp()[:, : NEAR_DUPLICATES.max_neighbours].min(dim=1)
+    k = torch.arange(1, rules.neighbours)
+    dimension = 1 / (steps * k)[:, rules.max_neighbours :].mean()
+    chance, index = (-steps * k * dimension).exp()[:, : rules.max_neighbours].min(dim=1)
     n_near = index + 1  # near-duplicates of a row, if it has some
     labels = rows.labels[queries]
     class_fractions = torch.bincount(rows.labels).double()[labels] / n
-    has_duplicates = (chance * NEAR_DUPLICATES.max_neighbours < NEAR_DUPLICATES.chance) & (
-        n_near + 1 <= NEAR_DUPLICATES.max_class_fraction * class_fractions * n
+    has_duplicates = (chance * rules.max_neighbours < rules.chance) & (
+        n_near + 1 <= rules.max_class_fraction * class_fractions * n
     )
     other = rows.labels[nearest] != labels[:, None]  # (queries, neighbours)
     mixed = other.cumsum(dim=1).gather(1, index[:, None])[:, 0] > 0
     expected = float((1 - class_fractions[has_duplicates].pow(n_near[has_duplicates])).sum())
-    if float(mixed[has_duplicates].sum()) > NEAR_DUPLICATES.max_mixed * expected:
+    if float(mixed[has_duplicates].sum()) > rules.max_mixed * expected:
         has_duplicates &= False
     has_duplicates &= ~mixed
     fraction = float(has_duplicates.double().mean())
-    near = has_duplicates[:, None] & (
-        torch.arange(NEAR_DUPLICATES.max_neighbours) <= index[:, None]
-    )  # (queries, max_neighbours)
-    if fraction < NEAR_DUPLICATES.min_fraction:
+    near = has_duplicates[:, None] & (torch.arange(rules.max_neighbours) <= index[:, None])  # (queries, max_neighbours)
+    if fraction < rules.min_fraction:
         fraction, near = _compare_agreement(steps * k * dimension, ~other, class_fractions * n)
-    if fraction < NEAR_DUPLICATES.min_fraction:
+    if fraction < rules.min_fraction:
         return fraction
-    tied = _detect_tied(rows, queries[near.nonzero()[:, 0]], nearest[:, : NEAR_DUPLICATES.max_neighbours][near])
+    tied = _detect_tied(rows, queries[near.nonzero()[:, 0]], nearest[:, : rules.max_neighbours][near])
     if not bool(tied.any()):
         return fraction
     blocks = None if rows.blocks is None else rows.blocks[~tied]
@@ -351,20 +350,17 @@ def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float
     mean 1. And neighbours before that gap agree in class, ``same`` (queries, neighbours), far more often than those
     after it. ``sizes`` (queries,) are numbers of rows of the class. The mask is (queries, max_neighbours).
     """
-    n_near = 1 + int(gaps[:, : NEAR_DUPLICATES.max_neighbours].mean(dim=0).argmax())
-    eligible = n_near + 1 <= NEAR_DUPLICATES.max_class_fraction * sizes
-    near = (
-        eligible[:, None]
-        & same[:, : NEAR_DUPLICATES.max_neighbours]
-        & (torch.arange(NEAR_DUPLICATES.max_neighbours) < n_near)
-    )
+    rules = NEAR_DUPLICATES
+    n_near = 1 + int(gaps[:, : rules.max_neighbours].mean(dim=0).argmax())
+    eligible = n_near + 1 <= rules.max_class_fraction * sizes
+    near = eligible[:, None] & same[:, : rules.max_neighbours] & (torch.arange(rules.max_neighbours) < n_near)
     count = int(eligible.sum())
-    if count < NEAR_DUPLICATES.min_rows:
+    if count < rules.min_rows:
         return 0.0, near
     gap = float(gaps[eligible, n_near - 1].mean())
     inside, outside = (float(part[eligible].double().mean()) for part in (same[:, :n_near], same[:, n_near:]))
-    wide = gap > max(NEAR_DUPLICATES.min_gap, 1 + NEAR_DUPLICATES.deviations / count**0.5)
-    agree = inside - outside > NEAR_DUPLICATES.deviations * (outside * (1 - outside) / count) ** 0.5
+    wide = gap > max(rules.min_gap, 1 + rules.deviations / count**0.5)
+    agree = inside - outside > rules.deviations * (outside * (1 - outside) / count) ** 0.5
     return (inside - outside) / (1 - outside) if wide and agree else 0.0, near
 
 

@@ -50,7 +50,11 @@ def rank_columns(
     FloatingPointError if the embedding of a row, original or shuffled, overflows.
     """
     total_rows = count_rows(crossfit)
-    crossfit, shuffles = plan_shuffles(crossfit, len(sizes), generator, predictions)
+    predictions = PREDICTIONS if predictions is None else predictions
+    rows = min(len(crossfit.labels), max(MIN_ROWS, predictions // len(sizes)))
+    drawn = torch.randperm(len(crossfit.labels), generator=generator)[:rows].sort().values
+    sampled = {name: getattr(crossfit, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
+    crossfit, shuffles = replace(crossfit, **sampled), min(SHUFFLES, max(1, predictions // (len(sizes) * rows)))
     orders = torch.stack([torch.randperm(len(crossfit.labels), generator=generator) for _ in range(shuffles)])
     importances = measure_columns(crossfit, sizes, orders, progress)
     if not all(math.isfinite(importance.log_loss_rise) for importance in importances):
@@ -85,17 +89,6 @@ def compute_importances(crossfit: Crossfit, sizes: Sequence[int], indices: Seque
 def count_rows(crossfit: Crossfit) -> int:
     """Count the rows, merged duplicates included."""
     return round(float(crossfit.weights.sum()))
-
-
-def plan_shuffles(
-    crossfit: Crossfit, columns: int, generator: torch.Generator, predictions: int | None = None
-) -> tuple[Crossfit, int]:
-    """Sample as many rows as the number of predictions permits, and compute the number of shuffles per column."""
-    predictions = PREDICTIONS if predictions is None else predictions
-    rows = min(len(crossfit.labels), max(MIN_ROWS, predictions // columns))
-    drawn = torch.randperm(len(crossfit.labels), generator=generator)[:rows].sort().values
-    sampled = {name: getattr(crossfit, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
-    return replace(crossfit, **sampled), min(SHUFFLES, max(1, predictions // (columns * rows)))
 
 
 def score_rows(crossfit: Crossfit) -> Tensor:

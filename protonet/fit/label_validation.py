@@ -65,14 +65,11 @@ def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[A
         remedy = "Label some rows; protonet suggest lists the first ones."
         raise_input_error("y", "have rows with a label", "none", remedy)
     X = X.tocsr() if sparse.issparse(X) else X
-    labelled_parts = [None if part is None else _safe_indexing(part, labelled) for part in (X, sample_weight, groups)]
-    return (
-        labelled_parts[0],
-        labels[labelled].tolist(),
-        labelled_parts[1],
-        labelled_parts[2],
-        [_safe_indexing(X, missing)],
+    unlabelled = [_safe_indexing(X, missing)]
+    X, sample_weight, groups = (
+        None if part is None else _safe_indexing(part, labelled) for part in (X, sample_weight, groups)
     )
+    return X, labels[labelled].tolist(), sample_weight, groups, unlabelled
 
 
 def _is_missing(label: Any) -> bool:

@@ -158,21 +158,10 @@ def solve_problem(
 ) -> Solution:
     """Solve as `solve` does, and also return the selection and the training set, for further fits.
 
-    Args:
-        train_loader: As in `solve`; None if there are only names.
-        val_loader: As in `solve`.
-        metadata: As in `solve`.
-        time_limit: As in `solve`.
-        effort: As in `solve`.
-        progress: As in `solve`.
-        seed: As in `solve`.
-        weights: (n,) > 0 sample weights in the order of the loaders; only their ratios matter. None for equal ones.
-        groups: (n,) int64 in the same order: rows of one group are held out together. None for no groups.
-        blocks: (dim,) as in `protonet.views.view.TrainingRows`.
-        spans: As in `protonet.fit.search.Search.with_spans`.
-        unlabelled: As in `solve`.
-        names: Embedded class names; None for none. They are not samples: the indices of the solution are of the rows of
-            the loaders.
+    Weights (n,) > 0 and groups (n,) int64 are in the order of the loaders; rows of one group are held out together.
+    ``blocks`` (dim,) are as in `protonet.views.view.TrainingRows`, spans as in `protonet.fit.search.Search.with_spans`.
+    Embedded class names are not samples: the indices of the solution are of the rows of the loaders. Without a loader,
+    there are only names.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
@@ -180,13 +169,8 @@ def solve_problem(
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
     search = _check_effort(effort).with_spans(spans)
     if progress is not None and not callable(progress):
-        raise_input_error(
-            "progress",
-            "be a function of a stage and a share",
-            type(progress).__name__,
-            "Pass None.",
-            kind=InputTypeError,
-        )
+        got, constraint = type(progress).__name__, "be a function of a stage and a share"
+        raise_input_error("progress", constraint, got, "Pass None.", kind=InputTypeError)
     progress = progress or ignore
     with untouched_globals():
         if train_loader is None and names is not None:

@@ -100,13 +100,8 @@ def prepare_training_set(
         weights = weights / weights.max()
     features, origin = centre_columns(features, weights)
     order = order_rows(features, labels, weights)
-    features, labels = features[order], labels[order]
-    weights = None if weights is None else weights[order]
     if groups is not None:
-        groups = groups[order].unique(return_inverse=True)[1]
-    scale = _compute_scale(features, weights) or 1.0
-    features.div_(scale)  # in place: these rows are a copy
-    is_class_name = None if is_class_name is None else is_class_name[order]
+        groups = groups.unique(return_inverse=True)[1]
     rows = TrainingRows(
         features,
         labels,
@@ -116,7 +111,9 @@ def prepare_training_set(
         groups=groups,
         blocks=blocks,
         is_class_name=is_class_name,
-    )
+    ).select(order)
+    scale = _compute_scale(rows.features, rows.weights) or 1.0
+    rows.features.div_(scale)  # in place: these rows are a copy
     rows, repeated, joined, pooled = merge_duplicates(rows)
     distinct = len(rows.labels)
     rows, sampled = sample_rows(rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
@@ -104,12 +104,9 @@ class Candidate(NamedTuple):
 class CandidateEvaluator:
     """Cross-validation of views: out-of-fold cosines and their log-losses.
 
-    Args:
-        rows: All training rows. Nothing is evaluated after their deadline. Views are fitted on the device of the rows.
-        folds: At least one, on the same device. Held-out rows are evaluated on the CPU, which is faster for the many
-            small operations.
-        plan: The sizes of MLPs within the parameter budget.
-        generator: Draws initial weights and training episodes.
+    Views are fitted on the device of the rows and folds. Held-out rows are evaluated on the CPU, which is faster for
+    the many small operations. Nothing is evaluated after the deadline of the rows. The generator draws initial weights
+    and training episodes.
     """
 
     rows: TrainingRows
@@ -158,36 +155,37 @@ class CandidateEvaluator:
         for index, (fold, source) in enumerate(zip(self.folds, self.sources(spec), strict=True)):
             view = spec.fit(self.training_rows(fold), source)  # one at a time, since some views take much memory
             flops = view.flops()
-            cosines.append(self.compute_fold_cosines(partial(embed_fold, {index: view}), index))
+            cosines.append(self.compute_fold_cosines(partial(embed_features, view), index))
             if self.out_of_time() or (index == 0 and self.should_prune(cosines[0])):
                 return None
         return self.score(spec, torch.cat(cosines), flops)
 
     def evaluate_source(self, spec: ViewSpec) -> Candidate:
         """Fit a view to each fold, keep it for the views that read its source, and score it."""
-        return self.score(spec, self.compute_cosines(partial(embed_fold, self.fit(spec))))
+        return self.score(spec, self.compute_cosines([partial(embed_features, view) for view in self.fit(spec)]))
 
-    def compute_cosines(self, embed: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """Compute out-of-fold cosines (n_held_out, num_classes), averaged over the views.
+    def compute_cosines(self, maps: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+        """Compute out-of-fold cosines (n_held_out, num_classes) by the map of each fold."""
+        return torch.cat([self.compute_fold_cosines(embed, index) for index, embed in enumerate(maps)])
 
-        ``embed`` maps the index of a fold and features (n, input_dim) to embeddings (views, n, dim).
+    def compute_fold_cosines(self, embed: Callable[[Tensor], Tensor], index: int) -> Tensor:
+        """Compute the cosines (fold.held_out, num_classes) of the held-out rows of one fold, on the CPU.
+
+        The map of features (n, input_dim) to embeddings (views, n, dim) was fitted to the fold. Cosines are averaged
+        over the views.
         """
-        return torch.cat([self.compute_fold_cosines(embed, index) for index in range(len(self.folds))])
-
-    def compute_fold_cosines(self, embed: Callable[[int, Tensor], Tensor], index: int) -> Tensor:
-        """Compute the cosines (fold.held_out, num_classes) of the held-out rows of one fold, on the CPU."""
         fold, features, labels = self.folds[index], self.rows.features, self.rows.labels
         num_classes, weights = self.rows.num_classes, self.rows.weights
         sums: Tensor | float = 0.0
         for rows in fold.train.split(CHUNK):
-            unit = F.normalize(embed(index, features[rows]), dim=2)
+            unit = F.normalize(embed(features[rows]), dim=2)
             unit = weigh(unit, None if weights is None else weights[rows])
             shape = (len(unit), num_classes, unit.shape[2])
             sums = sums + unit.new_zeros(shape).index_add_(1, labels[rows], unit)
         prototypes = F.normalize(torch.as_tensor(sums), dim=2)
         cosines = torch.empty(len(fold.held_out), num_classes, dtype=torch.float32)
         for rows, part in zip(fold.held_out.split(CHUNK), cosines.split(CHUNK), strict=True):
-            unit = F.normalize(embed(index, features[rows]), dim=2)
+            unit = F.normalize(embed(features[rows]), dim=2)
             for block in row_blocks(len(rows), len(unit) * num_classes):
                 part[block] = (unit[:, block] @ prototypes.transpose(1, 2)).mean(dim=0)
         return cosines
@@ -216,9 +214,8 @@ class CandidateEvaluator:
         return clearly_worse or float((losses - reference).mean()) > PRUNING.excess
 
 
-def embed_fold(views: Sequence[View] | Mapping[int, View], fold: int, x: Tensor) -> Tensor:
-    """Embed features (n, input_dim) by the view of a fold: (1, n, dim)."""
-    view = views[fold]
+def embed_features(view: View, x: Tensor) -> Tensor:
+    """Embed features (n, input_dim) by a view: (1, n, dim)."""
     part: Tensor = view(x if view.source is None else view.source(x))
     return part[None]
 

@@ -59,8 +59,7 @@ POOLING_PARTS = {"series": 4, "image": 3}
 class ConvolutionFeatures:
     """The spec of the pooled features, which views with all ridges and both poolings read.
 
-    Args:
-        width: Pixels per line of an image, or the length of a series.
+    The width is the number of pixels per line of an image, or the length of a series.
     """
 
     width: int
@@ -348,12 +347,9 @@ def _respond(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
 
 
 class _RidgeRegression:
-    """Ridge regression of class indicators on pooled features, for any ridge.
+    """Ridge regression of class indicators on pooled features (n, features), for any ridge.
 
-    Args:
-        features: (n, features) pooled features.
-        rows: The training rows that they were computed from.
-        queries: (m, features) of rows to classify, if any.
+    It classifies the pooled features (m, features) of queries, if any.
     """
 
     def __init__(self, features: Tensor, rows: TrainingRows, queries: Tensor | None = None) -> None:

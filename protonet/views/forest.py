@@ -18,7 +18,7 @@ from torch import Tensor
 
 from protonet.losses import CHUNK
 from protonet.views.config import Config, expect, size
-from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily, embed_fold
+from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily, embed_features
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, order_columns, select_evenly
 
@@ -141,7 +141,7 @@ def _prunes_pilot(evaluator: CandidateEvaluator, forest: Forest) -> bool:
     if not trees:
         return False
     pilot = replace(forest, trees=trees).fit(rows)
-    cosines = evaluator.compute_fold_cosines(partial(embed_fold, {0: pilot}), 0)
+    cosines = evaluator.compute_fold_cosines(partial(embed_features, pilot), 0)
     return evaluator.should_prune(cosines, optimism=FOREST.optimism)
 
 

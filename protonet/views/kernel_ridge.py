@@ -202,7 +202,8 @@ def _choose_setting(evaluator: CandidateEvaluator, settings: Sequence[KernelRidg
         for bandwidth in _list_bandwidths(settings):
             if evaluator.out_of_time():
                 return None
-            fold_cosines.append(regression.cosines([view for view in settings if view.bandwidth == bandwidth]))
+            ridges = [view.ridge for view in settings if view.bandwidth == bandwidth]
+            fold_cosines.append(regression.cosines(bandwidth, ridges))
         cosines = torch.cat([cosines, torch.cat(fold_cosines)], dim=1)
         halve = len(fold.held_out) >= KERNEL_RIDGE.halving_rows
         if not halve and cosines.shape[1] < PRUNING.min_rows:
@@ -233,7 +234,7 @@ def _choose_bandwidth(
     def evaluate(index: int) -> tuple[float, list[KernelRidge], Tensor]:
         """Compute the lowest log-loss at a bandwidth, the better half of its settings, and the best cosines."""
         candidates = [view for view in settings if view.bandwidth == bandwidths[index]]
-        cosines = regression.cosines(candidates)
+        cosines = regression.cosines(bandwidths[index], [view.ridge for view in candidates])
         ranking = _rank(evaluator, cosines)
         better = [candidates[i] for i in sorted(ranking[: math.ceil(len(ranking) / 2)])]
         return float(evaluator.compute_losses(cosines[ranking[0]]).mean()), better, cosines[ranking[0]]
@@ -364,13 +365,9 @@ class KernelRidgeView(View):
 
 
 class _KernelRegression:
-    """Kernel ridge regression of class indicators, for any bandwidth and ridge.
+    """Kernel ridge regression of class indicators, for any bandwidth and ridge, on a map fitted to the same rows.
 
-    Args:
-        view: The input and the kernel; bandwidth and ridge are not used.
-        source: The map that is read, fitted to the same rows.
-        rows: The training rows.
-        queries: (m, input_dim) features that `cosines` classifies, if any.
+    It classifies the features (m, input_dim) of queries, if any.
     """
 
     def __init__(self, view: KernelRidge, source: LinearMap, rows: TrainingRows, queries: Tensor | None = None) -> None:
@@ -441,22 +438,17 @@ class _KernelRegression:
         parts = (kernel[rows].T @ (self.weights[rows] * self._make_targets(rows)) for rows in blocks)
         return functools.reduce(torch.add, parts)
 
-    def cosines(self, settings: Sequence[KernelRidge]) -> Tensor:
-        """Compute cosines (settings, m, num_classes) float32 of the queries to the class prototypes, on the CPU.
-
-        The kernel of each bandwidth is computed once.
-        """
-        shape = (len(settings), len(self.query_distances), self.num_classes)
+    def cosines(self, bandwidth: float, ridges: Sequence[float]) -> Tensor:
+        """Compute cosines (ridges, m, num_classes) float32 of the queries to the class prototypes, on the CPU."""
+        shape = (len(ridges), len(self.query_distances), self.num_classes)
         cosines = self.query_distances.new_empty(shape, dtype=torch.float32)
         n = len(self.labels)  # the rows themselves come first, before their shifted copies
         counts = torch.bincount(self.labels, self.row_weights, minlength=self.num_classes).clamp_min(1).double()
-        for bandwidth in dict.fromkeys(view.bandwidth for view in settings):
-            indices = [index for index, view in enumerate(settings) if view.bandwidth == bandwidth]
-            kernel, readouts = self.solve(bandwidth, [settings[index].ridge for index in indices])
-            query_kernel = torch.exp(-self.query_distances / (bandwidth * self.median))
-            for index, readout in zip(indices, readouts, strict=True):
-                blocks = (F.normalize(rows @ readout, dim=1) for rows in kernel[:n].split(CHUNK))
-                sums = add_by_class(readout.new_zeros(counts.shape * 2), blocks, self.labels, self.row_weights)
-                means = sums / counts[:, None]
-                cosines[index] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
+        kernel, readouts = self.solve(bandwidth, ridges)
+        query_kernel = torch.exp(-self.query_distances / (bandwidth * self.median))
+        for index, readout in enumerate(readouts):
+            blocks = (F.normalize(rows @ readout, dim=1) for rows in kernel[:n].split(CHUNK))
+            sums = add_by_class(readout.new_zeros(counts.shape * 2), blocks, self.labels, self.row_weights)
+            means = sums / counts[:, None]
+            cosines[index] = F.normalize(query_kernel @ readout, dim=1) @ F.normalize(means, dim=1).T
         return cosines.cpu()

@@ -62,14 +62,8 @@ MLP_RECIPE = MLPRecipe()
 class ResidualMLPs(nn.Module):
     """An ensemble of residual MLPs of equal size, evaluated in batched products: ``pad(z) + W2 gelu(W1 z + b1)``.
 
-    The last layer is initialized with zeros, so an untrained member returns its (zero-padded) input.
-
-    Args:
-        members: Number of MLPs.
-        input_dim: Width of the input.
-        hidden: Hidden units per MLP.
-        embedding_dim: Width of the output, >= input_dim.
-        generator: Draws the first layer; None for zeros, which ``load_state_dict`` fills.
+    The last layer is initialized with zeros, so an untrained member returns its (zero-padded) input. The first layer is
+    drawn by the generator; without one, it is zero. The output is at least as wide as the input.
     """
 
     def __init__(
@@ -278,7 +272,9 @@ class MLPFamily(ViewFamily):
         if smallest is None:
             return
         sources = [require_linear_map(view.source) for view in evaluator.fit(base)]
-        untrained = evaluator.score(smallest, evaluator.compute_cosines(partial(_embed_source, sources)))
+        untrained = evaluator.score(
+            smallest, evaluator.compute_cosines([partial(_embed, source) for source in sources])
+        )
         if evaluator.out_of_time():
             yield untrained
             return
@@ -311,7 +307,11 @@ class MLPFamily(ViewFamily):
                 deadline=rows.deadline,
                 recipe=self.recipe,
             ):
-                cosines = evaluator.compute_cosines(partial(_embed_mlps, sources, average, members))
+                maps = [
+                    partial(_embed, source, mlps=average, members=slice(fold * members, (fold + 1) * members))
+                    for fold, source in enumerate(sources)
+                ]
+                cosines = evaluator.compute_cosines(maps)
                 spec = MLP(smallest.source, members, hidden, steps, plan.embedding_dim, shifted, self.recipe)
                 candidate = evaluator.score(spec, cosines)
                 yield candidate
@@ -322,16 +322,10 @@ class MLPFamily(ViewFamily):
                 best, best_size = best_of_size, (members, hidden)
 
 
-def _embed_source(sources: Sequence[LinearMap], fold: int, x: Tensor) -> Tensor:
-    """Map features (n, input_dim) by the source of a fold: (1, n, dim)."""
-    z: Tensor = sources[fold](x)
-    return z[None]
-
-
-def _embed_mlps(sources: Sequence[LinearMap], mlps: ResidualMLPs, members: int, fold: int, x: Tensor) -> Tensor:
-    """Embed features (n, input_dim) by the MLPs of a fold: (members, n, embedding_dim)."""
-    z: Tensor = mlps(sources[fold](x), slice(fold * members, (fold + 1) * members))
-    return z
+def _embed(source: LinearMap, x: Tensor, mlps: ResidualMLPs | None = None, members: slice = slice(None)) -> Tensor:
+    """Map features (n, input_dim) by a source, and by some members of MLPs, if any: (members, n, dim)."""
+    z: Tensor = source(x)
+    return z[None] if mlps is None else mlps(z, members)
 
 
 @dataclass(frozen=True)

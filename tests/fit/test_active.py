@@ -15,15 +15,7 @@ from torch import Tensor
 
 from protonet import InputError, PrototypeNetwork, solve
 from protonet.fit import active
-from protonet.fit.active import (
-    RULES,
-    kernel_similarity,
-    maximize_coverage,
-    median_bandwidth,
-    predict_classes,
-    sample_rows,
-    suggest_rows,
-)
+from protonet.fit.active import RULES, kernel_similarity, maximize_coverage, predict_classes, sample_rows, suggest_rows
 from tests.strategies import blobs, seeds
 
 
@@ -97,31 +89,9 @@ def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
     assert len(sample_rows(torch.ones(50), 9, 1).unique()) == 9
 
 
-def test_the_bandwidth_reaches_the_given_number_of_neighbours() -> None:
-    near = torch.tensor([[0.0], [0.1], [0.2]])
-    rows = torch.cat([near, near + 10])
-    for neighbours, distance in ((1, 0.1), (3, 9.9)):
-        rates = [math.dist(a, b) for a in rows.tolist() for b in rows.tolist()]
-        assert min(abs(rate - distance) for rate in rates) < 1e-5
-        assert median_bandwidth(rows, neighbours) == pytest.approx(distance**2 / 2, rel=0.05)
-    assert median_bandwidth(rows, 99) == pytest.approx(10.1**2 / 2, rel=0.05)  # all of them
-    assert median_bandwidth(torch.zeros(3, 2), 1) > 0
-
-
 @pytest.fixture(scope="module")
 def network() -> PrototypeNetwork:
     return solve([blobs(0, classes=3, rows=6, dim=4)], effort="fast")
-
-
-def test_class_probabilities_are_those_of_the_network(network: PrototypeNetwork) -> None:
-    x = blobs(1, classes=3, rows=5, dim=4)[0]
-    predictions = predict_classes(network, x)
-    best = network(x).softmax(dim=1).sort(dim=1, descending=True)
-    torch.testing.assert_close(predictions.probabilities, best.values[:, :2])
-    assert torch.equal(predictions.first, best.indices[:, 0])
-    assert torch.equal(predictions.second, best.indices[:, 1])
-    torch.testing.assert_close(predictions.uncertainty, 1 - best.values[:, 0] + best.values[:, 1])
-    assert torch.equal(predictions.nearness, network(x).amax(dim=1))
 
 
 def test_with_one_class_all_rows_are_in_doubt() -> None:
