@@ -1,8 +1,7 @@
 """A simulated second device: tensors with real values that report another device, and a mode that rejects mixed ones.
 
-`EmulatedDevice` computes real values, so that code goes through every branch. Torch's `FakeTensorMode` has torch's
-device rules, but no values. `EmulatedDevice` is stricter than a GPU, for which torch copies an index implicitly: each
-transfer between devices has to be explicit.
+`EmulatedDevice` computes real values, so that code goes through every branch. It is stricter than a GPU, for which
+torch copies an index implicitly: each transfer between devices has to be explicit.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -156,19 +154,6 @@ class EmulatedDevice(TorchDispatchMode):
             return
         shapes = f"{[tuple(tensor.shape) for tensor in host]} beside {[tuple(tensor.shape) for tensor in away]}"
         raise MixedDevicesError(f"{func._schema.name} of tensors of the CPU {shapes}, in {_find_caller()}")
-
-
-class Fake(FakeTensorMode):
-    """Torch's device rules on tensors without values: each value that is read is 0."""
-
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)  # real tensors are on the CPU
-
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-        """Return 0 for a read of a value; run any other operation."""
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return 0
-        return super().__torch_dispatch__(func, types, args, kwargs or {})
 
 
 def _return_written(func: Any, args: Any, kwargs: Any, result: Any) -> Any:

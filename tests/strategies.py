@@ -40,7 +40,7 @@ EVERY_KIND = (
 LITTLE = EVERY_KIND.without(TabularTransformerFamily)
 #: Linear views alone, where accuracy is not what is tested.
 PLAIN = (
-    replace(Search(), folds=3)
+    replace(Search(), folds=3, partitions=1)
     .without(KernelRidgeFamily)
     .without(ForestFamily)
     .without(TabularTransformerFamily)

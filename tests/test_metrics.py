@@ -58,15 +58,6 @@ def test_bins_are_the_slow_loops() -> None:
             np.testing.assert_allclose(bins[position].numpy(), expected, rtol=1e-12)
 
 
-@given(seed=seeds, n=st.integers(1, 60), cut=st.integers(0, 60))
-def test_bins_of_batches_add_up(seed: int, n: int, cut: int) -> None:
-    confidence, right = predictions(n, seed)
-    parts = [fill_bins(confidence[part], right[part]) for part in (slice(None, cut), slice(cut, None))]
-    torch.testing.assert_close(parts[0] + parts[1], fill_bins(confidence, right))
-    square = (confidence[:, None].expand(-1, 2), right[:, None].expand(-1, 2))  # any shape
-    torch.testing.assert_close(fill_bins(*square), 2 * fill_bins(confidence, right))
-
-
 def test_calibration_error() -> None:
     bins = torch.tensor([[0.0, 0.0, 0.0], [10.0, 6.0, 5.0], [30.0, 27.0, 30.0]], dtype=torch.float64)
     assert calibration_error(bins) == pytest.approx(0.25 * abs(0.6 - 0.5) + 0.75 * abs(0.9 - 1.0))
@@ -264,12 +255,6 @@ def test_at_most_the_rate_of_exchangeable_rows_is_rejected(n: int, rate: float) 
         rejected = int((scores <= rejection_threshold(scores, rate)).sum())
         assert rejected / (len(scores) + 1) <= rate + 1e-9  # the share of ranks of one more such row
         assert (rejected + 1) / (len(scores) + 1) > rate - 1e-9
-
-
-def test_the_offset_moves_the_threshold() -> None:
-    logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    plain, moved = (rejection_threshold(calibrate(score_known(logits), offset), 0.1) for offset in (0.0, 0.25))
-    assert moved == plain + 0.25
 
 
 def test_a_rate_below_the_resolution_of_the_rows_is_an_error() -> None:

@@ -64,13 +64,6 @@ def test_every_pair_of_rows_is_equally_likely() -> None:
     assert chisquare(pairs.numpy()).pvalue > 1e-3
 
 
-def test_same_seed_same_episodes() -> None:
-    sizes = {"n_way": 2, "n_shot": 2, "n_query": 2, "n_episodes": 4}
-    labels = labels_of([5, 6, 7])
-    assert torch.equal(draw(labels, 1, **sizes), draw(labels, 1, **sizes))
-    assert not torch.equal(draw(labels, 1, **sizes), draw(labels, 2, **sizes))
-
-
 def test_errors() -> None:
     cases: list[tuple[dict[str, int], str]] = [
         ({"n_way": 4}, r"`n_way` must be at most the number of classes \(3\); got 4\."),

@@ -38,9 +38,9 @@ EVERY: list[ViewSpec] = [
 ]
 EVERY += [MLP(Linear("whitened"), 2, 3, steps=2, embedding_dim=12)]
 #: How many rows each class has: of all ways, but for the order, in which two to five have one to six, those in which
-#: they have as many, and one in twelve of the others.
+#: they have as many, and one in 24 of the others.
 SIZES = [sizes for classes in range(2, 6) for sizes in itertools.combinations_with_replacement(range(1, 7), classes)]
-SIZES = [sizes for index, sizes in enumerate(SIZES) if len(set(sizes)) == 1 or index % 12 == 0]
+SIZES = [sizes for index, sizes in enumerate(SIZES) if len(set(sizes)) == 1 or index % 24 == 0]
 
 
 def make_rows(sizes: Sequence[int], dim: int = DIM) -> tuple[Tensor, Tensor]:
@@ -74,9 +74,9 @@ def test_held_out_rows_of_any_class_sizes_are_judged() -> None:
         assert all(bool(torch.isfinite(score).all()) for score in scores), sizes
 
 
-@pytest.mark.parametrize(("sizes", "effort"), [((3, 3, 3), "default"), ((2, 3), "fast"), ((1, 2, 3, 4, 6), "fast")])
-def test_what_judges_a_solution_takes_any_class_sizes(sizes: tuple[int, ...], effort: str) -> None:
-    solution = solve_problem(make_rows(sizes), effort=effort)
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 2, 3, 4, 6)])
+def test_what_judges_a_solution_takes_any_class_sizes(sizes: tuple[int, ...]) -> None:
+    solution = solve_problem(make_rows(sizes), effort="fast")
     crossed = crossfit(solution)
     assert bool(torch.isfinite(repeat_held_out(solution, crossed, 2)).all())
     assert measure_learning_curve(solution, crossed).correct.shape[1] == len(crossed.labels)

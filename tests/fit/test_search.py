@@ -26,12 +26,11 @@ from protonet.views import VIEW_FAMILIES
 from protonet.views.evaluation import EncoderPlan, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import ForestFamily
-from protonet.views.kernel_ridge import BANDWIDTHS, KERNEL_RIDGES, KernelRidge, KernelRidgeFamily
+from protonet.views.kernel_ridge import KernelRidgeFamily
 from protonet.views.linear import Linear, LinearFamily
 from protonet.views.mlp import MLP, MLPFamily
-from protonet.views.tabular_transformer import TabularTransformerFamily
 from protonet.views.view import TrainingRows
-from tests.strategies import EVERY_KIND, LITTLE, blobs, make_noise_evaluator, select_views
+from tests.strategies import LITTLE, blobs, make_noise_evaluator, select_views
 
 
 def choose(
@@ -81,7 +80,7 @@ def test_without_time_the_choice_is_the_smallest_mlp_on_raw_features() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1000])
-@pytest.mark.parametrize("effort", EFFORTS)
+@pytest.mark.parametrize("effort", ["fast", "default"])
 def test_without_folds_it_is_a_mixture_of_what_needs_no_judge(limit: int, effort: str) -> None:
     x = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
     plan = plan_encoder(12, 6, limit)
@@ -113,36 +112,6 @@ def test_shifted_views_are_used_on_pixels_unless_they_are_ruled_out() -> None:
     assert choice.losses["mixture"] < still.losses["mixture"]
 
 
-def test_the_stages_are_reported_in_order() -> None:
-    reported: list[tuple[str, float]] = []
-    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
-    rows = TrainingRows(x, torch.arange(20) % 2, 2)
-    select_views(rows, plan_encoder(4, 2, 100), search=EVERY_KIND, progress=lambda *stage: reported.append(stage))
-    assert [stage for stage, _ in reported] == [
-        "linear views",
-        "kernel ridge views",
-        "convolution views",
-        "forests",
-        "tabular transformer",
-        "MLP views",
-    ]
-    assert [fraction for _, fraction in reported] == sorted(fraction for _, fraction in reported)
-
-
-def test_radial_views_are_used_where_tails_are_heavy() -> None:
-    choice = choose(
-        "heavy_tails", search=Search().without(MLPFamily).without(ForestFamily).without(TabularTransformerFamily)
-    )
-    assert weights(choice)["laplacian squashed"] > 0.1
-    for spec, weight in choice.views:
-        assert weight > 0
-        if isinstance(spec, KernelRidge):
-            assert spec.bandwidth in BANDWIDTHS
-            assert spec.ridge in KERNEL_RIDGES
-    assert abs(sum(weights(choice).values()) - 1) < 1e-6
-    assert choice.losses["mixture"] < choice.losses["raw"]
-
-
 def test_a_search_is_changed_kind_by_kind() -> None:
     assert [type(kind) for kind in Search().kinds] == [kind for kind, _ in VIEW_FAMILIES]
     changed = Search().with_kind(ForestFamily(trees=3)).without(KernelRidgeFamily)
@@ -152,23 +121,6 @@ def test_a_search_is_changed_kind_by_kind() -> None:
     assert ForestFamily(trees=3) in changed.kinds
     assert Search() == EFFORTS["default"]
     assert changed.with_kind(KernelRidgeFamily()) == changed  # one that it has not got is not added
-
-
-def test_without_a_kind_none_of_its_views_are_tried() -> None:
-    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    search = Search().without(KernelRidgeFamily).without(MLPFamily).with_kind(ForestFamily(trees=5))
-    choice = select_views(TrainingRows(x, torch.arange(40) % 2, 2), plan_encoder(4, 2, 100), search=search)
-    assert set(choice.losses) == {
-        "raw",
-        "centred",
-        "standardised",
-        "relevant",
-        "robust",
-        "whitened",
-        "forest",
-        "tabular transformer",
-        "mixture",
-    }
 
 
 def test_the_prior_weighs_the_views() -> None:
@@ -208,19 +160,6 @@ def test_a_view_of_little_weight_that_costs_a_row_much_time_goes_unless_it_is_ne
     assert thin([right, right, right], [1.0, 9.0, 0.0], row_cost=0.0) == [True] * 3
     assert thin([right, right, right], [100.0, 9.0, 0.0]) == [True] * 3  # it takes little of the time
     assert thin([0 * right, right, wrong], [1.0, 9.0, 9.0]) == [True, True, False]  # no other view separates rows
-
-
-def test_patterns_are_used_where_rows_are_moved() -> None:
-    generator = torch.Generator().manual_seed(1)
-    templates = torch.randn(3, 400, generator=generator)
-    templates = torch.nn.functional.avg_pool1d(templates[:, None], 9, 1)[:, 0] * 3
-    y = torch.arange(60) % 3
-    search = Search().without(KernelRidgeFamily).without(ForestFamily).without(MLPFamily)
-    start = torch.randint(200, (60,), generator=generator)
-    x = templates[y[:, None], start[:, None] + torch.arange(120)]
-    choice = select_views(TrainingRows(x, y, 3), plan_encoder(120, 3, 10_000), search=search)
-    assert sum(weight for item, weight in choice.views if isinstance(item, FixedConvolution)) > 0.3
-    assert choice.losses["convolution"] < choice.losses["raw"] - 0.2
 
 
 def test_selection_without_some_rows_ignores_their_evidence() -> None:
@@ -263,20 +202,10 @@ def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
     assert torch.equal(alone.candidates[0].cosines, first.cosines)
 
 
-@pytest.mark.parametrize("seed", [2, 3, 7])
-def test_without_signal_probabilities_are_the_class_frequencies(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    x, new = torch.randn(200, 2, generator=generator), torch.randn(500, 2, generator=generator)
-    network = solve([(x, (torch.arange(200) < 20).long())], effort="fast")
-    with torch.no_grad():
-        rare = network(new).softmax(dim=1)[:, 1]
-    assert rare.mean() == pytest.approx(0.1, rel=0.15)
-
-
 @pytest.mark.parametrize("samples", [1, 2])
 def test_of_many_classes_a_part_is_evaluated(samples: int) -> None:
     """Cosines of all rows and classes would not fit in memory; views are validated if most classes have two rows."""
-    classes = 6000
+    classes = 4200
     labels = torch.arange(classes).repeat(samples)
     x = torch.randn(classes, 4, generator=torch.Generator().manual_seed(0))[labels]
     x += 0.01 * torch.arange(len(x))[:, None] / len(x)

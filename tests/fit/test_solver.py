@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import math
 import random
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_iris, load_wine
+from sklearn.datasets import load_wine
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import PrototypeNetwork, solve
-from protonet.datasets import load_digits
 from protonet.encoder import Encoder
 from protonet.errors import InputError, InputTypeError
 from protonet.fit.crossfit import crossfit, predict_held_out
@@ -27,13 +25,11 @@ from protonet.fit.networks import fit_choice
 from protonet.fit.search import EFFORTS, Search
 from protonet.fit.solver import solve_problem
 from protonet.losses import class_means
-from protonet.views.evaluation import plan_encoder
 from protonet.views.forest import ForestFamily
-from protonet.views.kernel_ridge import KernelRidgeFamily
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
-from protonet.views.view import TrainingRows, order_columns
-from tests.strategies import LITTLE, blobs, same_state, seeds, select_views
+from protonet.views.view import order_columns
+from tests.strategies import LITTLE, blobs, same_state, seeds
 
 Loader = Iterable[Any]
 
@@ -69,7 +65,8 @@ def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_siz
 
 def test_without_mlps_nothing_depends_on_the_seed() -> None:
     x, y = blobs(0, noise=1.5)
-    first, second = (solve_problem([(x, y)], seed=seed) for seed in (0, 1))
+    search = LITTLE.without(MLPFamily)
+    first, second = (solve_problem([(x, y)], effort=search, seed=seed) for seed in (0, 1))
     assert same_state(first.network, second.network)
     assert torch.equal(predict_held_out(crossfit(first)), predict_held_out(crossfit(second)))
 
@@ -81,13 +78,14 @@ def test_the_order_of_many_columns_changes_rounding_alone() -> None:
     assert torch.equal(order[order_columns(x[:, order], columns)], order_columns(x, columns))
 
 
-@pytest.mark.parametrize("load", [load_iris, load_wine])
-def test_the_order_of_columns_changes_rounding_alone(load: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
-    x, y = (torch.from_numpy(values) for values in load(return_X_y=True))
+def test_the_order_of_columns_changes_rounding_alone() -> None:
+    x, y = (torch.from_numpy(values) for values in load_wine(return_X_y=True))
     few = torch.cat([(y == label).nonzero().flatten()[:5] for label in range(3)])
     order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        first, second = (solve([(x[few][:, columns], y[few])])(x[:, columns]) for columns in (slice(None), order))
+        first, second = (
+            solve([(x[few][:, columns], y[few])], effort="fast")(x[:, columns]) for columns in (slice(None), order)
+        )
     torch.testing.assert_close(first.softmax(dim=1), second.softmax(dim=1), atol=1e-3, rtol=0)
 
 
@@ -173,9 +171,6 @@ def test_odd_data_pass_without_fuss() -> None:
         assert float(logits[:, network.seen].detach().abs().max()) < 100
     network = solve_little([(X, Y * 0 + 3)], None, {"num_classes": 5})
     assert network(X).argmax(dim=1).tolist() == [3] * len(X)
-    half = solve([(X, Y)], effort="fast").to(torch.bfloat16)
-    assert bool(torch.isfinite(half(X)).all())
-    assert float((half(X).argmax(dim=1) == Y).double().mean()) > 0.9
 
 
 X, Y = blobs(0)
@@ -183,14 +178,11 @@ X, Y = blobs(0)
 
 EFFORTS_OF_NO_USE = [
     (Search(folds=-1), InputError, r"`effort.folds` must be a whole number >= 0; got -1"),
-    (Search(folds=2.5), InputError, r"`effort.folds` must be a whole number >= 0; got 2\.5"),  # type: ignore[arg-type]
     (Search(folds=1), InputError, "`effort` must have no folds or two, .*; got folds=1"),
     (Search((LinearFamily(), 3)), InputTypeError, "`effort` must have kinds of views"),  # type: ignore[arg-type]
     (Search(kinds=()), InputError, "`effort` must .*linear views first; got folds=5, kinds "),
     (Search().without(LinearFamily), InputError, "`effort` must .*linear views first; got .*KernelRidgeFamily"),
     (Search().with_kind(LinearFamily(("whitened",))), InputError, "`effort` must .*got "),
-    (Search().with_kind(KernelRidgeFamily(bandwidths=())), InputError, "`effort` must .*got "),
-    (Search().with_kind(KernelRidgeFamily(ridges=())), InputError, "`effort` must .*got "),
     (Search().with_kind(MLPFamily(steps=())), InputError, "`effort` must .*got "),
 ]
 
@@ -238,7 +230,9 @@ def test_how_much_is_trained_depends_on_effort_time_and_rows() -> None:
 def test_progress_is_reported_and_can_end_the_search() -> None:
     reported: list[tuple[str, float]] = []
     solve([(X, Y)], None, SMALL, effort=LITTLE, progress=lambda *stage: reported.append(stage))
-    assert reported[-2:] == [("final fit", 0.8), ("done", 1.0)]
+    stages = ["linear views", "kernel ridge views", "convolution views", "forests", "MLP views", "final fit", "done"]
+    assert [stage for stage, _ in reported] == stages
+    assert [fraction for _, fraction in reported][-2:] == [0.8, 1.0]
     assert [fraction for _, fraction in reported] == sorted(fraction for _, fraction in reported)
 
     def interrupt(stage: str, fraction: float) -> None:
@@ -249,16 +243,6 @@ def test_progress_is_reported_and_can_end_the_search() -> None:
     with pytest.raises(KeyboardInterrupt):
         solve([(X, Y)], progress=interrupt)
     assert torch.get_num_threads() == threads
-
-
-def test_pixels_are_shifted_and_nothing_of_it_counts_as_a_parameter() -> None:
-    data = load_digits()
-    plain, shifted = (
-        solve([(data.x[:50], data.y[:50])], effort=replace(EFFORTS["fast"], shifts=shifts)) for shifts in (False, True)
-    )
-    accuracy = [float((item(data.x[50:]).argmax(dim=1) == data.y[50:]).double().mean()) for item in (plain, shifted)]
-    assert accuracy[1] > accuracy[0] + 0.01
-    assert shifted.count_parameters() == 0
 
 
 def test_the_callers_default_dtype_does_not_matter() -> None:
@@ -282,18 +266,6 @@ def test_without_parameters_it_is_raw_cosine_for_one_sample_a_class_too(extra: i
         )
 
 
-def test_in_few_dimensions_the_mlp_is_trained_for_as_long_as_it_helps() -> None:
-    y = torch.arange(120) % 2  # inside and outside of a circle
-    x = F.normalize(torch.randn(120, 2, generator=torch.Generator().manual_seed(0)), dim=1) * (1 + 2 * y)[:, None]
-    search = Search().without(KernelRidgeFamily).without(ForestFamily)
-    losses = select_views(TrainingRows(x, y, 2), plan_encoder(2, 2, 10_000), search=search).losses
-    few, many = (
-        min(loss for name, loss in losses.items() if re.fullmatch(rf"learned: 1x32 MLP on \w+, {steps} steps", name))
-        for steps in (10, 60)
-    )
-    assert many < 0.5 * few
-
-
 @pytest.mark.parametrize("limit", [0, 30, 5000])
 def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) -> None:
     solution = solve_problem([(X, Y)], None, {"param_limit": limit}, effort=LITTLE)
@@ -313,8 +285,7 @@ def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) 
     assert same_state(again, solution.network)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_rare_classes_are_predicted_as_often_as_they_occur(weighted: bool) -> None:
+def test_rare_classes_of_equal_total_weight_are_predicted_more_often_than_they_occur() -> None:
     generator = torch.Generator().manual_seed(0)
 
     def sample(common: int, rare: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -322,12 +293,9 @@ def test_rare_classes_are_predicted_as_often_as_they_occur(weighted: bool) -> No
         return torch.randn(len(labels), 2, generator=generator) + 1.2 * labels[:, None], labels
 
     x, y = sample(180, 20)
-    weights = torch.tensor([200 / 360, 200 / 40], dtype=torch.float64)[y] if weighted else None
+    weights = torch.tensor([200 / 360, 200 / 40], dtype=torch.float64)[y]
     network = solve_problem([(x, y)], effort="fast", weights=weights).network
     with torch.no_grad():
         predicted = float(network(sample(1800, 200)[0]).softmax(dim=1)[:, 1].mean())
-    if weighted:
-        assert not network.offsets.any()
-        assert predicted > 0.15
-    else:
-        assert abs(predicted - 0.1) < 0.03
+    assert not network.offsets.any()
+    assert predicted > 0.15

@@ -36,13 +36,6 @@ def test_a_sample_keeps_rare_rows_and_the_weight_of_each_class() -> None:
     assert int(gaps.max()) <= 2  # evenly spaced
 
 
-def test_rows_that_are_not_many_stay() -> None:
-    rows = TrainingRows(X[:100], Y[:100].sort().values, 3)
-    sample, indices = sample_rows(rows)
-    assert sample is rows
-    assert torch.equal(indices, torch.arange(100))
-
-
 def test_many_classes_share_the_sample() -> None:
     labels = (torch.arange(N) % 2000).sort().values
     sample, _ = sample_rows(TrainingRows(X, labels, 2000))

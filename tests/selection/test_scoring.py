@@ -62,18 +62,6 @@ def test_a_class_that_cannot_win_takes_no_probability() -> None:
     torch.testing.assert_close(losses, torch.full((4,), 2.0, dtype=torch.float64).log())
 
 
-@given(seed=seeds)
-def test_soft_weights_sum_to_one_and_decrease_with_the_loss(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    cosines = [torch.rand(30, 4, generator=generator)] * 5  # one spread for all
-    losses = [torch.rand(30, generator=generator, dtype=torch.float64) for _ in range(5)]
-    weights = soft_weights(cosines, losses)
-    torch.testing.assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
-    means = torch.stack([loss.mean() for loss in losses])
-    expected = torch.exp(-means / WEIGHTS.softness)
-    torch.testing.assert_close(weights, expected / expected.sum())
-
-
 def test_soft_weights_follow_losses_rows_and_spread() -> None:
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]  # far worse: left out
     assert soft_weights([torch.eye(4)] * 3, losses).tolist() == [1.0, 0.0, 0.0]

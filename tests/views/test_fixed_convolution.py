@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
 
 from protonet.selection.folds import split_folds
 from protonet.views.evaluation import CandidateEvaluator, plan_encoder
@@ -20,10 +19,8 @@ from protonet.views.fixed_convolution import (
     count_kernels,
     list_dilations,
     make_kernels,
-    split_positions,
 )
 from protonet.views.view import TrainingRows
-from tests.strategies import seeds
 
 
 def moved(n: int, dim: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,23 +95,6 @@ def test_dilations_reach_over_the_row() -> None:
     assert len(list_dilations(10_000, 10_000)) == CONVOLUTION.max_dilations
     assert list_dilations(6, 36) == [1]
     assert list_dilations(28, 784) == [1, 2, 4]
-
-
-def test_local_pools_partition_the_positions() -> None:
-    order, counts = split_positions(4, 8, 2)
-    assert [part.tolist() for part in order.split(counts)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    order, counts = split_positions(10, 10, 4)
-    assert (order.tolist(), counts) == (list(range(10)), [3, 2, 3, 2])
-    assert split_positions(3, 3, 7)[1] == [1, 1, 1]
-
-
-@given(seed=seeds)
-def test_fractions_are_invariant_to_scale_and_offset_except_at_the_ends(seed: int) -> None:
-    x = torch.randn(4, 40, generator=torch.Generator().manual_seed(seed))
-    bank = KernelBank.fit(x, 40)
-    scaled = KernelBank(bank.config, {"thresholds": bank.thresholds * 7})
-    full = [result.pool(result(rows), local=False) for result, rows in ((scaled, 7 * x), (bank, x))]
-    torch.testing.assert_close(*full, atol=0.03, rtol=0)
 
 
 def test_rows_of_one_value_are_the_same_whatever_the_batch() -> None:

@@ -28,12 +28,6 @@ def cosine_accuracy(
     return float(((F.normalize(view.source(test[0]), dim=1) @ prototypes.T).argmax(dim=1) == test[1]).double().mean())
 
 
-def test_raw_is_the_features_up_to_scale() -> None:
-    x, y = blobs(0)
-    z = fit("raw", x, y).source(x)
-    torch.testing.assert_close(z * x.square().mean().sqrt(), x)
-
-
 def test_standardised_is_scikit_learns_up_to_scale() -> None:
     x, y = blobs(1)
     x[:, 3] = 7.0  # a constant feature is dropped, not divided by zero
@@ -60,14 +54,6 @@ def test_shrunken_covariance_is_nearer_to_the_truth_than_the_sample(rows: int) -
         return float((torch.linalg.inv(matrix) - torch.diag(1 / truth)).square().sum())
 
     assert distance(estimate) < distance(ridge)
-
-
-def test_with_many_rows_shrinkage_vanishes() -> None:
-    generator = torch.Generator().manual_seed(0)
-    residuals = torch.randn(50_000, 10, generator=generator, dtype=torch.float64) * torch.arange(1, 11)
-    _, variances, _ = shrink_covariance(residuals, len(residuals))
-    expected = torch.linalg.eigvalsh(residuals.T @ residuals / len(residuals))
-    torch.testing.assert_close(variances, expected, rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("rows", [60, 300])
@@ -145,17 +131,6 @@ def test_features_of_one_block_keep_their_sizes_and_blocks_are_alike() -> None:
         torch.testing.assert_close(total, total[:1].expand(4), rtol=1e-4, atol=0)
 
 
-def test_blocks_are_of_equal_variance_and_alone_they_change_nothing() -> None:
-    x, y = blobs(5, rows=40)
-    x = x * torch.logspace(-2, 2, 8)
-    z = Linear("standardised").fit(TrainingRows(x, y, 5, blocks=BLOCKS)).source(x)
-    total = torch.bincount(BLOCKS, z.var(dim=0))
-    torch.testing.assert_close(total, total[:1].expand(4), rtol=1e-4, atol=0)
-    for scaling in SCALINGS:
-        item = Linear(scaling).fit(TrainingRows(x, y, 5, blocks=torch.arange(8))).source
-        torch.testing.assert_close(item(x), fit(scaling, x, y).source(x))
-
-
 def test_relevance_comes_after_the_blocks() -> None:
     varies = fit_blocks("relevant")[1]
     together, alone = (
@@ -209,7 +184,7 @@ def test_relevant_features_are_those_whose_means_differ() -> None:
 
 
 def test_values_of_many_magnitudes_are_solved() -> None:
-    cases: list[float] = [1e-45, 1e-20, 1e20, 3e38]
+    cases: list[float] = [1e-45, 3e38]
     for size in cases:
         x, y = blobs(0)
         x[:, 0].copy_(size * x[:, 0].clamp(-1, 1))

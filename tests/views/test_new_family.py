@@ -136,7 +136,7 @@ assert sum(toys.values()) > 0.3, views  # the tabular transformer sees the sizes
 network = solution.network
 assert "ToyView" in {type(view).__name__ for view in network.encoder.list_views()}
 without = replace(EFFORTS["fast"], kinds=tuple(k for k in EFFORTS["fast"].kinds if type(k).__name__ != "ToyFamily"))
-assert not any(name.startswith("toy") for name in solve_problem([(x, y)], effort=without).view_weights)
+assert not any(name.startswith("toy") for name in solve_problem([(x[:60], y[:60])], effort=without).view_weights)
 
 with torch.no_grad():
     logits = network(x)

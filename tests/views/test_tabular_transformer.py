@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from scipy.stats import rankdata
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -34,8 +34,6 @@ from protonet.views.tabular_transformer import (
     TabularTransformerView,
     compute_checksum,
     load_pretrained_weights,
-    order_groups,
-    rank_rows,
 )
 from protonet.views.transformer import (
     CELL_CHANNELS,
@@ -145,16 +143,7 @@ def test_the_transformer_is_the_slow_one() -> None:
     torch.testing.assert_close(embed_rows(weights, new[None], memory)[0], expected, atol=1e-4, rtol=1e-3)
 
 
-def test_rows_are_embedded_once_for_several_memories() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weights = unpack_weights(0.3 * torch.randn(WEIGHT_COUNT, generator=generator))
-    cells = torch.randn(3, 6, 4, CELL_CHANNELS, generator=generator)
-    memory = encode_labelled_rows(weights, cells, torch.randint(CLASS_CODES, (3, 6), generator=generator))
-    new = torch.randn(1, 5, 4, CELL_CHANNELS, generator=generator)
-    expected = embed_rows(weights, new.expand(3, -1, -1, -1), memory)
-    torch.testing.assert_close(embed_rows(weights, new, memory), expected, atol=1e-6, rtol=0)
-
-
+@settings(max_examples=4)
 @given(seed=seeds)
 def test_neither_order_nor_names_nor_units_matter(seed: int) -> None:
     rows, new = draw_table(seed), draw_table(seed + 1).features
@@ -206,14 +195,6 @@ def test_another_precision_is_read_anew_and_comes_back_to_the_bit() -> None:
     assert float(F.cosine_similarity(half.float(), expected).min()) > 0.95
 
 
-def test_groups_are_numbered_by_their_rows() -> None:
-    rows = torch.tensor([[3.0], [1.0], [2.0], [0.0]])
-    assert order_groups(rank_rows(rows), torch.tensor([0, 2, 0, 2]), 4).tolist() == [1, 2, 0, 3]
-    many = torch.randint(5, (40, 3), generator=torch.Generator().manual_seed(0)).float()
-    expected = np.mean([(2 * rankdata(column) - 41) / 40 for column in many.T.numpy()], axis=0)
-    np.testing.assert_allclose(rank_rows(many), expected, atol=1e-6)
-
-
 def test_no_row_makes_no_row_and_other_rows_are_read_anew() -> None:
     rows, others = draw_table(0), draw_table(1)
     view, other = TabularTransformer(2).fit(rows), TabularTransformer(2).fit(others)
@@ -236,6 +217,7 @@ def test_many_rows_are_thinned_out_and_those_that_count_stay() -> None:
     fold = TabularTransformer().fit(rows.select(torch.arange(len(y) * 2 // 3)))
     assert len(fold.rows) == round(maximum * 2 / 3)  # the same fraction of the rows
     view = TabularTransformer(2).fit(TrainingRows(x[:60], y[:60], 5))
+    x = x[: TABULAR_TRANSFORMER.chunk // 16]
     full = view(x)
     assert full.shape == (len(x), 2 * DIM)
     torch.testing.assert_close(full[:5], view(x[:5]), atol=1e-5, rtol=0)  # in batches or not
@@ -292,7 +274,7 @@ def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.Monk
 def test_the_pretrained_transformer_beats_random_weights() -> None:
     """One column of twelve determines the class by a threshold: pretraining detects it from a few rows."""
     lead = []
-    for seed in range(30):
+    for seed in range(16):
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(220, 12, generator=generator).exp()  # skewed
         y = (x[:, seed % 12] > 1).long()
@@ -351,8 +333,3 @@ def test_a_failed_trace_does_not_spoil_other_views() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.suppress(Exception):
         view(view.rows)
     assert torch.isfinite(other(other.rows)).all()
-
-
-def test_settings_are_fields() -> None:
-    assert [TabularTransformerFamily.for_effort(effort).passes for effort in ("fast", "default", "best")] == [1, 2, 4]
-    assert replace(TabularTransformer(), passes=3).name == "tabular transformer"

@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protonet.encoder import Encoder
 from protonet.views import VIEW_FAMILIES
-from protonet.views.config import Config
 from protonet.views.distances import row_matmul
-from protonet.views.view import LinearMap, LinearMapConfig, View
+from protonet.views.view import LinearMap, LinearMapConfig
 from tests.model_cases import make_network
 from tests.strategies import blobs, seeds
 
@@ -49,26 +47,6 @@ def test_every_view_has_a_unique_name_and_is_restored_from_its_config() -> None:
         assert restored.sizes == view.sizes
 
 
-def test_every_view_family_supports_every_effort() -> None:
-    for kind in [kind for kind, _ in VIEW_FAMILIES]:
-        for effort in ("fast", "default", "best"):
-            result = kind.for_effort(effort)
-            assert type(result) is kind, kind
-            assert hash(result) == hash(kind.for_effort(effort)), kind
-            assert result.relative_time > 0, kind
-            assert result.stage, kind
-
-
-def test_a_view_without_a_forward_pass_is_abstract() -> None:
-    class Plain(View):
-        kind = "plain"
-
-    view = Plain(Config())
-    with pytest.raises(NotImplementedError):
-        view(torch.zeros(1, 3))
-    assert view.matmul_shapes() == []
-
-
 def test_a_config_that_is_not_trusted_is_checked() -> None:
     cases: list[tuple[object, str]] = [
         (None, "entries other than"),
@@ -100,12 +78,6 @@ def test_tensors_that_are_not_trusted_are_checked() -> None:
         state = {name: tensor for name, tensor in mapping.state_dict().items() if name != "gain"}
         with pytest.raises(ValueError, match=r"no tensor p\.gain"):
             mapping.check(state, "p.")
-
-
-def test_only_what_is_trained_has_parameters() -> None:
-    encoder = make_network().encoder
-    assert isinstance(encoder, Encoder)
-    assert {view.kind for view in encoder.list_views() if any(True for _ in view.parameters())} == {"mlp"}
 
 
 def test_row_matmul_gives_a_row_the_same_digits_in_every_batch() -> None:
