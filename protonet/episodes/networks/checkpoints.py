@@ -78,16 +78,15 @@ def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Tra
     those of ``dim`` features.
     """
     tensors, metadata = read_checkpoint("path", path)
-    encoder_dim = metadata["backbone"]["dim"]
-    if dim not in (None, encoder_dim):
+    plan = TrainingPlan(**metadata["plan"])
+    if dim not in (None, plan.dim):
         remedy = "Pass data like those that it was trained on, pictures at the same `image_size`."
-        raise_input_error("path", f"hold an encoder of {dim} features per row", encoder_dim, remedy)
-    encoder = make_backbone(**metadata["backbone"], generator=torch.Generator())
+        raise_input_error("path", f"hold an encoder of {dim} features per row", plan.dim, remedy)
+    encoder = make_backbone(plan.backbone, plan.dim, torch.Generator())
     of_encoder, of_head = split_head(select_prefix(tensors, BEST))
     encoder.load_state_dict(of_encoder)
     encoder.eval().requires_grad_(False)
-    plan = TrainingPlan(**metadata["plan"])
-    embedding_dim = encoder(torch.zeros(1, encoder_dim)).shape[1]
+    embedding_dim = encoder(torch.zeros(1, plan.dim)).shape[1]
     head = make_head(plan.objective, embedding_dim, torch.Generator(), n_way=plan.head_way)
     head.load_state_dict(of_head)
     return Trained(encoder, head.eval().requires_grad_(False), plan, take)

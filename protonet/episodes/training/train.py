@@ -129,8 +129,7 @@ def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object]]:
     states = {LEARNER: run.learner.state_dict(), AVERAGED: _pack_average(run), BEST: run.best_weights}
     states |= {f"{OPTIMIZER}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
-    backbone, plan = {"name": run.plan.backbone, "dim": run.plan.dim}, asdict(run.plan)
-    return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": plan, "backbone": backbone}
+    return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": asdict(run.plan)}
 
 
 def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
@@ -334,15 +333,15 @@ def _load_start(plan: TrainingPlan) -> nn.Module | None:
     """Return the encoder that a plan begins at, once it is of the same backbone."""
     if plan.start is None:
         return None
-    metadata = read_checkpoint("start", plan.start)[1]
-    backbone, before = metadata["backbone"], metadata["plan"]
-    if same_source(before["dataset"], plan.dataset) and before["split_seed"] != plan.split_seed:
-        constraint = f"be that of `start`, {before['split_seed']}, which learned its base classes"
+    before = TrainingPlan(**read_checkpoint("start", plan.start)[1]["plan"])
+    if same_source(before.dataset, plan.dataset) and before.split_seed != plan.split_seed:
+        constraint = f"be that of `start`, {before.split_seed}, which learned its base classes"
         raise_input_error("split_seed", constraint, plan.split_seed, "Pass the same, or begin without `start`.")
-    if backbone != {"name": plan.backbone, "dim": plan.dim}:
+    if (before.backbone, before.dim) != (plan.backbone, plan.dim):
         constraint = f"hold an encoder of {plan.backbone} and {plan.dim} features per row"
-        remedy = "Pass another file or `backbone`."
-        raise_input_error("start", constraint, f"{backbone['name']} and {backbone['dim']}", remedy)
+        raise_input_error(
+            "start", constraint, f"{before.backbone} and {before.dim}", "Pass another file or `backbone`."
+        )
     return load_encoder(plan.start)
 
 

@@ -25,7 +25,7 @@ TENSORS = {"a": torch.arange(6.0).reshape(2, 3).T, "b.c": torch.tensor(7, dtype=
 def write(path: Path) -> Path:
     encoder = make_backbone("mlp", 8, torch.Generator().manual_seed(0))
     tensors = {f"best.{name}": tensor for name, tensor in encoder.state_dict().items()}
-    write_checkpoint(path, tensors | TENSORS, {"backbone": {"name": "mlp", "dim": 8}, "plan": asdict(make_plan())})
+    write_checkpoint(path, tensors | TENSORS, {"plan": asdict(make_plan(dim=8))})
     return path
 
 
@@ -44,7 +44,7 @@ def test_load_encoder(tmp_path: Path) -> None:
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(1))
     encoder = load_encoder(write(tmp_path / "x.safetensors"), dim=8)
     assert torch.equal(encoder(x), make_backbone("mlp", 8, torch.Generator().manual_seed(0))(x))
-    assert load_trained(tmp_path / "x.safetensors", torch.clone).plan == make_plan()
+    assert load_trained(tmp_path / "x.safetensors", torch.clone).plan == make_plan(dim=8)
     assert not encoder.training
     assert not encoder(x).requires_grad
     with pytest.raises(ValueError, match=r"^`path` must hold an encoder of 9 features per row; got 8\."):
