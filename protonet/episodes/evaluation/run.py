@@ -120,16 +120,9 @@ def run_evaluation(
 ) -> Evaluation | None:
     """Evaluate, print the report and write the outputs, also of the finished episodes after Ctrl-C.
 
-    Args:
-        plan: The settings.
-        outputs: The paths of the files to write, under some of ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and
-            ``report``.
-        state: The file for the scores of finished episodes, written every few seconds and at the end; the scores of
-            ``tune`` are in a file beside it. None for no file.
-        resume: Continue from the state, if there is one. The result is that of an uninterrupted run, to the byte.
-
-    Returns:
-        The results; None in other processes than the first.
+    ``outputs`` are paths by ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and ``report``. Scores of finished
+    episodes are kept in ``state``, and those of ``tune`` beside it; ``resume`` continues from there, with the result of
+    an uninterrupted run, to the byte. Other processes than the first return None.
     """
     if "plot" in outputs:
         with optional_packages():
@@ -156,15 +149,8 @@ def run_evaluation(
 class EvaluationRun:
     """An evaluation: the methods to tune on validation classes, then all methods on the evaluated classes.
 
-    Args:
-        plan: The settings.
-        group: The processes that share the work, including this one.
-        state: The file for the scores of finished episodes; None for none.
-        resume: Whether to continue from that file, if it exists.
-        data: The data set, if it is in memory already; None to load that of the plan.
-        progress: Whether to show a progress bar on terminals; or a function that is called with the numbers of
-            finished and of all episodes.
-        by_class: Whether to compute accuracies by class.
+    ``data`` is the data set if it is in memory already; ``progress`` shows a bar on terminals, or is called with the
+    numbers of finished and of all episodes.
     """
 
     def __init__(

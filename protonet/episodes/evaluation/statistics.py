@@ -299,13 +299,9 @@ def standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[fl
     bootstrap of classes would need episodes in which a class meets itself, and tasks without replacement are too few:
     as many as there are classes, divided by the ways.
 
-    Args:
-        values: (n,) floating, one for each episode; NaN are left out.
-        class_mask: (n, classes) bool, the classes of each episode; None for the error over episodes.
-
-    Returns:
-        error: >= 0; NaN for fewer than two values, or where all episodes have the same class.
-        freedom: Degrees of freedom of Student's t distribution, the number of episodes or of classes less one.
+    NaN of ``values`` (n,) are left out; ``class_mask`` (n, classes) bool has the classes of each episode. The error is
+    NaN for fewer than two values, or where all episodes have the same class. The degrees of freedom of Student's t
+    distribution are the number of episodes or of classes less one.
 
     Source: Arvesen, "Jackknifing U-statistics" (1969); that the estimate is not too low on average, Efron and Stein,
         "The jackknife estimate of variance" (1981). That intervals over episodes are too narrow for other data,

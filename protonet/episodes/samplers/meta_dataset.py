@@ -159,16 +159,10 @@ class MetaDataset(Sampler):
 
 
 def split_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Split the rows of an episode's classes into equally many queries per class and a support of class sizes.
+    """Split the rows of episodes' classes into equally many queries per class and a support of class sizes.
 
-    Args:
-        size: (episodes, classes) int64, the rows of each class, >= 2.
-        drawn: (episodes, classes) bool, the classes that an episode has.
-        beta: (episodes, 1) float64 in [0, 1), the fraction of rows in the support.
-        alpha: (episodes, classes) float64 in [0, 1), a random factor for the support rows of each class.
-
-    Returns:
-        Queries and shots of each class, (episodes, classes) int64, 0 where not ``drawn``.
+    Classes of ``size`` (episodes, classes), >= 2, get 0 rows where not ``drawn``. ``beta`` (episodes, 1) in [0, 1) is
+    the fraction of rows in the support, ``alpha`` (episodes, classes) in [0, 1) a factor of each class's shots.
 
     Source: Triantafillou et al. (2020), appendix A, equations of the sizes of query set, support set and K_c.
     """
