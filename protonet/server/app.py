@@ -268,7 +268,8 @@ def html_response(page: str, policy: str) -> Response:
     return Response(page, headers={POLICY.decode(): policy}, media_type=HTML)
 
 
-#: Maximal numbers of connections (the longest idle one is closed for a new one), and bytes of a request's head.
+#: Maximal numbers of connections (the longest idle one is closed for a new one), and bytes of a request's head, or of
+#: the trailers after its chunks.
 MAX_CONNECTIONS, MAX_HEAD_BYTES = 1024, 2**16
 #: Seconds that a connection may take for the head of a request, and that clients get to close theirs at the end.
 HEAD_SECONDS, CLOSING_SECONDS = 10.0, 1.0
@@ -291,7 +292,7 @@ class ConnectionState(ServerState):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with a bound and a deadline for the head of a request, and JSON for every error."""
+    """HTTP/1.1 with bounds for the head of a request and for trailers, a deadline for the head, and errors as JSON."""
 
     server_state: ConnectionState
 
@@ -308,7 +309,7 @@ class LimitedProtocol(HttpToolsProtocol):
         idle[self] = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come, unless the head of the request grows beyond its bound."""
+        """Parse what has come, unless the head or the trailers of the request grow beyond their bound."""
         if self.rejected:  # read on, so that the client sees the answer in place of a reset
             return
         counted = self.reading_head
@@ -332,6 +333,21 @@ class LimitedProtocol(HttpToolsProtocol):
         self.server_state.idle.pop(self, None)
         super().on_headers_complete()
 
+    def on_chunk_header(self) -> None:
+        """Begin to count: either the chunk's bytes follow, or it was the last one, and trailers follow."""
+        self.reading_head, self.head_bytes = True, 0
+        self.headers = []  # of the trailers, which the application does not see
+
+    def on_body(self, body: bytes) -> None:
+        """Stop to count."""
+        self.reading_head = False
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the request."""
+        self.reading_head = False
+        super().on_message_complete()
+
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         pipelined = bool(self.pipeline)
@@ -349,8 +365,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.reject(400, "The request must be HTTP/1.1.")
 
     def reject_head(self) -> None:
-        """Answer a head that is too large."""
-        self.reject(431, f"The head of a request must have at most {MAX_HEAD_BYTES:,} bytes.")
+        """Answer a head that is too large, or trailers that are."""
+        self.reject(431, f"The head of a request, or its trailers, must have at most {MAX_HEAD_BYTES:,} bytes.")
 
     def time_out(self) -> None:
         """Close a connection that sends no request; answer first if it has begun one."""
@@ -365,6 +381,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.rejected:
             return
         self.rejected = True
+        if self.cycle is not None and not self.cycle.response_complete:  # nothing is written after this answer
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = msgspec.json.encode(Error(message)) + b"\n"
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[status] + head.encode() + body)

@@ -457,6 +457,31 @@ def test_the_request_head_has_a_size_limit(server: Server) -> None:
     assert server.measure()[0] - before <= 0.3  # 0.1 s of CPU and less for 200 MB; without a bound, a minute
 
 
+@pytest.mark.parametrize("trailers", [b"a" * 2**20, b"A: b\r\n" * 2**17], ids=["long", "many"])
+@pytest.mark.parametrize("token", ["", TOKEN])
+def test_trailers_have_a_size_limit(server: Server, trailers: bytes, token: str) -> None:
+    before, memory = server.measure()
+    head = f"POST /models/mixed/predict HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+    with connect(server) as connection:
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n2\r\n[]\r\n0\r\nX-A: ".encode())
+        for _ in range(16):
+            connection.sendall(trailers)
+        answers = receive_all(connection)
+    assert b" 431 " in answers
+    after, memory_after = server.measure()
+    assert after - before <= 0.5
+    assert memory_after - memory <= 20
+
+
+def test_trailers_within_the_limit_are_ignored(server: Server) -> None:
+    head = f"POST /models/mixed/predict HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+    head += f"Content-Type: {JSON}\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connect(server) as connection:
+        connection.sendall(f'{head}6\r\n[[1, "\r\n7\r\nRome"]]\r\n0\r\nOrigin: http://other\r\n\r\n'.encode())
+        answer = receive_all(connection)
+    assert b" 200 " in answer.splitlines()[0], answer
+
+
 @pytest.mark.parametrize("request_", [b"no HTTP\r\n\r\n", b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_invalid_http_is_a_json_error(server: Server, request_: bytes) -> None:
     with connect(server) as connection:
