@@ -23,6 +23,7 @@ from protonet.embeddings.opening import Selection
 from protonet.errors import raise_input_error
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
 from protonet.fit.crossfit import Crossfit, crossfit, measure_held_out
+from protonet.fit.duplicates import describe_near_duplicates
 from protonet.fit.importance import compute_importances, embed_rows
 from protonet.fit.label_validation import (
     check_labels,
@@ -96,7 +97,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         held_out_interval_: The 95 % interval of that accuracy; None in the same case.
 
     Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters.
-    Whole weights do what repeated rows do, to the last digits, but in the encoding. Rows of weight 0 are left out.
+    Whole weights do what repeated rows do, to the last digits, but in the encoding and where chance repeats rows, as it
+    does on few distinct values. Rows of weight 0 are left out.
     """
 
     classes_: np.ndarray
@@ -315,6 +317,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         pipeline, solution = TablePipeline.fit(
             rows, unlabelled=unlabelled, effort=self.effort, time_limit=self.time_limit, seed=seed
         )
+        note = None if rows.groups is not None else describe_near_duplicates(solution.problem.rows, "`groups`")
+        if note is not None:
+            warnings.warn(note, UserWarning, stacklevel=4)
         network = deepcopy(pipeline.network)
         self._solution, self._held_out = solution, None
         self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned

@@ -43,7 +43,7 @@ from protonet.fit.crossfit import (
     repeat_held_out,
     score_frequent,
 )
-from protonet.fit.duplicates import NEAR_DUPLICATES, hash_rows, near_duplicate_fraction
+from protonet.fit.duplicates import describe_near_duplicates, hash_rows
 from protonet.fit.search import Progress
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import TrainingSet
@@ -202,11 +202,8 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
 
 def warn_near_duplicates(data: EncodedTable, solution: Solution) -> list[str]:
     """Warn of many near-duplicates within classes, unless a note already names a column to group by."""
-    fraction = 0.0 if data.has_group_columns else near_duplicate_fraction(solution.problem.rows)
-    if fraction < NEAR_DUPLICATES.min_fraction:
-        return []
-    text = f"warning: {100 * fraction:.0f} % of rows have near-duplicates in their class"
-    return [f"{text}; if these have a common source, pass its column with `group` NAME"]
+    note = None if data.has_group_columns else describe_near_duplicates(solution.problem.rows, "`group` NAME")
+    return [] if note is None else [f"warning: {note}"]
 
 
 def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, problem: TrainingSet) -> list[str]:

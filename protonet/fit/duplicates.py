@@ -27,13 +27,22 @@ class DuplicateRules:
     explains the pairs at one distance, the next one is tried."""
     chance: float = 5.0
     """Chance explains the neighbours of a row if there are at most this many times the expected number."""
-    explained: float = 0.9  #: Pairs are due to chance if it explains this fraction of the rows that have neighbours.
+    explained: float = (
+        0.9  #: Pairs are due to chance if it explains this fraction of the rows that have neighbours, ...
+    )
+    total: float = 2.0  #: ... or if all rows together have at most this many times the expected number.
     shared: float = 0.5
     """A table is discrete if in each column this fraction of the distinct rows share their value. Then equal rows are
     due to chance."""
     smoothing: float = 3.0
     """Added to the numbers of values that occur equally often, which vary by chance; see `_is_sampled`."""
-    neighbours: int = 16  #: Rows beyond the maximum distance from which the expected number is extrapolated.
+    neighbours: int = 16  #: Maximal number of rows from which the expected number is extrapolated, ...
+    locality: int = 8  #: ... and the number of rows for each of them: neighbours in other clusters are too far.
+    often: float = 4.0  #: If values occur this many times on average, chance may repeat them.
+    dense: float = 2.0  #: Largest distance between discrete points, in steps of one column, that chance repeats.
+    grid_parts: int = 5  #: Maximal number of steps of a grid in the smallest gap between values.
+    grid_reach: float = 50.0  #: Wider gaps, in steps, are not tested: rounding errors of float32 add up.
+    grid_error: float = 0.1  #: Largest deviation of a gap from whole steps.
     max_fraction: float = 0.1
     """Largest fraction of the rows in one group. A value that more rows share belongs to the distribution, as the zeros
     of counts do."""
@@ -75,9 +84,8 @@ def group_duplicates(x: Tensor) -> Tensor | None:
         if not bool(repeated.any()):
             continue
         chosen = repeated.nonzero().flatten()
-        if not (_follows_density(points, counts, chosen, near) or _is_discrete(points)) or (
-            not near and not _is_sampled(counts)
-        ):
+        by_chance = _follows_density(points, counts, chosen, near) or _is_discrete(points)
+        if not (by_chance if near else _is_equal_by_chance(points, counts, chosen)):
             group = torch.where(repeated, group, torch.arange(len(points)))[point]
             rows = torch.where(repeated[point], group, len(points) + torch.arange(n))
             _, index = rows.unique(return_inverse=True)
@@ -125,37 +133,96 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
     return torch.where(group == points, points, group)
 
 
-def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float) -> bool:
+def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float, step: float = torch.inf) -> bool:
     """Test whether the density of points (k, dim) explains the rows within a distance of chosen points (m,).
 
     Within a distance d of a row, a density of intrinsic dimension D has rows in proportion to d^D. Both the number and
     D come from the nearest points beyond ``near``, so that dependent columns count once. Values on a grid count as if
-    they filled half of the gap to the next one. Each point counts as ``counts`` (k,) rows.
+    they filled half of the gap to the next one, and at most half of the grid's ``step``. Each point counts as
+    ``counts`` (k,) rows.
 
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
     """
     rules = DUPLICATES
     max_queries = max(1, min(rules.max_queries, rules.max_pairs // len(points)))
-    chosen = chosen[:: -(-len(chosen) // max_queries)]
-    distance = torch.cdist(points[chosen].double(), points.double())  # (m, k)
-    distance.scatter_(1, chosen[:, None], 0.0)  # without rounding errors
-    beyond = distance.masked_fill(distance <= near, torch.inf)
-    radii = beyond.topk(min(rules.neighbours, len(points)), largest=False).values  # (m, neighbours), ascending
-    last = radii.isfinite().sum(dim=1, keepdim=True) - 1
-    if bool((last < 0).any()):  # nothing to extrapolate from
+    everywhere = torch.arange(0, len(points), -(-len(points) // max_queries))
+    around = _count_neighbours(points, counts, everywhere, near)
+    observed, expected = around.within, around.extrapolate(near, step, around.dimension)
+    if float(observed.sum()) <= rules.total * float(expected.sum()):
         return True
+    chosen = chosen[:: -(-len(chosen) // max_queries)]
+    some = _count_neighbours(points, counts, chosen, near)
+    explained = some.within <= rules.chance * some.extrapolate(near, step, around.dimension)
+    return float(explained.double().mean()) >= rules.explained
+
+
+@dataclass(frozen=True)
+class _Neighbours:
+    """Numbers of rows around some points (m,)."""
+
+    within: Tensor  #: (m,) rows within a distance.
+    gap: Tensor  #: (m,) the distance of the next point.
+    outer: Tensor  #: (m,) a distance farther out, ...
+    outside: Tensor  #: (m,) ... and the number of rows within it.
+    dimension: float  #: The intrinsic dimension.
+
+    def extrapolate(self, near: float, step: float, dimension: float) -> Tensor:
+        """Extrapolate the number of rows (m,) within the distance ``near``, or of equal values on a grid."""
+        radius = (self.gap.clamp_max(step) / 2).clamp_min(near)
+        return self.outside * (radius / self.outer).pow(dimension)
+
+
+def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: float) -> _Neighbours:
+    """Count the rows around query points (m,), within the distance ``near`` and farther out."""
+    distance = torch.cdist(points[queries].double(), points.double())  # (m, k)
+    distance.scatter_(1, queries[:, None], 0.0)  # without rounding errors
+    beyond = distance.masked_fill(distance <= near, torch.inf)
+    neighbours = min(DUPLICATES.neighbours, max(2, len(points) // DUPLICATES.locality))
+    radii = beyond.topk(min(neighbours, len(points)), largest=False).values  # (m, neighbours), ascending
+    last = (radii.isfinite().sum(dim=1, keepdim=True) - 1).clamp_min(0)
     gap, inner, outer = (radii.gather(1, index)[:, 0] for index in (0 * last, last // 2, last))
 
     def count_within(radius: Tensor) -> Tensor:
         return ((distance <= radius[:, None] * (1 + 1e-6)) * counts).sum(dim=1).double() - 1
 
-    ratio = count_within(outer) / count_within(inner)
+    count = count_within(outer)
     spread = float((outer / inner).log().sum())
-    dimension = float(ratio.log().sum()) / spread if spread else 0.0
-    expected = count_within(outer) * ((gap / 2).clamp_min(near) / outer).pow(dimension)
-    observed = count_within(torch.full_like(gap, near))
-    return float((observed <= rules.chance * expected).double().mean()) >= rules.explained
+    dimension = float((count / count_within(inner)).log().sum()) / spread if spread else 0.0
+    return _Neighbours(count_within(torch.full_like(gap, near)), gap, outer, count, dimension)
+
+
+def _is_equal_by_chance(points: Tensor, counts: Tensor, chosen: Tensor) -> bool:
+    """Test whether independent samples can be equal as often as points (k, dim) occur ``counts`` (k,) times."""
+    if not _is_sampled(counts):
+        return False
+    if int(counts.sum()) >= DUPLICATES.often * len(points):
+        return True
+    step, distinct = _measure_steps(points)
+    finest = step[distinct] if bool(distinct.any()) else step
+    finest = finest[finest.isfinite()]
+    mean = float(finest.square().mean().sqrt()) if len(finest) else 0.0 if bool(distinct.any()) else torch.inf
+    if _follows_density(points, counts, chosen, 0.0, mean):
+        return True
+    gap = _count_neighbours(points, counts, chosen[: DUPLICATES.max_queries], 0.0).gap.median()
+    return _is_discrete(points) and float(gap) <= DUPLICATES.dense * float(step.nanmedian())
+
+
+def _measure_steps(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Measure the step (dim,) of the grid of each column of points (k, dim), NaN without one; and mask (dim,) columns.
+
+    The mask has the columns in which no two points agree. They have the finest grids, and decide where there are some.
+    If they are on no grid, chance does not repeat them. Functions of other columns, such as a logarithm, are on none
+    either; so one column on a grid is enough.
+    """
+    gaps = points.double().sort(dim=0).values.diff(dim=0)  # (k - 1, dim)
+    smallest = gaps.masked_fill(gaps == 0, torch.inf).amin(dim=0)
+    step = torch.full_like(smallest, torch.nan)
+    for part in range(DUPLICATES.grid_parts, 0, -1):  # the smallest gap may be some steps wide
+        ratio = gaps * part / smallest
+        error = torch.where(ratio < DUPLICATES.grid_reach, ratio - ratio.round(), 0.0).abs().amax(dim=0)
+        step = torch.where(error < DUPLICATES.grid_error, smallest / part, step)
+    return step, (gaps > 0).all(dim=0)
 
 
 def _is_discrete(points: Tensor) -> bool:
@@ -264,8 +331,9 @@ def _join_groups(groups: Tensor, duplicates: Tensor) -> Tensor:
 class NearDuplicateRules:
     """Thresholds of the detection; tests/fit/test_near_duplicates.py has tables with and without near-duplicates."""
 
-    max_neighbours: int = 5  #: Maximum number of near-duplicates of a row.
-    neighbours: int = 10  #: Number of nearest neighbours; the farther half gives the intrinsic dimension.
+    max_neighbours: tuple[int, ...] = (5, 10, 20)
+    """Maximum numbers of near-duplicates of a row, tried in this order. As many neighbours beyond them give the
+    intrinsic dimension."""
     chance: float = 0.05
     """False-positive rate: fraction of the rows of a smooth density that seem to have near-duplicates."""
     min_fraction: float = 1 / 3  #: Near-duplicates are reported if this fraction of the rows has some ...
@@ -291,6 +359,15 @@ class NearDuplicateRules:
 NEAR_DUPLICATES = NearDuplicateRules()
 
 
+def describe_near_duplicates(rows: TrainingRows, remedy: str) -> str | None:
+    """Describe the fraction of rows with near-duplicates and the argument that groups them; None if it is small."""
+    fraction = near_duplicate_fraction(rows)
+    if fraction < NEAR_DUPLICATES.min_fraction:
+        return None
+    text = f"{100 * fraction:.0f} % of rows have near-duplicates in their class"
+    return f"{text}; if these have a common source, pass its column with {remedy}"
+
+
 def near_duplicate_fraction(rows: TrainingRows) -> float:
     """Estimate the fraction of rows that have near-duplicates; 0 if they are no more similar than by chance.
 
@@ -302,25 +379,35 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
         neighborhood information" (2017), eq. 3, for all k; the dimension after Levina and Bickel, "Maximum likelihood
         estimation of intrinsic dimension" (2004), eq. 8.
     """
+    fraction = 0.0
+    for max_neighbours in NEAR_DUPLICATES.max_neighbours:
+        fraction = max(fraction, _near_duplicate_fraction(rows, max_neighbours))
+        if fraction >= NEAR_DUPLICATES.min_fraction:
+            break
+    return fraction
+
+
+def _near_duplicate_fraction(rows: TrainingRows, max_neighbours: int) -> float:
+    """Estimate the fraction of rows that have up to ``max_neighbours`` near-duplicates."""
     rules = NEAR_DUPLICATES
     n = len(rows.labels)
-    if n <= rules.neighbours or not bool((rows.features[1:] != rows.features[:-1]).any()):
+    if n <= 2 * max_neighbours or not bool((rows.features[1:] != rows.features[:-1]).any()):
         return 0.0
     count = max(rules.min_rows, min(rules.max_queries, rules.max_pairs // n))
     queries = torch.arange(0, n, -(-n // count))
-    distance, nearest = _nearest_neighbours(rows, queries)
+    distance, nearest = _nearest_neighbours(rows, queries, 2 * max_neighbours)
     sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
     distance, nearest, queries = distance[sound], nearest[sound], queries[sound]
     steps = (distance[:, 1:] / distance[:, :-1]).log()  # (queries, neighbours - 1)
     if len(queries) < rules.min_rows or float((steps == 0).double().mean()) > rules.max_ties:
         return 0.0
-    k = torch.arange(1, rules.neighbours)
-    dimension = 1 / (steps * k)[:, rules.max_neighbours :].mean()
-    chance, index = (-steps * k * dimension).exp()[:, : rules.max_neighbours].min(dim=1)
+    k = torch.arange(1, 2 * max_neighbours)
+    dimension = 1 / (steps * k)[:, max_neighbours:].mean()
+    chance, index = (-steps * k * dimension).exp()[:, :max_neighbours].min(dim=1)
     n_near = index + 1  # near-duplicates of a row, if it has some
     labels = rows.labels[queries]
     class_fractions = torch.bincount(rows.labels).double()[labels] / n
-    has_duplicates = (chance * rules.max_neighbours < rules.chance) & (
+    has_duplicates = (chance * max_neighbours < rules.chance) & (
         n_near + 1 <= rules.max_class_fraction * class_fractions * n
     )
     other = rows.labels[nearest] != labels[:, None]  # (queries, neighbours)
@@ -330,19 +417,19 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
         has_duplicates &= False
     has_duplicates &= ~mixed
     fraction = float(has_duplicates.double().mean())
-    near = has_duplicates[:, None] & (torch.arange(rules.max_neighbours) <= index[:, None])  # (queries, max_neighbours)
+    near = has_duplicates[:, None] & (torch.arange(max_neighbours) <= index[:, None])  # (queries, max_neighbours)
     if fraction < rules.min_fraction:
-        fraction, near = _compare_agreement(steps * k * dimension, ~other, class_fractions * n)
+        fraction, near = _compare_agreement(steps * k * dimension, ~other, class_fractions * n, max_neighbours)
     if fraction < rules.min_fraction:
         return fraction
-    tied = _detect_tied(rows, queries[near.nonzero()[:, 0]], nearest[:, : rules.max_neighbours][near])
+    tied = _detect_tied(rows, queries[near.nonzero()[:, 0]], nearest[:, :max_neighbours][near])
     if not bool(tied.any()):
         return fraction
     blocks = None if rows.blocks is None else rows.blocks[~tied]
-    return near_duplicate_fraction(replace(rows, features=rows.features[:, ~tied], blocks=blocks))
+    return _near_duplicate_fraction(replace(rows, features=rows.features[:, ~tied], blocks=blocks), max_neighbours)
 
 
-def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float, Tensor]:
+def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
     """Estimate the fraction of rows with near-duplicates from all rows together; and mask the probable ones.
 
     With noise, few rows are significant one by one. Together they are, if two conditions hold. After the same number of
@@ -351,9 +438,9 @@ def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor) -> tuple[float
     after it. ``sizes`` (queries,) are numbers of rows of the class. The mask is (queries, max_neighbours).
     """
     rules = NEAR_DUPLICATES
-    n_near = 1 + int(gaps[:, : rules.max_neighbours].mean(dim=0).argmax())
+    n_near = 1 + int(gaps[:, :max_neighbours].mean(dim=0).argmax())
     eligible = n_near + 1 <= rules.max_class_fraction * sizes
-    near = eligible[:, None] & same[:, : rules.max_neighbours] & (torch.arange(rules.max_neighbours) < n_near)
+    near = eligible[:, None] & same[:, :max_neighbours] & (torch.arange(max_neighbours) < n_near)
     count = int(eligible.sum())
     if count < rules.min_rows:
         return 0.0, near
@@ -373,8 +460,8 @@ def _detect_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
     return ((~differing).sum(dim=0) > NEAR_DUPLICATES.max_tied * len(first))[blocks]
 
 
-def _nearest_neighbours(rows: TrainingRows, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute distances (m, neighbours) float64, ascending, and indices of the nearest neighbours of query rows (m,).
+def _nearest_neighbours(rows: TrainingRows, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Compute distances (m, count) float64, ascending, and indices of the nearest neighbours of query rows (m,).
 
     Features are divided by their standard deviations.
     """
@@ -382,9 +469,7 @@ def _nearest_neighbours(rows: TrainingRows, queries: Tensor) -> tuple[Tensor, Te
     z = rows.features[:, deviation > 0] / deviation[deviation > 0]
     groups = torch.arange(len(z)) if rows.groups is None else rows.groups
     neighbours = [
-        torch.cdist(z[some], z)
-        .masked_fill_(groups[some, None] == groups, torch.inf)
-        .topk(NEAR_DUPLICATES.neighbours, largest=False)
+        torch.cdist(z[some], z).masked_fill_(groups[some, None] == groups, torch.inf).topk(count, largest=False)
         for some in queries.split(max(1, NEAR_DUPLICATES.chunk_size // len(z)))
     ]
     return torch.cat([part.values for part in neighbours]).double(), torch.cat([part.indices for part in neighbours])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
 from protonet.fit.crossfit import crossfit, predict_held_out, update
 from protonet.fit.duplicates import group_duplicates
@@ -40,6 +41,24 @@ def test_what_chance_repeats_is_no_copy() -> None:
     assert group_duplicates(torch.cat([NOISE, NOISE[:1]])).unique().tolist() == list(range(40))  # type: ignore[union-attr]
     assert group_duplicates(NOISE) is None
     assert group_duplicates(torch.ones(1, 3)) is None
+
+
+def test_a_few_equal_rows_of_continuous_columns_are_duplicates() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        for name, load in (("wine", load_wine), ("breast cancer", load_breast_cancer), ("digits", load_digits)):
+            x, y = load(return_X_y=True)
+            some = np.concatenate([rng.choice(np.flatnonzero(y == k), 8, replace=False) for k in np.unique(y)])
+            again = rng.choice(some, len(some) // 8, replace=False)
+            groups = group_duplicates(torch.from_numpy(x[np.concatenate([some, again])]).float())
+            assert groups is not None, name
+            assert len(groups.unique()) == len(some), name
+        for dim, decimals in ((1, 5), (2, 3), (10, 3)):
+            clusters = 3 * rng.normal(size=(3, dim))[np.arange(42) % 3] + rng.normal(size=(42, dim))
+            x = np.concatenate([clusters, clusters[:1]]).round(decimals)
+            groups = group_duplicates(torch.from_numpy(x).float())
+            assert groups is not None, dim
+            assert groups[0] == groups[-1], dim
 
 
 def dependent_columns(kind: str, n: int) -> torch.Tensor:

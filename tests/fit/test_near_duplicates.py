@@ -33,7 +33,7 @@ def test_near_duplicates_are_detected_unless_they_are_grouped() -> None:
 
 def test_noisy_copies_of_few_rows_with_random_labels_are_detected() -> None:
     dim_cases: list[int] = [5, 10, 30]
-    copies_cases: list[int] = [2, 3, 5]
+    copies_cases: list[int] = [2, 3, 5, 8, 15]
     for dim in dim_cases:
         for copies in copies_cases:
             detected = 0
