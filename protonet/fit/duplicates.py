@@ -380,6 +380,8 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
         estimation of intrinsic dimension" (2004), eq. 8.
     """
     fraction = 0.0
+    if not bool((rows.labels != rows.labels[0]).any()):  # clusters of one class are no evidence
+        return fraction
     for max_neighbours in NEAR_DUPLICATES.max_neighbours:
         fraction = max(fraction, _near_duplicate_fraction(rows, max_neighbours))
         if fraction >= NEAR_DUPLICATES.min_fraction:
