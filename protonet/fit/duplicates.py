@@ -148,6 +148,8 @@ def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float
     max_queries = max(1, min(rules.max_queries, rules.max_pairs // len(points)))
     everywhere = torch.arange(0, len(points), -(-len(points) // max_queries))
     around = _count_neighbours(points, counts, everywhere, near)
+    if not bool(around.gap.isfinite().all()):  # nothing to extrapolate from
+        return True
     observed, expected = around.within, around.extrapolate(near, step, around.dimension)
     if float(observed.sum()) <= rules.total * float(expected.sum()):
         return True
