@@ -155,7 +155,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         rest += [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
         rows = self._read(X, y, sample_weight, groups, reset=True)
         if len(alone := np.unique(rows.labels)) < 2:
-            remedy = "Add rows of another one. partial_fit begins with one, where others will come."
+            remedy = "Add rows of another one. To start with one class and add others later, use partial_fit."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
         rows = replace(rows, weights=weigh_classes(self.class_weight, rows.labels, rows.weights))
         parts = [self._encode(part, rows.frame_encoding)[0] for part in rest]
@@ -405,7 +405,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Cross-validate the last fit; raise an AttributeError if its rows are not known."""
         check_is_fitted(self)
         if self._solution is None:
-            raise AttributeError("a pickle, a copy or a file has no rows to hold out: ask before it is made")
+            raise AttributeError(
+                "a model from a pickle, a copy or a file has no training rows to hold out: read it on the fitted model first"
+            )
         return crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
 
     def __getstate__(self) -> dict[str, object]:

@@ -162,7 +162,7 @@ def _read_pickle(path: Path) -> Pictures:
 
 
 def detect_tiered(root: Path) -> Layout | None:
-    """Find ``train_images_png.pkl`` (PNG files) or ``train_images.npz``, ``train_labels.pkl``, and their likes."""
+    """Find ``train_images_png.pkl`` (PNG files) or ``train_images.npz``, ``train_labels.pkl``, and similar names."""
     images = [root / f"{part}_images_png.pkl" for part in AUTHORS_SIDES]
     if not images[0].is_file():
         images = [root / f"{part}_images.npz" for part in AUTHORS_SIDES]

@@ -54,9 +54,9 @@ PAGES = {
     "docs/how-to/many-files.md": Page("examples/wine"),
     "docs/explanation/data-flow.md": Page(),
 }
-#: Relative difference of a printed number that another machine's rounding may cause. Numbers below SMALL, such as
-#: probabilities, may differ as much as SMALL.
-TOLERANCE, SMALL = 0.02, 0.25
+#: Relative difference of a printed number that another machine's rounding may cause, and that of a number between 0 and
+#: 1, such as a probability, from the nearer of the two.
+TOLERANCE, FRACTION_TOLERANCE = 0.02, 0.25
 #: The address at which `protonet serve` listens by default; a run takes another port.
 SERVER = "127.0.0.1:8765"
 BLOCK = re.compile(
@@ -136,7 +136,16 @@ def is_same(quoted: str, printed: str) -> bool:
     if re.sub(rf"{number}|[ -]+", "", quoted) != re.sub(rf"{number}|[ -]+", "", printed):
         return False
     pairs = zip(re.findall(number, quoted), re.findall(number, printed), strict=True)
-    return all(abs(float(a) - float(b)) <= TOLERANCE * max(abs(float(a)), SMALL) for a, b in pairs)
+    return all(_is_near(a, b) for a, b in pairs)
+
+
+def _is_near(quoted: str, printed: str) -> bool:
+    """Compare two numbers; their last digit may differ by one."""
+    size = abs(float(quoted))
+    allowed = TOLERANCE * size if size >= 1 else FRACTION_TOLERANCE * min(size, 1 - size)
+    decimals = quoted.partition(".")[2]
+    last_digit = 1.01 * 10.0 ** -len(decimals) if decimals else 0.0
+    return abs(float(quoted) - float(printed)) <= max(allowed, last_digit)
 
 
 @contextlib.contextmanager

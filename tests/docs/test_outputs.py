@@ -26,6 +26,8 @@ def test_outputs_differ_if_a_word_or_a_number_differs() -> None:
     assert is_same("accuracy 93.33 %", "accuracy 93.34 %")
     assert not is_same("accuracy 93.33 %", "accuracy 90.10 %")
     assert not is_same("accuracy 93.33 %", "accuracies 93.33 %")
+    assert not is_same("barolo,0.997685", "barolo,0.998888")
+    assert not is_same("3 classes", "4 classes")
     assert not is_same("difference +3.33", "difference -3.33")
 
 

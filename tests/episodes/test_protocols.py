@@ -120,7 +120,7 @@ def test_all_ways_and_a_fixed_test_split(command: Command) -> None:
     split = KINDS["fixed-split"].removesuffix("--shot 2")
     results = command.read(split, "--way all --shot 4 --report page.html")
     assert "all 12 ways, 4-shot, queries of a fixed test split, 10 episodes" in command.printed
-    assert "speak of other draws of the support, of the same test split." in command.printed
+    assert "apply to new draws of the support, of the same test split." in command.printed
     assert (results["queries"], results["classes"], results["episodes"]) == (48, 12, 10)
     assert "queries of a fixed test split" in Path("page.html").read_text(encoding="utf-8")
     assert command.read(split, "--shot 99 --allow-small --method protonet")["methods"]

@@ -62,13 +62,13 @@ MEASURES = {
     "harmonic": "harmonic mean, %",
 }
 MAX_SHOT_COLUMNS = 20  #: Columns of a table by shot; there is none of more.
-#: What intervals and p-values speak of: where both are known, where each episode has all classes, of a fixed split.
+#: What intervals and p-values apply to: where both are known, where each episode has all classes, of a fixed split.
 INTERVAL_NOTES = {
-    "both": "95 % intervals (±) and p-values over classes, which come first, speak of other classes of the same kind "
-    "(jackknife over classes); those over episodes speak of other episodes of these same classes alone.",
-    "episodes": "95 % intervals (±) and p-values speak of other episodes of these same classes alone: those over other "
-    "classes need episodes that leave each class out.",
-    "supports": "95 % intervals (±) and p-values speak of other draws of the support, of the same test split.",
+    "both": "The first 95 % interval (±) and p-value apply to new classes of the same kind (jackknife over classes), "
+    "the second to new episodes of these classes.",
+    "episodes": "95 % intervals (±) and p-values apply to new episodes of these classes: those for new classes need "
+    "episodes that leave each class out.",
+    "supports": "95 % intervals (±) and p-values apply to new draws of the support, of the same test split.",
 }
 
 

@@ -231,7 +231,7 @@ def select_methods(
     ours = {name: choice.spec for name, choice in methods.items() if choice.origin is None}
     blind = [name for name, spec in ours.items() if "unlabelled" not in spec.needs]
     if available.unlabelled and blind:
-        notes.append(f"Unlabelled rows are not looked at by {', '.join(blind)}.")
+        notes.append(f"Unlabelled rows are ignored by {', '.join(blind)}.")
     centred = [name for name, spec in ours.items() if spec.centred]
     if centred and not available.n_base:
         notes.append(f"Without base classes, rows are centred on each episode's own support in {', '.join(centred)}.")

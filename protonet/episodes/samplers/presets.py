@@ -21,7 +21,7 @@ class Preset:
 FIVE_WAY = "--way 5 --shot 1,5 --query 15"
 PRESETS = {
     "mini-imagenet": Preset(
-        "5-way, 1 and 5 shots, 15 queries, 600 episodes: mini-ImageNet, CUB and their likes",
+        "5-way, 1 and 5 shots, 15 queries, 600 episodes: mini-ImageNet, CUB and similar sets",
         "Ravi and Larochelle, Optimization as a model for few-shot learning (2017), sec. 5.1",
         f"{FIVE_WAY} --episodes 600",
     ),

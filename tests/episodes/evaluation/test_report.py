@@ -85,7 +85,7 @@ def test_table() -> None:
 def test_intervals_that_are_too_wide_and_p_values_that_underflow() -> None:
     text = format_report(summarize(score(PLAIN), (1, 1), {"target_half_width": 0.1}))
     assert "Intervals over episodes are not within 0.1 points yet" in text
-    assert "speak of other episodes of these same classes alone: those over other classes need" in text
+    assert "apply to new episodes of these classes: those for new classes need" in text
     for target_half_width in (0.0, 50.0):
         assert "not within" not in format_report(
             summarize(score(PLAIN), (1, 1), {"target_half_width": target_half_width})
