@@ -406,7 +406,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         check_is_fitted(self)
         if self._solution is None:
             raise AttributeError(
-                "a model from a pickle, a copy or a file has no training rows to hold out: read it on the fitted model first"
+                "a pickle, a copy or a file has no training rows to hold out: read this on the fitted model first"
             )
         return crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
 

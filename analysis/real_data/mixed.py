@@ -64,13 +64,12 @@ FOLDS = 5
 MIN_PROBABILITY = 1e-6
 GAPS = ["", "NA", "?", "null", "NaN", "nan", "None"]
 NOTE = """
-Mean over {splits} ± one standard error, in percent, on test rows with their natural class
-frequencies. The best baseline is, with hindsight, the pipeline of the highest mean in the row. "Left-out" weighs views by a
-prior that was trained without any of these tables, "ours" by the published one. Ranks in brackets are means over the
-tables, 1 the best. The
-log-loss is in nats (a probability counts as at least {smallest:.0e}), the AUC the mean over the classes, each against
-the rest, in percent, the calibration error in points over 15 bins. LightGBM chooses its least leaf by folds, as the
-other boosting does; CatBoost is as it is set by default.
+Mean over {splits} ± one standard error, in percent, on test rows with their natural class frequencies. The best
+baseline is, with hindsight, the pipeline of the highest mean in the row. "Left-out" weighs views by a prior that was
+trained without any of these tables, "ours" by the published one. Ranks in brackets are means over the tables, 1 the
+best. The log-loss is in nats (a probability counts as at least {smallest:.0e}), the AUC the mean over the classes, each
+against the rest, in percent, the calibration error in points over 15 bins. LightGBM chooses its least leaf by folds, as
+the other boosting does; CatBoost is as it is set by default.
 """
 
 

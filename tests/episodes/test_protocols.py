@@ -163,7 +163,7 @@ def test_unlabelled_rows_help_methods_that_use_them(command: Command) -> None:
     rates = command.accuracies(KINDS["unlabelled"], "--episodes 400 --method protonet", *needing("unlabelled"))
     line = "2-way 1-shot 2-query, 3 unlabelled rows of each class and of 2 distractor classes, 400 episodes"
     assert line in command.printed
-    assert "Unlabelled rows are not looked at by protonet." in command.printed
+    assert "Unlabelled rows are ignored by protonet." in command.printed
     assert all(rates[name] > rates["protonet"] for name in needing("unlabelled"))
     plain = command.accuracies("--dataset all.npz --way 2 --query 2 --episodes 400 --method protonet")
     assert plain["protonet"] == rates["protonet"]  # the same episodes
