@@ -257,9 +257,9 @@ def _estimate_calibration_error(
     """Estimate the calibration error of confidences (n,), corrected for its bias.
 
     In each bin, the square of the gap between confidence and accuracy is reduced by its expectation under honest
-    confidences, but not below 0. Weights (n,) sum to 1; variances follow from the effective number of rows. Also
-    returns the sum of absolute gaps minus its expectation under honest confidences, and the standard deviation of that
-    sum, as a sum of half-normal variables.
+    confidences, but not below 0. Weights (n,) sum to 1; variances follow from the effective number of rows. The second
+    result is the sum of absolute gaps minus its expectation under honest confidences. The third is the standard
+    deviation of that sum, as a sum of half-normal variables.
 
     Source: the error of Guo et al., "On calibration of modern neural networks" (2017), eq. 3; its bias and the remedy,
         for squares, Kumar, Liang and Ma, "Verified uncertainty calibration" (2019), sec. 4.1.

@@ -113,17 +113,13 @@ def suggest_rows(
     max_rows = min(len(x), RULES.max_rows)
     n = check_int("n", n, low=1, high=max_rows, remedy=f"Ask for at most {max_rows} of {len(x)} rows at once.")
     with torch.no_grad():
-        space = Standardised(torch.cat([x, labelled]) if len(labelled) else x) if network is None else network
-        predictions = None if network is None else predict_classes(network, x)
-        uncertainty = (
-            torch.ones(len(x))
-            if predictions is None
-            else predictions.uncertainty.clamp_min(torch.finfo(torch.float32).tiny)
-        )
-        if predictions is not None and by_name is not None:
-            by_name = by_name[indices]
-            predictions = predictions._replace(by_name=by_name)
-            uncertainty = torch.where(by_name == predictions.classes[:, 0], uncertainty, 1.0)
+        space: Standardised | PrototypeNetwork = network or Standardised(torch.cat([x, labelled]))
+        predictions, uncertainty = None, torch.ones(len(x))
+        if network is not None:
+            predictions = predict_classes(network, x)._replace(by_name=None if by_name is None else by_name[indices])
+            uncertainty = predictions.uncertainty.clamp_min(torch.finfo(torch.float32).tiny)
+            if predictions.by_name is not None:
+                uncertainty = torch.where(predictions.by_name == predictions.classes[:, 0], uncertainty, 1.0)
         sample = sample_rows(uncertainty, RULES.max_rows, seed)
         embedded, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
         weights = torch.ones(len(sample)) if drawn else uncertainty.float()  # the sampling has weighted sampled rows

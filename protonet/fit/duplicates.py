@@ -286,8 +286,9 @@ def hash_rows(x: Tensor) -> Tensor:
 def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, Tensor]:
     """Merge equal rows of one class and one group into one weighted row; group duplicates.
 
-    Rows are sorted by class, equal rows adjacent. Returns the rows, the number of rows that have an earlier duplicate,
-    the new id of each input group (groups,) or None without groups, and the new index (n,) of each row.
+    Rows are sorted by class, equal rows adjacent. Returns the rows and the number of rows that have an earlier
+    duplicate. The last two results are the new id of each input group (groups,), None without groups, and the new index
+    (n,) of each row.
     """
     duplicates, groups, group_ids = group_duplicates(rows.features), rows.groups, None
     if groups is not None:

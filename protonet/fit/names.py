@@ -154,8 +154,8 @@ def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_cla
     """Choose the number of samples that a name counts as; 0 if rows contradict the names.
 
     Rows x (n, dim) have the features that the names (m, dim) of the classes ``known`` (m,) have. If some classes have
-    two rows, the weight has the smallest leave-one-out log-loss, and is > 0 if a class has a name and no row. Otherwise
-    it is `NameRules.weight`.
+    two rows, the weight is that of the smallest leave-one-out log-loss. It is > 0 if a class has a name and no row.
+    Without such classes, it is `NameRules.weight`.
     """
     name_index = torch.full((num_classes,), -1).scatter_(0, known, torch.arange(len(known)))
     x, names = F.normalize(x, dim=1), F.normalize(names, dim=1)

@@ -201,10 +201,10 @@ def fit_weights(
 ) -> Tensor:
     """Fit the weights (views,) of views jointly to out-of-fold rows, shrunk towards their start (views,).
 
-    The objective is the log-loss of the mixture of cosines (n, num_classes), with offsets for class ``sizes``, plus
-    ``WEIGHTS.shrinkage`` nats, over all rows, for each nat of the Kullback-Leibler divergence of the influences from
-    those of the start. Few rows thus hardly change them. A weight is 0 where the start is 0, and otherwise has an
-    influence of at least ``WEIGHTS.min_influence``.
+    The objective is the log-loss of the mixture of cosines (n, num_classes), with offsets for class ``sizes``. For each
+    nat of the Kullback-Leibler divergence of the influences from those of the start, ``WEIGHTS.shrinkage`` nats are
+    added, over all rows. Few rows thus hardly change them. A weight is 0 where the start is 0. Otherwise, its influence
+    is at least ``WEIGHTS.min_influence``.
 
     Source: stacking, Wolpert, "Stacked generalization" (1992), with non-negative weights as in Breiman (1996).
     """
