@@ -223,7 +223,7 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
 
 def read_classes(path: Path) -> dict[str, str]:
     """Read the columns ``class`` and, if there is one, ``description`` of a table: the description of each class."""
-    source = open_source(path, names={CLASS})
+    source = open_source(path, names={CLASS}, text_column=CLASS)
     header = source.header or []
     if CLASS not in header:
         got = f"{path} with {format_names(header)}"

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._text import count, to_printable
+from protonet._text import count, shorten_list, to_printable
 from protonet.commands.data import open_pipeline, read_labelled
 from protonet.commands.options import UpdateOptions, show_notes
-from protonet.commands.rows import check_spellings, parse_integers, warn_contradictions, warn_similar_names
-from protonet.fit.crossfit import match_held_out, predict_held_out
+from protonet.commands.rows import MAX_EQUAL, check_spellings, parse_integers, warn_contradictions, warn_similar_names
+from protonet.fit.crossfit import Crossfit, find_contradicted, match_held_out, predict_held_out
 from protonet.fit.duplicates import hash_rows
 from protonet.ui.command_line import check_writable
 
@@ -28,6 +28,11 @@ def run(options: UpdateOptions) -> None:
         check_spellings(np.unique(labels).tolist(), model.classes, remedy)
     classes, old = extend_classes(model.classes, labels), model.cross_validation
     before = None if old is None else predict_held_out(old)  # before the update changes the networks
+    informative = np.flatnonzero(~empty).tolist()
+    locations = [table.position_format.format(block.positions[row]) for row in informative]
+    contradictions = warn_contradictions(x[informative], labels[informative].tolist(), locations)
+    if old is not None:
+        contradictions += warn_contradicted(old, x[informative], labels[informative].tolist(), classes, locations)
     groups = block.extra_columns[0].tolist() if block.extra_columns else None
     updated = model.update(x, labels, classes, groups=groups, uninformative=empty)
     if empty.any():
@@ -43,10 +48,7 @@ def run(options: UpdateOptions) -> None:
     print(f"{output}: {count(len(x), 'sample')} added, {count(len(new), 'new class')}{named}")
     if repeated := len(x) - len(hashes[~earlier].unique()):
         print(f"{count(repeated, 'sample')} equal to earlier or other new ones: they count again")
-    warnings = [*warn_similar_names(new), *updated.warn_cancelled_classes()]
-    informative = np.flatnonzero(~empty).tolist()
-    locations = [table.position_format.format(block.positions[row]) for row in informative]
-    warnings += warn_contradictions(x[informative], labels[informative].tolist(), locations)
+    warnings = [*warn_similar_names(new), *updated.warn_cancelled_classes(), *contradictions]
     print("".join(f"{line}\n" for line in warnings), end="")
     new_crossed = updated.cross_validation
     if before is None or new_crossed is None or not len(before):
@@ -62,6 +64,34 @@ def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str,
     names = [*known, *(name for name in np.unique(parse_integers(labels)).tolist() if str(name) not in texts)]
     integers = tuple(name for name in names if type(name) is int)
     return integers if len(integers) == len(names) else tuple(map(str, names))
+
+
+def warn_contradicted(
+    crossed: Crossfit,
+    x: np.ndarray,
+    labels: Sequence[str | int],
+    classes: Sequence[str | int],
+    locations: Sequence[str],
+) -> list[str]:
+    """Warn of new rows (n, dim) that equal a held-out row of fit with another label.
+
+    Args:
+        crossed: The held-out rows of fit.
+        x: (n, dim) features.
+        labels: (n,), the name of each row's class.
+        classes: The names of all classes, in the order of their indices.
+        locations: (n,), the location of each row in its file.
+    """
+    indices = {str(name): index for index, name in enumerate(classes)}
+    given = torch.tensor([indices[str(label)] for label in labels], dtype=torch.int64)
+    earlier = find_contradicted(crossed, torch.from_numpy(x), given).tolist()
+    named = [
+        f"{location} ({to_printable(label)}, was {to_printable(classes[before])})"
+        for location, label, before in zip(locations, labels, earlier, strict=True)
+        if before >= 0
+    ]
+    rows = f"{count(len(named), 'row')} of another class than equal rows of fit"
+    return [f"warning: contradicting labels: {rows}: {shorten_list(named, MAX_EQUAL)}"] if named else []
 
 
 def compare(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:

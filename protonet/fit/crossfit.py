@@ -345,7 +345,18 @@ def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int
 
 def match_held_out(crossed: Crossfit, features: Tensor) -> Tensor:
     """Test which rows of features (n, dim), real and finite, equal a held-out row: (n,) bool."""
-    return match_rows(features, crossed.features, need_encoder(crossed.whole).origin)
+    return match_rows(features, crossed.features, need_encoder(crossed.whole).origin) >= 0
+
+
+def find_contradicted(crossed: Crossfit, features: Tensor, labels: Tensor) -> Tensor:
+    """Find the class (n,) int64 of an equal held-out row with another label than that (n,) of a row, or -1."""
+    found = torch.full_like(labels, -1)
+    matched = match_held_out(crossed, features)
+    for label in labels[matched].unique().tolist():
+        rows, others = (matched & (labels == label)).nonzero().flatten(), crossed.labels != label
+        indices = match_rows(features[rows], crossed.features[others], need_encoder(crossed.whole).origin)
+        found[rows[indices >= 0]] = crossed.labels[others][indices[indices >= 0]]
+    return found
 
 
 def _group_duplicates(crossed: Crossfit, features: Tensor) -> Tensor:

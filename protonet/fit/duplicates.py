@@ -251,22 +251,25 @@ def _is_sampled(counts: Tensor) -> bool:
 
 
 def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
-    """Test which rows x (n, dim) equal one of the known rows (m, dim) up to rounding: (n,) bool.
+    """Find a known row (m, dim) that equals each row x (n, dim) up to rounding: its index (n,) int64, -1 for none.
 
     Known rows were stored in float32, less the origin (dim,). Each row is compared with its two neighbours along a
     random direction.
     """
     if not len(known):
-        return torch.zeros(len(x), dtype=torch.bool)
+        return torch.full((len(x),), -1)
     x, known = x.double() - origin, known.double() - origin
     deviation = known.std(dim=0, correction=0)
     direction = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     direction = torch.where(deviation > 0, direction / deviation, 0.0)
     projections, order = (known @ direction).sort()
     above = torch.searchsorted(projections, x @ direction)
-    adjacent = (order[(above + step).clamp(0, len(known) - 1)] for step in (-1, 0))
-    first, second = (torch.isclose(x, known[rows], rtol=DUPLICATES.rounding, atol=0).all(dim=1) for rows in adjacent)
-    return first | second
+    matches = torch.full_like(above, -1)
+    for step in (-1, 0):
+        rows = order[(above + step).clamp(0, len(known) - 1)]
+        equal = torch.isclose(x, known[rows], rtol=DUPLICATES.rounding, atol=0).all(dim=1)
+        matches = torch.where(equal, rows, matches)
+    return matches
 
 
 def hash_rows(x: Tensor) -> Tensor:

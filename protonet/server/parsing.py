@@ -275,12 +275,12 @@ def read_data(tensor: Tensor) -> list[Cell]:
 
 def encode(model: TablePipeline, columns: list[np.ndarray]) -> Rows:
     """Encode cells (n,) of each column, checked as those of a file are."""
+    columns = [blank_missing(cells, model.missing_texts) for cells in columns]
     for index, (cells, limit) in enumerate(zip(columns, max_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
         if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
             raise_input_error("body", must, "others", "Correct or drop the row.")
-    columns = [blank_missing(cells, model.missing_texts) for cells in columns]
     table = adapt_table(make_table(columns, model.columns, PLACE), model.encoding, argument="body")
     table.notes.extend(describe_missing(model, columns))
     (block,) = model.mark_uninformative(table.blocks, table)

@@ -64,7 +64,7 @@ def parse_missing(values: Iterable[str]) -> frozenset[str]:
 
 
 def read_rows(
-    path: Path, notes: list[str] | None = None, *, names: Collection[str] = ()
+    path: Path, notes: list[str] | None = None, *, names: Collection[str] = (), text_column: str | None = None
 ) -> Iterator[tuple[int, list[str]]]:
     """Stream the rows of delimited text ("-" is the standard input) with their line numbers, the header first.
 
@@ -77,17 +77,18 @@ def read_rows(
     `protonet._text.escape_formula` puts before a formula is removed.
 
     The ``names`` of expected columns help to find separator and header. ``notes`` receives what the user should know:
-    how the file is read before the header is yielded, blank lines after the last row.
+    how the file is read before the header is yielded, blank lines after the last row. With a ``text_column``, a file
+    without separators and without that header is a list of texts: this header is yielded as line 0.
     """
     text, notes = None, [] if notes is None else notes
     try:
         with _open_bytes(path) as file:
             text = _TextFile(path, file)
-            delimiter, lines_above, layout_notes = _detect_layout(text, names)
+            delimiter, lines_above, layout_notes, is_list = _detect_layout(text, names, text_column)
             notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.encoding == "cp1252")
             notes += layout_notes
             with closing(text.read_records(delimiter, lines_above)) as records:
-                yield from _check_rows(path, text, records, notes)
+                yield from _check_rows(path, text, records, notes, [str(text_column)] if is_list else None)
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
     except csv.Error as error:
@@ -207,8 +208,10 @@ class _TextFile:
         return rows, True
 
 
-def _detect_layout(text: _TextFile, names: Collection[str]) -> tuple[str, int, list[str]]:
-    """Return the separator, the number of lines above the header, and notes for the user."""
+def _detect_layout(
+    text: _TextFile, names: Collection[str], text_column: str | None
+) -> tuple[str, int, list[str], bool]:
+    """Return the separator, the number of lines above the header, notes, and whether it is a list without a header."""
     skip, declared = 0, None
     comments: list[tuple[int, str]] = []  # they may contain single quotes: each line is parsed by itself
     with closing(text.read_lines()) as lines:
@@ -240,11 +243,18 @@ def _detect_layout(text: _TextFile, names: Collection[str]) -> tuple[str, int, l
     candidates = [declared[1]] if declared else [*DELIMITERS, NO_DELIMITER]
     layouts = {delimiter: try_delimiter(delimiter) for delimiter in candidates}
     delimiter = max(layouts, key=lambda candidate: layouts[candidate][2])
-    rows, header, (_, _, width, _) = layouts[delimiter]
+    rows, header, (has_names, equal_widths, width, _) = layouts[delimiter]
+    is_named = bool(declared) or has_names or (bool(rows) and rows[header][1] == [text_column])
+    # Texts have commas and semicolons, in different numbers. One column may be all that is expected.
+    is_list = width == 1 or set(names) == {text_column} or (delimiter in {",", ";"} and not equal_widths)
+    if text_column is not None and rows and is_list and not is_named:
+        notes = [f"each line is a text of column {to_printable(text_column)}, also the first: there is no header"]
+        add_title_notes(notes, [[line] for _, line in comments])
+        return NO_DELIMITER, skip, notes, True
     name = DELIMITERS.get(delimiter, repr(delimiter))
     notes = [DELIMITER_NOTE.format(name)] if delimiter != "," and width > 1 else []
     add_title_notes(notes, [cells for _, cells in rows[:header]])
-    return delimiter, rows[header][0] - 1 if rows else skip, notes
+    return delimiter, rows[header][0] - 1 if rows else skip, notes, False
 
 
 def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *, certain: bool = True) -> int:
@@ -317,10 +327,13 @@ def _is_comment(cells: Sequence[str]) -> bool:
 
 
 def _check_rows(
-    path: Path, text: _TextFile, records: Iterator[list[str]], notes: list[str]
+    path: Path, text: _TextFile, records: Iterator[list[str]], notes: list[str], header: list[str] | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the cells of each row; raise an InputError if a second table begins."""
-    header = next((cells for cells in records if not text.is_blank), None)
+    """Yield the line number and the cells of each row, the header first; raise an InputError if a second table begins.
+
+    The header is the first row unless it is given.
+    """
+    header = header or next((cells for cells in records if not text.is_blank), None)
     if header is None:
         return
     yield text.row_start, header

@@ -66,7 +66,8 @@ def fit_features(
     reasons: dict[str, list[str]] = {}
     for name in dropped:
         reasons.setdefault(inferred[name].reason, []).append(to_printable(name))
-    notes = describe_numeric_formats(cells, _numeric_columns(inferred))
+    ambiguous_points = table.semicolons and decimal is None
+    notes = describe_numeric_formats(cells, _numeric_columns(inferred), ambiguous_points=ambiguous_points)
     notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     modalities = {inferred_type.modality for inferred_type in inferred.values()} - {None}
     notes += [hint for modality in sorted(map(str, modalities)) if (hint := selection.hint(modality))]

@@ -74,11 +74,13 @@ def open_source(
     skip_broken: bool = False,
     names: Collection[str] = (),
     sheet: str | None = None,
+    text_column: str = "text",
 ) -> TableSource:
     """Open a file by its suffix, "-" as delimited text from the standard input, pictures as a table of paths.
 
     ``labels`` is an NPY file beside one of rows, ``label`` the name for labels by class folders, which must exist if
-    ``labelled``. The ``names`` of expected columns help to find header and separator.
+    ``labelled``. The ``names`` of expected columns help to find header and separator. ``text_column`` names the column
+    of a list, a .txt file without a header.
     """
     name = path.name.lower()
     if sheet is not None and not name.endswith(".xlsx"):
@@ -93,7 +95,9 @@ def open_source(
         return open_arrays(path, labels, labelled=labelled)
     if name.endswith(".parquet"):
         return open_parquet(path)
-    return open_excel(path, names, sheet) if name.endswith(".xlsx") else open_csv(path, names)
+    if name.endswith(".xlsx"):
+        return open_excel(path, names, sheet)
+    return open_csv(path, names, text_column if name.endswith((".txt", ".txt.gz")) else None)
 
 
 def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) -> TableSource:
@@ -134,10 +138,10 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
     )
 
 
-def open_csv(path: Path, names: Collection[str] = ()) -> TableSource:
+def open_csv(path: Path, names: Collection[str] = (), text_column: str | None = None) -> TableSource:
     """Open delimited text, as `read_rows` reads it."""
     notes: list[str] = []
-    lines = read_rows(path, notes, names=names)
+    lines = read_rows(path, notes, names=names, text_column=text_column)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
 
     def read(indices: Sequence[int]) -> Iterator[Chunk]:

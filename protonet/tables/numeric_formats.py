@@ -16,7 +16,13 @@ import numpy as np
 from protonet._text import to_printable
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.numeric import Numeric
-from protonet.tables.columns.parsing import COMMA_FIRST, POINT_FIRST, detect_decimal_separators, parse_numeric
+from protonet.tables.columns.parsing import (
+    COMMA_FIRST,
+    POINT_FIRST,
+    are_ambiguous_points,
+    detect_decimal_separators,
+    parse_numeric,
+)
 from protonet.tables.table import RowBlock, Table
 
 #: The number format for each decimal mark.
@@ -51,8 +57,14 @@ def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str
     return POINT_FIRST if set[str]().union(*separators) == {"point"} else COMMA_FIRST
 
 
-def describe_numeric_formats(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> list[str]:
-    """Return a note for each ambiguous mark in numbers, with an example."""
+def describe_numeric_formats(
+    columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric], *, ambiguous_points: bool = False
+) -> list[str]:
+    """Return a note for each ambiguous mark in numbers, with an example.
+
+    ``ambiguous_points`` says that plain numbers may have points between thousands: semicolons separate cells, and the
+    user set no decimal mark.
+    """
     meanings = {
         "point": {",": "commas between thousands"},
         "comma": {",": "a decimal comma", ".": "points between thousands"},
@@ -61,7 +73,10 @@ def describe_numeric_formats(columns: Mapping[str, np.ndarray], numeric: Mapping
     names, examples = dict[str, list[str]](), dict[str, str]()
     for name, column in numeric.items():
         cells = _distinct(columns[name]) if columns[name].dtype.kind == "O" else []
-        for mark, meaning in meanings.get(column.format, {}).items():
+        marks = meanings.get(column.format, {})
+        if ambiguous_points and column.format == "plain" and are_ambiguous_points(cells):
+            marks = {".": "a decimal point"}
+        for mark, meaning in marks.items():
             cell = next((cell for cell in cells if mark in cell), "")
             if not math.isnan(value := parse_numeric(cell, column.format)):
                 names.setdefault(meaning, []).append(to_printable(name))

@@ -13,7 +13,7 @@ import numpy as np
 
 from protonet._text import shorten_list, to_printable
 from protonet.errors import raise_input_error
-from protonet.tables.columns.parsing import blank_missing, is_missing
+from protonet.tables.columns.parsing import blank_missing, format_cells, is_missing
 from protonet.tables.delimited import MISSING_TEXTS, is_numeric
 from protonet.tables.formats import PICTURE_COLUMN, ROW_FORMAT, Chunk, TableSource, closest_match, open_source
 
@@ -135,6 +135,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         skip_broken=spec.skip_broken,
         names={*(spec.columns or ()), *spec.extra_columns, *([spec.label] if spec.labelled else [])},
         sheet=spec.sheet,
+        text_column=spec.columns[0] if spec.columns and len(spec.columns) == 1 else "text",
     )
     label: int | None = source.width if spec.labelled else None  # the label column follows the features
     names: tuple[str, ...] | None = None
@@ -292,10 +293,10 @@ def _read_blocks(
         features = [blank_missing(cells, spec.missing_texts) for cells in columns[:n_features]]
         if len(columns) > n_features + n_extra:
             labels, unlabelled = parse_labels(blank_missing(columns[-1], spec.missing_texts))
-            _count_missing_texts(missing_counts["label"], columns[-1], spec.missing_texts)
+            missing_counts["label"].update(format_cells(columns[-1][unlabelled & ~is_missing(columns[-1])]))
         for cells, blanked in zip(columns, features, strict=False):
             if cells is not blanked:
-                _count_missing_texts(missing_counts["cell"], cells, spec.missing_texts)
+                missing_counts["cell"].update(format_cells(cells[is_missing(blanked) & ~is_missing(cells)]))
         keep = np.ones(len(positions), bool)
         if spec.for_training or (spec.labelled and unlabelled.any()):
             keep = ~np.logical_and.reduce([*map(_is_blank, columns)])
@@ -321,12 +322,6 @@ def _read_blocks(
         source.notes.append(f"{n_blank} blank row{'s' * (n_blank > 1)} dropped")
     if spec.user_columns and (spec.labelled or spec.for_training):
         source.notes.extend(_describe_missing_texts(missing_counts))
-
-
-def _count_missing_texts(counts: Counter[str], cells: np.ndarray, missing_texts: frozenset[str]) -> None:
-    """Count the non-empty texts among cells (n,) that mean "missing"."""
-    if cells.dtype.kind == "O":
-        counts.update(cell for cell in cells.tolist() if cell and cell.lower() in missing_texts)
 
 
 def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:

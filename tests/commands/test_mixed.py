@@ -112,6 +112,33 @@ def test_parquet_and_csv_of_the_same_table_give_the_same(model: Path, tmp_path: 
     assert run("predict", model, tmp_path / "new.parquet", "--proba") == text
 
 
+def test_missing_values_are_alike_in_all_types_of_files(tmp_path: Path, run: Run) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    openpyxl = pytest.importorskip("openpyxl")
+    rng = np.random.default_rng(0)
+    kinds = [-1 if row % 8 == 7 else row % 2 for row in range(32)]
+    widths = [-999 if row % 5 == 0 else round(float(rng.normal(2 * kind)), 3) for row, kind in enumerate(kinds)]
+    heights = [round(float(value), 3) for value in rng.normal(size=32)]
+    columns: dict[str, list[Any]] = {"width": widths, "height": heights, "kind": kinds}
+    write(tmp_path / "t.csv", {name: [*map(str, cells)] for name, cells in columns.items()})
+    floats = {name: list(map(float, cells)) if name == "width" else cells for name, cells in columns.items()}
+    parquet.write_table(pa.table(floats), tmp_path / "t.parquet")
+    book = openpyxl.Workbook()
+    for line in [list(columns), *zip(*columns.values(), strict=True)]:
+        book.active.append(line)
+    book.save(tmp_path / "t.xlsx")
+    results = []
+    for suffix in ("csv", "parquet", "xlsx"):
+        table, path = tmp_path / f"t.{suffix}", tmp_path / f"{suffix}.protonet"
+        output = run("fit", table, *FAST, "--missing-values=-999,-1", "-o", path)
+        assert "read as missing: 4 labels ('-1' 4) and 7 cells ('-999' 7)" in output, suffix
+        assert run.count_samples(path) == [16, 12], suffix
+        results.append([run("predict", path, tmp_path / f"t.{other}", "--proba") for other in ("csv", "parquet")])
+    assert all(result == results[0] for result in results)
+    assert results[0][0] == results[0][1]
+
+
 def test_onnx_of_numeric_and_categorical_columns(model: Path, tmp_path: Path, run: Run) -> None:
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")

@@ -257,6 +257,20 @@ def test_equal_rows_of_different_classes_are_named(tmp_path: Path, run: Run) -> 
     assert "line 2 (a), line 3 (b)" in output
 
 
+def test_update_names_rows_that_contradict_those_of_fit(tmp_path: Path, run: Run) -> None:
+    lines = ["x,y,kind", *make_lines(40)]
+    model, table = tmp_path / "m.safetensors", write_lines(tmp_path / "t.csv", lines)
+    run("fit", table, *FAST, "-o", model)
+    new = [lines[3], lines[5].replace(",a", ",b"), "1,2,a", lines[6].replace(",b", ",c")]
+    for name in ("one", "two"):  # the second update adds the same rows again
+        more = write_lines(tmp_path / f"{name}.csv", [lines[0], *new])
+        output = run("update", model, more, "--in-place")
+        (line,) = (line for line in output.splitlines() if "contradicting labels" in line)
+        assert "2 rows" in line
+        assert "line 3 (b, was a), line 5 (c, was b)" in line
+    assert "contradicting" not in run("update", model, table, "--in-place")
+
+
 def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:
     draw = np.random.default_rng(0)
     x = draw.integers(0, 12, (60, 2)).astype(np.float32) * np.array([1.0, -0.0], np.float32)

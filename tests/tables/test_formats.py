@@ -22,6 +22,7 @@ from protonet.datasets import load_csv
 from protonet.errors import InputError
 from protonet.tables import formats
 from protonet.tables.formats import TableSource, open_source
+from protonet.tables.table import ReadSpec, read_table
 from tests.strategies import EXAMPLES
 
 COLUMNS = ("a", "b", "c")
@@ -129,6 +130,34 @@ def test_headers_and_rows_of_untidy_files(tmp_path: Path) -> None:
             cells = zip(*read(source)[0], strict=True)
             assert [" ".join(cell.replace(" ", "_") for cell in row) for row in cells] == rows, text
             assert source.notes == notes, text
+
+
+def test_a_list_of_texts_has_no_header(tmp_path: Path) -> None:
+    def read_texts(content: str, name: str = "t.txt", **options: Any) -> tuple[list[str] | None, list[str], list[str]]:
+        source = open_source(write(tmp_path, content, name), **options)
+        chunks = list(source.read(range(source.width)))
+        return source.header, [str(row[0]) for row in zip(*chunks[0].columns, strict=True)], source.notes
+
+    texts = ["the train was late", "she scored, at last, a goal", "bread; and soup"]
+    content = "\n".join(texts) + "\n"
+    for order in (content, "\n".join(texts[::-1])):
+        for names, column in (((), "text"), (("title",), "title"), (("label",), "text")):
+            header, cells, notes = read_texts(order, names=names, text_column=column)
+            assert (header, sorted(cells)) == ([column], sorted(texts)), names
+            assert len(notes) == 1, names
+            assert column in notes[0], names
+    assert read_texts("go, now\ncome, soon\n", names={"text"})[1] == ["go, now", "come, soon"]
+    assert read_texts("# by hand\n\nyes\nno\n")[1] == ["yes", "no"]
+    spec = ReadSpec(label="kind", labelled=False, columns=("title",))
+    _, block = read_table(write(tmp_path, content, "t.txt"), spec)  # of a model of one column
+    assert (block.columns[0].tolist(), list(block.positions)) == (texts, [1, 2, 3])
+    # A header, or cells.
+    assert read_texts("title\n" + content, names={"title"}, text_column="title") == (["title"], texts, [])
+    assert read_texts("text\n" + content) == (["text"], texts, [])
+    assert read_texts("a,b\n1,2\n")[0] == ["a", "b"]
+    assert read_texts("a\tb\nx\ty\n")[0] == ["a", "b"]
+    assert read_texts("b,text\n1,2\n", names={"text"})[0] == ["b", "text"]
+    assert read_texts("one\ntwo\n", "t.csv")[:2] == (["one"], ["two"])
 
 
 def test_encodings_are_noted_and_shared_with_load_csv(tmp_path: Path) -> None:

@@ -123,6 +123,11 @@ def test_decimal_separators() -> None:
         ([["2,000", "3,000"]], False, ",", [2.5]),
         ([["2.000", "3.000"]], False, ",", [2500]),
         ([["2,000", "3,000"]], True, ".", [2500]),
+        ([["355", "22.361", "-4.492"]], True, None, [(355 + 22361 - 4492) / 3]),
+        ([["355", "22.361"], ["0.5", "1.5"]], True, None, [(355 + 22.361) / 2, 1]),
+        ([["1355", "22.361"]], True, None, [(1355 + 22.361) / 2]),
+        ([["355", "22.361"]], True, ".", [(355 + 22.361) / 2]),
+        ([["355", "22.361"]], False, None, [(355 + 22.361) / 2]),
         ([["-0,205", "2,974"]], False, None, [1.3845]),
         ([["1,23,456.7", "1"]], False, None, [61728.85]),
     ]
@@ -132,5 +137,6 @@ def test_decimal_separators() -> None:
         assert [column.mean for column in features.encoding.columns if isinstance(column, Numeric)] == pytest.approx(
             means
         ), columns
-        expects_note = any("," in cell for cells in columns for cell in cells) or decimal == ","
+        marks = {mark for cells in columns for cell in cells for mark in ",." if mark in cell}
+        expects_note = "," in marks or decimal == "," or (semicolons and decimal is None and "." in marks)
         assert any("numbers with" in note for note in features.notes) == expects_note, columns

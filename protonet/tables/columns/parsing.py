@@ -82,7 +82,8 @@ DATE_FORMATS = (
 NUMERIC_FORMATS = ("plain", "point", "comma", "interval", "duration")
 #: Order in which formats are tried, given the likely decimal mark; the first wins among those that match equally many.
 POINT_FIRST, COMMA_FIRST = ("plain", "point", "comma"), ("comma", "point", "plain")
-#: Order for files with semicolons between cells: an ambiguous comma is a decimal mark, an ambiguous point as well.
+#: Order for files with semicolons between cells: an ambiguous comma is a decimal mark, an ambiguous point as well,
+#: unless `are_grouped`.
 COMMA_OVER_POINT = ("plain", "comma", "point")
 
 
@@ -94,14 +95,38 @@ def is_missing(values: np.ndarray) -> np.ndarray:
 
 
 def blank_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) -> np.ndarray:
-    """Replace the texts of a column (n,) that mean "missing" (given in lower case) by ""; other types stay."""
+    """Replace the cells of a column (n,) that mean "missing", texts given in lower case, by "", NaN or NaT.
+
+    Numbers and dates are compared by value. The column itself is returned if it has no such cell.
+    """
     if values.dtype.kind != "O":
-        return values
+        return _blank_missing_values(values, frozenset(missing))
     lower = "\0".join(values).lower().split("\0")  # four times as fast as cell by cell
     if len(lower) != len(values):  # a cell contains the separator, or the column is empty
         lower = [cell.lower() for cell in values]
     mask = np.fromiter(map(missing.__contains__, lower), bool, len(values))
     return np.where(mask, "", values).astype(object) if mask.any() else values
+
+
+def _blank_missing_values(values: np.ndarray, missing: frozenset[str]) -> np.ndarray:
+    """Replace numbers or dates (n,) that mean "missing" by NaN or NaT; integers then become float64."""
+    numbers, days = _parse_missing_values(missing)
+    if values.dtype.kind == "M":
+        mask = np.isin(parse_dates(values, ""), days)
+        return np.where(mask, np.datetime64("NaT"), values) if mask.any() else values
+    with np.errstate(over="ignore"):
+        mask = np.isin(values, numbers.astype(values.dtype) if values.dtype.kind == "f" else numbers)
+    if not mask.any():
+        return values
+    return np.where(mask, math.nan, values if values.dtype.kind == "f" else values.astype(np.float64))
+
+
+@cache
+def _parse_missing_values(missing: frozenset[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Parse the finite numbers and the ISO dates, in days since 1970, among texts that mean "missing"."""
+    numbers = np.array([parse_plain(text) for text in missing])
+    days = np.array([parse_date(text.upper(), "iso") for text in missing])
+    return numbers[np.isfinite(numbers)], days[np.isfinite(days)]
 
 
 def count_missing_cells(values: np.ndarray) -> int:
@@ -242,7 +267,7 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
     if not allow_codes and any(map(_ZERO_PADDED.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
     if plain and (order[0] == "plain" or not any("." in cell for cell in cells)):
-        return "plain"
+        return "comma" if order == COMMA_OVER_POINT and are_grouped(cells) else "plain"
 
     def parsed_fraction(parse: Callable[[str], float], sample: list[str]) -> float:
         return sum(not math.isnan(parse(cell)) for cell in sample) / len(sample)
@@ -259,6 +284,18 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
     fractions = {name: parsed_fraction(parsers[name], cells) for name in likely}
     best = max(fractions, key=lambda name: fractions[name], default="")
     return best if fractions.get(best, 0.0) >= MIN_PARSED_FRACTION else ""
+
+
+def are_grouped(cells: Sequence[str]) -> bool:
+    """Test whether plain numbers have points between thousands: all of 1000 or more have them, and no others do."""
+    others = [float(cell) for cell in cells if "." not in cell]
+    return are_ambiguous_points(cells) and bool(others) and max(map(abs, others)) < 1000
+
+
+def are_ambiguous_points(cells: Iterable[str]) -> bool:
+    """Test whether cells have points, all of which may be decimal or between thousands, as in "22.361"."""
+    marked = [cell for cell in cells if "." in cell]
+    return bool(marked) and all(re.fullmatch(rf"[-+]?{_GROUPED_POINTS}", cell) for cell in marked)
 
 
 def _are_plain(cells: list[str]) -> bool:

@@ -43,6 +43,19 @@ def objects(*cells: str) -> np.ndarray:
 
 
 class TestMissing:
+    def test_numbers_and_dates_that_mean_missing_are_compared_by_value(self) -> None:
+        missing = frozenset({"", "na", "-999", "0.1", "1900-01-01", "1900-01-02t03:00"})
+        numbers = [-999, 3, 0]
+        for dtype in (np.int16, np.int64, np.float32, np.float64):
+            cells = np.array(numbers, dtype)
+            assert is_missing(blank_missing(cells, missing)).tolist() == [True, False, False], dtype
+            assert cells.tolist() == numbers, dtype
+        assert is_missing(blank_missing(np.array([0.1, 0.2], np.float32), missing)).tolist() == [True, False]
+        days = np.array(["1900-01-01", "1900-01-02T03:00", "1900-01-02", "NaT"], "datetime64[us]")
+        assert is_missing(blank_missing(days, missing)).tolist() == [True, True, False, True]
+        for unchanged in (np.array([1, 2]), np.array([1.0, np.nan]), np.array(["2020-01-01"], "datetime64[us]")):
+            assert blank_missing(unchanged, missing) is unchanged
+
     def test_missing_values_in_any_letter_case(self) -> None:
         for text in MISSING_TEXTS:
             cells = objects(text, text.upper(), text.capitalize(), text.title())
