@@ -247,8 +247,8 @@ def test_commands_of_downloads() -> None:
             overrides,
             "x",
             [
-                "fit own.csv --label label --group d --drop b c --column-type a=category"
-                " --report report.html --output model.protonet",
+                "fit own.csv --label label --report report.html --output model.protonet"
+                " --group d --drop b c --column-type a=category",
                 "predict model.protonet rest.csv --sheet x --output predictions.csv --proba",
             ],
         ),
