@@ -258,7 +258,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     (tmp_path / "custom_optimizer.py").write_text(join_package(), encoding="utf-8")
     environment = {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PATH": ""}
     command = [sys.executable, "-c", START + REPLICATED + DIVIDED + END, str(tmp_path / "meeting")]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
 
 
