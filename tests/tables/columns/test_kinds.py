@@ -79,6 +79,7 @@ def test_features_and_values(column_class: type[Any], cells: np.ndarray) -> None
     assert (numeric is None) == (filled.dtype.kind == "U") == (column_class in {Category, Text})
     if numeric is not None:  # ordered: only missing values are filled in
         present = ~np.isnan(numeric)
+        np.testing.assert_array_equal(column.is_uninformative(cells), ~present)
         np.testing.assert_array_equal(filled[present], numeric[present])
         assert not np.isnan(filled).any()
         assert column.format_value(numeric[present][0])
