@@ -419,7 +419,7 @@ def test_a_table_is_labelled_inspected_tried_and_downloaded(
         chromium.wait("document.getElementById('progress').textContent.includes(', 0 left, ')")
         chromium.ask("document.querySelector('#columns select').value = 'drop'")
         chromium.ask("document.querySelector('#columns select').dispatchEvent(new Event('change'))")
-        chromium.wait("document.querySelector('#commands code').textContent.includes('--drop a ')")
+        chromium.wait("document.querySelector('#commands code').textContent.includes('--drop a')")
         assert "print(model.predict(" in chromium.ask("document.querySelector('#python code').textContent")
         chromium.open("about:blank")
         assert chromium.errors == []
