@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from analysis.optimizer_bench.workload import initial_weights
 from analysis.optimizer_bench.workloads.models import make_mlp
@@ -23,8 +23,8 @@ from protonet.optimizer.search import Run
 from tests.optimizer_cases import loss_on, make_model, same, train, trained, weights
 
 VOCABULARY, CONTEXT, BATCH, STEPS = 24, 3, 64, 200
-#: Makes the function that is called after each step with its number, from 1.
-Schedule = Callable[[torch.optim.Optimizer], Callable[[int], object]]
+#: Makes the function that is called after each step with its number, from 1, and its loss.
+Schedule = Callable[[torch.optim.Optimizer], Callable[[int, float], object]]
 
 
 @functools.cache
@@ -65,45 +65,58 @@ def train_with(kind: type[torch.optim.Optimizer], schedule: Schedule | None, ste
         before = nn.utils.parameters_to_vector(model.parameters()).detach()
         optimizer.step()
         step_lengths.append(float((nn.utils.parameters_to_vector(model.parameters()).detach() - before).norm()))
-        after_step(step)
+        after_step(step, float(loss.detach()))
     with torch.no_grad():
         return Training(float(compute_loss(model, validation)), step_lengths)
 
 
-def linear(optimizer: torch.optim.Optimizer) -> Callable[[int], object]:
+def linear(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
     """As `transformers.get_linear_schedule_with_warmup` without warm-up: below one from the second step on."""
     scheduler = LambdaLR(optimizer, lambda step: 1 - step / STEPS)
-    return lambda step: scheduler.step()
+    return lambda step, loss: scheduler.step()
 
 
-def one_cycle(optimizer: torch.optim.Optimizer) -> Callable[[int], object]:
+def one_cycle(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
     """From a 25th of the constructor's learning rate up to it, and down."""
     scheduler = OneCycleLR(optimizer, optimizer.defaults["lr"], STEPS + 1, cycle_momentum=False)
-    return lambda step: scheduler.step()
+    return lambda step, loss: scheduler.step()
 
 
-def step_down(optimizer: torch.optim.Optimizer) -> Callable[[int], object]:
+def step_down(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
     scheduler = StepLR(optimizer, STEPS, gamma=0.1)
-    return lambda step: scheduler.step()
+    return lambda step, loss: scheduler.step()
 
 
-def warm_up_by_hand(optimizer: torch.optim.Optimizer) -> Callable[[int], object]:
+def warm_up_by_hand(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
     """Raise ``group["lr"]`` for 40 steps, without a scheduler that would note the initial one."""
 
-    def set_lr(step: int) -> None:
+    def set_lr(step: int, loss: float) -> None:
         for group in optimizer.param_groups:
             group["lr"] = optimizer.defaults["lr"] * min(1.0, (step + 1) / 40)
 
-    set_lr(0)
+    set_lr(0, math.nan)
     return set_lr
 
 
-def test_a_tenth_of_the_learning_rate_is_a_tenth_of_the_step_200_steps_later() -> None:
-    lengths = [sum(train_with(CustomOptimizer, choice, 2 * STEPS).step_lengths[-30:]) for choice in (step_down, None)]
+def drop_by_hand(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
+    def set_lr(step: int, loss: float) -> None:
+        optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * (1.0 if step < STEPS else 0.1)
+
+    return set_lr
+
+
+def plateau_of_loss(optimizer: torch.optim.Optimizer) -> Callable[[int, float], object]:
+    scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=20)
+    return lambda step, loss: scheduler.step(loss)
+
+
+@pytest.mark.parametrize("schedule", [step_down, drop_by_hand])
+def test_a_tenth_of_the_learning_rate_is_a_tenth_of_the_step_200_steps_later(schedule: Schedule) -> None:
+    lengths = [sum(train_with(CustomOptimizer, choice, 2 * STEPS).step_lengths[-30:]) for choice in (schedule, None)]
     assert 0.08 < lengths[0] / lengths[1] < 0.125
 
 
-@pytest.mark.parametrize("schedule", [linear, one_cycle, warm_up_by_hand])
+@pytest.mark.parametrize("schedule", [linear, one_cycle, plateau_of_loss, warm_up_by_hand])
 def test_a_language_model_ends_no_worse_than_with_adamw_under_the_same_schedule(schedule: Schedule) -> None:
     loss = train_with(CustomOptimizer, schedule).loss
     assert loss < train_with(AdamW, schedule).loss
@@ -308,6 +321,13 @@ def test_a_lightning_trainer_takes_the_steps_of_a_plain_loop(tmp_path: Path) -> 
         scheduler.step()
     assert same(module.model, model)
     assert not same(model, trained(12))
+
+
+def test_a_compiled_model_takes_the_same_steps() -> None:
+    model = make_model()
+    compiled = cast(nn.Module, torch.compile(model, backend="eager"))
+    train(compiled, CustomOptimizer(compiled.parameters()), 12)
+    assert same(model, trained(12))
 
 
 def test_other_group_keys_remain() -> None:
