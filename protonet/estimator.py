@@ -50,6 +50,8 @@ from protonet.tables.frames import (
     Frame,
     FrameEncoding,
     array_frame,
+    check_no_texts,
+    check_numbers,
     describe_columns,
     fit_frame,
     iter_dense,
@@ -259,6 +261,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Rows become a `Frame` if their columns are encoded, as ``encoded`` says of later rows. Otherwise they become an
         array or a CSR matrix, float64.
         """
+        check_no_texts(X)
         frame = read_frame(X)
         if frame is not None and (reset or encoded):
             validate_data(self, frame.original, y, reset=reset, skip_check_array=True)
@@ -266,7 +269,12 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             labels = None if unlabelled else check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
             return frame, labels
         checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": "allow-nan"}
-        checked = validate_data(self, X, y, reset=reset, **checks)
+        try:
+            checked = validate_data(self, X, y, reset=reset, **checks)
+        except (TypeError, ValueError):
+            if frame is not None:
+                check_numbers(frame)
+            raise
         rows, labels = checked if isinstance(checked, tuple) else (checked, None)
         gaps = int(np.isnan(rows.data if sparse.issparse(rows) else rows).sum())
         if encoded or (reset and (self.column_kinds or gaps)):

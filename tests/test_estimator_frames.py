@@ -369,6 +369,43 @@ def test_arrays_of_objects_may_hold_text() -> None:
         _ = copied.feature_importances_
 
 
+@pytest.mark.parametrize("form", ["date", "Timestamp", "timedelta", "Timedelta", "datetime64", "NA", "NaT", "bytes"])
+def test_arrays_may_hold_dates_and_other_objects(form: str) -> None:
+    rng = np.random.default_rng(0)
+    y = np.array(["a", "b"])[np.arange(30) % 2]
+    days = [int(day) for day in 100 * (np.arange(30) % 2) + rng.integers(0, 60, 30)]
+    dates = [datetime.date(2020, 1, 1) + datetime.timedelta(day) for day in days]
+    cells: list[Any] = {
+        "date": dates,
+        "Timestamp": [pd.Timestamp(day) for day in dates],
+        "timedelta": [datetime.timedelta(day) for day in days],
+        "Timedelta": [pd.Timedelta(day, "D") for day in days],
+        "datetime64": [np.datetime64(day) for day in dates],
+        "NA": [pd.NA, *days[1:]],
+        "NaT": [pd.NaT, *map(pd.Timestamp, dates[1:])],
+        "bytes": [b"red" if label == "a" else b"green" for label in y],
+    }[form]
+    x = np.empty((30, 2), object)
+    x[:, 0], x[:, 1] = cells, rng.normal(size=30)
+    model = make().fit(x, y)
+    assert model.score(x, y) > 0.8
+    assert np.array_equal(make().fit(x.tolist(), y).predict(x.tolist()), model.predict(x))
+
+
+def test_texts_instead_of_columns_or_numbers_are_errors() -> None:
+    frame = make_frame()
+    for texts in (frame["notes"], frame["notes"].tolist(), frame["notes"].to_numpy()):
+        with pytest.raises(InputError, match=r"`X` must have rows and columns; got .* df\[\['text'\]\]"):
+            make().fit(texts, Y)
+        with pytest.raises(InputError, match="`X` must have rows and columns"):
+            make().fit(frame[["notes"]], Y).predict(texts)
+    x = np.random.default_rng(0).normal(size=(N, 2))
+    model = make().fit(x, Y)
+    for rows in ([["red", 1.0]], np.array([["red", 1.0]], object)):
+        with pytest.raises(InputError, match="`X` must hold numbers, as the rows of fit did; got 'red' in x0"):
+            model.predict(rows)
+
+
 def test_class_weights_are_sample_weights() -> None:
     rng = np.random.default_rng(0)
     y = np.repeat([0, 1], [40, 8])
@@ -376,5 +413,5 @@ def test_class_weights_are_sample_weights() -> None:
     expected = ProtoNetClassifier(effort="fast").fit(x, y, np.array([0.6, 3.0])[y]).predict_proba(x)
     model = ProtoNetClassifier(effort="fast", class_weight="balanced").fit(x, y)
     np.testing.assert_allclose(model.predict_proba(x), expected, atol=1e-6)
-    with pytest.raises(InputError, match="class_weight"):
+    with pytest.raises(InputError, match="`class_weight` must be "):
         ProtoNetClassifier(effort="fast", class_weight="even").fit(x, y)

@@ -165,7 +165,7 @@ def format_rows(results: JsonDict) -> str:
                 f"{neighbor['index']} ({to_printable(neighbor['class'])}, {neighbor['cosine']:.3f})"
                 for neighbor in row["neighbors"]
             ]
-            lines.append(f"  nearest held-out rows of fit (class, cosine): {', '.join(near)}")
+            lines.append(f"  nearest held-out rows by index (class, cosine): {', '.join(near)}")
             for column in row["columns"][:COLUMNS]:
                 cell = to_printable(column["cell"][:MAX_CELL_LENGTH])
                 lines.append(f"  {column['contribution']:<+9.2g} {to_printable(column['name'])} = {cell}")
@@ -173,6 +173,7 @@ def format_rows(results: JsonDict) -> str:
         rows = count(results["sample"], "held-out row")
         lines.append("contribution of a column: the log-probability of the class, minus its mean if the cell is")
         lines.append(f"replaced by that of {rows} of fit")
+        lines.append("an index counts the held-out rows in the model file from 0; it is no line of the training file")
     else:
         lines.append("the model has no held-out rows of fit: nearest rows and contributions are unknown")
     return "\n".join([*lines, ""])

@@ -163,7 +163,7 @@ def weigh_classes(
         return weights
     is_sound = isinstance(class_weight, Mapping) and all(weight > 0 for weight in class_weight.values())
     if class_weight != "balanced" and not is_sound:
-        raise_input_error("class_weight", '"balanced", a dict of weights > 0, or None', repr(class_weight), "")
+        raise_input_error("class_weight", 'be "balanced", a dict of weights > 0, or None', repr(class_weight), "")
     by_class = class_weight if isinstance(class_weight, str) else dict(class_weight)
     of_rows = torch.from_numpy(compute_sample_weight(by_class, y))
     return of_rows if weights is None else of_rows * weights

@@ -6,6 +6,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time, timedelta
 from numbers import Real
 from typing import Any, NamedTuple, NoReturn
 
@@ -70,7 +71,7 @@ class FrameEncoding(NamedTuple):
 def read_frame(x: Any) -> Frame | None:
     """Read a frame of pandas, or of any library with the Arrow PyCapsule interface; None for objects of other types.
 
-    An array, or a list of rows, with text other than numbers is a frame with columns x0, x1, ...
+    An array, or a list of rows, with text other than numbers, or dates, is a frame with columns x0, x1, ...
     """
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(x, pandas.DataFrame):
@@ -114,6 +115,25 @@ def read_frame(x: Any) -> Frame | None:
     )
 
 
+def check_no_texts(x: object) -> None:
+    """Raise an InputError for a list or a series of texts, which has no columns."""
+    if getattr(x, "ndim", 1) != 1 or not (isinstance(x, (list, tuple)) or hasattr(x, "__array__")):
+        return
+    cells = x if isinstance(x, (list, tuple)) else np.asarray(x)
+    if any(isinstance(cell, str) for cell in cells):
+        remedy = "Pass a frame with a column, such as df[['text']]."
+        raise_input_error("X", "have rows and columns", "one series of texts", remedy)
+
+
+def check_numbers(frame: Frame) -> None:
+    """Raise an InputError for text in a frame whose columns must hold numbers."""
+    for name, cells in zip(frame.names, frame.columns, strict=True):
+        other = (cell for cell in cells if cells.dtype.kind == "O" and cell and math.isnan(parse_plain(cell)))
+        if (cell := next(other, None)) is not None:
+            got = f"{to_printable(cell)[:50]!r} in {to_printable(name)}"
+            raise_input_error("X", "hold numbers, as the rows of fit did", got, "Correct it, or fit again.")
+
+
 def array_frame(x: np.ndarray) -> Frame:
     """Return numbers (n, dim) as a frame, with the column names of scikit-learn."""
     return Frame(tuple(f"x{index}" for index in range(x.shape[1])), list(x.T))
@@ -123,18 +143,45 @@ def _text_cells(x: object) -> np.ndarray | None:
     """Return an array (n, columns) of objects if some cells are text other than numbers; None for other objects."""
     if isinstance(x, list) and x and all(isinstance(row, (list, tuple)) and len(row) == len(x[0]) for row in x):
         x = np.array(x, object)
-    if not isinstance(x, np.ndarray) or x.dtype.kind not in "OU" or x.ndim != 2:
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in "OUSMm" or x.ndim != 2:
         return None
-    has_text = any(isinstance(cell, str) and math.isnan(parse_plain(cell)) for cell in x.flat)
-    return x.astype(object) if has_text and not any(isinstance(cell, (dict, list)) for cell in x.flat) else None
+    if x.dtype.kind in "Mm":
+        x = x.astype(f"{x.dtype.kind}8[us]")  # other units become integers
+    x = x.astype(object)
+    is_other = any(_is_no_number(cell) for cell in x.flat)
+    return x if is_other and not any(isinstance(cell, (dict, list)) for cell in x.flat) else None
+
+
+def _is_no_number(cell: object) -> bool:
+    """Test whether a cell is text other than a number, a date, a time or a missing value of pandas."""
+    if isinstance(cell, (str, bytes)):
+        return math.isnan(parse_plain(cell if isinstance(cell, str) else cell.decode(errors="replace")))
+    return isinstance(cell, (date, time, timedelta, np.datetime64, np.timedelta64)) or _is_missing_of_pandas(cell)
+
+
+def _is_missing_of_pandas(cell: object) -> bool:
+    """Test whether a cell is NA or NaT of pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and (cell is pandas.NA or cell is pandas.NaT)
 
 
 def _from_objects(cells: np.ndarray) -> np.ndarray:
-    """Convert cells (n,) of any type to a column; None and NaN are missing."""
-    values = [None if cell is None or (isinstance(cell, float) and math.isnan(cell)) else cell for cell in cells]
+    """Convert cells (n,) of any type to a column; None, NaN, NA and NaT are missing, durations are seconds."""
+    values = list(map(_simplify_cell, cells))
     if all(value is None or (isinstance(value, Real) and not isinstance(value, bool)) for value in values):
         return np.array(values, np.float64)
     return blank_missing(text_array(("" if value is None else str(value).strip() for value in values), len(values)))
+
+
+def _simplify_cell(cell: Any) -> Any:
+    """Convert missing values to None, durations to seconds, and bytes to text; other cells stay."""
+    if isinstance(cell, bytes):
+        return cell.decode(errors="replace")
+    if _is_missing_of_pandas(cell) or (isinstance(cell, float) and math.isnan(cell)):
+        return None
+    if isinstance(cell, (np.datetime64, np.timedelta64)):
+        cell = cell.astype(f"{cell.dtype.kind}8[us]").item()  # None for NaT
+    return cell.total_seconds() if isinstance(cell, timedelta) else cell
 
 
 def _from_pandas(name: str, column: Any) -> np.ndarray:

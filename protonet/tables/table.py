@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._text import shorten_list, to_printable
+from protonet._text import count, shorten_list, to_printable
 from protonet.errors import raise_input_error
 from protonet.tables.columns.parsing import blank_missing, format_cells, is_missing
 from protonet.tables.delimited import MISSING_TEXTS, is_numeric
@@ -47,7 +47,7 @@ class ReadSpec:
     user_columns: bool = False  #: Whether the user named ``columns`` and ``ignored``; otherwise a model did.
     sheet: str | None = None  #: The sheet of an Excel workbook; None for the first.
     all_extra: bool = False  #: Whether all columns are extra columns, including the features.
-    drop_unlabelled: bool = False  #: Whether rows without a required label are dropped.
+    drop_unlabelled: bool | None = None  #: Whether rows without a required label are dropped; None if it is no option.
     missing_texts: frozenset[str] = MISSING_TEXTS  #: Texts, in lower case, that mean a missing label or cell.
     for_training: bool = False  #: Whether a model is trained on the rows: blank ones are dropped, as with labels.
     decimal_mark: str | None = None  #: The decimal mark of numbers, "." or ","; None to detect it.
@@ -286,7 +286,7 @@ def _read_blocks(
     source: TableSource, chunks: Iterator[Chunk], n_features: int, n_extra: int, spec: ReadSpec
 ) -> Iterator[RowBlock]:
     """Yield blocks of features, labels and extra columns; blank rows are dropped for labels and for training."""
-    start = n_blank = n_unlabelled = 0
+    start = n_blank = n_unlabelled = n_kept = 0
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
     for columns, positions in chunks:
         labels, unlabelled = np.empty(0, np.str_), np.empty(0, bool)
@@ -309,13 +309,17 @@ def _read_blocks(
         elif unlabelled.any() and (unlabelled & keep).any():
             rows = np.flatnonzero(unlabelled & keep).tolist()
             got = f"none in {shorten_list((source.position_format.format(positions[row]) for row in rows), 3)}"
-            remedy = "Fill it in, or leave the row out: `drop_unlabelled`."
+            has_option = spec.drop_unlabelled is not None
+            remedy = f"Fill it in, or {'leave the row out: `drop_unlabelled`' if has_option else 'remove the row'}."
             raise_input_error("path", "name the class of every row", got, remedy)
         extra = tuple(cell_texts(cells) for cells in columns[n_features : n_features + n_extra])
         block = RowBlock(features, labels, extra, positions, range(start, start + len(positions)))
-        start += len(positions)
+        start, n_kept = start + len(positions), n_kept + int(keep.sum())
         if keep.any():
             yield block if keep.all() else block.take(np.flatnonzero(keep))
+    if n_unlabelled and not n_kept:
+        got = f"none in {count(n_unlabelled, 'row')}"
+        raise_input_error("path", f"have labels in {to_printable(spec.label)}", got, "Label some rows.")
     if n_unlabelled:
         source.notes.append(f"{n_unlabelled} row{'s' * (n_unlabelled > 1)} without a class dropped (`drop_unlabelled`)")
     if n_blank:

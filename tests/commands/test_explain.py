@@ -191,10 +191,11 @@ def test_row_explanations_equal_a_slow_computation(kinds: str, tmp_path: Path, r
         fraction = f"{100 * first['probability']:.2f} %"
         assert f"line {result['row']}: {first['name']} {fraction}, then {second['name']} " in output
         assert (
-            f"nearest held-out rows of fit (class, cosine): {result['neighbors'][0]['index']} ({first['name']}, "
+            f"nearest held-out rows by index (class, cosine): {result['neighbors'][0]['index']} ({first['name']}, "
             in output
         )
     assert re.search(r"^  [+-][\d.e-]+ +note = ", output, re.MULTILINE)
+    assert "it is no line of the training file" in output
 
 
 def test_a_model_without_held_out_rows_is_an_error(bare: str, tmp_path: Path, run: Run) -> None:

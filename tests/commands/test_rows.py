@@ -152,6 +152,13 @@ def test_evaluate_drops_unlabelled_rows_on_request(model: Path, tmp_path: Path, 
     assert "none in line 3, line 4. Fill it in, or leave the row out: `--drop-unlabelled`" in output
     assert "on 2 rows" in run("evaluate", model, table, "--drop-unlabelled", quiet=False)
     assert "2 rows without a class dropped" in run.notes
+    for command in (["update", "--in-place"], ["explain"]):
+        error = run(command[0], model, table, *command[1:], code=2)
+        assert "none in line 3, line 4. Fill it in, or remove the row." in error
+        assert "drop-unlabelled" not in error
+    none = write(tmp_path / "none.csv", [["x", "kind"], ["1", ""], ["2", ""]])
+    error = run("evaluate", model, none, "--drop-unlabelled", code=2)
+    assert "have labels in kind; got none in 2 rows" in error
 
 
 def test_a_similar_column_name_is_suggested(tmp_path: Path, run: Run) -> None:

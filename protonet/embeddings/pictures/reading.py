@@ -34,8 +34,14 @@ Result = TypeVar("Result")
 PICTURES_PER_TASK = 32
 #: Pixels per side of JPEGs in comparisons: a camera's picture then takes 30 ms instead of 150.
 COMPARED_SIDE = 512
-#: Parts of a data set, and usual names of their folders.
-SPLITS = {"train": ("train", "training"), "valid": ("valid", "val", "validation", "dev"), "test": ("test", "testing")}
+#: Parts of a data set, and usual names of their folders, also after a prefix.
+SPLITS = {
+    "train": ("train", "training"),
+    "valid": ("valid", "val", "validation", "dev", "eval", "evaluation"),
+    "test": ("test", "testing", "holdout", "hold-out", "hold_out", "heldout", "held-out", "held_out"),
+    "unlabelled": ("unlabelled", "unlabeled"),
+}
+SPLIT_PREFIXES = ("meta-", "meta_")
 
 
 class Listing(NamedTuple):
@@ -90,15 +96,14 @@ def list_pictures(path: Path, *, labelled: bool) -> Listing:
         must = "hold one folder for each class" if labelled else "hold pictures"
         remedy = "Put the pictures of each class in a folder of its own."
         raise_input_error("path", must, f"{got}{_describe_others(others, path)}", remedy)
-    if labelled:
-        _check_class_folders(path, files)
+    notes = _check_class_folders(path, files) if labelled else []
     pictures = [("", picture) for picture in loose] * (not labelled)
     pictures += [(path_to_text(folder.name), picture) for folder in files for picture in files[folder].pictures]
     if not pictures:
         got = f"{path_to_text(path)} without one{_describe_others(others, path)}"
         raise_input_error("path", "hold pictures", got, f"Their names end in {', '.join(sorted(SUFFIXES))}.")
     paths = [picture for _, picture in pictures]
-    notes = [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
+    notes += [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
     empty = [path_to_text(folder.name) for folder, listed in files.items() if not listed.pictures]
     if labelled and empty:
         notes.append(f"left out: {count(len(empty), 'class folder')} without a file: {shorten_list(empty)}")
@@ -122,25 +127,31 @@ def _find_files(paths: Iterable[Path], folder: Path) -> _Files:
     )
 
 
-def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> None:
-    """Raise an InputError if folders look like the parts of a split, or hold files but no picture."""
+def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> list[str]:
+    """Raise an InputError if folders hold files but no picture, or look like a split; warn if some of them do."""
+    notes = list[str]()
     filled = [folder for folder, listed in files.items() if listed.pictures]
-    parts = [_find_part(folder.name) for folder in filled]
-    if len(parts) > 1 and "train" in parts and all(parts):
-        train = filled[parts.index("train")]
-        if len(list_folders(train)) > 1:
-            names = ", ".join(folder.name for folder in filled)
+    parts = {folder: part for folder in filled if (part := _find_part(folder.name)) and list_folders(folder)}
+    if len(set(parts.values())) > 1:
+        first = min(parts, key=lambda folder: [*SPLITS].index(parts[folder]))
+        names, option = ", ".join(path_to_text(folder.name) for folder in parts), f"--split {path_to_text(first.name)}"
+        if len(parts) == len(filled):
             got = f"{names} in {path_to_text(path)}, which look like a split of a data set"
-            raise_input_error("path", "hold one folder for each class", got, f"Pass --split {train.name}.")
+            raise_input_error("path", "hold one folder for each class", got, f"Pass {option}.")
+        notes.append(f"warning: {names} look like a split of a data set, and are read as classes; {option} reads one")
     unread = [folder for folder, listed in files.items() if listed.others and not listed.pictures]
     if unread:
         got = f"none in {shorten_list(map(path_to_text, unread), 1)}{_describe_others(files[unread[0]].others, path)}"
         raise_input_error("path", "have a picture in every class folder", got, "Add one, or remove the folder.")
+    return notes
 
 
 def _find_part(name: str) -> str | None:
     """Look up the part of a data set that a folder's name denotes; None for other names."""
-    return next((part for part, names in SPLITS.items() if name.lower() in names), None)
+    lower = name.lower()
+    for prefix in SPLIT_PREFIXES:
+        lower = lower.removeprefix(prefix)
+    return next((part for part, names in SPLITS.items() if lower in names), None)
 
 
 def find_split(path: Path, part: str) -> Path:
@@ -196,7 +207,7 @@ def draw_blank() -> Image:
 def refuse_picture(path: Path, error: Exception, *, more: int = 0) -> NoReturn:
     """Raise an InputError for a picture that cannot be read, and for a number of others."""
     got = f"{path_to_text(path)} ({describe_error(error)})" + (f" and {more} more" if more else "")
-    remedy = "Replace or remove that file, or pass --skip-broken."
+    remedy = "Replace or remove that file. In a folder of pictures, --skip-broken leaves it out."
     raise_input_error("path", "hold pictures that can be read", got, remedy)
 
 

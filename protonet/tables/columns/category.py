@@ -101,14 +101,19 @@ class Category(FittedColumn):
     def _level_indices(self, cells: np.ndarray) -> np.ndarray:
         """Return the level index of each cell (n,) int64, in another spelling if need be; -1 for other categories."""
         normalized = {_normalize(level): index for index, level in reversed(list(enumerate(self.levels)))}
-        spellings = self._other_spellings() | normalized
+        others = self._other_spellings()
         exact = {level: index for index, level in enumerate(self.levels)}
         texts = format_cells(cells)
-        indices = {cell: exact.get(cell, spellings.get(_normalize(cell), -1)) for cell in set(texts)}
+
+        def find_level(cell: str) -> int:
+            text = _normalize(cell)
+            return exact.get(cell, normalized.get(text, others.get(text, others.get(_strip_zeros(text), -1))))
+
+        indices = {cell: find_level(cell) for cell in set(texts)}
         return np.fromiter((indices[cell] for cell in texts), np.int64, len(cells))
 
     def _other_spellings(self) -> dict[str, int]:
-        """Return the level index of other spellings: of yes and no, and of codes without their leading zeros."""
+        """Return the level index of other spellings: of yes and no, and of codes by `_strip_zeros`."""
         normalized = {index: _normalize(level) for index, level in enumerate(self.levels) if level}
         booleans = {index: BOOLEANS.get(level) for index, level in normalized.items()}
         if sorted(map(str, booleans.values())) == ["0", "1"]:
@@ -116,7 +121,7 @@ class Category(FittedColumn):
             return {text: level_of[value] for text, value in BOOLEANS.items()}
         if not all(map(str.isdecimal, normalized.values())):
             return {}
-        stripped = {index: level.lstrip("0") or "0" for index, level in normalized.items()}
+        stripped = {index: _strip_zeros(level) for index, level in normalized.items()}
         counts = Counter(stripped.values())
         return {text: index for index, text in stripped.items() if counts[text] == 1}
 
@@ -124,8 +129,10 @@ class Category(FittedColumn):
         """Describe the first cell that only `_other_spellings` recognizes, and its level."""
         known, spellings = {_normalize(level) for level in self.levels}, self._other_spellings()
         for cell in dict.fromkeys(format_cells(cells)):
-            if (text := _normalize(cell)) not in known and text in spellings:
-                return f"{to_printable(cell)!r} is {to_printable(self.levels[spellings[text]])!r}"
+            text = _normalize(cell)
+            index = spellings.get(text, spellings.get(_strip_zeros(text)))
+            if text not in known and index is not None:
+                return f"{to_printable(cell)!r} is {to_printable(self.levels[index])!r}"
         return ""
 
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
@@ -175,3 +182,8 @@ class Category(FittedColumn):
 def _normalize(level: str) -> str:
     """Normalize the letter case of a level, and integers written with a fraction of zeros."""
     return _ZERO_FRACTION.sub("", level.casefold())
+
+
+def _strip_zeros(level: str) -> str:
+    """Remove the leading zeros of a code of digits, which programs lose or add; other levels stay."""
+    return (level.lstrip("0") or "0") if level.isdecimal() else level

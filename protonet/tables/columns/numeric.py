@@ -37,9 +37,15 @@ class Numeric(OrderedColumn):
 
     @property
     def _is_binary(self) -> bool:
-        """Whether all training values are 0 or 1: no other values in [0, 1] have as large a variance."""
-        mean = self.mean
-        return self.format == "plain" and 0 < mean < 1 and math.isclose(self.scale**2, mean * (1 - mean), rel_tol=1e-9)
+        """Whether all training values are 0 or 1: no other values in [0, 1] have as large a mean square.
+
+        The statistics include the missing values, which became the median.
+        """
+        if self.format != "plain" or self.missing >= 1:
+            return False
+        mean = (self.mean - self.missing * self.median) / (1 - self.missing)
+        mean_square = (self.scale**2 + self.mean**2 - self.missing * self.median**2) / (1 - self.missing)
+        return 0 < mean < 1 and math.isclose(mean, mean_square, rel_tol=1e-9)
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
         """Parse cells (n,) to numbers (n,) float64, including spellings of yes and no in a binary column."""

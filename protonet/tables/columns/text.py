@@ -233,11 +233,11 @@ class ColumnEmbedding:
         return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.source)
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
-        """Compute the embeddings (n, width) float32; blank texts are zeros, as the mean."""
+        """Compute the embeddings (n, width) float32; blank and unread texts are zeros, as the mean."""
         rows = self._open().embed(items, shown=self.show_progress)
         x = (rows - self.mean) / np.float32(self.scale)
         if self.record.modality == "text":
-            x[[not text.strip() for text in items]] = 0
+            x[self.is_unread(items)] = 0
         return np.asarray(x, np.float32)
 
     def is_unread(self, texts: Sequence[str]) -> np.ndarray:
@@ -289,6 +289,7 @@ class EmbeddedText(FittedColumn):
     kind: ClassVar[str] = "embedded text"
     modality: ClassVar[str | None] = "text"
     dominates: ClassVar[bool] = True
+    max_invalid_fraction: ClassVar[float] = 1.0  #: Rows without a known word get the class frequencies.
 
     @classmethod
     def fit(
@@ -331,6 +332,17 @@ class EmbeddedText(FittedColumn):
         """Return a mask (n,) bool of the cells that neither the network nor the words know."""
         cells = format_cells(cells)
         return np.asarray(self.embedding.is_unread(cells.tolist()) & self.words.is_uninformative(cells))
+
+    def is_invalid(self, cells: np.ndarray) -> np.ndarray:
+        """Return a mask (n,) bool of the texts that are treated as missing."""
+        cells = format_cells(cells)
+        filled = np.array([bool(cell.strip()) for cell in cells], bool)
+        return np.asarray(filled & self.is_uninformative(cells))
+
+    @property
+    def invalid_reason(self) -> str:
+        """The message about texts without a known word."""
+        return "a text without a word that the model knows, treated as missing"
 
     @property
     def record(self) -> Record:

@@ -60,6 +60,12 @@ def test_a_folder_without_pictures_or_classes_is_refused(tmp_path: Path) -> None
             ("a/0.txt b/0.png", True, r"`path` must have a picture in every class folder; got none in .*a: 1 \.txt"),
             ("a/0 b/0.png c/1.heic", True, "got none in .*a and 1 more: 1 without extension"),
             ("train/a/0.png train/b/0.png Val/c/0.png", True, "look like a split .* Pass --split train"),
+            ("train/a/0.png train/b/0.png eval/a/0.png", True, "look like a split .* Pass --split train"),
+            ("holdout/a/0.png train/a/0.png", True, "holdout, train .* split .* Pass --split train"),
+            ("train/a/0.png unlabelled/a/0.png test/a/0.png", True, "look like a split .* Pass --split train"),
+            ("valid/a/0.png test/a/0.png test/b/0.png", True, "look like a split .* Pass --split valid"),
+            ("train/a/0.png test/a/0.png", True, "look like a split .* Pass --split train"),
+            ("meta-train/a/0.png meta-test/b/0.png", True, "look like a split .* Pass --split meta-train"),
             ("", False, "`path` must hold pictures"),
         )
     ):
@@ -93,7 +99,10 @@ def test_a_split_is_recognised_by_its_folders(tmp_path: Path) -> None:
     assert find_split(tmp_path, "other").name == "other"
     with pytest.raises(InputError, match=r"got test; .* has Training, other, val"):
         find_split(tmp_path, "test")
-    assert set(list_pictures(tmp_path, labelled=True).classes or []) == {"Training", "val", "other"}
+    listing = list_pictures(tmp_path, labelled=True)
+    assert set(listing.classes or []) == {"Training", "val", "other"}
+    (note,) = listing.notes
+    assert note.startswith("warning: Training, val look like a split")
     (tmp_path / "other").rename(tmp_path / "Training" / "other")
     with pytest.raises(InputError, match=r"Training, val in .* look like a split"):
         list_pictures(tmp_path, labelled=True)

@@ -75,6 +75,15 @@ def test_text_features_are_embedding_and_words(words: Representation) -> None:
     assert np.isfinite(EmbeddedText.fit(CELLS[2:3], words).encode(CELLS)).all()  # nothing varies
 
 
+def test_unread_texts_are_encoded_as_missing(words: Representation) -> None:
+    column = EmbeddedText.fit(CELLS, words)
+    unread = np.array(["", "😀", "这个包裹来得很晚", "...."], object)
+    x = column.encode(unread)
+    assert (x == x[0]).all()
+    assert column.is_invalid(unread).tolist() == [False, True, True, True]
+    assert not column.is_invalid(CELLS).any()
+
+
 def test_texts_round_trip_bit_for_bit(words: Representation) -> None:
     fitted = [EmbeddedText.fit(CELLS, words, words=fitted_words) for fitted_words in (None, Text.fit(CELLS[:0]))]
     encoding = Encoding((*fitted, Text.fit(CELLS)))

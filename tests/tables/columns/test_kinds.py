@@ -295,6 +295,13 @@ class TestSpellings:
             assert np.array_equal(column.encode(other), column.encode(cells)), new
             assert not column.is_invalid(other).any(), new
             assert bool(column.describe_other_spelling(other)) == (fitted != new), new
+        for n_ones, n_zeros, n_missing in ((2, 2, 1), (3, 1, 3), (1, 4, 9)):  # the median of the first is 0.5
+            present = objects(*["1"] * n_ones, *["0"] * n_zeros, *[""] * n_missing)
+            column = Numeric.fit(present)
+            spelled = np.where(present == "1", "yes", np.where(present == "0", "no", "")).astype(object)
+            assert np.array_equal(column.encode(spelled), column.encode(present)), n_ones
+        for values in ([0.0, 1, 0.5, math.nan], [0.0, 0.25, 1, math.nan]):
+            assert Numeric.fit(np.array(values)).is_invalid(objects("yes")).all(), values
         assert Numeric.fit(np.array([0.0, 1, 0.5])).is_invalid(objects("yes")).all()
 
     def test_codes_without_their_zeros(self) -> None:
@@ -304,6 +311,11 @@ class TestSpellings:
             assert np.array_equal(column.encode(cells), expected)
             assert column.describe_other_spelling(cells) == "'1067' is '01067'"
         assert column.is_invalid(objects("067", "1067")).tolist() == [True, False]
+        column = Category.fit(objects("1067", "1067", "10115", "204", "204"))  # in training they were lost
+        cells = objects("01067", "00204", "10115")
+        assert np.array_equal(column.encode(cells), column.encode(objects("1067", "204", "10115")))
+        assert column.describe_other_spelling(cells) == "'01067' is '1067'"
+        assert column.is_invalid(objects("010670")).all()
 
     def test_ambiguous_spellings_are_unknown(self) -> None:
         cases: list[tuple[tuple[str, ...], str]] = [
