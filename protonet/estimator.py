@@ -21,6 +21,7 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet.embeddings.opening import Selection
 from protonet.errors import raise_input_error
+from protonet.files import MODEL_SUFFIXES
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
 from protonet.fit.crossfit import Crossfit, crossfit, measure_held_out
 from protonet.fit.duplicates import describe_near_duplicates
@@ -50,7 +51,6 @@ from protonet.tables.frames import (
     Frame,
     FrameEncoding,
     array_frame,
-    check_no_texts,
     check_numbers,
     describe_columns,
     fit_frame,
@@ -261,7 +261,6 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Rows become a `Frame` if their columns are encoded, as ``encoded`` says of later rows. Otherwise they become an
         array or a CSR matrix, float64.
         """
-        check_no_texts(X)
         frame = read_frame(X)
         if frame is not None and (reset or encoded):
             validate_data(self, frame.original, y, reset=reset, skip_check_array=True)
@@ -269,12 +268,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             labels = None if unlabelled else check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
             return frame, labels
         checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": "allow-nan"}
-        try:
-            checked = validate_data(self, X, y, reset=reset, **checks)
-        except (TypeError, ValueError):
-            if frame is not None:
-                check_numbers(frame)
-            raise
+        check_numbers(frame)
+        checked = validate_data(self, X, y, reset=reset, **checks)
         rows, labels = checked if isinstance(checked, tuple) else (checked, None)
         gaps = int(np.isnan(rows.data if sparse.issparse(rows) else rows).sum())
         if encoded or (reset and (self.column_kinds or gaps)):
@@ -429,13 +424,15 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         report its effect on them, and ``explain`` needs a labelled table.
 
         Args:
-            path: Of the file, in a folder that exists; the commands' end in ``.protonet``.
+            path: Of the file, in a folder that exists; it ends in ``.protonet`` or ``.safetensors``.
 
         Raises:
             MissingPackageError: safetensors is missing.
             OSError: The file cannot be written.
-            InputError: Classes that are neither all strings nor all whole numbers, or two columns of one name.
+            InputError: Another suffix, classes neither all strings nor all whole numbers, or two columns of one name.
         """
+        if Path(path).suffix.lower() not in MODEL_SUFFIXES:
+            raise_input_error("path", f"end in {', '.join(MODEL_SUFFIXES)}", path, "Rename it.")
         network = deepcopy(self.network_).float()
         metadata = self._pipeline.metadata | {"samples": network.counts.tolist()}
         replace(self._pipeline, network=network, classes=name_classes(self.classes_), metadata=metadata).save(path)

@@ -392,6 +392,13 @@ def test_arrays_may_hold_dates_and_other_objects(form: str) -> None:
     assert np.array_equal(make().fit(x.tolist(), y).predict(x.tolist()), model.predict(x))
 
 
+def test_files_of_other_suffixes_are_refused(tmp_path: Path) -> None:
+    for name in ("m.bin", "m"):
+        with pytest.raises(InputError, match=r"`path` must end in \.protonet"):
+            FITTED.save(tmp_path / name)
+        assert not (tmp_path / name).exists()
+
+
 def test_texts_instead_of_columns_or_numbers_are_errors() -> None:
     frame = make_frame()
     for texts in (frame["notes"], frame["notes"].tolist(), frame["notes"].to_numpy()):

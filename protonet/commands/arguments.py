@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protonet.commands.options import (
-    MODEL_SUFFIXES,
     EvaluateOptions,
     ExplainOptions,
     ExportOptions,
@@ -28,8 +27,10 @@ from protonet.commands.options import (
     flag_of,
     is_positional,
     make_options,
+    path_exists,
 )
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
+from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL
 from protonet.ui.command_line import Parser, check_outputs
 
@@ -112,7 +113,7 @@ def check_output_paths(options: object, kind: type) -> None:
             raise_input_error(f"--{name}", f"end in {', '.join(suffixes[name])}", path, "Rename it.")
     inputs = ["table", "labels_file", "unlabelled", "classes"]
     inputs += ["model"] * (kind is not UpdateOptions)  # which may write over its model
-    files = [path for name in inputs if isinstance(path := getattr(options, name, None), Path) and path.exists()]
+    files = [path for name in inputs if isinstance(path := getattr(options, name, None), Path) and path_exists(path)]
     for name, path in check_outputs(options, outputs).items():
         if path.exists() and any(map(path.samefile, files)):
             raise_input_error(f"--{name}", "be another file than the inputs", path, "Pass another path.")

@@ -15,7 +15,7 @@ from torch import Tensor
 from protonet._io import JsonDict, show_progress
 from protonet._text import count, to_printable
 from protonet.commands.data import EncodedTable, UnlabelledRows, encode_table
-from protonet.commands.options import FitOptions, name_options
+from protonet.commands.options import FitOptions, name_options, show_notes
 from protonet.commands.report import (
     EvaluatedRows,
     compare_baselines,
@@ -72,6 +72,8 @@ def train(options: FitOptions, rows: TableRows) -> None:
     """
     limit, output, started = options.time_limit, options.output, time.monotonic() - rows.seconds
     data = encode_table(options, rows, keep_cells=options.report is not None)
+    if output is None:
+        show_notes(["no model will be written: `output` names its file"], quiet=options.quiet)
     del rows
     name = path_to_text(options.table.name)
     unlabelled = UnlabelledRows(data, options.unlabelled, options.label or DEFAULT_LABEL)

@@ -16,12 +16,11 @@ from typing import Any, TypeVar
 
 from protonet._validation import check_int
 from protonet.errors import raise_input_error
+from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.ui.command_line import check_name, parse_number, parse_whole
 
-#: Suffixes of model files.
-MODEL_SUFFIXES = (".protonet", ".safetensors")
 #: Suffixes of reports.
 REPORT_SUFFIXES = (".html", ".htm")
 #: The names of `protonet.fit.search.EFFORTS`, and `protonet.fit.solver.TIME_LIMIT`; a test compares them.
@@ -33,6 +32,14 @@ OptionsT = TypeVar("OptionsT")
 def positional(text: str, **settings: Any) -> Any:
     """Declare an argument without a name; the settings are those of argparse."""
     return field(metadata={"help": text, "names": (), "group": "", **settings})
+
+
+def path_exists(path: Path) -> bool:
+    """Test whether a path exists; a text that is too long for a path does not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def option(
@@ -171,7 +178,10 @@ class FitOptions(ResultOptions):
     column_type: Sequence[str] = option(_TYPES, (), metavar="NAME=TYPE")
     unlabelled: Path | None = option("more rows, without labels, for semi-supervised learning")
     classes: Path | None = option(
-        "class names and descriptions: a table with columns class and (optional) description", None, "--describe"
+        "class names, with commas between them; or a table with columns class and (optional) description",
+        None,
+        "--describe",
+        metavar="A,B|FILE",
     )
     id: str | None = option("a column that identifies the rows; predict copies it to its output", group=_ROWS)
     missing_values: str | None = option(
@@ -349,7 +359,8 @@ ARGUMENTS = {
 def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
     """Print notes to stderr. Commands do so after the work, since an error is printed alone."""
     for note in name_options(notes) if not quiet else ():
-        print(f"note: {note}", file=sys.stderr)
+        prefix = "" if note.startswith("warning: ") else "note: "
+        print(f"{prefix}{note}", file=sys.stderr)
 
 
 def name_options(notes: Sequence[str]) -> list[str]:

@@ -14,10 +14,10 @@ import numpy as np
 
 from protonet._text import shorten_list, to_printable
 from protonet._validation import check_groups
-from protonet.commands.options import FitOptions
+from protonet.commands.options import FitOptions, path_exists
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.embeddings.pictures.reading import are_pictures, check_pictures
-from protonet.errors import raise_input_error
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import format_cells
@@ -222,8 +222,14 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
 
 
 def read_classes(path: Path) -> dict[str, str]:
-    """Read the columns ``class`` and, if there is one, ``description`` of a table: the description of each class."""
-    source = open_source(path, names={CLASS}, text_column=CLASS)
+    """Read the description of each class, from columns ``class`` and ``description``, which may be missing.
+
+    Instead of a table, ``path`` may be the names, with commas between them.
+    """
+    if "," in str(path) and not path_exists(path):
+        return _check_class_names([name.strip() for name in str(path).split(",")], path)
+    with renamed_arguments(path="classes"):
+        source = open_source(path, names={CLASS}, text_column=CLASS)
     header = source.header or []
     if CLASS not in header:
         got = f"{path} with {format_names(header)}"
@@ -231,7 +237,12 @@ def read_classes(path: Path) -> dict[str, str]:
     indices = [header.index(name) for name in (CLASS, DESCRIPTION) if name in header]
     blocks = [block.columns for block in source.read(indices)]
     columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
-    names = columns[0] if columns else []
+    names = _check_class_names(columns[0] if columns else [], path)
+    return dict(zip(names, columns[1], strict=True)) if len(columns) > 1 else names
+
+
+def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
+    """Check the names of classes, and give each an empty description."""
     if not names:
         raise_input_error("classes", "name classes", f"{path} without rows", "Add a row for each class.")
     if "" in names:
@@ -240,8 +251,7 @@ def read_classes(path: Path) -> dict[str, str]:
         )
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise_input_error("classes", "name each class once", f"{repeated[0]!r} repeatedly", "Remove the repetitions.")
-    descriptions = columns[1] if len(columns) > 1 else [""] * len(names)
-    return dict(zip(names, descriptions, strict=True))
+    return dict.fromkeys(names, "")
 
 
 def check_classes(

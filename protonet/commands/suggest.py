@@ -6,7 +6,9 @@ from protonet._io import write_text
 from protonet._text import to_printable
 from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_unlabelled
 from protonet.commands.options import SuggestOptions, show_notes
+from protonet.embeddings.pictures.reading import are_pictures
 from protonet.fit.active import suggest_rows
+from protonet.tables.formats import PICTURE_COLUMN
 from protonet.ui.text import format_csv, format_table
 
 
@@ -24,5 +26,10 @@ def run(options: SuggestOptions) -> None:
         lines = [[*header, label], *([*cells, ""] for cells in table)]
         write_text(options.output, format_csv(lines))
     show_notes(rows.table.all_notes, quiet=options.quiet)
+    positions = [str(rows.positions[suggestion.row]) for suggestion in chosen]
     location = rows.table.position_format.format(f"of {to_printable(options.table.name)}")
-    print(format_table([location, "reason"], [[str(rows.positions[row]), reason] for row, reason in chosen]), end="")
+    if are_pictures(options.table):
+        _, table = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])
+        positions, location = [to_printable(cells[0]) for cells in table], PICTURE_COLUMN
+    shown = [[position, suggestion.reason] for position, suggestion in zip(positions, chosen, strict=True)]
+    print(format_table([location, "reason"], shown), end="")

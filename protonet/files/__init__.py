@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "embed_pictures", "export_onnx", "export_pt2", "load_model", "read_model", "save_model"]
 
+#: Suffixes of model files.
+MODEL_SUFFIXES = (".protonet", ".safetensors")
 _LAZY_MODULES = {
     "export_onnx": "files.export",
     "export_pt2": "files.export",

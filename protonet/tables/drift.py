@@ -135,11 +135,12 @@ class DriftMonitor:
             return f"most rows have rare or unknown categories; in training {100 * rare:.2g} % had"
         if "quantiles" not in statistics or counts.minimum > counts.maximum:  # there were no numbers
             return ""
+        another_unit = "; another unit?" if column.kind == "number" else ""
         low, *_, high = statistics["quantiles"]
         training_range = f"{column.format_value(low)} to {column.format_value(high)}"
         per_class = self.statistics["per_class"]
         if self._is_increased(counts.outside, n_present, min(2, per_class) / per_class, subtract=0.0):
-            return f"most rows are outside {training_range}; another unit?"
+            return f"most rows are outside {training_range}{another_unit}"
         fraction = _max_fraction_between(np.array(statistics["quantiles"]), counts.minimum, counts.maximum)
         relative = fraction / self.statistics["smallest"]
         if (
@@ -149,11 +150,11 @@ class DriftMonitor:
             ends = dict.fromkeys(column.format_value(end) for end in (counts.minimum, counts.maximum))
             interval = f"are between {' and '.join(ends)}" if len(ends) > 1 else f"are {''.join(ends)}"
             training = f"{'at most ' * bool(fraction)}{_percentage(fraction)}"
-            return f"all rows {interval}; in training {training} were; another unit?"
+            return f"all rows {interval}; in training {training} were{another_unit}"
         if counts.distant and per_class >= DRIFT.min_class_rows:
             rows = "1 row is" if counts.distant == 1 else f"{counts.distant} rows are"
             example = column.format_value(counts.last_distant)
-            return f"{rows} far outside {training_range}, such as {example}; another unit?"
+            return f"{rows} far outside {training_range}, such as {example}{another_unit}"
         return ""
 
     def _is_increased(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:

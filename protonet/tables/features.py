@@ -11,6 +11,7 @@ import numpy as np
 
 from protonet._text import to_printable
 from protonet.embeddings.opening import Selection, get_modality
+from protonet.embeddings.pictures.images import SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding
@@ -19,10 +20,13 @@ from protonet.tables.columns.numeric import MAX_FLOAT32, Numeric
 from protonet.tables.columns.parsing import COMMA_FIRST, COMMA_OVER_POINT, POINT_FIRST, is_missing, parse_numeric_column
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
+from protonet.tables.formats import closest_match
 from protonet.tables.numeric_formats import describe_numeric_formats, detect_numeric_conversion, revised_format_order
 from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_leakage, detect_row_index
 from protonet.tables.table import RowBlock, Table
 
+#: Cells that are tested as paths of pictures.
+MAX_PROBED_PATHS = 3
 NO_REPRESENTATION = Selection(None, None)
 
 
@@ -65,7 +69,8 @@ def fit_features(
     dropped = tuple(name for name in inferred if name not in fitted)
     reasons: dict[str, list[str]] = {}
     for name in dropped:
-        reasons.setdefault(inferred[name].reason, []).append(to_printable(name))
+        hint = f" (if it holds pictures: `column_type` {name}=picture)" if _are_picture_paths(cells[name]) else ""
+        reasons.setdefault(inferred[name].reason + hint, []).append(to_printable(name))
     ambiguous_points = table.semicolons and decimal is None
     notes = describe_numeric_formats(cells, _numeric_columns(inferred), ambiguous_points=ambiguous_points)
     notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
@@ -82,6 +87,12 @@ def fit_features(
     notes += check_column_types(table, used, encoding)
     x = encode_block(table, parsed, encoding)
     return TableFeatures(x, encoding, tuple(fitted), dropped, tuple(notes), group_columns)
+
+
+def _are_picture_paths(cells: np.ndarray) -> bool:
+    """Test whether the first cells (n,) are paths of pictures that exist."""
+    paths = [text_to_path(str(cell)) for cell in cells[:MAX_PROBED_PATHS]] if cells.dtype.kind == "O" else []
+    return bool(paths) and all(path.suffix.lower() in SUFFIXES and path.is_file() for path in paths)
 
 
 def fit_columns(
@@ -101,7 +112,9 @@ def fit_columns(
     """
     for name in kinds:
         if name not in columns:
-            raise_input_error(argument, "name a feature of the table", to_printable(name), "Look at its header.")
+            similar = closest_match(name, list(columns))
+            remedy = f"Did you mean {to_printable(similar)}?" if similar else "Look at its header."
+            raise_input_error(argument, "name a feature of the table", to_printable(name), remedy)
 
     def fit(name: str, order: Sequence[str]) -> InferredType:
         if name in kinds:

@@ -143,6 +143,8 @@ def open_csv(path: Path, names: Collection[str] = (), text_column: str | None = 
     notes: list[str] = []
     lines = read_rows(path, notes, names=names, text_column=text_column)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
+    if not header:
+        raise_input_error("path", "have a header and rows", f"{path}, which is empty", "Pass another file.")
 
     def read(indices: Sequence[int]) -> Iterator[Chunk]:
         step = max(1, CELLS_PER_CHUNK // (4 * max(1, len(header))))  # text takes more memory than numbers

@@ -74,6 +74,7 @@ def read_frame(x: Any) -> Frame | None:
     An array, or a list of rows, with text other than numbers, or dates, is a frame with columns x0, x1, ...
     """
     pandas = sys.modules.get("pandas")
+    _check_no_texts(x)
     if pandas is not None and isinstance(x, pandas.DataFrame):
         names = tuple(map(str, x.columns))
         columns = [_from_pandas(name, x.iloc[:, index]) for index, name in enumerate(names)]
@@ -115,7 +116,7 @@ def read_frame(x: Any) -> Frame | None:
     )
 
 
-def check_no_texts(x: object) -> None:
+def _check_no_texts(x: object) -> None:
     """Raise an InputError for a list or a series of texts, which has no columns."""
     if getattr(x, "ndim", 1) != 1 or not (isinstance(x, (list, tuple)) or hasattr(x, "__array__")):
         return
@@ -125,10 +126,11 @@ def check_no_texts(x: object) -> None:
         raise_input_error("X", "have rows and columns", "one series of texts", remedy)
 
 
-def check_numbers(frame: Frame) -> None:
-    """Raise an InputError for text in a frame whose columns must hold numbers."""
-    for name, cells in zip(frame.names, frame.columns, strict=True):
-        other = (cell for cell in cells if cells.dtype.kind == "O" and cell and math.isnan(parse_plain(cell)))
+def check_numbers(frame: Frame | None) -> None:
+    """Raise an InputError for text in a frame whose columns must hold numbers or booleans."""
+    for name, cells in () if frame is None else zip(frame.names, frame.columns, strict=True):
+        texts = cells if cells.dtype.kind == "O" else ()
+        other = (cell for cell in texts if cell not in {"", "True", "False"} and math.isnan(parse_plain(cell)))
         if (cell := next(other, None)) is not None:
             got = f"{to_printable(cell)[:50]!r} in {to_printable(name)}"
             raise_input_error("X", "hold numbers, as the rows of fit did", got, "Correct it, or fit again.")

@@ -70,7 +70,10 @@ def test_a_table_of_paths_is_the_same_as_the_folder(fitted: Path, tmp_path: Path
     by_folder = {row["picture"]: row for row in run.read_rows("predict", fitted / "m.safetensors", flat)}
     for line, row in zip(lines[1:], by_path, strict=True):
         assert row["class"] == by_folder[line.rstrip(",")]["class"]
-    assert run("suggest", flat, "-n", 2).count("\n") == 4  # without a model, too
+    alone = run("suggest", flat, "-n", 2)  # without a model, too
+    assert alone.count("\n") == 4
+    for output in (chosen, alone):
+        assert sum(str(path) in output for path in flat.iterdir()) == 2
     explained = run("explain", fitted / "m.safetensors", fitted / "test")
     assert "| picture |" in explained
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from protonet.commands import fit as fit_command
-from protonet.commands.rows import check_classes, parse_integers, warn_contradictions
+from protonet.commands.rows import check_classes, parse_integers, read_classes, warn_contradictions
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
@@ -257,6 +257,26 @@ def test_equal_rows_of_different_classes_are_named(tmp_path: Path, run: Run) -> 
     assert "line 2 (a), line 3 (b)" in output
 
 
+def test_columns_and_files_that_fit_cannot_use_are_explained(tmp_path: Path, run: Run) -> None:
+    lines = ["w,photo,kind", *(f"{row}.5,{tmp_path / f'{row}.png'},{'ab'[row % 2]}" for row in range(12))]
+    for row in range(12):
+        (tmp_path / f"{row}.png").write_bytes(b"")
+    table = write_lines(tmp_path / "t.csv", lines)
+    output = run("fit", table, *FAST, quiet=False)
+    assert "(if it holds pictures: --column-type photo=picture)" in output
+    assert "no model will be written" in run.notes
+    assert "Did you mean w?" in run("fit", table, *FAST, "--column-type", "W=number", code=2)
+    (tmp_path / "empty.csv").write_bytes(b"")
+    assert "empty.csv, which is empty" in run("fit", tmp_path / "empty.csv", *FAST, code=2)
+    for name in "ab":
+        (tmp_path / "texts" / name).mkdir(parents=True)
+        (tmp_path / "texts" / name / "1.txt").write_text("a text", encoding="utf-8")
+    assert "Texts go into a table" in run("fit", tmp_path / "texts", code=2)
+    error = run("fit", table, "--classes", "names", code=2)
+    assert "--classes" in error
+    assert "names" in error
+
+
 def test_update_names_rows_that_contradict_those_of_fit(tmp_path: Path, run: Run) -> None:
     lines = ["x,y,kind", *make_lines(40)]
     model, table = tmp_path / "m.safetensors", write_lines(tmp_path / "t.csv", lines)
@@ -310,3 +330,11 @@ def test_update_warns_about_repeated_rows(fitted: Path, tmp_path: Path, run: Run
     save_model(old, before)  # as files were that do not say: of these, the rows that fit held out are known
     check(old, first, "18 samples")
     check(old, more, "")
+
+
+def test_classes_may_be_names_with_commas() -> None:
+    names = ["sport", "food", *(f"class {index}" for index in range(90))]
+    assert read_classes(Path(", ".join(names))) == dict.fromkeys(names, "")
+    for text, reason in (("a,,b", "empty name"), ("a,b,a", "'a' repeatedly")):
+        with pytest.raises(InputError, match=f"`classes` must .*{reason}"):
+            read_classes(Path(text))

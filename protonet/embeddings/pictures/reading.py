@@ -94,14 +94,15 @@ def list_pictures(path: Path, *, labelled: bool) -> Listing:
     if not files and (labelled or not loose):
         got = f"{path_to_text(path)} with {len(loose)} pictures and no folder"
         must = "hold one folder for each class" if labelled else "hold pictures"
-        remedy = "Put the pictures of each class in a folder of its own."
+        remedy = _advise_table(others) or "Put the pictures of each class in a folder of its own."
         raise_input_error("path", must, f"{got}{_describe_others(others, path)}", remedy)
     notes = _check_class_folders(path, files) if labelled else []
     pictures = [("", picture) for picture in loose] * (not labelled)
     pictures += [(path_to_text(folder.name), picture) for folder in files for picture in files[folder].pictures]
     if not pictures:
         got = f"{path_to_text(path)} without one{_describe_others(others, path)}"
-        raise_input_error("path", "hold pictures", got, f"Their names end in {', '.join(sorted(SUFFIXES))}.")
+        remedy = _advise_table(others) or f"Their names end in {', '.join(sorted(SUFFIXES))}."
+        raise_input_error("path", "hold pictures", got, remedy)
     paths = [picture for _, picture in pictures]
     notes += [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
     empty = [path_to_text(folder.name) for folder, listed in files.items() if not listed.pictures]
@@ -142,8 +143,15 @@ def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> list[str]:
     unread = [folder for folder, listed in files.items() if listed.others and not listed.pictures]
     if unread:
         got = f"none in {shorten_list(map(path_to_text, unread), 1)}{_describe_others(files[unread[0]].others, path)}"
-        raise_input_error("path", "have a picture in every class folder", got, "Add one, or remove the folder.")
+        remedy = _advise_table(files[unread[0]].others) or "Add one, or remove the folder."
+        raise_input_error("path", "have a picture in every class folder", got, remedy)
     return notes
+
+
+def _advise_table(others: Sequence[Path]) -> str:
+    """Say where texts belong if all files are texts; "" otherwise."""
+    is_text = bool(others) and all(other.suffix.lower() == ".txt" for other in others)
+    return "Texts go into a table: a column of texts, and one of labels." if is_text else ""
 
 
 def _find_part(name: str) -> str | None:

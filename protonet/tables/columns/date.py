@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from protonet.tables.columns.base import OrderedColumn
-from protonet.tables.columns.parsing import DATE_FORMATS, FORMAT_SEPARATOR, parse_dates
+from protonet.tables.columns.parsing import DATE_FORMATS, FORMAT_SEPARATOR, SECONDS_PER_DAY, parse_dates, parse_duration
 from protonet.views.config import Stored, expect
 
 #: Cycles and their lengths in days, and the minimum time span in days of the dates that they are used for.
@@ -49,12 +49,19 @@ class Date(OrderedColumn):
         return (time, *(f" {part} of {name}" for name in self.cycles for part in ("cosine", "sine")), *missing)
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
-        """Return days (n,) since 1970, NaN if missing."""
-        return parse_dates(cells, self.format)
+        """Return days (n,) since 1970, NaN if missing.
+
+        If the training times are below an hour, all cells such as 2:27 and 43:22 are minutes and seconds.
+        """
+        days = parse_dates(cells, self.format)
+        if cells.dtype.kind == "O" and self.format == "%H:%M:%S" and self.mean + self.scale < 1 / 24:
+            for row in np.flatnonzero(np.isnan(days)).tolist():
+                days[row] = parse_duration(cells[row]) / SECONDS_PER_DAY
+        return days
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
         """Return days (n,) since 1970, with missing values filled in."""
-        days = parse_dates(cells, self.format)
+        days = self.to_numeric(cells)
         return np.where(np.isnan(days), self.median, days)
 
     def format_value(self, value: float) -> str:

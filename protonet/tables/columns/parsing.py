@@ -354,10 +354,15 @@ def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
     if values.dtype.kind == "M":
         days = values.astype("datetime64[us]").astype(np.int64) / (1e6 * SECONDS_PER_DAY)
         return np.where(np.isnat(values), math.nan, days)
-    if values.dtype.kind != "O":  # durations in seconds, if the training rows held times of day
-        is_time = set(date_format.split(FORMAT_SEPARATOR)) <= {*_TIME_FORMATS}
+    is_time = set(date_format.split(FORMAT_SEPARATOR)) <= {*_TIME_FORMATS}  # numbers are then durations in seconds
+    if values.dtype.kind != "O":
         return values / SECONDS_PER_DAY if is_time else np.full(len(values), math.nan)
-    return map_unique(lambda cell: parse_date(cell, date_format), values)
+
+    def parse(cell: str) -> float:
+        days = parse_date(cell, date_format)
+        return parse_plain(cell) / SECONDS_PER_DAY if is_time and math.isnan(days) else days
+
+    return map_unique(parse, values)
 
 
 def infer_date_format(cells: Iterable[str]) -> str:

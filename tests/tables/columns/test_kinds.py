@@ -285,6 +285,26 @@ def test_invalid_descriptions_and_tensors_are_refused() -> None:
             Encoding.restore(described, change(tensors))
 
 
+class TestShortTimes:
+    def test_times_below_an_hour_are_read_in_all_forms(self) -> None:
+        seconds = np.arange(12) * 290 + 27
+        full = objects(*(f"0:{value // 60:02}:{value % 60:02}" for value in seconds.tolist()))
+        column = infer_column_type(full).column
+        assert isinstance(column, Date)
+        expected = column.encode(full)
+        short = objects(*(f"{value // 60}:{value % 60:02}" for value in seconds.tolist()))
+        for cells in (short, objects(*map(str, seconds)), seconds, seconds.astype(float)):
+            np.testing.assert_allclose(column.encode(cells), expected, atol=1e-6)
+            assert not column.is_invalid(cells).any()
+            for row in range(len(cells)):  # alone as among others
+                np.testing.assert_allclose(column.encode(cells[row : row + 1]), expected[row : row + 1], atol=1e-6)
+
+    def test_minutes_are_not_hours(self) -> None:
+        column = infer_column_type(objects(*(f"{hour}:10:{hour + 10}" for hour in range(24)))).column
+        assert isinstance(column, Date)
+        assert column.is_invalid(objects("2:27")).all()
+
+
 class TestSpellings:
     @pytest.mark.parametrize("fitted", [("TRUE", "FALSE"), ("yes", "no"), ("1", "0")])
     def test_yes_and_no_in_other_spellings(self, fitted: tuple[str, str]) -> None:
