@@ -32,7 +32,7 @@ def test_a_changed_unit_is_reported(tmp_path: Path, run: Run) -> None:
 
 
 def test_dates_have_no_unit(tmp_path: Path, run: Run) -> None:
-    def write_dates(name: str, year: int) -> Path:
+    def write_dates(name: str, year: int) -> str:
         columns = make(0)
         columns["day"] = [f"{year}-0{1 + row % 9}-1{row // 9}" for row in range(60)]
         return write_columns(tmp_path / name, columns)
