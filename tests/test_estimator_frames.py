@@ -93,7 +93,7 @@ def test_column_types_are_inferred_and_reported() -> None:
 def test_the_commands_agree_with_the_estimator_and_read_its_files(tmp_path: Path, run: Run) -> None:
     FRAME.assign(kind=Y).to_csv(tmp_path / "trees.csv", index=False)
     NEW.assign(kind=Y).to_csv(tmp_path / "new.csv", index=False)
-    table, new, model, saved = (tmp_path / name for name in ("trees.csv", "new.csv", "trees.safetensors", "saved"))
+    table, new, model, saved = (tmp_path / name for name in ("trees.csv", "new.csv", "m.safetensors", "saved.protonet"))
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
     run("fit", table, *FAST, "--column-type", "zone=category", "--seed", seed, "-o", model)
     loaded = ProtoNetClassifier.load(model)
