@@ -27,10 +27,8 @@ class DuplicateRules:
     explains the pairs at one distance, the next one is tried."""
     chance: float = 5.0
     """Chance explains the neighbours of a row if there are at most this many times the expected number."""
-    explained: float = (
-        0.9  #: Pairs are due to chance if it explains this fraction of the rows that have neighbours, ...
-    )
-    total: float = 2.0  #: ... or if all rows together have at most this many times the expected number.
+    explained: float = 0.9  #: Pairs are due to chance if it explains this fraction of the rows that have neighbours.
+    total: float = 2.0  #: On a fine grid, all rows together may have this many times the expected number.
     shared: float = 0.5
     """A table is discrete if in each column this fraction of the distinct rows share their value. Then equal rows are
     due to chance."""
@@ -133,30 +131,20 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
     return torch.where(group == points, points, group)
 
 
-def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float, step: float = torch.inf) -> bool:
+def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float) -> bool:
     """Test whether the density of points (k, dim) explains the rows within a distance of chosen points (m,).
 
     Within a distance d of a row, a density of intrinsic dimension D has rows in proportion to d^D. Both the number and
     D come from the nearest points beyond ``near``, so that dependent columns count once. Values on a grid count as if
-    they filled half of the gap to the next one, and at most half of the grid's ``step``. Each point counts as
-    ``counts`` (k,) rows.
+    they filled half of the gap to the next one. Each point counts as ``counts`` (k,) rows.
 
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
     """
-    rules = DUPLICATES
-    max_queries = max(1, min(rules.max_queries, rules.max_pairs // len(points)))
-    everywhere = torch.arange(0, len(points), -(-len(points) // max_queries))
-    around = _count_neighbours(points, counts, everywhere, near)
+    around = _count_neighbours(points, counts, chosen, near, DUPLICATES.neighbours)
     if not bool(around.gap.isfinite().all()):  # nothing to extrapolate from
         return True
-    observed, expected = around.within, around.extrapolate(near, step, around.dimension)
-    if float(observed.sum()) <= rules.total * float(expected.sum()):
-        return True
-    chosen = chosen[:: -(-len(chosen) // max_queries)]
-    some = _count_neighbours(points, counts, chosen, near)
-    explained = some.within <= rules.chance * some.extrapolate(near, step, around.dimension)
-    return float(explained.double().mean()) >= rules.explained
+    return around.is_explained((around.gap / 2).clamp_min(near), around.dimension)
 
 
 @dataclass(frozen=True)
@@ -169,18 +157,23 @@ class _Neighbours:
     outside: Tensor  #: (m,) ... and the number of rows within it.
     dimension: float  #: The intrinsic dimension.
 
-    def extrapolate(self, near: float, step: float, dimension: float) -> Tensor:
-        """Extrapolate the number of rows (m,) within the distance ``near``, or of equal values on a grid."""
-        radius = (self.gap.clamp_max(step) / 2).clamp_min(near)
+    def extrapolate(self, radius: Tensor, dimension: float) -> Tensor:
+        """Extrapolate the number of rows (m,) within radii (m,)."""
         return self.outside * (radius / self.outer).pow(dimension)
 
+    def is_explained(self, radius: Tensor, dimension: float) -> bool:
+        """Test whether the numbers within the distance are not far above those within radii (m,), for most points."""
+        explained = self.within <= DUPLICATES.chance * self.extrapolate(radius, dimension)
+        return float(explained.double().mean()) >= DUPLICATES.explained
 
-def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: float) -> _Neighbours:
-    """Count the rows around query points (m,), within the distance ``near`` and farther out."""
+
+def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: float, neighbours: int) -> _Neighbours:
+    """Count the rows around some of the query points (q,), within the distance ``near`` and that of farther points."""
+    max_queries = max(1, min(DUPLICATES.max_queries, DUPLICATES.max_pairs // len(points)))
+    queries = queries[:: -(-len(queries) // max_queries)]
     distance = torch.cdist(points[queries].double(), points.double())  # (m, k)
     distance.scatter_(1, queries[:, None], 0.0)  # without rounding errors
     beyond = distance.masked_fill(distance <= near, torch.inf)
-    neighbours = min(DUPLICATES.neighbours, max(2, len(points) // DUPLICATES.locality))
     radii = beyond.topk(min(neighbours, len(points)), largest=False).values  # (m, neighbours), ascending
     last = (radii.isfinite().sum(dim=1, keepdim=True) - 1).clamp_min(0)
     gap, inner, outer = (radii.gather(1, index)[:, 0] for index in (0 * last, last // 2, last))
@@ -195,19 +188,32 @@ def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: flo
 
 
 def _is_equal_by_chance(points: Tensor, counts: Tensor, chosen: Tensor) -> bool:
-    """Test whether independent samples can be equal as often as points (k, dim) occur ``counts`` (k,) times."""
+    """Test whether independent samples can be equal as often as points (k, dim) occur ``counts`` (k,) times.
+
+    They can if values are few, or on a grid that is coarse for the density at the chosen points (m,).
+    """
+    rules = DUPLICATES
     if not _is_sampled(counts):
         return False
-    if int(counts.sum()) >= DUPLICATES.often * len(points):
+    if int(counts.sum()) >= rules.often * len(points):
         return True
     step, distinct = _measure_steps(points)
     finest = step[distinct] if bool(distinct.any()) else step
     finest = finest[finest.isfinite()]
-    mean = float(finest.square().mean().sqrt()) if len(finest) else 0.0 if bool(distinct.any()) else torch.inf
-    if _follows_density(points, counts, chosen, 0.0, mean):
+    grid = float(finest.square().mean().sqrt()) if len(finest) else 0.0 if bool(distinct.any()) else torch.inf
+    neighbours = min(rules.neighbours, max(2, len(points) // rules.locality))
+    everywhere, around = (
+        _count_neighbours(points, counts, queries, 0.0, neighbours) for queries in (torch.arange(len(points)), chosen)
+    )
+    if around.is_explained(around.gap.clamp_max(grid) / 2, everywhere.dimension):
         return True
-    gap = _count_neighbours(points, counts, chosen[: DUPLICATES.max_queries], 0.0).gap.median()
-    return _is_discrete(points) and float(gap) <= DUPLICATES.dense * float(step.nanmedian())
+    gap = float(around.gap.median())
+    if grid < gap:  # equal rows are where the density is high: count all rows
+        radius = everywhere.gap.clamp_max(grid) / 2
+        expected = float(everywhere.extrapolate(radius, everywhere.dimension).sum())
+        if float(everywhere.within.sum()) <= rules.total * expected:
+            return True
+    return _is_discrete(points) and gap <= rules.dense * float(step.nanmedian())
 
 
 def _measure_steps(points: Tensor) -> tuple[Tensor, Tensor]:
