@@ -102,7 +102,8 @@ def embeddings_folder() -> Path:
 @contextmanager
 def open_store(folder: Path | None, key: str) -> Iterator[Store]:
     """Open the embeddings of a representation, by the key of its file; without folder or key, nothing is stored."""
-    with closing(Store(folder / f"{key}.sqlite" if folder is not None and key else None)) as store:
+    # The number changes with the arithmetic: embeddings of earlier versions depended on the batch.
+    with closing(Store(folder / f"{key}-2.sqlite" if folder is not None and key else None)) as store:
         yield store
 
 

@@ -266,9 +266,20 @@ def open_universal(name: str, *, licence: str) -> Representation:
 
 
 def _embed_in_pieces(read: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
-    """Wrap an encoder: texts are split into pieces of at most ``limit`` tokens, whose embeddings are averaged."""
+    """Wrap an encoder: texts are split into pieces of at most ``limit`` tokens, whose embeddings are averaged.
+
+    The pieces of a batch have equal numbers of tokens: padding would change the last digits of the shorter ones.
+    """
     encode = _open_tokenizer(tokenizer)
     piece_length = max(1, limit - 2)  # the network adds two special tokens
+
+    def read_by_length(pieces: Sequence[str]) -> np.ndarray:
+        lengths = np.array([len(tokens.ids) for tokens in encode(pieces, special=False)], np.int64)
+        rows = np.empty((len(pieces), width), np.float32)
+        for length in np.unique(lengths):
+            chosen = np.flatnonzero(lengths == length)
+            rows[chosen] = read([pieces[index] for index in chosen])
+        return rows
 
     def compute(texts: Sequence[str]) -> np.ndarray:
         pieces: list[str] = []
@@ -279,13 +290,14 @@ def _embed_in_pieces(read: TextEncoder, tokenizer: Path, limit: int, width: int)
                 piece = spans[first : first + piece_length]
                 pieces.append(text[piece[0][0] : piece[-1][1]])
                 owners.append(row)
-        rows = read(pieces) if pieces else np.empty((0, width), np.float32)
-        means = np.zeros((len(texts), rows.shape[1]), np.float32)
+        rows = read_by_length(pieces)
+        means = np.zeros((len(texts), width), np.float32)
         np.add.at(means, owners, rows)
         counts = np.bincount(owners, minlength=len(texts)) if owners else np.zeros(len(texts))
         means /= np.maximum(counts, 1)[:, None]
-        unit = bool(len(rows)) and bool(np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-3))
-        return _normalise(means) if unit else means
+        not_unit = np.abs(np.linalg.norm(rows, axis=1) - 1) > 1e-3
+        is_unit = np.bincount(owners, not_unit, minlength=len(texts)) == 0
+        return np.where(is_unit[:, None], _normalise(means), means)
 
     return compute
 

@@ -120,6 +120,18 @@ def test_neither_order_nor_batch_matters_and_an_empty_text_is_zeros(name: str, t
     assert opened.embed([]).shape == (0, opened.record.width)
 
 
+@pytest.mark.parametrize("name", ["vectors", "network", "sentences", "words"])
+def test_an_embedding_is_the_same_to_the_last_digit_in_every_batch(name: str, tmp_path: Path) -> None:
+    makers: dict[str, Write] = {"vectors": write_vectors, "network": write_network}
+    if name == "network":
+        pytest.importorskip("onnxruntime", reason="it runs the network")
+    opened = open_folder(makers[name](tmp_path / name)) if name in makers else open_package(name)
+    texts = [*TEXTS, *(f"{text} {index} please" for index, text in enumerate(TEXTS)), "lost card " * 40, "card " * 300]
+    rows = opened.compute(texts)
+    np.testing.assert_array_equal(np.concatenate([opened.compute([text]) for text in texts]), rows)
+    np.testing.assert_array_equal(opened.compute(texts[::-1]), rows[::-1])
+
+
 #: What writes a folder, which files of it are other ones, or none, and what is said of it.
 FAULTS: dict[str, tuple[Write, dict[str, bytes], str]] = {
     "nothing": (write_tokenizer, {}, r"be a folder with modules\.json, or with tokenizer\.json and a network; got"),
