@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from protonet.errors import InputError, InputTypeError, MissingPackageError
+from protonet.errors import DISTRIBUTION, InputError, InputTypeError, MissingPackageError, installed_version
 
 if TYPE_CHECKING:
     from protonet.encoder import Encoder
@@ -41,10 +41,12 @@ LAZY_EXPORTS = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: a command answers, also to Ctrl-C, before torch is there."""
+    if name == "__version__":
+        return installed_version(DISTRIBUTION) or "unknown"
     if name not in LAZY_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{LAZY_EXPORTS[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

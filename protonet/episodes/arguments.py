@@ -28,7 +28,7 @@ from protonet.episodes.names import (
     TRAIN_PROG,
     TrainingPlan,
 )
-from protonet.errors import optional_packages, raise_input_error
+from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.ui.command_line import Parser, check_name, check_outputs, check_writable, parse_whole
 
 #: Options that are whole numbers: least value, default, help. The largest value is a million, but for the seed.
@@ -256,6 +256,8 @@ def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def refuse_run(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError about a file that is none of ``--json``."""
+    if isinstance(error, FileNotFoundError):
+        raise_missing_file(path, argument="FILE.json")
     got = f"{path} ({type(error).__name__}: {error})"
     raise_input_error("FILE.json", "be a file that --json wrote", got, COMPARE_REMEDY)
 

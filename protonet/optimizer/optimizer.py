@@ -39,6 +39,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         fused: Not supported: False or None.
         capturable: Not supported: False.
         differentiable: Not supported: False.
+        amsgrad: Not supported: False.
         sharded: Whether the processes of torch's default group hold different parameters of one model, as with
             ZeroRedundancyOptimizer. They then use one step size, and skip the same steps.
 
@@ -64,10 +65,12 @@ class CustomOptimizer(torch.optim.Optimizer):
         fused: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
+        amsgrad: bool = False,
         sharded: bool = False,
     ) -> None:
         settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps, "foreach": foreach}
         unsupported = {"fused": fused, "capturable": capturable, "differentiable": differentiable}
+        unsupported["amsgrad"] = amsgrad
         super().__init__(params, settings | unsupported | {"maximize": maximize})
         max_lr = max(float(group["lr"]) for group in self.param_groups) or 1.0
         self.stepper = Stepper(Run(SEARCH.usual_rate / max_lr, total_steps), sharded=sharded)
@@ -149,10 +152,17 @@ class CustomOptimizer(torch.optim.Optimizer):
                 gradient = _view_as_real(gradient).reshape(self.stepper.slices[index][0].shape)
             gradients[index] = -gradient if group["maximize"] else gradient
         known, skipped = {id(batch): batch for batch in self.stepper.batches}, self.skipped
+        known_steps = self.stepper.runs[0].steps
         self.stepper.step(gradients)
         self._synchronize_run()
         if new := [batch for batch in self.stepper.batches if id(batch) not in known]:
             self._publish(new)
+        run = self.stepper.runs[0]
+        if run.total_steps is not None and known_steps == run.total_steps < run.steps:
+            text = (
+                f"CustomOptimizer: this step is beyond total_steps, {run.total_steps}; steps hardly move from here on"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if skipped < self.skipped == SKIPPED_BEFORE_WARNING and not self.stepper.runs[0].steps:
             text = f"CustomOptimizer: the first {self.skipped} steps were skipped; gradients are not finite"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -206,9 +216,12 @@ class CustomOptimizer(torch.optim.Optimizer):
 
 def _validate(group: Group) -> None:
     """Raise an error for a setting that is not supported or out of range."""
-    for name in ("fused", "capturable", "differentiable"):
+    on_host = "Each step reads numbers on the host, without autograd."
+    unsupported = dict.fromkeys(("fused", "capturable", "differentiable"), on_host)
+    unsupported["amsgrad"] = "The second moments rotate with their basis, so that a maximum over steps has no meaning."
+    for name, reason in unsupported.items():
         if group.get(name):
-            raise_error(name, "be off", repr(group[name]), "Each step reads numbers on the host, without autograd.")
+            raise_error(name, "be off", repr(group[name]), reason)
     betas = group["betas"] if isinstance(group["betas"], (tuple, list)) else ()
     if len(betas) != 2:
         raise_error("betas", "be two numbers", repr(group["betas"]), "Use the default.")

@@ -98,7 +98,10 @@ def test_a_state_of_tuning_is_of_one_run(command: Command) -> None:
 def test_errors(command: Command) -> None:
     for arguments, message in (
         ("--tune ridge:penalty=1,2 --side all", "got `--side` all. Pass `--side` novel, .*`--split-seed` 0"),
-        ("--tune ridge:penalty=1,2 --way 4", "`--tune` must find 4 validation classes, .*; got 3"),
+        (
+            "--tune ridge:penalty=1,2 --way 4",
+            "`--tune` must find 4 validation classes, .*; got 3. Pass `--way` 3, or use data",
+        ),
         ("--normalize cl2 --side all", "`--normalize` must find base classes to centre on; got cl2 without"),
         ("--base x.npz", "`--base` must be another data set than --dataset"),
         ("--base wide.npy", "^protonet.episodes: `--base` must have 5 features per row, as the data; got 6 of wide"),

@@ -190,7 +190,7 @@ def prepare(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Pre
     side = plan.rows.side or ("all" if data.sides is None else "novel")
     if side not in {"all", *sides}:
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
-        remedy = "Pass `side` all, or `split_seed` 0 for a split."
+        remedy = "Pass `split_seed` 0 for a split." if data.sides is None else "Pass one of these, or all."
         raise_input_error("side", "be a side that has classes", got, remedy)
     base_ids = _find_base(sources, side, plan.rows.normalize)
     if sampler.adds_base and not base_ids:
@@ -308,7 +308,9 @@ def _select_validation(rows: RowsPlan, sampler: Sampler, sources: DataSources) -
         raise_input_error("tune", constraint, f"`side` {evaluated}", remedy)
     needed, there = sampler.n_drawn, (sides or ()).count("validation")
     if there < needed:
-        remedy = "Pass `split_seed` 0 for a split with validation classes, or ask for fewer classes."
+        remedy = "Mark some of the base classes as validation classes in the split of the data."
+        if sampler.way is not None and (fewer := there - needed + sampler.way[1]) > 1:
+            remedy = f"Pass `way` {fewer}, or use data with more validation classes."
         raise_input_error("tune", f"find {needed} validation classes, as many as an episode draws from", there, remedy)
     return replace(rows, side="validation")
 

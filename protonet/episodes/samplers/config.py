@@ -166,9 +166,11 @@ def check_span(argument: str, value: object, *, low: int) -> tuple[int, int]:
         remedy = f"Pass ({value}, {value})." if isinstance(value, int) else f"Pass ({low}, {low})."
         got = repr(value)
         raise_input_error(argument, "be a pair of whole numbers, (least, most)", got, remedy, kind=InputTypeError)
-    minimum = check_int(argument, value[0], low=low, high=MAX_COUNT)
-    remedy = "Write the smaller number first, such as 1-10."
-    return minimum, check_int(argument, value[1], low=minimum, high=MAX_COUNT, remedy=remedy)
+    minimum, maximum = (check_int(argument, end, low=low, high=MAX_COUNT) for end in value)
+    if maximum < minimum:
+        remedy = f"Pass ({maximum}, {minimum})."
+        raise_input_error(argument, "have the smaller number first, (least, most)", repr(value), remedy)
+    return minimum, maximum
 
 
 def _draw_unlabelled(

@@ -72,7 +72,7 @@ def select_side(argument: str, data: Dataset, side: str) -> Side:
     index = index_classes(data.y).take(class_ids)
     usable = int((index.size > 1).sum())
     if usable < 2:
-        remedy = "Add classes or rows to that side, or pass another `split_seed` and 10 classes or more."
+        remedy = "Add classes or rows to that side; a random split needs 10 classes or more, and data without a split."
         raise_input_error(argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
     class_positions = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
     classes = class_positions[data.y]  # (n,)

@@ -121,7 +121,7 @@ def test_errors(command: Command) -> None:
         ("a ways", r"got way \[3, 3\] in .* and \[2, 4\] in "),
         ("a other", "must be of the same data; got others in "),
         ("a moved", "must be of the same data"),
-        ("a absent", "must be a file that --json wrote; got .*absent.json"),
+        ("a absent", r"^protonet.episodes compare: no such file: .*absent\.json$"),
         ("a --against=rigde", "`--against` must be one of ridge, .*Did you mean ridge"),
     ]:
         command.refuses(message, compare(*names.split()))

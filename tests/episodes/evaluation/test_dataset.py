@@ -117,7 +117,14 @@ def test_wrong_arguments_of_evaluate_dataset() -> None:
         (("x.npz", []), {}, "`methods` must be a list of names"),
         (("x.npz", ["protonett"]), {}, "`methods` must be one of protonet, .*; got 'protonett'"),
         (("x.npz", names, 5), {}, "`config` must be an EpisodeConfig, or another sampler; got int"),
-        (("x.npz", names, untyped.EpisodeConfig(way=3)), {}, r"`config` must be a pair .*; got 3\. Pass \(3, 3\)"),
+        (("x.npz", names, untyped.EpisodeConfig(way=3)), {}, r"`config.way` must be a pair .*; got 3\. Pass \(3, 3\)"),
+        *(
+            (("x.npz", names, untyped.EpisodeConfig(**{name: value})), {}, rf"`config\.{name}` must ")
+            for name, value in (
+                *(("way", (-1, 4)), ("way", (4, 2)), ("shot", (0, 0)), ("n_query", 0), ("imbalance", -1.0)),
+                *(("n_open_classes", -1), ("n_unlabelled", -1), ("n_distractors", -1)),
+            )
+        ),
         (("x.npz", names, EASY), {"n_episodes": 0}, "`n_episodes` must be a whole number"),
         (("x.npz", names, EASY), {"side": "test"}, "`side` must be one of .*; got 'test'"),
         (("x.npz", names, EASY), {"split_seed": 0}, "`split_seed` must be left out"),
@@ -130,6 +137,15 @@ def test_wrong_arguments_of_evaluate_dataset() -> None:
         data = load_source("x.npz") if settings.get("split_seed") == 0 else arguments[0]
         with pytest.raises((ValueError, TypeError), match=message):
             untyped.evaluate_dataset(data, *arguments[1:], **settings)
+
+
+def test_a_split_without_validation_classes_has_a_remedy_that_works() -> None:
+    data = load_source("x.npz")
+    sides = tuple("base" if side == "validation" else side for side in data.sides or ())
+    for split, remedy in ((sides, "Mark some of the base classes"), (None, "`split_seed` 0 makes one")):
+        with pytest.raises(ValueError, match=f"^`tune` must .*{remedy}") as error:
+            evaluate_dataset(data._replace(sides=split), ["protonet"], EASY, tune=["ridge:penalty=1,2"])
+        assert ("split_seed" in str(error.value)) == (split is None)
 
 
 def test_wrong_arguments_of_the_parts() -> None:

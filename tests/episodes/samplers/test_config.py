@@ -96,7 +96,7 @@ def test_errors() -> None:
         (EpisodeConfig(way=(4, 4)), r"`way` must be at most the number of classes \(3\); got 4\."),
         (EpisodeConfig((2, 2), n_query=2, n_open_classes=2), r"of classes \(3 beside 2 open ones\); got 2\."),
         (EpisodeConfig(way=(1, 1)), "`way` must be a whole number in .2, 1000000.; got 1"),
-        (EpisodeConfig(way=(3, 2)), "`way` must be a whole number in .3, 1000000.; got 2"),
+        (EpisodeConfig(way=(3, 2)), r"`way` must have the smaller number first, .*; got \(3, 2\)\. Pass \(2, 3\)"),
         (EpisodeConfig(shot=(0, 1)), "`shot` must be a whole number in .1, 1000000.; got 0"),
         (EpisodeConfig(n_query=0), "`n_query` must be a whole number in .1, 1000000.; got 0"),
         (EpisodeConfig(n_open_classes=-1), "`n_open_classes` must be a whole number in .0, 1000000.; got -1"),
