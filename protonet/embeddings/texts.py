@@ -277,7 +277,7 @@ def _embed_in_pieces(read: TextEncoder, tokenizer: Path, limit: int, width: int)
         lengths = np.array([len(tokens.ids) for tokens in encode(pieces, special=False)], np.int64)
         rows = np.empty((len(pieces), width), np.float32)
         for length in np.unique(lengths):
-            chosen = np.flatnonzero(lengths == length)
+            chosen = np.flatnonzero(lengths == length).tolist()
             rows[chosen] = read([pieces[index] for index in chosen])
         return rows
 

@@ -71,9 +71,8 @@ def test_the_python_blocks_of_a_page_run(
     if name == METHOD:
         shutil.copy(tables / "features.npz", work)
         write_plugin(work)
-        few = ["--episodes", "20", "--way", "3"]  # of 4 validation classes
         for command in (each for each in read_commands(name) if " paper " in each and "features.npz" in each):
-            assert episodes.main([*shlex.split(command)[3:], *few]) == 0
+            assert episodes.main([*shlex.split(command)[3:], "--episodes", "20"]) == 0
     names = run_blocks(name)
     if name == METHOD:
         rates = {name: method["accuracy"] for name, method in names["run"]["methods"].items()}
@@ -153,11 +152,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "rows").mkdir()
     new = dict(zip(columns, x[order[110:130]].T, strict=True))
     parquet.write_table(pyarrow.table(new), folder / "rows" / "part-0.parquet")
-    rng = np.random.default_rng(0)
-    labels = np.arange(750) % 25
-    centres = rng.standard_normal((25, 8))
-    features = centres[labels] + rng.standard_normal((750, 8))
-    np.savez(folder / "features.npz", x=features.astype(np.float32), y=labels)
+    (features,) = (b.text for b in read_blocks("docs/how-to/few-shot.md") if "np.savez" in b.text)
+    exec(features.replace("features.npz", (folder / "features.npz").as_posix()), {})
     return folder
 
 
@@ -170,10 +166,10 @@ def test_the_commands_for_a_method_of_ones_own_run(
     assert len(section) == 4
     for command in section:
         words = shlex.split(command)[3:]
-        few = [] if words[0] == "compare" else ["--episodes", "20", "--way", "3"]  # of 4 validation classes
+        few = [] if words[0] == "compare" else ["--episodes", "20"]
         assert episodes.main([*words, *few]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"mine.py:power_means:power=\S+ is the best of 3 settings on 4 validation classes", out)
+    assert re.search(r"mine.py:power_means:power=\S+ is the best of 3 settings on 6 validation classes", out)
     assert "comparisons of ridge with another" in out
     assert (work / "table.tex").is_file()
 
@@ -196,8 +192,8 @@ def test_the_protocols_of_the_guide_run(tables: Path, work: Path, capsys: pytest
     with np.load(shutil.copy(tables / "features.npz", work)) as held:
         x, y = held["x"], held["y"]
     np.savez("other.npz", x=x + np.float32(1), y=y)
-    np.savez("train.npz", x=x[:500], y=y[:500])
-    np.savez("test.npz", x=x[500:], y=y[500:])
+    np.savez("train.npz", x=x[:1000], y=y[:1000])
+    np.savez("test.npz", x=x[1000:], y=y[1000:])
     commands = read_commands("docs/how-to/few-shot-protocols.md")
     first = next(at for at, command in enumerate(commands) if command.endswith(" --list-presets"))
     for command in commands[first : first + 8]:
