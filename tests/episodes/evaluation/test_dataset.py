@@ -118,13 +118,6 @@ def test_wrong_arguments_of_evaluate_dataset() -> None:
         (("x.npz", ["protonett"]), {}, "`methods` must be one of protonet, .*; got 'protonett'"),
         (("x.npz", names, 5), {}, "`config` must be an EpisodeConfig, or another sampler; got int"),
         (("x.npz", names, untyped.EpisodeConfig(way=3)), {}, r"`config.way` must be a pair .*; got 3\. Pass \(3, 3\)"),
-        *(
-            (("x.npz", names, untyped.EpisodeConfig(**{name: value})), {}, rf"`config\.{name}` must ")
-            for name, value in (
-                *(("way", (-1, 4)), ("way", (4, 2)), ("shot", (0, 0)), ("n_query", 0), ("imbalance", -1.0)),
-                *(("n_open_classes", -1), ("n_unlabelled", -1), ("n_distractors", -1)),
-            )
-        ),
         (("x.npz", names, EASY), {"n_episodes": 0}, "`n_episodes` must be a whole number"),
         (("x.npz", names, EASY), {"side": "test"}, "`side` must be one of .*; got 'test'"),
         (("x.npz", names, EASY), {"split_seed": 0}, "`split_seed` must be left out"),
@@ -137,6 +130,18 @@ def test_wrong_arguments_of_evaluate_dataset() -> None:
         data = load_source("x.npz") if settings.get("split_seed") == 0 else arguments[0]
         with pytest.raises((ValueError, TypeError), match=message):
             untyped.evaluate_dataset(data, *arguments[1:], **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("way", (-1, 4)), ("way", (4, 2)), ("shot", (0, 0)), ("n_query", 0), ("imbalance", -1.0)],
+        *[("n_open_classes", -1), ("n_unlabelled", -1), ("n_distractors", -1)],
+    ],
+)
+def test_an_error_in_a_config_names_the_field(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^`config\.{name}` must .*; got"):
+        evaluate_dataset("x.npz", ["protonet"], untyped.EpisodeConfig(**{name: value}))
 
 
 def test_a_split_without_validation_classes_has_a_remedy_that_works() -> None:
