@@ -152,17 +152,10 @@ class CustomOptimizer(torch.optim.Optimizer):
                 gradient = _view_as_real(gradient).reshape(self.stepper.slices[index][0].shape)
             gradients[index] = -gradient if group["maximize"] else gradient
         known, skipped = {id(batch): batch for batch in self.stepper.batches}, self.skipped
-        known_steps = self.stepper.runs[0].steps
         self.stepper.step(gradients)
         self._synchronize_run()
         if new := [batch for batch in self.stepper.batches if id(batch) not in known]:
             self._publish(new)
-        run = self.stepper.runs[0]
-        if run.total_steps is not None and known_steps == run.total_steps < run.steps:
-            text = (
-                f"CustomOptimizer: this step is beyond total_steps, {run.total_steps}; steps hardly move from here on"
-            )
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
         if skipped < self.skipped == SKIPPED_BEFORE_WARNING and not self.stepper.runs[0].steps:
             text = f"CustomOptimizer: the first {self.skipped} steps were skipped; gradients are not finite"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
