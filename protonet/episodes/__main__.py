@@ -32,7 +32,7 @@ from protonet.episodes.arguments import (
     read_paper,
     read_train,
 )
-from protonet.episodes.names import ARGUMENTS, EVALUATE_PROG, NORMALIZATIONS, PAPER_ARGUMENTS
+from protonet.episodes.names import EVALUATE_PROG, NORMALIZATIONS, OPTION_NAMES, PAPER_OPTION_NAMES
 from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, check_outputs, run_command
 
@@ -299,16 +299,16 @@ class Subcommand:
 
 
 SUBCOMMANDS = {
-    "train": Subcommand(read_train, "training.train", ARGUMENTS),
-    "compare": Subcommand(read_compare, "evaluation.compare", ARGUMENTS),
-    "extract": Subcommand(read_extract, "features.extract", ARGUMENTS),
-    "paper": Subcommand(read_paper, "paper", PAPER_ARGUMENTS),
+    "train": Subcommand(read_train, "training.train", OPTION_NAMES),
+    "compare": Subcommand(read_compare, "evaluation.compare", OPTION_NAMES),
+    "extract": Subcommand(read_extract, "features.extract", OPTION_NAMES),
+    "paper": Subcommand(read_paper, "paper", PAPER_OPTION_NAMES),
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the evaluation or the one of ``SUBCOMMANDS`` that comes first; return the exit code."""
-    prog, command, names = EVALUATE_PROG, run, ARGUMENTS
+    prog, command, names = EVALUATE_PROG, run, OPTION_NAMES
     if arguments and arguments[0] in SUBCOMMANDS:
         name, *arguments = arguments
         prog, command, names = f"{prog} {name}", SUBCOMMANDS[name].run, {**SUBCOMMANDS[name].names}

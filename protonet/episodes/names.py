@@ -27,14 +27,14 @@ _SAME_NAMES = (
     *("texts", "traceback", "tune", "unequal", "unlabelled", "validation_dataset", "way", "weights"),
 )
 #: The option of each argument that messages name. The parsers name options themselves.
-ARGUMENTS = {
+OPTION_NAMES = {
     **{name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES},
     "n_episodes": "--episodes",
     "n_query": "--query",
     "n_unlabelled": "--unlabelled",
     "n_distractors": "--distractors",
 }
-PAPER_ARGUMENTS = ARGUMENTS | {"own": "METHOD", "tune": "METHOD", "state": "--output", "resume": "--output"}
+PAPER_OPTION_NAMES = OPTION_NAMES | {"own": "METHOD", "tune": "METHOD", "state": "--output", "resume": "--output"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from protonet.commands import fit as fit_command
 from protonet.commands.rows import check_classes, parse_integers, read_classes, warn_contradictions
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
+from protonet.fit.training_set import ROW_SAMPLE, prepare_training_set
 from tests.commands.cases import FAST, Run, fit_model, parse_accuracy, read_lines
 from tests.strategies import blobs
 from tests.strategies import write_columns as write
@@ -338,3 +340,14 @@ def test_classes_may_be_names_with_commas() -> None:
     for text, reason in (("a,,b", "empty name"), ("a,b,a", "'a' repeatedly")):
         with pytest.raises(InputError, match=f"`classes` must .*{reason}"):
             read_classes(Path(text))
+
+
+def test_a_sample_of_many_rows_is_mentioned() -> None:
+    n = ROW_SAMPLE.max_rows + 1000
+    x = torch.randn(n, 2, generator=torch.Generator().manual_seed(0))
+    problem, _ = prepare_training_set(x, (x[:, 0] > 0).long(), 2)
+    *_, line = fit_command.summarize_rows(problem)
+    rows = len(problem.rows.labels)
+    assert line == f"a sample of {rows:,} of {n:,} distinct rows is used, with the class frequencies of all rows"
+    few, _ = prepare_training_set(x[:100], (x[:100, 0] > 0).long(), 2)
+    assert fit_command.summarize_rows(few) == []

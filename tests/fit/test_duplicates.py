@@ -16,7 +16,7 @@ from protonet.fit.duplicates import group_duplicates
 from protonet.fit.solver import solve_problem
 from protonet.metrics import measure
 from protonet.selection.folds import FoldRules, split_folds
-from tests.strategies import PLAIN, seeds
+from tests.strategies import PLAIN, blobs, seeds
 
 G = torch.Generator().manual_seed(0)
 NOISE, COINS = torch.randn(40, 6, generator=G), torch.randint(2, (40,), generator=G)
@@ -142,3 +142,24 @@ def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_ro
             judged = int((crossed.fold == index).sum()) * known
             assert network.counts.sum() == crossed.folds[index].counts.sum() + 40 - judged
         assert predict_held_out(updated).shape == predict_held_out(crossed).shape
+
+
+def test_exact_copies_change_only_the_weight() -> None:
+    x, y = blobs(0)
+    once, twice = (solve_problem([(x.repeat(k, 1), y.repeat(k))], effort="fast").network for k in (1, 2))
+    torch.testing.assert_close(once(x), twice(x))
+    assert twice.counts.tolist() == (2 * once.counts).tolist()
+
+
+def test_a_redundant_column_costs_no_accuracy() -> None:
+    rng = np.random.default_rng(1)
+    celsius = rng.normal(15, 10, 1200)
+    labels = torch.from_numpy((np.sin(celsius / 2) > 0).astype(np.int64))
+    x = torch.from_numpy(np.stack([celsius, 1.8 * celsius + 32], axis=1)).float()
+    one, both = (solve_problem([(z[:600], labels[:600])], effort="fast") for z in (x[:, :1], x))
+    with torch.no_grad():
+        single, double = (
+            float((solution.network(z[600:]).argmax(dim=1) == labels[600:]).double().mean())
+            for solution, z in ((one, x[:, :1]), (both, x))
+        )
+    assert double > max(0.9, single - 0.03)

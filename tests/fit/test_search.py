@@ -232,3 +232,13 @@ def test_class_frequencies_do_not_decide_which_views_are_used() -> None:
     reference = LogisticRegression().fit(x.numpy(), y.numpy()).predict_proba(test_x.numpy())
     assert torch.nn.functional.cross_entropy(logits, test_y) < 1.05 * log_loss(test_y.numpy(), reference)
     assert float(logits.softmax(dim=1)[:, 1].mean()) == pytest.approx(0.05, rel=0.15)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 7])
+def test_without_signal_probabilities_are_the_class_frequencies(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, new = torch.randn(200, 2, generator=generator), torch.randn(500, 2, generator=generator)
+    network = solve([(x, (torch.arange(200) < 20).long())], effort="fast")
+    with torch.no_grad():
+        rare = network(new).softmax(dim=1)[:, 1]
+    assert rare.mean() == pytest.approx(0.1, rel=0.15)

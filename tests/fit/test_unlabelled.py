@@ -286,3 +286,19 @@ def test_rows_are_learned_from_only_if_held_out_rows_get_better() -> None:
         assert pooled.learned == (pooled.losses[1] < pooled.losses[0])
         differences.append((abs(pooled.losses[1] - pooled.losses[0]), pooled.decided))
     assert not min(differences)[1]  # the least difference is not beyond its error
+
+
+def test_rows_that_mislead_are_not_learned_from() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 2
+    x = torch.randn(40, 2, generator=generator) * torch.tensor([0.2, 1.0])
+    x[:, 0] += y - 0.5  # the classes differ along one axis, and the other rows lie in clusters along the other one
+    others = torch.randn(400, 2, generator=generator) * torch.tensor([1.0, 0.05])
+    others[:, 1] += 3 * torch.where(torch.arange(400) % 2 == 0, 1.0, -1.0)
+    fresh = torch.randn(400, 2, generator=generator) * torch.tensor([0.2, 1.0])
+    fresh[:, 0] += torch.arange(400) % 2 - 0.5
+    alone, pooled = (solve([(x, y)], effort="fast", unlabelled=rows) for rows in (None, others))
+    right = [
+        float((network(fresh).argmax(dim=1) == torch.arange(400) % 2).double().mean()) for network in (alone, pooled)
+    ]
+    assert right[1] >= right[0] - 0.01
