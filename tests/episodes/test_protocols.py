@@ -253,6 +253,6 @@ def test_runs_of_other_protocols_are_distinguished(command: Command) -> None:
     command(KINDS["unlabelled"], "--episodes 20 --method protonet --json unlabelled.json")
     for name in ("ridge", "knn"):
         command(KINDS["meta-dataset"], f"--episodes 20 --method {name} --json {name}.json")
-    assert "p over classes (Holm)" in command("compare ridge.json knn.json")
+    assert "p over episodes (Holm)" in command("compare ridge.json knn.json")
     message = r"be of the same episodes; got way \[5, 50\] in ridge.json and \[2, 2\] in"
     command.refuses(message, "compare ridge.json unlabelled.json")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-Result = TypeVar("Result")
+Outcome = TypeVar("Outcome")
 #: Number of pictures that a thread reads at once.
 PICTURES_PER_TASK = 32
 #: Pixels per side of JPEGs in comparisons: a camera's picture then takes 30 ms instead of 150.
@@ -149,7 +149,7 @@ def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> list[str]:
 
 
 def _advise_table(others: Sequence[Path]) -> str:
-    """Say where texts belong if all files are texts; "" otherwise."""
+    """Describe where texts belong if all files are texts; "" otherwise."""
     is_text = bool(others) and all(other.suffix.lower() == ".txt" for other in others)
     return "Texts go into a table: a column of texts, and one of labels." if is_text else ""
 
@@ -298,7 +298,7 @@ def map_pictures(
     return torch.cat(outputs)
 
 
-def map_in_threads(work: Callable[[Any], Result], items: Sequence[Any], threads: int) -> Iterator[Result]:
+def map_in_threads(work: Callable[[Any], Outcome], items: Sequence[Any], threads: int) -> Iterator[Outcome]:
     """Yield the results of ``work`` for items in their order; after an error or Ctrl-C, no further item is begun."""
     with ThreadPoolExecutor(threads) as pool:
         try:

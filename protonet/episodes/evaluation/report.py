@@ -67,7 +67,7 @@ INTERVAL_NOTES = {
     "both": "The first 95 % interval (±) and p-value apply to new classes of the same kind (jackknife over classes), "
     "the second to new episodes of these classes.",
     "episodes": "95 % intervals (±) and p-values apply to new episodes of these classes: those for new classes need "
-    "episodes that leave each class out.",
+    "some episodes that leave each class out, and the same number of classes in all.",
     "supports": "95 % intervals (±) and p-values apply to new draws of the support, of the same test split.",
 }
 

@@ -16,6 +16,7 @@ from protonet.episodes.samplers.batch import Records
 #: What intervals and p-values are over: other classes of the same kind, and other episodes of these same classes.
 INTERVAL_KINDS = ("classes", "episodes")
 CONFIDENCE = 0.95  #: The level of all intervals.
+MIN_EPISODES_WITHOUT = 5  #: Episodes that leave out a class, for an interval over classes.
 ACCURACY_TOLERANCE = 1e-12  #: Smaller differences of accuracies are rounding errors.
 #: Measures of how well queries of open classes are detected, fields of `evaluate.Scores`.
 OPEN_SET_MEASURES = ("auroc", "fpr95", "oscr")
@@ -300,8 +301,9 @@ def standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[fl
     as many as there are classes, divided by the ways.
 
     NaN of ``values`` (n,) are left out; ``class_mask`` (n, classes) bool has the classes of each episode. The error is
-    NaN for fewer than two values, or where all episodes have the same class. The degrees of freedom of Student's t
-    distribution are the number of episodes or of classes less one.
+    NaN for fewer than two values. Over classes it is also NaN if fewer than ``MIN_EPISODES_WITHOUT`` episodes leave a
+    class out, or if episodes have unequal numbers of classes. The degrees of freedom of Student's t distribution are
+    the number of episodes or of classes less one.
 
     Source: Arvesen, "Jackknifing U-statistics" (1969); that the estimate is not too low on average, Efron and Stein,
         "The jackknife estimate of variance" (1981). That intervals over episodes are too narrow for other data,
@@ -328,7 +330,9 @@ def _jackknife(values: Tensor, class_mask: Tensor) -> list[tuple[float, int]]:
     spread = ((left_out - mean).square() - variance * (1 / without - 1 / n)).where(drawn, 0.0).sum(dim=0)
     n_classes = drawn.sum(dim=0)
     errors = (spread.clamp_min(0.0) * (n_classes - 1) / n_classes + variance / n).sqrt()
-    unknown = (n < 2) | (drawn & (without == 0)).any(dim=0)
+    # With unequal ways, episodes without a class have fewer ways, which moves their mean more than the class does.
+    n_ways = class_mask.sum(dim=1).unique().numel()
+    unknown = (n < 2) | (drawn & (without < MIN_EPISODES_WITHOUT)).any(dim=0) | (n_ways > 1)
     freedom = (n_classes - 1).clamp_min(0).tolist()
     return list(zip(errors.masked_fill(unknown, math.nan).tolist(), freedom, strict=True))
 

@@ -96,7 +96,7 @@ def test_intervals_that_are_too_wide_and_p_values_that_underflow() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    summary = summarize(score(OPEN), OPEN.shot, {"seed": 0}, classes_of(OPEN))
+    summary = summarize(score(OPEN, 150), OPEN.shot, {"seed": 0}, classes_of(OPEN, 150))
     write_json(tmp_path / "a.json", summary.describe())
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary.describe()
     write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, tabulate(summary))
@@ -174,7 +174,7 @@ def test_ranks_are_those_of_the_slow_loop(seed: int) -> None:
 
 
 def test_table_by_shot_and_of_open_classes() -> None:
-    summary = summarize(score(OPEN), OPEN.shot, {"n_open_classes": 1}, classes_of(OPEN))
+    summary = summarize(score(OPEN, 150), OPEN.shot, {"n_open_classes": 1}, classes_of(OPEN, 150))
     first, second, _ = format_report(summary).split("\n\n")
     header = [cell.strip() for cell in first.splitlines()[0].split("|")]
     assert header[-4:-1] == ["AUROC of open classes, %", "FPR at 95 %, %", "OSCR, %"]

@@ -114,6 +114,19 @@ def test_no_interval_over_classes_that_every_episode_has() -> None:
     assert pair.p_value_classes == 1.0
 
 
+def test_no_interval_over_classes_of_unequal_ways_or_with_few_episodes_without_a_class() -> None:
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(60, 10, generator=generator).argsort(dim=1)
+    equal, unequal = order < 5, order < torch.where(torch.arange(60) % 2 == 0, 5, 6)[:, None]
+    rare = equal.clone()
+    rare[:, 0] = torch.arange(60) >= 4  # four episodes leave it out
+    rare[:, 1] = torch.arange(60) < 4  # the number of classes stays
+    rare[:, 2:] = torch.rand(60, 8, generator=generator).argsort(dim=1) < 4
+    assert not math.isnan(half_width(normal(60, 0), equal))
+    assert math.isnan(half_width(normal(60, 0), unequal))
+    assert math.isnan(half_width(normal(60, 0), rare))
+
+
 def test_one_method_against_all_others() -> None:
     accuracies = {name: normal(30, seed) for seed, name in enumerate("abcd")}
     result, pairs = compare_pairs(accuracies, against="c"), compare_pairs(accuracies)
