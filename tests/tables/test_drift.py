@@ -96,7 +96,7 @@ def training() -> tuple[Any, Encoding, list[np.ndarray]]:
         ("gaps", lambda x: np.full_like(x, np.nan), "most cells are missing; in training "),
         ("colour", lambda x: np.full_like(x, ""), "most cells are missing"),
         ("zip", lambda x: np.array([f"Y{row}" for row in range(60)], object), "most rows have rare or unknown "),
-        ("day", lambda x: x + np.timedelta64(900, "D"), "most rows are outside 2024-01-02 to 2024-10-25; "),
+        ("day", lambda x: x + np.timedelta64(900, "D"), "most rows are outside 2024-01-02 to 2024-10-25"),
         ("normal", lambda x: np.where(np.arange(60) == 50, 3000.0, x), "1 row is far outside -"),
         ("normal", lambda x: np.where(np.arange(60) > 57, 3000.0, x), "2 rows are far outside -"),
     ],

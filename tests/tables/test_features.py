@@ -87,7 +87,7 @@ def test_users_may_name_column_types() -> None:
     features = fit(columns, {"zip": "category"})
     assert features.encoding is not None
     assert [column.kind for column in features.encoding.columns] == ["category", "number"]
-    with pytest.raises(InputError, match=r"^`column_type` must name a feature of the table; got zap\. Look at"):
+    with pytest.raises(InputError, match=r"^`column_type` must name a feature of the table; got zap\. Did you mean"):
         fit(columns, {"zap": "category"})
     with pytest.raises(InputError, match=r"^`column_type` must name a column that holds a date; got zip with cells"):
         fit(columns, {"zip": "date"})

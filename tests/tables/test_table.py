@@ -102,13 +102,13 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
 def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[str | bytes, str]] = [
         ("a,b\n1,2\n", r"name a column of the table; got kind, and .*table\.csv has a, b\. Name the column"),
-        ("", "name a column of the table; got kind, and .* has nothing"),
+        ("", "have a header and rows; got .*, which is empty"),
         ("kind\nx\n", "have columns beside the classes; got .* with kind"),
         ("a,a,b,kind\n1,2,3,x\n", r"name each column once; got a twice in .*\. Rename or drop one"),
         (",a,,kind\n0,1,2,x\n", "name every column; got none for 2 columns of .*; only one may be unnamed"),
         ("a,kind\n", "have at least one row; got none in "),
         ("\nold, new\n2\n1,x\n", r"have 2 cells .* in line 3\. .*If the header, line 2 \('old, new'\), is a title"),
-        ("a,kind\n1,x\n2, \n", r"name the class of every row; got none in line 3\. Fill it in, or leave"),
+        ("a,kind\n1,x\n2, \n", r"name the class of every row; got none in line 3\. Fill it in"),
         ("a,kind\n" + 5 * "1,NA\n", "name the class of every row; got none in line 2, line 3, line 4 and 2 more"),
         ('a,kind\n1,"x\n2,y\n', r"be a CSV file; got .*table\.csv \(unexpected end of data in line 3\)"),
         ("a,kind\n1,x\0\n", r"be a CSV file; got .* \(binary data in line 2\)"),
