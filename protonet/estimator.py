@@ -19,7 +19,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, validate_dat
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.embeddings.opening import Selection
+from protonet.embeddings.opening import RepresentationChoice
 from protonet.errors import raise_input_error
 from protonet.files import MODEL_SUFFIXES
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
@@ -290,7 +290,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if len(chosen) < len(labels):
             rows, labels = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen], labels[chosen]
         if reset and isinstance(rows, Frame):
-            encoding = fit_frame(rows, self.column_kinds, Selection.of(self.representation))
+            encoding = fit_frame(rows, self.column_kinds, RepresentationChoice.of(self.representation))
         x, uninformative = _encode(rows, encoding)
         classes = np.unique(labels)
         return _LabelledRows(

@@ -18,7 +18,7 @@ from protonet._io import JsonDict, progress_bar
 from protonet._text import count, to_printable
 from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
 from protonet.commands.rows import TableRows, get_column_types, warn_contradictions, warn_similar_names
-from protonet.embeddings.opening import Selection
+from protonet.embeddings.opening import RepresentationChoice
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.class_weights import balance_classes
 from protonet.fit.names import embed_class_names
@@ -139,7 +139,9 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     table, block = rows.table, rows.block
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
-    selection = Selection.of(options.representation, shown=not options.quiet)._replace(words=not rows.all_unlabelled)
+    selection = RepresentationChoice.of(options.representation, shown=not options.quiet)._replace(
+        words=not rows.all_unlabelled
+    )
     encoded = fit_features(
         table,
         block,
@@ -295,7 +297,7 @@ def read_unlabelled(
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
         types, selection = (
             get_column_types(path, overrides.types),
-            Selection.of(options.representation, shown=not options.quiet),
+            RepresentationChoice.of(options.representation, shown=not options.quiet),
         )
         features = fit_features(table, block, types, keep_hint="", selection=selection, decimal=options.decimal_mark)
         x, encoding, columns, column_notes = features.x, features.encoding, features.columns, features.notes

@@ -208,7 +208,7 @@ def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> It
 
 
 def _work_there(work: Work, part: Part) -> Sequence[str]:
-    """Process a file on a worker, unless a killed worker finished it."""
+    """Process a file on a worker; skip it if an earlier worker finished it before it was killed."""
     return [] if part.done else work(part, lambda rows: None)
 
 

@@ -277,7 +277,7 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict
 
 
 def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
-    """Collect the predictions by column; of many rows, the most suspicious ones and a regular sample."""
+    """Collect the predictions, one list per column; of many rows, the likeliest label errors and a regular sample."""
     total, points = len(rows.labels), project(rows.logits)
     if total > MAX_PREDICTIONS:
         ranked = score_label_errors(rows.logits, rows.labels).argsort(descending=True, stable=True).tolist()

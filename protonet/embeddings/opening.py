@@ -94,7 +94,7 @@ def default_representation(modality: str) -> str | None:
     return None
 
 
-class Selection(NamedTuple):
+class RepresentationChoice(NamedTuple):
     """The selected representations of texts and of pictures, by name; None for none."""
 
     text: str | None
@@ -105,7 +105,7 @@ class Selection(NamedTuple):
     missing: tuple[str, ...] = ()  #: Modalities for which no representation is named or installed.
 
     @classmethod
-    def of(cls, names: str | Sequence[str] | None, *, shown: bool = False) -> Selection:
+    def of(cls, names: str | Sequence[str] | None, *, shown: bool = False) -> RepresentationChoice:
         """Select at most one representation of each modality by names; the others are the installed defaults.
 
         "none" selects none; None reads the environment variable.

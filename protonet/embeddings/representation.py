@@ -144,7 +144,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Representation:
-    """An open network that embeds texts or pictures."""
+    """A loaded network that embeds texts or pictures."""
 
     record: Record  #: Its identity.
     #: Maps texts, or paths of pictures, to embeddings (n, width) float32.
@@ -229,7 +229,7 @@ def hash_file(path: Path) -> str:
 
 
 def hash_files(paths: Sequence[Path], *settings: str) -> str:
-    """Compute the SHA-256, hexadecimal, of files in their order, and of further settings."""
+    """Compute the hexadecimal SHA-256 of files, in the order given, and of settings."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:

@@ -212,7 +212,7 @@ def score_held_out(crossed: Crossfit) -> Tensor:
 
 
 def _score_logits(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
-    """Compute the scores (n,) of logits (n, num_classes), with the temperature and offsets of the full fit."""
+    """Score how well logits (n, num_classes) fit a known class, with the full fit's temperature and offsets: (n,)."""
     cosines = (logits - network.offsets) * network.temperature
     return score_known(network.mask_logits(cosines / reference.temperature + reference.offsets))
 

@@ -114,7 +114,7 @@ def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tup
 def select_pooled_views(
     views: tuple[tuple[ViewSpec, float], ...], fraction: float = POOLING.weight_fraction
 ) -> tuple[tuple[ViewSpec, float], ...]:
-    """Select the views that are fitted to unlabelled rows: the untrained (else all) views of most weight."""
+    """Select the views that are also fitted to unlabelled rows: untrained ones (else all) of the largest weights."""
     closed = [view for view in views if not view[0].trained] or list(views)
     ordered = sorted(closed, key=lambda view: -view[1])
     total = sum(weight for _, weight in ordered)

@@ -329,6 +329,6 @@ def deserialize_prior(text: str) -> Prior:
 
 
 @functools.cache
-def published() -> Prior:
+def load_published_prior() -> Prior:
     """Load the pretrained prior of the library, trained on all tasks."""
     return deserialize_prior("".join(NUMBERS))

@@ -24,7 +24,7 @@ from protonet.fit.prior import (
     drop_small_influence,
     encode_traits,
     gather_evidence,
-    published,
+    load_published_prior,
 )
 from protonet.selection.folds import FOLDS, Fold, split_folds
 from protonet.selection.scoring import (
@@ -158,7 +158,7 @@ class SearchResult(NamedTuple):
         """The candidates on the first fold partition."""
         return self.partitions[0]
 
-    def without(self, rows: Tensor) -> SearchResult:
+    def without_rows(self, rows: Tensor) -> SearchResult:
         """Copy the result without the evidence of rows (m,) int64; unchanged if no evidence would be left."""
         evaluator = self.evaluator
         masks = [~torch.isin(fold.held_out, rows.to(fold.held_out.device)) for fold in evaluator.folds]
@@ -299,7 +299,7 @@ def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Sea
     raw_cosines = [partition[0].cosines for partition in explored.partitions]
     if not plan.sizes:
         return _scale(raw_alone, explored, raw_cosines)[0]
-    mixture, losses = _mix(explored, search)
+    mixture, losses = _fit_mixture(explored, search)
     if mixture is None:
         return raw_alone
     if not explored.judged:
@@ -311,7 +311,7 @@ def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Sea
     return mixture._replace(losses=explored.losses | {"mixture": float(losses.mean())})
 
 
-def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, Tensor]:
+def _fit_mixture(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, Tensor]:
     """Compute the mixture of the candidates, None if no view separates rows, and its log-losses on held-out rows.
 
     The weights are the mean over the fold partitions. The temperature and the offsets are fitted to the held-out rows
@@ -320,7 +320,7 @@ def _mix(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, 
     evaluator, candidates = explored.evaluator, explored.candidates
     partitions = [[candidate.cosines for candidate in partition] for partition in explored.partitions]
     traits = encode_traits([candidate.spec for candidate in candidates])
-    prior, labels = search.prior or published(), evaluator.labels if explored.judged else None
+    prior, labels = search.prior or load_published_prior(), evaluator.labels if explored.judged else None
     evidence_list = [
         gather_evidence(
             explored.rows,

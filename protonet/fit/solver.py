@@ -200,7 +200,7 @@ def solve_problem(
         progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
         network = fit_choice(problem, choice, started + time_limit)
         problem = replace(problem, device=CPU)  # later fits run on the CPU by default
-        rechoose = None if explored is None else lambda rows: choose_mixture(explored.without(rows), plan, search)
+        rechoose = None if explored is None else lambda rows: choose_mixture(explored.without_rows(rows), plan, search)
         return Solution(network, choice, problem, joined, pooled, rechoose)
 
 

@@ -217,7 +217,7 @@ class ParameterBatch:
 
 
 def _stack(tensors: Sequence[Tensor], *, pad: bool = False) -> Tensor:
-    """Stack tensors; those of several lengths as rows that are padded with zeros, (tensors, 1, length)."""
+    """Stack tensors of one shape; with ``pad``, flatten them and pad them with zeros: (tensors, 1, length)."""
     if pad:
         return pad_sequence([tensor.reshape(-1) for tensor in tensors], batch_first=True)[:, None]
     return torch.stack([*tensors])

@@ -129,7 +129,7 @@ class Stepper:
             self.runs[index].steps += any(max_rate for *_, max_rate, _ in rows)
 
     def _adapt_factors(self, active: Sequence[ParameterBatch], slopes: Sequence[Tensor]) -> None:
-        """Move the directions' factors of batches by their slopes, at once for batches that are alike."""
+        """Update the factors of directions from their slopes, at once for batches of one step, dtype and device."""
         alike = defaultdict[Any, list[int]](list)
         for number, batch in enumerate(active):
             if batch.blocks:

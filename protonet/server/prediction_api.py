@@ -168,7 +168,7 @@ class PredictionApi:
         return schemas.Live()
 
     def ready(self) -> schemas.Ready:
-        """Check that requests are taken, until the server stops."""
+        """Report readiness; 503 once the server is stopping."""
         if self.policy.closing:
             raise HTTPException(503, "The server stops.", {"retry-after": "1"})
         return schemas.Ready()
@@ -217,7 +217,7 @@ class PredictionApi:
 
     def overview(self) -> Response:
         """Build a page of the models, their columns and a request to copy."""
-        examples = {name: example(name, hot.model) for name, hot in self.models.items()}
+        examples = {name: format_curl_example(name, hot.model) for name, hot in self.models.items()}
         values = {"models": self.list_models().models, "examples": examples}
         return html_response(*format_page("served.html", "protonet serve", values))
 
@@ -277,7 +277,7 @@ def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
     return [[f"{value:.6g}" for value in row] for row in logits.softmax(dim=1).tolist()]
 
 
-def example(name: str, model: TablePipeline) -> str:
+def format_curl_example(name: str, model: TablePipeline) -> str:
     """Write a command that asks a model."""
     row = dict.fromkeys(model.columns or ()) or [0] * len(model.column_sizes)
     body = json.dumps({"rows": [row]}, ensure_ascii=False).replace("'", r"'\''")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._text import to_printable
-from protonet.embeddings.opening import Selection, get_modality
+from protonet.embeddings.opening import RepresentationChoice, get_modality
 from protonet.embeddings.pictures.images import SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
 from protonet.tables.columns.base import FittedColumn
@@ -27,7 +27,7 @@ from protonet.tables.table import RowBlock, Table
 
 #: Cells that are tested as paths of pictures.
 MAX_PROBED_PATHS = 3
-NO_REPRESENTATION = Selection(None, None)
+NO_REPRESENTATION = RepresentationChoice(None, None)
 
 
 class TableFeatures(NamedTuple):
@@ -48,7 +48,7 @@ def fit_features(
     *,
     keep_hint: str | None,
     groups: np.ndarray | None = None,
-    selection: Selection = NO_REPRESENTATION,
+    selection: RepresentationChoice = NO_REPRESENTATION,
     decimal: str | None = None,
 ) -> TableFeatures:
     """Infer the type of each column of a table, drop useless columns, and encode the others.
@@ -101,7 +101,7 @@ def fit_columns(
     *,
     keep_hint: str | None,
     argument: str = "column_type",
-    selection: Selection = NO_REPRESENTATION,
+    selection: RepresentationChoice = NO_REPRESENTATION,
     decimal: str | None = None,
     semicolons: bool = False,
 ) -> dict[str, InferredType]:
@@ -146,7 +146,7 @@ def _numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]
 
 
 def _attach_representations(
-    inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: Selection
+    inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: RepresentationChoice
 ) -> dict[str, InferredType]:
     """Fit the columns (n,) of texts and pictures with the selected representations; requested ones must be of use."""
     result, used = dict(inferred), set[str | None]()

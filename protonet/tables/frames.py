@@ -14,7 +14,7 @@ import numpy as np
 
 from protonet._io import JsonDict
 from protonet._text import to_printable
-from protonet.embeddings.opening import Selection
+from protonet.embeddings.opening import RepresentationChoice
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.encoding import Encoding
@@ -227,7 +227,7 @@ def _refuse_column(got: str) -> NoReturn:
     raise_input_error("X", "have columns of numbers, dates and text", got, "Leave that column out.")
 
 
-def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Selection) -> FrameEncoding:
+def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: RepresentationChoice) -> FrameEncoding:
     """Fit the columns of a frame, whose types the caller may name, as `fit_features` does for files.
 
     Numbers without missing values, and arrays, are used unchanged, including row indices.

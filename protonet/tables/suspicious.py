@@ -108,7 +108,7 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
 
 
 def score_name(name: str) -> int:
-    """Return the points for a column's name: its last word counts, or the word before an "id" or a number.
+    """Score how strongly a column's name suggests a group: by its last word, or that before an "id" or a number.
 
     "patient", "Patient_ID", "id_paciente", "subjectNo" and "Probandennummer" name groups, "patient_age" does not.
     """

@@ -45,7 +45,7 @@ def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
 
 
 def quantization(landmarks: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the range of the landmarks, low and high (dim,), and the step, 0-d, of `quantized_l1_distances`."""
+    """Compute the minimum and maximum of landmarks, (dim,) each, and the rounding step of `quantized_l1_distances`."""
     low, high = landmarks.amin(dim=0), landmarks.amax(dim=0)
     return low, high, (high - low).max().clamp_min(torch.finfo(landmarks.dtype).tiny) / (INT16_MAX // terms)
 

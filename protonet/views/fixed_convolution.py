@@ -404,7 +404,7 @@ class ConvolutionFeaturesView(View):
 
 @dataclass(frozen=True)
 class FixedConvolutionConfig(Config):
-    """The number of classes, and the pooling as in `FixedConvolution`."""
+    """The number of classes, and the kind of pooling of `FixedConvolution`."""
 
     classes: int = size()
     local: bool = True

@@ -12,14 +12,8 @@ import pytest
 import torch
 
 from protonet._io import JsonDict
-from protonet.embeddings.opening import (
-    PACKAGED,
-    VARIABLE,
-    Selection,
-    default_representation,
-    open_representation,
-    reopen,
-)
+from protonet.embeddings.opening import PACKAGED, VARIABLE, default_representation, open_representation, reopen
+from protonet.embeddings.opening import RepresentationChoice as Choice
 from protonet.embeddings.pictures.networks import open_extractor
 from protonet.embeddings.pictures.reading import open_rgb, read_pixels
 from protonet.embeddings.representation import Record, Representation
@@ -42,24 +36,24 @@ def vectors(tmp_path: Path) -> Path:
 
 def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, picture = default_representation("text"), default_representation("picture")
-    auto = Selection(text, picture, (), shown=True)
-    assert Selection.of("none") == Selection.of(["none"]) == Selection.of(None) == Selection(None, None)  # the variable
-    assert Selection.of("auto", shown=True) == Selection.of((), shown=True) == auto
-    assert Selection.of(["words", "auto"]) == Selection("words", picture, ("words",))
+    auto = Choice(text, picture, (), shown=True)
+    assert Choice.of("none") == Choice.of(["none"]) == Choice.of(None) == Choice(None, None)  # the variable
+    assert Choice.of("auto", shown=True) == Choice.of((), shown=True) == auto
+    assert Choice.of(["words", "auto"]) == Choice("words", picture, ("words",))
     both = [str(vectors), "net.onnx:size=8"]
-    assert Selection.of(both) == Selection(both[0], both[1], tuple(both))
+    assert Choice.of(both) == Choice(both[0], both[1], tuple(both))
     monkeypatch.setenv(VARIABLE, f"words {both[1]}")
-    assert Selection.of(None) == Selection("words", both[1])  # a default needs no explicit request
-    assert Selection.of("none") == Selection(None, None)
+    assert Choice.of(None) == Choice("words", both[1])  # a default needs no explicit request
+    assert Choice.of("none") == Choice(None, None)
     for empty in ("", "auto"):
         monkeypatch.setenv(VARIABLE, empty)
-        assert Selection.of(None, shown=True) == auto
+        assert Choice.of(None, shown=True) == auto
     monkeypatch.delenv(VARIABLE)
-    assert Selection.of(None, shown=True) == auto
-    assert Selection(None, None).open("text") is None
+    assert Choice.of(None, shown=True) == auto
+    assert Choice(None, None).open("text") is None
     for network in ("timm:resnet18", "torchvision:resnet18", "open_clip:RN50:openai", "a.ONNX", "a.onnx:size=8"):
-        assert Selection.of([network]).picture == network
-    assert Selection.of(["sentence_transformers:some/one"]).text == "sentence_transformers:some/one"
+        assert Choice.of([network]).picture == network
+    assert Choice.of(["sentence_transformers:some/one"]).text == "sentence_transformers:some/one"
     faults = {
         "none words": "be none, or others; got none words",
         "words sentences": "name one for each text; got words and sentences",
@@ -70,7 +64,7 @@ def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, mon
     }
     for names, message in faults.items():
         with pytest.raises(InputError, match=message):
-            Selection.of(names.split())
+            Choice.of(names.split())
 
 
 def test_a_record_opens_only_its_encoder(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,11 +176,11 @@ def test_selection_without_some_rows_ignores_their_evidence() -> None:
     ]
 
     def choose(explored: SearchResult, rows: torch.Tensor) -> SelectedModel:
-        return choose_mixture(explored.without(rows), explored.evaluator.plan, EFFORTS["fast"])._replace(losses={})
+        return choose_mixture(explored.without_rows(rows), explored.evaluator.plan, EFFORTS["fast"])._replace(losses={})
 
     assert choose(explored, left_out) == choose(explored._replace(partitions=(lied,)), left_out)
     assert choose(explored, left_out) != choose(explored, left_out[:0])
-    assert explored.without(judged) is explored  # nothing would be left
+    assert explored.without_rows(judged) is explored  # nothing would be left
 
 
 def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:

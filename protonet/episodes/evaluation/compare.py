@@ -27,7 +27,7 @@ SAME = (
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A run of the evaluation, as read from a file of ``--json``."""
+    """An evaluation run, read from a file that ``--json`` wrote."""
 
     path: Path  #: The file.
     settings: Mapping[str, object]  #: Under the names of the command line.

@@ -180,7 +180,7 @@ class SourceRows(NamedTuple):
         return self._replace(read=lambda rows: normalize_rows(read(rows), kind, mean))
 
 
-def prepare(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Prepared:
+def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Prepared:
     """Select the rows and classes of a plan's side, and embed and normalise them as it says.
 
     Sampler and sources are those of `load_data`; the methods of ``tune`` are not looked at.
@@ -283,7 +283,7 @@ def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: DataSources)
     else:
         plan = replace(plan, rows=_replace_test(plan.rows, sampler))
         sampler, sources = load_data(plan.rows, plan.sampler)
-    return plan, prepare(plan, sampler, sources)
+    return plan, prepare_data(plan, sampler, sources)
 
 
 def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:

@@ -22,7 +22,7 @@ from protonet.datasets import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
 from protonet.episodes.evaluation.evaluate import Scores, choose_batch_size, count_episodes, ends_batch, join_batches
 from protonet.episodes.evaluation.page import format_page, list_classes
-from protonet.episodes.evaluation.prepare import EvaluationPlan, Prepared, prepare, prepare_tuning
+from protonet.episodes.evaluation.prepare import EvaluationPlan, Prepared, prepare_data, prepare_tuning
 from protonet.episodes.evaluation.report import (
     format_evaluation,
     percent,
@@ -177,7 +177,7 @@ class EvaluationRun:
         best = {tuning.chosen for tuning in self.tunings}
         candidates = [choice for grid in self.plan.methods.tune for choice in grid if choice.name in best]
         plan = replace(self.plan, methods=self.plan.methods.add_tuned(candidates))
-        self.prepared = prepare(plan, self.sampler, self.sources)
+        self.prepared = prepare_data(plan, self.sampler, self.sources)
         self.prepared.notes.extend(map(str, self.tunings))
         self.watch = _Watch(self, plan, self.prepared, self.state)
         scores = self.prepared.evaluate(plan, self.group, self.watch.show, self.watch.earlier)

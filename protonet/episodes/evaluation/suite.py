@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protonet._io import write_json
 from protonet.episodes.evaluation.distributed import join_group
-from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare, prepare_tuning
+from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare_data, prepare_tuning
 from protonet.episodes.evaluation.report import TextTable, accuracy_heading, percent, write_tables
 from protonet.episodes.evaluation.run import run_evaluation
 from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, Rate, compare_pairs
@@ -76,7 +76,7 @@ def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path 
     for member in members:  # all are looked at before the first is evaluated
         if member.plan.rows.encoder is None:  # which would embed all rows
             loaded = load_data(member.plan.rows, member.plan.sampler)
-            prepare(member.plan, *loaded)
+            prepare_data(member.plan, *loaded)
             if member.plan.methods.tune:
                 prepare_tuning(member.plan, *loaded)
     finished: list[Evaluation] = []

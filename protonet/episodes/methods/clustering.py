@@ -81,7 +81,7 @@ def semi_kmeans_masked(
     temperature: Positive = 1.0,
     steps: Count = 1,
 ) -> Tensor:
-    """Classify by the distance to prototypes in which unlabelled rows count that are nearer than most.
+    """Classify by the distance to prototypes refined with the unlabelled rows that are closest to them.
 
     Args:
         episodes: As in `semi_kmeans`.

@@ -101,7 +101,7 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     keywords = {}
     for parameter, given in parameters.items():
         kind = hints.get(parameter, type(given.default))
-        if given.kind is given.KEYWORD_ONLY and _is_known(kind):
+        if given.kind is given.KEYWORD_ONLY and _is_parsable_type(kind):
             name, notes = parameter.rstrip("_"), list(_list_notes(annotated.get(parameter)))
             keywords[name] = Keyword(
                 name=name,
@@ -130,7 +130,7 @@ def _split_none(kind: object) -> tuple[object, bool]:
     return (parts[0] if parts[1] is NoneType else parts[1]), True
 
 
-def _is_known(kind: object) -> bool:
+def _is_parsable_type(kind: object) -> bool:
     """Test whether values of a type can be parsed from text."""
     if get_origin(kind) is tuple:
         return all(part in (int, float) for part in get_args(kind))

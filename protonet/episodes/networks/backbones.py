@@ -284,7 +284,7 @@ class LinearHead(nn.Module):
 
 
 def make_head(objective: str, dim: int, generator: torch.Generator, *, n_way: int | None = None) -> nn.Module:
-    """Make what an objective trains beside an encoder of ``dim`` features: nothing for "prototypes" and "protonet".
+    """Make the head that an objective trains on ``dim`` features; an identity for "prototypes" and "protonet".
 
     Weights are normal, of variance 1 / dim; biases are 0. MAML and ANIL have ``n_way`` classes with weights of their
     own, or a layer at zero.

@@ -59,7 +59,7 @@ class EpisodeConfig(Sampler):
         return self.way[1] + self.n_open_classes + self.n_distractors
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
-        """Choose those that are large enough; with ``allow_small``, a line says how many are left out."""
+        """Choose the classes with enough rows; with ``allow_small``, also describe how many are left out."""
         chosen = self.validate(index, class_names)
         if not self.allow_small:
             return self, chosen, []

@@ -141,7 +141,7 @@ def is_missing_word(cell: str) -> bool:
 
 
 def is_missing_or_word(values: np.ndarray) -> np.ndarray:
-    """Return a mask (n,) bool of the cells of a number or date column (n,) that are missing or a word for it."""
+    """Mask the cells (n,) of a column of numbers or dates that are missing, or a word for "missing": (n,) bool."""
     missing = is_missing(values)
     if values.dtype.kind != "O":
         return missing

@@ -301,7 +301,7 @@ class EmbeddedText(FittedColumn):
         words: Text | None = None,
         secondary: bool = False,
     ) -> EmbeddedText:
-        """Fit to cells (n,); ``words`` is fitted to them too, ``secondary`` says that the table has other columns."""
+        """Fit to cells (n,), as is ``words``; ``secondary`` tells whether the table has other columns."""
         present = [text for text in format_cells(cells).tolist() if text.strip()]
         embedding = ColumnEmbedding.fit(representation, present, show_progress=show_progress)
         return cls(embedding, Text.fit(cells) if words is None else words, SECONDARY_WEIGHT if secondary else 1.0)
