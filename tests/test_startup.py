@@ -93,7 +93,7 @@ ERRORS = [
     ("protonet.episodes --json plain/r.json", "`--json` must be a file that can be written"),
     ("protonet.episodes train -o plain/e.safetensors", "`--output` must be a file that can be written"),
     ("protonet.episodes train -o e.safetensors --backbone x", "`--backbone` must be one of mlp, "),
-    ("protonet.episodes compare no.json", "`FILE.json` must be a file that --json wrote; got no.json "),
+    ("protonet.episodes compare no.json", "no such file: no.json"),
     ("protonet.episodes extract pictures --backbone n.onnx -o t.csv", "`--output` must end in .npz; got t.csv."),
 ]
 #: Runs modules with arguments in one process without torch; prints the exit code, stdout and stderr of each.
