@@ -228,7 +228,7 @@ def _explain(
         counts += torch.bincount(nearest[similarity >= math.exp(-1)], minlength=len(chosen))
     farther = None if predictions is None else predictions.nearness.sort().values
     for row, count in zip(chosen.tolist(), counts.tolist(), strict=True):
-        reason = f"representative of {count:,} unlabelled rows" if count > 1 else "no similar rows"
+        reason = f"representative of {count:,} unlabelled rows" if count > 1 else "unlike the other unlabelled rows"
         if predictions is None or farther is None:
             yield reason
             continue

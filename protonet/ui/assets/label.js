@@ -511,7 +511,7 @@
   const CHOICES = { "": "as inferred", drop: "not a feature (--drop)", group: "groups of rows (--group)" };
   const showState = (value) => {
     state = value;
-    get("title").textContent = printable(state.table);
+    get("title").textContent = printable(baseName(state.table));
     get("output").textContent = printable(state.output);
     get("notes").replaceChildren(...state.notes.map((note) => make("li", {}, printable(note))));
     const rows = state.columns.map((column) => {
