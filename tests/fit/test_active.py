@@ -111,7 +111,7 @@ def test_reasons_say_what_stands_out() -> None:
     assert reasons[40].startswith("between dog and cat: 5")
     assert reasons[41] == "outlier: 95 % of the rows are closer to a class"
     assert reasons[42] == "outlier: 98 % of the rows are closer to a class"
-    assert {reasons[row].split()[0] for row in range(40)} <= {"representative", "no"}
+    assert {reasons[row].split()[0] for row in range(40)} <= {"representative", "unlike"}
     assert {row for row, _ in suggest_rows(network, x, 3, ["cat", "dog"])} == {40, 41, 42}
 
 
