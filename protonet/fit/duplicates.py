@@ -198,9 +198,11 @@ def _is_equal_by_chance(points: Tensor, counts: Tensor, chosen: Tensor) -> bool:
     if int(counts.sum()) >= rules.often * len(points):
         return True
     step, distinct = _measure_steps(points)
-    finest = step[distinct] if bool(distinct.any()) else step
+    has_distinct = bool(distinct.any())
+    finest = step[distinct] if has_distinct else step
     finest = finest[finest.isfinite()]
-    grid = float(finest.square().mean().sqrt()) if len(finest) else 0.0 if bool(distinct.any()) else torch.inf
+    without_grid = 0.0 if has_distinct else torch.inf
+    grid = float(finest.square().mean().sqrt()) if len(finest) else without_grid
     neighbours = min(rules.neighbours, max(2, len(points) // rules.locality))
     everywhere, around = (
         _count_neighbours(points, counts, queries, 0.0, neighbours) for queries in (torch.arange(len(points)), chosen)
@@ -391,25 +393,30 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
         neighborhood information" (2017), eq. 3, for all k; the dimension after Levina and Bickel, "Maximum likelihood
         estimation of intrinsic dimension" (2004), eq. 8.
     """
-    fraction = 0.0
-    if not bool((rows.labels != rows.labels[0]).any()):  # clusters of one class are no evidence
+    rules, n, fraction = NEAR_DUPLICATES, len(rows.labels), 0.0
+    scales = [scale for scale in rules.max_neighbours if 2 * scale < n]
+    same_class = not bool((rows.labels != rows.labels[0]).any())  # clusters of one class are no evidence
+    if not scales or same_class or not bool((rows.features[1:] != rows.features[:-1]).any()):
         return fraction
-    for max_neighbours in NEAR_DUPLICATES.max_neighbours:
-        fraction = max(fraction, _near_duplicate_fraction(rows, max_neighbours))
-        if fraction >= NEAR_DUPLICATES.min_fraction:
+    count = max(rules.min_rows, min(rules.max_queries, rules.max_pairs // n))
+    queries = torch.arange(0, n, -(-n // count))
+    distance, nearest = _nearest_neighbours(rows, queries, 2 * scales[-1])
+    for scale in scales:
+        neighbours = distance[:, : 2 * scale], nearest[:, : 2 * scale]
+        fraction = max(fraction, _near_duplicate_fraction(rows, queries, *neighbours, scale))
+        if fraction >= rules.min_fraction:
             break
     return fraction
 
 
-def _near_duplicate_fraction(rows: TrainingRows, max_neighbours: int) -> float:
-    """Estimate the fraction of rows that have up to ``max_neighbours`` near-duplicates."""
-    rules = NEAR_DUPLICATES
-    n = len(rows.labels)
-    if n <= 2 * max_neighbours or not bool((rows.features[1:] != rows.features[:-1]).any()):
-        return 0.0
-    count = max(rules.min_rows, min(rules.max_queries, rules.max_pairs // n))
-    queries = torch.arange(0, n, -(-n // count))
-    distance, nearest = _nearest_neighbours(rows, queries, 2 * max_neighbours)
+def _near_duplicate_fraction(
+    rows: TrainingRows, queries: Tensor, distance: Tensor, nearest: Tensor, max_neighbours: int
+) -> float:
+    """Estimate the fraction of query rows (m,) that have up to ``max_neighbours`` near-duplicates.
+
+    Their neighbours (m, 2 * max_neighbours) have the distances and indices of `_nearest_neighbours`.
+    """
+    rules, n, everywhere = NEAR_DUPLICATES, len(rows.labels), queries
     sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
     distance, nearest, queries = distance[sound], nearest[sound], queries[sound]
     steps = (distance[:, 1:] / distance[:, :-1]).log()  # (queries, neighbours - 1)
@@ -440,7 +447,11 @@ def _near_duplicate_fraction(rows: TrainingRows, max_neighbours: int) -> float:
     if not bool(tied.any()):
         return fraction
     blocks = None if rows.blocks is None else rows.blocks[~tied]
-    return _near_duplicate_fraction(replace(rows, features=rows.features[:, ~tied], blocks=blocks), max_neighbours)
+    rows = replace(rows, features=rows.features[:, ~tied], blocks=blocks)
+    if not bool((rows.features[1:] != rows.features[:-1]).any()):
+        return 0.0
+    neighbours = _nearest_neighbours(rows, everywhere, 2 * max_neighbours)
+    return _near_duplicate_fraction(rows, everywhere, *neighbours, max_neighbours)
 
 
 def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:

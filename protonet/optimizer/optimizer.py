@@ -69,8 +69,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         sharded: bool = False,
     ) -> None:
         settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps, "foreach": foreach}
-        unsupported = {"fused": fused, "capturable": capturable, "differentiable": differentiable}
-        unsupported["amsgrad"] = amsgrad
+        unsupported = {"fused": fused, "capturable": capturable, "differentiable": differentiable, "amsgrad": amsgrad}
         super().__init__(params, settings | unsupported | {"maximize": maximize})
         max_lr = max(float(group["lr"]) for group in self.param_groups) or 1.0
         self.stepper = Stepper(Run(SEARCH.usual_rate / max_lr, total_steps), sharded=sharded)

@@ -9,7 +9,14 @@ from typing import ClassVar
 import numpy as np
 
 from protonet.tables.columns.base import OrderedColumn
-from protonet.tables.columns.parsing import DATE_FORMATS, FORMAT_SEPARATOR, SECONDS_PER_DAY, parse_dates, parse_duration
+from protonet.tables.columns.parsing import (
+    DATE_FORMATS,
+    FORMAT_SEPARATOR,
+    SECONDS_PER_DAY,
+    map_unique,
+    parse_dates,
+    parse_duration,
+)
 from protonet.views.config import Stored, expect
 
 #: Cycles and their lengths in days, and the minimum time span in days of the dates that they are used for.
@@ -55,8 +62,8 @@ class Date(OrderedColumn):
         """
         days = parse_dates(cells, self.format)
         if cells.dtype.kind == "O" and self.format == "%H:%M:%S" and self.mean + self.scale < 1 / 24:
-            for row in np.flatnonzero(np.isnan(days)).tolist():
-                days[row] = parse_duration(cells[row]) / SECONDS_PER_DAY
+            unparsed = np.isnan(days)
+            days[unparsed] = map_unique(parse_duration, cells[unparsed]) / SECONDS_PER_DAY
         return days
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
