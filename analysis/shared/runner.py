@@ -157,12 +157,3 @@ def run_python(*arguments: str) -> tuple[int, str, str]:
     command = [sys.executable, *arguments]  # a separate session: Ctrl-C ends it from here, without a traceback
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
     return ended.returncode, ended.stdout, (ended.stderr.splitlines() or ["nothing on stderr"])[-1]
-
-
-def call_alone(function: Callable[..., Any], *arguments: int) -> Any:
-    """Call a module's function in a separate process; raise a ChildProcessError if it fails."""
-    code = f"import json; from {function.__module__} import {function.__name__} as function"
-    exit_code, printed, last = run_python("-c", f"{code}; print(json.dumps(function(*{arguments})))")
-    if exit_code:
-        raise ChildProcessError(f"exit code {exit_code}, {last}")
-    return json.loads(printed)

@@ -1,1 +1,1 @@
-"""Studies of the solver: its cost, and the coverage of its intervals."""
+"""The study of the solver's time and memory."""

@@ -38,12 +38,10 @@ SMALL = {
     "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0,30",
     "incontext": "--tables 8",
     "robustness": "--datasets iris --methods fast,cosine,knn --shots 1,2 --splits 2 --plot plot.png",
-    "selection": "--sets iris --efforts fast --splits 1",
     "semi-supervised": "--datasets iris --regimes alike,strangers --shots 5 --splits 1 --peers",
 }
 #: Constants of modules that are smaller in tests.
 LESS: dict[str, dict[str, object]] = {
-    "selection": {"analysis.solver.selection.RARE": ((10, 60, 2),), "analysis.solver.selection.RARE_TESTED": 1000},
     "incontext": {
         "analysis.incontext.real.load_tables": make_tables,
         "analysis.incontext.train.CELLS": {"cpu": 300},
@@ -52,7 +50,7 @@ LESS: dict[str, dict[str, object]] = {
         "analysis.incontext.validation.REAL_SIZES": ((6, 3),),
         "analysis.incontext.validation.SYNTHETIC_SIZES": ((6, 3, 3),),
         "analysis.incontext.validation.SYNTHETIC_COUNT": 8,
-    },
+    }
 }
 
 

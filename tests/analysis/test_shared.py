@@ -1,4 +1,4 @@
-"""What studies share: the journal, the one loop over runs, tables, outputs, and a process of one's own."""
+"""What studies share: the journal, the one loop over runs, tables and outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.shared.journal import append_journal, hash_sources, read_journal, run_all
-from analysis.shared.runner import Report, StudyParser, call_alone, run_study
+from analysis.shared.runner import Report, StudyParser, run_study
 from analysis.shared.tables import format_columns, format_mean, mean_and_error, subtract
 from protonet.ui.text import format_table
 
@@ -49,12 +49,6 @@ def test_the_reported_command_has_no_paths_of_this_machine(
     assert printed == "squares of ['b', 'a']\n"
     assert Path("a.md").read_text() == f"{printed}\nMade by `python -m analysis squares {' '.join(words)}`.\n"
     assert not Path("s").exists()
-
-
-def test_an_isolated_call_is_another_process() -> None:
-    assert call_alone(divmod, 17, 5) == [3, 2]
-    with pytest.raises(ChildProcessError, match=r"^exit code 1, ZeroDivisionError: "):
-        call_alone(divmod, 1, 0)
 
 
 def test_journal(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -134,6 +137,16 @@ def centre_rows(episodes: Episodes) -> Episodes:
     """Take the mean of their support rows off the rows of episodes, for what does not centre them itself."""
     centre = episodes.support.mean(dim=1, keepdim=True)
     return replace(episodes, support=episodes.support - centre, query=episodes.query - centre)
+
+
+def load_easyfsl(module: str) -> Any:
+    """Import a module of easyfsl such as ``methods.tim`` without its packages, which import torchvision and pandas."""
+    package = module.partition(".")[0]
+    name = f"easyfsl.{package}"
+    if name not in sys.modules:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [f"{folder}/{package}" for folder in importlib.import_module("easyfsl").__path__]
+    return importlib.import_module(f"easyfsl.{module}")
 
 
 def run_easyfsl(classifier: Any, episodes: Episodes) -> torch.Tensor:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
 
-from analysis.episodes.peers import load_easyfsl
 from protonet.episodes.methods.alpha_am import alpha_am
 from protonet.episodes.methods.rectification import (
     _find_neighbours,
@@ -27,6 +26,7 @@ from tests.episodes.cases import (
     centre_rows,
     core_rows,
     cosines,
+    load_easyfsl,
     make_centred_episodes,
     make_episodes,
     means_of,
