@@ -38,6 +38,7 @@ SMALL = {
     "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0,30",
     "incontext": "--tables 8",
     "robustness": "--datasets iris --methods fast,cosine,knn --shots 1,2 --splits 2 --plot plot.png",
+    "redundant": "--kinds units,counts --problems 2 --min-rows 100 --max-rows 100",
     "semi-supervised": "--datasets iris --regimes alike,strangers --shots 5 --splits 1 --peers",
 }
 #: Constants of modules that are smaller in tests.

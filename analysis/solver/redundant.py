@@ -1,0 +1,204 @@
+"""Fits with and without redundant columns: accuracy on new rows, and the coverage of the held-out interval.
+
+A column is redundant if others determine it: another unit, a power, a logarithm, a sine, a sum. Each synthetic problem
+is fitted to the columns that determine its classes, and again with the redundant columns beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from analysis.shared.journal import hash_sources, run_all
+from analysis.shared.runner import Report, StudyParser
+from analysis.shared.tables import format_mean
+from protonet.fit.crossfit import crossfit, measure_held_out
+from protonet.fit.search import EFFORTS
+from protonet.fit.solver import solve_problem
+from protonet.metrics import wilson_interval
+from protonet.ui.command_line import check_name
+from protonet.ui.text import format_table
+from solution.pack import library_files
+
+NEW = 20_000  #: New rows on which a network is evaluated.
+MAX_NOISE = 0.15  #: The largest fraction of rows whose class is random.
+NOTE = """
+Accuracies in percent on {new:,} new rows at effort {effort}, with {low:,} to {high:,} training rows; the classes of up
+to {noise:.0%} of the rows are random. Covered: problems where the accuracy on new rows lies in the 95 % interval that
+fit reports, with that fraction's own 95 % interval; below and above: problems where it lies outside. ± one standard
+error over problems.
+"""
+
+
+class Run(NamedTuple):
+    """One synthetic problem; further seeds are further problems."""
+
+    kind: str
+    seed: int
+    rows: tuple[int, int]  #: The limits of the number of training rows.
+    effort: str
+
+
+class Columns(NamedTuple):
+    """The columns of a problem."""
+
+    needed: list[np.ndarray]  #: (n,) each; they determine the classes.
+    redundant: list[np.ndarray]  #: (n,) each; the needed ones determine them.
+    score: np.ndarray  #: (n,), whose quantiles separate the classes.
+
+
+def make_units(rng: np.random.Generator, n: int) -> Columns:
+    """Make a temperature in two or three units; classes are stripes."""
+    celsius = rng.normal(15, 10, n).round(2)
+    units = [(1.8 * celsius + 32).round(2), (celsius + 273.15).round(1)]
+    return Columns([celsius], units[: rng.integers(1, 3)], np.sin(celsius / rng.uniform(1, 4)))
+
+
+def make_powers(rng: np.random.Generator, n: int) -> Columns:
+    """Make a positive number, its square and its logarithm; classes are stripes or a threshold."""
+    x = np.exp(rng.normal(0, 0.6, n))
+    score = np.sin(rng.uniform(2, 8) * np.log(x)) if rng.random() < 0.5 else x
+    return Columns([x], [x**2, np.log(x)][: rng.integers(1, 3)], score)
+
+
+def make_hours(rng: np.random.Generator, n: int) -> Columns:
+    """Make a time of day, whole or not, with its sine and cosine; classes are periods of the day."""
+    hour = rng.uniform(0, 24, n)
+    hour = hour if rng.random() < 0.5 else np.floor(hour)
+    angle = 2 * np.pi * hour / 24
+    return Columns([hour], [np.sin(angle), np.cos(angle)], np.sin(angle * rng.integers(1, 4) + rng.uniform(0, 6)))
+
+
+def make_combinations(rng: np.random.Generator, n: int) -> Columns:
+    """Make three numbers and up to three of their linear combinations; classes are stripes, or interactions."""
+    x = rng.normal(size=(n, 3))
+    combinations = x @ rng.normal(size=(3, rng.integers(1, 4)))
+    score = np.sin(rng.uniform(0.5, 2) * x[:, 0]) + (rng.random() < 0.5) * x[:, 1] * x[:, 2]
+    return Columns(list(x.T), list(combinations.round(3).T), score)
+
+
+def make_counts(rng: np.random.Generator, n: int) -> Columns:
+    """Make two counts, their total and a rate; classes depend on the difference, or on the remainder of the total."""
+    counts = rng.poisson(rng.uniform(2, 20), (n, 2)).astype(float)
+    total = counts.sum(axis=1)
+    remainder = total % rng.integers(2, 5)
+    score = remainder if rng.random() < 0.3 else counts[:, 0] - counts[:, 1] + rng.normal(0, 0.5, n)
+    return Columns(list(counts.T), [total, counts[:, 0] / (total + 1)], score)
+
+
+def make_curves(rng: np.random.Generator, n: int) -> Columns:
+    """Make a number with its noisy square and its absolute value, beside noise; classes are stripes."""
+    x = rng.uniform(-3, 3, n)
+    redundant = [x**2 + rng.normal(0, 0.01, n), np.abs(x)]
+    return Columns([x, rng.normal(size=n)], redundant, np.sin(rng.uniform(1, 4) * x))
+
+
+KINDS: Mapping[str, Callable[[np.random.Generator, int], Columns]] = {
+    "units": make_units,
+    "powers": make_powers,
+    "hours": make_hours,
+    "combinations": make_combinations,
+    "counts": make_counts,
+    "curves": make_curves,
+}
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add the kinds and the number of problems, their rows, and the effort."""
+    parser.add_names("--kinds", tuple(KINDS))
+    parser.add_int("--problems", 34, "problems of each kind")
+    parser.add_int("--first", 1000, "the seed of the first problem", low=0)
+    parser.add_int("--min-rows", 500, "the fewest training rows", low=100)
+    parser.add_int("--max-rows", 6000, "the most training rows", low=100)
+    parser.add("--effort", "fast", "of the fits", partial(check_name, known=EFFORTS))
+    parser.add_int("--jobs", 1, "problems at the same time")
+    parser.add_state()
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Fit to all problems, and tabulate."""
+    limits = (options.min_rows, max(options.min_rows, options.max_rows))
+    seeds = range(options.first, options.first + options.problems)
+    runs = [Run(kind, seed, limits, options.effort) for seed in seeds for kind in options.kinds or KINDS]
+    code = hash_sources("analysis/solver/redundant.py", *library_files())
+    results = run_all(runs, measure_run, options.state, lambda _: code, unit="problem", jobs=options.jobs)
+    return Report([[*run, result] for run, result in results.items()], tabulate(results))
+
+
+def measure_run(run: Run) -> dict[str, Any]:
+    """Fit with and without the redundant columns; compute the accuracies, and the interval with them."""
+    needed, features, labels, rows = make_problem(run)
+    solution = solve_problem([(features[:rows], labels[:rows])], effort=run.effort)
+    held_out = measure_held_out(crossfit(solution))
+    alone = solve_problem([(needed[:rows], labels[:rows])], effort=run.effort).network
+
+    @torch.no_grad()
+    def compute_accuracy(network: torch.nn.Module, x: torch.Tensor) -> float:
+        return float((network(x[rows:]).argmax(dim=1) == labels[rows:]).double().mean())
+
+    return {
+        "rows": rows,
+        "accuracy": compute_accuracy(solution.network, features),
+        "accuracy_without": compute_accuracy(alone, needed),
+        "held_out": held_out.accuracy,
+        "interval": held_out.interval,
+    }
+
+
+def make_problem(run: Run) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Sample a problem: the needed columns, all columns, labels, and the number of training rows, which come first."""
+    rng = np.random.default_rng([list(KINDS).index(run.kind), run.seed])
+    rows = round(float(np.exp(rng.uniform(*np.log(run.rows)))))
+    columns = KINDS[run.kind](rng, rows + NEW)
+    classes = int(rng.integers(2, 4))
+    labels = np.digitize(columns.score, np.quantile(columns.score, np.arange(1, classes) / classes))
+    random = rng.random(len(labels)) < rng.uniform(0, MAX_NOISE)
+    labels = np.where(random, rng.integers(0, classes, len(labels)), labels)
+    labels = np.unique(labels, return_inverse=True)[1]
+    needed = torch.tensor(np.stack(columns.needed, axis=1), dtype=torch.float32)
+    redundant = torch.tensor(np.stack(columns.redundant, axis=1), dtype=torch.float32)
+    return needed, torch.cat([needed, redundant], dim=1), torch.from_numpy(labels), rows
+
+
+def tabulate(results: Mapping[Run, Mapping[str, Any]]) -> str:
+    """Tabulate accuracies and coverage by kind, and over all kinds."""
+    lines = []
+    for kind in (*dict.fromkeys(run.kind for run in results), "all"):
+        chosen = [result for run, result in results.items() if kind in (run.kind, "all")]
+        lines.append([kind, str(len(chosen)), *_summarise(chosen)])
+    header = [
+        "redundant columns",
+        "problems",
+        "accuracy with them",
+        "change by them, mean",
+        "worst",
+        "held out less new",
+    ]
+    run = next(iter(results))
+    note = NOTE.format(new=NEW, effort=run.effort, low=run.rows[0], high=run.rows[1], noise=MAX_NOISE)
+    return format_table([*header, "covered, %", "below, above"], lines) + note
+
+
+def _summarise(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Format the cells of a line."""
+    new = [100 * result["accuracy"] for result in results]
+    changes = [100 * (result["accuracy"] - result["accuracy_without"]) for result in results]
+    bias = [100 * (result["held_out"] - result["accuracy"]) for result in results]
+    below = sum(result["accuracy"] < result["interval"][0] for result in results)
+    above = sum(result["accuracy"] > result["interval"][1] for result in results)
+    covered = 1 - (below + above) / len(results)
+    low, high = wilson_interval(covered, len(results))
+    return [
+        f"{statistics.fmean(new):.1f}",
+        format_mean(changes, digits=2, sign=True),
+        f"{min(changes):+.2f}",
+        format_mean(bias, digits=2, sign=True),
+        f"{100 * covered:.1f} [{100 * low:.1f}, {100 * high:.1f}]",
+        f"{below}, {above}",
+    ]
