@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protonet.episodes.methods import METHODS
 from tests.docs.blocks import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,6 +61,12 @@ def test_the_contest_line_is_the_committed_run() -> None:
     text = " ".join(README.partition("## Contest entry")[2].split())
     shown = f"accuracy {run['accuracy']:.4f}, score {run['score']:.2f}, {run['parameters']} trained parameters"
     assert f"{shown}, about {run['seconds']:.0f} s and {run['peak_memory_mib']:.0f} MiB" in text
+
+
+def test_the_number_of_few_shot_methods_is_that_of_the_package() -> None:
+    guide = (ROOT / "docs/how-to/few-shot.md").read_text(encoding="utf-8")
+    for text in (README, guide):
+        assert f"All {len(METHODS)} methods" in text
 
 
 def test_numbers_are_in_the_table_that_they_come_from() -> None:
