@@ -28,7 +28,6 @@ STUDIES = {
     "redundant": ("solver.redundant", "fits with redundant columns: accuracy, and coverage of the interval"),
     "semi-supervised": ("real_data.semi_supervised", "accuracy with unlabelled rows, beside scikit-learn's methods"),
     "speed": ("solver.speed", "time of prediction, fits, start-up and model files, compared with another version"),
-    "episodes": ("episodes.methods", "every few-shot method on glyphs, and with unbalanced queries"),
     "episode-photographs": ("episodes.photographs", "every few-shot method on a folder of photographs"),
     "optimizer-tune": ("optimizer_bench.tune", "tune AdamW on each workload: the bench's baselines"),
     "optimizer-bench": ("optimizer_bench.bench", "the steps that optimizers need to the loss of tuned AdamW"),

@@ -1,6 +1,7 @@
 """Every few-shot method on photographs, with features of a network that a package ships.
 
-FOLDER holds pictures at any depth: the class of a picture is its folder. The table identifies the pictures by a hash.
+FOLDER holds pictures at any depth; the name of the folder directly above a picture is its class. The table identifies
+the pictures by a hash.
 """
 
 from __future__ import annotations
@@ -15,26 +16,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from scipy.stats import rankdata
 
-from analysis.episodes.methods import EVALUATED
 from analysis.shared.runner import BUILD, FOLDER, Report, StudyParser
 from protonet.embeddings.pictures.images import SUFFIXES
 from protonet.embeddings.representation import hash_file
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.report import accuracy_heading, percent
 from protonet.episodes.evaluation.statistics import Rate
+from protonet.episodes.methods import METHODS
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_writable
 from protonet.ui.text import format_table
 
-INTERRUPTED = 130  #: The exit code after Ctrl-C.
-#: Sets whose pictures have these hashes.
-KNOWN = {
+#: Methods without further inputs, such as class names or a trained encoder, and faster than 0.1 s per episode.
+EVALUATED = tuple(name for name, spec in METHODS.items() if not spec.slow and not spec.needs)
+EXIT_INTERRUPTED = 130  #: The exit code of a command after Ctrl-C.
+#: Names of published data sets, by `hash_pictures` of their pictures.
+KNOWN_SETS = {
     "ea90d7c80ab1409ad2b63cd0b117e5092afe8cd340c40151f2f5e6d4f1db7ec1": "GroceryStoreDataset, Klasson, Zhang and "
     "Kjellström (2019),\nhttps://github.com/marcusklasson/GroceryStoreDataset, `train`, `val` and `test` of `dataset`"
 }
-#: Columns: shots, queries per class, and arguments of queries that are not balanced.
+#: Options of ``python -m protonet.episodes`` for each column of the table.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "1-shot": ("--shot", "1", "--query", "15"),
     "5-shot": ("--shot", "5", "--query", "15"),
@@ -71,7 +75,7 @@ Ranks at 1 and 5 shots, with accuracies, here and as published on mini-ImageNet,
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the pictures, methods and settings."""
+    """Add the options: the folder of pictures, the methods and the settings of episodes."""
     parser.add_argument(FOLDER, metavar="FOLDER", help="pictures in folders of their classes")
     text = "as of protonet.episodes extract (default: efficientnet:160)"
     parser.add_argument("--backbone", default="efficientnet:160", metavar="NET", help=text)
@@ -81,31 +85,31 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Embed the pictures, and evaluate every column; finished steps are skipped."""
+    """Embed the pictures, and evaluate the methods of every column; finished steps are skipped."""
     pictures = locate_pictures(Path(options.folder))
     digest = hash_pictures(pictures)
     build = check_writable("build", BUILD / f"photographs-{digest[:8]}", folder=True)
     for path, label in pictures:
-        link = build / "pictures" / label / f"{path.parent.parent.name}-{hash_name(path)}{path.suffix}"
+        unique = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]  # folders may hold files of one name
+        link = build / "pictures" / label / f"{path.parent.parent.name}-{unique}{path.suffix}"
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
             link.symlink_to(path.resolve())
     features = build / f"{options.backbone.replace(':', '-').replace('/', '-')}.npz"
-    call("extract", str(build / "pictures"), "--backbone", options.backbone, "-o", str(features), "--resume")
+    run_command("extract", str(build / "pictures"), "--backbone", options.backbone, "-o", str(features), "--resume")
     names = EVALUATED if options.methods is None else tuple(options.methods)
-    given = ("--dataset", str(features), "--split-seed", "0", "--way", str(options.way), "--method", *names)
+    shared = ("--dataset", str(features), "--split-seed", "0", "--way", str(options.way), "--method", *names)
     results: dict[str, Any] = {}
     for index, (title, arguments) in enumerate(COLUMNS.items()):
-        run_digest = hashlib.sha256(json.dumps([given, options.episodes]).encode()).hexdigest()[:8]
+        run_digest = hashlib.sha256(json.dumps([shared, options.episodes]).encode()).hexdigest()[:8]
         out = build / f"{run_digest}-{index}.json"
         resumable = ("--json", str(out), "--state", str(out.with_suffix(".npz")), "--resume")
-        call(*given, *arguments, "--episodes", str(options.episodes), *resumable)
+        run_command(*shared, *arguments, "--episodes", str(options.episodes), *resumable)
         results[title] = json.loads(out.read_text(encoding="utf-8"))
-    known = KNOWN.get(digest, "of no set that we know")
     head = TITLE.format(
         n=len(pictures),
         classes=len({label for _, label in pictures}),
-        known=known,
+        known=KNOWN_SETS.get(digest, "of no set that we know"),
         sha=digest,
         backbone=Path(options.backbone).name,
         way=options.way,
@@ -114,18 +118,18 @@ def run(options: argparse.Namespace) -> Report:
     return Report(results, head + tabulate(results, names) + RANKS + tabulate_ranks(results))
 
 
-def call(*arguments: str) -> None:
-    """Run ``python -m protonet.episodes``, which shows its progress on stderr."""
+def run_command(*arguments: str) -> None:
+    """Run ``python -m protonet.episodes`` in this process, without its stdout; raise an InputError if it fails."""
     with contextlib.redirect_stdout(io.StringIO()):
         code = main(arguments)
-    if code == INTERRUPTED:
+    if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if code:
         raise_input_error("protonet.episodes", "run", " ".join(arguments[:2]), "Its message is above.")
 
 
 def locate_pictures(root: Path) -> list[tuple[Path, str]]:
-    """List the pictures below a folder with their class names, in the order of their paths."""
+    """List the path and the class of each picture below a folder, sorted by path."""
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
     if len({path.parent.name for path in paths}) < 2:
         raise_input_error(
@@ -135,38 +139,32 @@ def locate_pictures(root: Path) -> list[tuple[Path, str]]:
 
 
 def hash_pictures(pictures: Sequence[tuple[Path, str]]) -> str:
-    """Hash classes and pictures, independent of file names."""
+    """Hash the classes and contents of pictures; the names and the order of the files do not matter."""
     lines = sorted(f"{label}\t{hash_file(path)}\n" for path, label in pictures)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def hash_name(path: Path) -> str:
-    """Make a short name that is unique over folders."""
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-
-
 def tabulate(results: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Format the accuracies of methods in percent, with both intervals, one column per setting."""
-    rates = {title: {name: Rate.read(rate) for name, rate in one["methods"].items()} for title, one in results.items()}
+    """Format a table of accuracies in percent with both intervals: a line per method, a column per setting."""
+    rates = {
+        title: {name: Rate.read(rate) for name, rate in result["methods"].items()} for title, result in results.items()
+    }
     header = [accuracy_heading(rate for by_method in rates.values() for rate in by_method.values()), *rates]
     return format_table(header, [[name, *(percent(by_method[name]) for by_method in rates.values())] for name in names])
 
 
 def tabulate_ranks(results: Mapping[str, Any]) -> str:
-    """Format the ranks of methods with published accuracies, published and measured."""
-    there = [name for name in PUBLISHED if name in results["1-shot"]["methods"]]
-    columns: list[dict[str, float]] = []
-    for at, shot in enumerate(("1-shot", "5-shot")):
-        columns.append({name: 100 * results[shot]["methods"][name]["accuracy"] for name in there})
-        columns.append({name: PUBLISHED[name][at] for name in there})
-    ranks = [rank(column) for column in columns]
-    header = ["rank", "1-shot", "published", "5-shot", "published"]
-    pairs = list(zip(ranks, columns, strict=True))
-    return format_table(
-        header, [[name, *(f"{rank_of[name]:g} ({column[name]:.1f})" for rank_of, column in pairs)] for name in there]
-    )
-
-
-def rank(values: Mapping[str, float]) -> dict[str, float]:
-    """Compute ranks from 1, the highest value first; ties share the mean rank."""
-    return dict(zip(values, rankdata([-value for value in values.values()]).tolist(), strict=True))
+    """Format ranks (1 is best, ties share the mean rank) and accuracies of the methods in `PUBLISHED`, here and there."""
+    names = [name for name in PUBLISHED if name in results["1-shot"]["methods"]]
+    columns = []
+    for index, title in enumerate(("1-shot", "5-shot")):
+        methods = results[title]["methods"]
+        columns.append([100 * methods[name]["accuracy"] for name in names])
+        columns.append([PUBLISHED[name][index] for name in names])
+    ranks = rankdata(np.negative(columns), axis=1)  # (columns, methods)
+    cells = [
+        [f"{rank:g} ({accuracy:.1f})" for rank, accuracy in zip(*column, strict=True)]
+        for column in zip(ranks, columns, strict=True)
+    ]
+    lines = [[name, *row] for name, row in zip(names, zip(*cells, strict=True), strict=True)]
+    return format_table(["rank", "1-shot", "published", "5-shot", "published"], lines)

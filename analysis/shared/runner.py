@@ -9,7 +9,6 @@ import argparse
 import inspect
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from protonet.errors import install_command, raise_input_error
 from protonet.ui.command_line import Parser, check_outputs, parse_whole
-from solution.pack import ROOT
 
 BUILD = Path("build")
 Loaded = TypeVar("Loaded")
@@ -150,10 +148,3 @@ def _check_plot(option: str, path: str) -> str:
     if find_spec("matplotlib") is None:
         raise_input_error(option, "have matplotlib", "none installed", f"Run {install_command('analysis')}.")
     return path
-
-
-def run_python(*arguments: str) -> tuple[int, str, str]:
-    """Run ``python`` in the repository; return the exit code, stdout and the last line of stderr."""
-    command = [sys.executable, *arguments]  # a separate session: Ctrl-C ends it from here, without a traceback
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
-    return ended.returncode, ended.stdout, (ended.stderr.splitlines() or ["nothing on stderr"])[-1]

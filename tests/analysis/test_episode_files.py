@@ -11,11 +11,9 @@ from PIL import Image
 
 from analysis.__main__ import main
 from analysis.episodes import photographs
-from analysis.episodes.photographs import hash_pictures, locate_pictures, rank
+from analysis.episodes.photographs import hash_pictures, locate_pictures, tabulate_ranks
 from tests.analysis.conftest import read_cells
 from tests.embeddings.pictures.test_files import write_onnx
-
-WAY = 4
 
 
 def test_photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -50,5 +48,8 @@ def test_photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     assert "`folder` must hold pictures in folders of two classes or more" in capfd.readouterr().err
 
 
-def test_equal_values_have_their_mean_rank() -> None:
-    assert rank({"a": 3, "b": 5, "c": 3, "d": 1}) == {"a": 2.5, "b": 1, "c": 2.5, "d": 4}
+def test_methods_of_equal_accuracy_share_their_mean_rank() -> None:
+    methods = {"protonet": 0.3, "simpleshot": 0.5, "bd-cspn": 0.3, "tim": 0.1}
+    result = {"methods": {name: {"accuracy": accuracy} for name, accuracy in methods.items()}}
+    cells = {name: measured for name, measured, *_ in read_cells(tabulate_ranks({"1-shot": result, "5-shot": result}))}
+    assert [cells[name] for name in methods] == ["2.5 (30.0)", "1 (50.0)", "2.5 (30.0)", "4 (10.0)"]
