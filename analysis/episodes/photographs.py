@@ -13,6 +13,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,14 @@ def hash_pictures(pictures: Sequence[tuple[Path, str]]) -> str:
 
 def tabulate(results: Mapping[str, Any], names: Sequence[str]) -> str:
     """Format a table of accuracies in percent with both intervals: a line per method, a column per setting."""
-    rates = {
-        title: {name: Rate.read(rate) for name, rate in result["methods"].items()} for title, result in results.items()
-    }
-    header = [accuracy_heading(rate for by_method in rates.values() for rate in by_method.values()), *rates]
-    return format_table(header, [[name, *(percent(by_method[name]) for by_method in rates.values())] for name in names])
+    columns = [result["methods"] for result in results.values()]
+    rates = [[Rate.read(methods[name]) for methods in columns] for name in names]
+    lines = [[name, *map(percent, row)] for name, row in zip(names, rates, strict=True)]
+    return format_table([accuracy_heading(chain.from_iterable(rates)), *results], lines)
 
 
 def tabulate_ranks(results: Mapping[str, Any]) -> str:
-    """Format ranks (1 is best, ties share the mean rank) and accuracies of the methods in `PUBLISHED`, here and there."""
+    """Format the measured and published rank and accuracy of each method; ties share their mean rank."""
     names = [name for name in PUBLISHED if name in results["1-shot"]["methods"]]
     columns = []
     for index, title in enumerate(("1-shot", "5-shot")):

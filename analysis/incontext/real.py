@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
-from analysis.shared.packaged import HELD_OUT_EVERY, INSTALL, is_held_out, is_reported, list_tables, name_table
+from analysis.shared.packaged import HELD_OUT_EVERY, INSTALL, is_held_out, is_reported, list_tables, normalize_name
 from protonet.errors import raise_input_error
 from protonet.views.transformer import CLASS_CODES
 
@@ -164,7 +164,7 @@ def load_tables() -> list[tuple[str, list[Column]]]:
 
     loaded, seen = [], set()
     for path in list_tables():
-        name = name_table(path)
+        name = normalize_name(path)
         if is_reported(name):
             continue
         frame = pd.read_pickle(path, compression="xz")

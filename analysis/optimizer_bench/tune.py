@@ -37,9 +37,9 @@ from analysis.optimizer_bench.runs import (
 from analysis.optimizer_bench.workload import EVERY, Curve
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
-from analysis.shared.tables import format_columns
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
+from protonet.ui.text import format_table
 
 SEEDS = (0, 1, 2)  #: The first one decides on settings, all of them make the baseline.
 #: First and second factor of the search for a learning rate, and its bounds.
@@ -110,7 +110,8 @@ def run(options: argparse.Namespace) -> Report:
     rows = [baseline | baseline["setting"] | {"name": name} for name in files for baseline in baselines[name].values()]
     for row in rows:
         row["schedule"] = f"cosine, {row['horizon']:g}" if row["horizon"] else "constant"
-    return Report(rows, format_columns(COLUMNS, rows))
+    lines = [[cell.format(**row) for cell in COLUMNS.values()] for row in rows]
+    return Report(rows, format_table(list(COLUMNS), lines))
 
 
 def _identify(task: Task) -> list[object]:

@@ -15,7 +15,7 @@ import torch
 
 from analysis.prior.synthetic import draw
 from analysis.real_data.sets import DATASETS, load_real
-from analysis.shared.packaged import is_held_out, is_reported, list_tables, name_table
+from analysis.shared.packaged import is_held_out, is_reported, list_tables, normalize_name
 from protonet.errors import InputError, MissingPackageError
 from protonet.tables.features import NO_REPRESENTATION
 from protonet.tables.frames import fit_frame, read_frame
@@ -109,7 +109,7 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     if not paths:
         return None
     path = paths[int(rng.integers(len(paths)))]
-    name = name_table(path)
+    name = normalize_name(path)
     if name in LEFT_OUT:
         return None
     frame = pd.read_pickle(path, compression="xz")
@@ -151,7 +151,7 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
 @cache
 def _list_unseen() -> list[Path]:
     """List the tables that the transformer was not trained on, since it looks better on those it was."""
-    return [path for path in list_tables() if is_reported(name := name_table(path)) or is_held_out(name)]
+    return [path for path in list_tables() if is_reported(name := normalize_name(path)) or is_held_out(name)]
 
 
 def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:

@@ -31,7 +31,7 @@ from analysis.real_data.robustness import Run, compute_scores
 from analysis.shared.baselines import Outcome
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
-from analysis.shared.tables import Quantity, gather, tabulate_methods, tabulate_rows, write_csv
+from analysis.shared.tables import Quantity, group_results, tabulate_methods, tabulate_rows, write_csv
 from protonet._text import count
 from protonet.commands.data import encode_table
 from protonet.commands.options import FitOptions
@@ -219,7 +219,7 @@ def run(options: argparse.Namespace) -> Report:
         remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP."
         raise_input_error("--datasets", "have a package that is installed", "none", remedy)
     results = run_all(runs, run_method, options.state, lambda run: hash_code(run.method))
-    rows = gather(results)
+    rows = group_results(results)
     return Report(rows, tabulate(rows, methods))
 
 

@@ -24,7 +24,7 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import (
     Quantity,
-    gather,
+    group_results,
     mean_and_error,
     pick_best,
     subtract,
@@ -191,7 +191,7 @@ def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
     ``percent`` has the accuracies of each method by split, ``seconds``, ``log_loss`` and ``calibration_error``
     likewise; ``best`` is the baseline with the highest mean accuracy.
     """
-    rows = gather({run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()})
+    rows = group_results({run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()})
     for row in rows:
         del row["accuracy"]
         row["best"] = pick_best(row, "percent", BASELINES)

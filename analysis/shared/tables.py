@@ -1,4 +1,4 @@
-"""Tables of measurements in Markdown: means with standard errors, and columns of rows."""
+"""Markdown tables that compare methods on data sets: means with standard errors, ranks and regrets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from protonet.ui.text import format_table
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Compute the mean of at least one value and its standard error (NaN for a single value)."""
+    """Compute the mean of one or more values and its standard error, NaN for a single value."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return statistics.fmean(values), error
 
 
 def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False) -> str:
-    """Format ``mean ±error``, optionally with the sign of the mean; "" for no value."""
+    """Format the mean of values and its standard error as ``mean ±error``; "" for no value."""
     if not values:
         return ""
     mean, error = mean_and_error(values)
@@ -32,12 +32,12 @@ def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False)
 
 
 def subtract(left: Sequence[float], right: Sequence[float]) -> list[float]:
-    """Compute paired differences; none if one side has no value."""
+    """Compute the differences of paired values; none if one side is empty."""
     return [a - b for a, b in zip(left, right, strict=True)] if left and right else []
 
 
-def gather(results: Mapping[Any, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Group results by data set and shots: for each quantity and method, the values of the splits."""
+def group_results(results: Mapping[Any, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Group results by data set and shots: a row maps a quantity and a method to the values of all splits."""
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for run, result in results.items():
         row = rows.setdefault((run.dataset, run.shots), {"dataset": run.dataset, "shots": run.shots})
@@ -47,29 +47,29 @@ def gather(results: Mapping[Any, Mapping[str, float]]) -> list[dict[str, Any]]:
 
 
 class Quantity(NamedTuple):
-    """A quantity that methods are compared by."""
+    """A quantity by which methods are compared."""
 
-    key: str  #: Of the rows of `gather`.
-    title: str
+    key: str  #: Its key in the rows of `group_results`.
+    title: str  #: Its heading.
     digits: int = 2
     sign: int = 0  #: 1 if more is better, -1 if less is, 0 if methods are not ranked by it.
-    factor: float = 1.0  #: From its unit in rows to that in the table.
+    factor: float = 1.0  #: Converts the unit of the rows to that of the table.
 
 
 def average(row: Mapping[str, Any], key: str, method: str) -> float:
-    """Compute the mean over splits of a quantity of a method."""
+    """Compute the mean of a method's quantity over the splits of a row."""
     return statistics.fmean(row[key][method])
 
 
 def pick_best(row: Mapping[str, Any], key: str, baselines: Iterable[str]) -> str | None:
-    """Pick the baseline of the highest mean in a row, in hindsight; None if there is none."""
+    """Return the baseline with the highest mean of a quantity in a row; None without baselines."""
     return max((name for name in baselines if name in row[key]), key=lambda name: average(row, key, name), default=None)
 
 
 def tabulate_rows(
     rows: Sequence[Mapping[str, Any]], key: str, methods: Mapping[str, str], baselines: Collection[str]
 ) -> str:
-    """Format a line per row: all methods by their titles, the best baseline, and the first method's regret."""
+    """Format a line per row: the mean of each method, the best baseline, and the regret of the first method."""
     main, lines = next(iter(methods)), []
     for row in rows:
         best = pick_best(row, key, baselines) or ""
@@ -86,17 +86,17 @@ def tabulate_methods(
     methods: Mapping[str, str],
     baselines: Collection[str],
 ) -> str:
-    """Format a line per method: means over rows, with mean ranks, and the regret by the first quantity."""
+    """Format a table with a line per method: means over rows with mean ranks, and regrets in the first quantity."""
     columns: dict[str, dict[str, str]] = {}
     for quantity in quantities:
-        there = [name for name in methods if all(name in row.get(quantity.key, {}) for row in rows)]
-        means = np.array([[average(row, quantity.key, name) for name in there] for row in rows])  # (rows, methods)
+        measured = [name for name in methods if all(name in row.get(quantity.key, {}) for row in rows)]
+        means = np.array([[average(row, quantity.key, name) for name in measured] for row in rows])  # (rows, methods)
         cells = [f"{quantity.factor * mean:.{quantity.digits}f}" for mean in means.mean(axis=0)]
-        if quantity.sign and len(there) > 1:
+        if quantity.sign and len(measured) > 1:
             ranks = rankdata(-quantity.sign * means.round(9), axis=1).mean(axis=0)
             cells = [f"{cell} ({rank:.1f})" for cell, rank in zip(cells, ranks, strict=True)]
-        if there:
-            columns[quantity.title] = dict(zip(there, cells, strict=True))
+        if measured:
+            columns[quantity.title] = dict(zip(measured, cells, strict=True))
     key, titles = quantities[0].key, dict(methods)
     if any(method in baselines for method in methods):
         best = [average(row, key, pick_best(row, key, baselines) or "") for row in rows]
@@ -113,11 +113,6 @@ def tabulate_methods(
 
 
 def write_csv(path: Path, header: Iterable[object], rows: Iterable[Iterable[object]]) -> None:
-    """Write a table as CSV."""
+    """Write a header and rows as a CSV file."""
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([header, *rows])
-
-
-def format_columns(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format rows as a table, given headings and the format of their cells, such as ``{seconds:.1f}``."""
-    return format_table(list(columns), [[text.format(**row) for text in columns.values()] for row in rows])

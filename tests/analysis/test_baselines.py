@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from analysis.contest.draws import METHODS, predict
 from analysis.real_data.robustness import TUNED
-from analysis.shared.baselines import BASELINES, FOLDS, STRENGTHS, pool_labelled
+from analysis.shared.baselines import BASELINES, FOLDS, INVERSE_PENALTIES, pool_labelled
 from protonet.datasets import Split, sample_family
 from tests.strategies import blobs
 
@@ -63,7 +63,7 @@ def test_logistic_is_scikit_learns_search() -> None:
     x, y = (part.numpy() for part in pool_labelled(split))
     scaler = StandardScaler().fit(x)
     search = GridSearchCV(
-        LogisticRegression(), {"C": STRENGTHS}, cv=StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+        LogisticRegression(), {"C": INVERSE_PENALTIES}, cv=StratifiedKFold(FOLDS, shuffle=True, random_state=0)
     ).fit(scaler.transform(x), y)
     expected = search.predict(scaler.transform(split.test_x.numpy()))
     assert run(split, "logistic").tolist() == expected.tolist()

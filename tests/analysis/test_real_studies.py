@@ -15,7 +15,7 @@ from analysis.real_data.robustness import Run
 from analysis.real_data.semi_supervised import MAX_ROWS, split_rows
 from analysis.real_data.sets import load_real
 from analysis.shared.baselines import Outcome
-from analysis.shared.tables import gather
+from analysis.shared.tables import group_results
 from tests.analysis.conftest import Made, read_cells
 
 
@@ -85,7 +85,7 @@ def test_the_table_names_the_best_method() -> None:
         for seed in range(2)
         for method, accuracy in (("ours", 0.7), ("forest", 0.8), ("lda", 0.6))
     }
-    text = tabulate(gather(runs), ["ours", "forest", "lda"])
+    text = tabulate(group_results(runs), ["ours", "forest", "lda"])
     cells = read_cells(text)
     assert cells[2][-2:] == ["forest", "+10.00 ±0.00"]
     assert {method: values for method, *values in cells[5:]} == {

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from analysis.shared.journal import append_journal, hash_sources, read_journal, run_all
 from analysis.shared.runner import Report, StudyParser, run_study
-from analysis.shared.tables import format_columns, format_mean, mean_and_error, subtract
-from protonet.ui.text import format_table
+from analysis.shared.tables import format_mean, mean_and_error, subtract
 
 
 class Squares:
@@ -116,8 +115,3 @@ def test_texts() -> None:
     assert format_mean([-0.001]) == "0.00"
     assert subtract([1.0, 2.0], [0.5, 3.0]) == [0.5, -1.0]
     assert subtract([], [1.0]) == subtract([1.0], []) == []
-
-
-def test_columns_are_formatted() -> None:
-    text = format_columns({"count": "{n:,}", "share, %": "{share:.1%}"}, [{"n": 1000, "share": 0.125}])
-    assert text == format_table(["count", "share, %"], [["1,000", "12.5%"]])
