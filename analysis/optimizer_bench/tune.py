@@ -110,8 +110,8 @@ def run(options: argparse.Namespace) -> Report:
     rows = [baseline | baseline["setting"] | {"name": name} for name in files for baseline in baselines[name].values()]
     for row in rows:
         row["schedule"] = f"cosine, {row['horizon']:g}" if row["horizon"] else "constant"
-    lines = [[cell.format(**row) for cell in COLUMNS.values()] for row in rows]
-    return Report(rows, format_table(list(COLUMNS), lines))
+    cells = [[cell.format(**row) for cell in COLUMNS.values()] for row in rows]
+    return Report(rows, format_table(list(COLUMNS), cells))
 
 
 def _identify(task: Task) -> list[object]:

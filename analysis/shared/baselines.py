@@ -199,10 +199,8 @@ BASELINES = {
     "svm": Baseline("RBF SVM", fit_svm),
     "svm-probabilities": Baseline("RBF SVM, Platt's probabilities", partial(fit_svm, probabilities=True)),
     "knn": Baseline("k-NN", fit_knn),
-    "trees": Baseline("extra trees", lambda x, y: _fit_tuned(ExtraTreesClassifier(300, random_state=0), x, y)),
-    "mlp": Baseline(
-        "MLP", lambda x, y: _fit_tuned(MLPClassifier((100,), alpha=1.0, max_iter=300, random_state=0), x, y)
-    ),
+    "trees": Baseline("extra trees", fit_extra_trees),
+    "mlp": Baseline("MLP", fit_mlp),
     "nearest-mean": Baseline("nearest mean", fit_nearest_mean),
     "lda-closed-form": Baseline("shrunken LDA", fit_lda_in_closed_form),
     "logistic-by-accuracy": Baseline("logistic regression", fit_logistic_by_accuracy),

@@ -1,6 +1,6 @@
-"""The HTTP server that both commands share: access, limits, errors as JSON, the access log, and the listening socket.
+"""The HTTP server of ``serve`` and ``page``: access checks, limits, errors as JSON, the access log and the socket.
 
-Limits of connections hold before the application sees a request.
+The limits on connections and on the head of a request apply before the application sees the request.
 """
 
 from __future__ import annotations
@@ -42,27 +42,28 @@ from protonet._text import to_printable
 from protonet.errors import UserError, raise_input_error
 from protonet.ui.command_line import report_bug
 
-#: Headers of every answer.
+#: Headers of every response.
 HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
-POLICY, NO_CONTENT = b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"
+#: Name of the header of the content security policy, and its value for responses that are not pages.
+POLICY_HEADER, NO_CONTENT_POLICY = b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"
 JSON, HTML, CSV = "application/json", "text/html; charset=utf-8", "text/csv; charset=utf-8"
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "[::1]")
-#: Environment variables of the token, and of a second one that is accepted while clients change theirs.
-TOKEN, SECOND_TOKEN = "PROTONET_TOKEN", "PROTONET_TOKEN_2"
+#: Environment variables of the token, and of a second token, which is accepted while clients change theirs.
+TOKEN_VARIABLES = "PROTONET_TOKEN", "PROTONET_TOKEN_2"
 #: Paths that need no token.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-#: The messages in place of Starlette's plain texts.
-PLAIN = {
+#: Error messages that replace Starlette's, by status.
+STATUS_MESSAGES = {
     400: "`Host` must be a name of this server, or one of --allowed-hosts.",
     404: "There is no such path: /docs lists those that there are.",
     405: "This path takes another method.",
 }
-#: The accepted identifiers of requests.
+#: Matches the request identifiers that are accepted from clients.
 REQUEST_ID = re.compile(rb"[\w.:/+=-]{1,128}")
 
 
@@ -74,33 +75,33 @@ class Error(msgspec.Struct):
 
 @dataclass
 class AccessPolicy:
-    """Access and limits."""
+    """Rules of access to a server, and its limits."""
 
-    tokens: Sequence[str]  #: The accepted tokens: as a bearer, or in the address (``?token=``).
-    hosts: Collection[str]  #: Accepted names in ``Host``: this refuses pages that map their own name to this address.
-    max_body: int  #: Bytes of a request's body.
-    max_requests: int = 128  #: Requests that are answered at a time.
-    timeout: float = 30.0  #: Seconds for an answer.
-    origins: Sequence[str] = ()  #: The origins of other servers whose pages may send requests.
-    access_log: TextIO | None = None  #: Where a line per request is written; None for nowhere.
-    shown: bool = False  #: Whether the token is printed, because no environment variable sets it.
-    active: int = field(default=0, init=False)  #: Requests that are being answered.
-    closing: bool = field(default=False, init=False)  #: Whether connections are not kept.
+    tokens: Sequence[str]  #: Accepted tokens, sent as a bearer or in the address (``?token=``).
+    hosts: Collection[str]  #: Accepted names in ``Host``; others could be names that a web page maps to this address.
+    max_body: int  #: Maximal bytes of a request's body.
+    max_requests: int = 128  #: Maximal number of requests that are answered at a time.
+    timeout: float = 30.0  #: Maximal seconds until a response is ready.
+    origins: Sequence[str] = ()  #: Origins of other servers whose pages may send requests.
+    access_log: TextIO | None = None  #: Takes a line per request; None for no log.
+    print_token: bool = False  #: Whether the printed address holds the token, because it was drawn at random.
+    active: int = field(default=0, init=False)  #: Number of requests that are being answered.
+    closing: bool = field(default=False, init=False)  #: Whether the server is stopping, and asks clients to close.
 
     @property
-    def query(self) -> str:
-        """The end of the printed address."""
-        return f"?token={quote(self.tokens[0], safe='')}" if self.shown else ""
+    def address_query(self) -> str:
+        """The query part of the printed address: the token if it is printed, otherwise empty."""
+        return f"?token={quote(self.tokens[0], safe='')}" if self.print_token else ""
 
 
 def make_policy(host: str, names: Sequence[str], max_body: int) -> AccessPolicy:
-    """Make the policy of a server that listens at a host, with tokens of the environment, or a random one."""
+    """Make the policy of a server at a host; without a token in the environment, a random token is drawn."""
     for name in names:
         if not re.fullmatch(r"[^\s/:@\[\]]+|\[?[0-9a-fA-F:]+\]?", name):
             raise_input_error("allowed_hosts", "be host names without a port", repr(to_printable(name)), "Pass names.")
-    tokens = [token for token in map(os.environ.get, (TOKEN, SECOND_TOKEN)) if token]
+    tokens = [token for token in map(os.environ.get, TOKEN_VARIABLES) if token]
     hosts = {name.lower() for name in (*LOCAL_HOSTS, host, *names)} - {"0.0.0.0", "::"}
-    return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body, shown=not tokens)
+    return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body, print_token=not tokens)
 
 
 def create_app(
@@ -108,7 +109,7 @@ def create_app(
     routes: Sequence[BaseRoute],
     observe: Callable[[str, int, float], None] = lambda path, status, seconds: None,
 ) -> ASGIApp:
-    """Create the application; ``observe`` gets the path, the status and the seconds of each answer."""
+    """Create the application; ``observe`` is called with the path, status and seconds of each response."""
     app: ASGIApp = AccessMiddleware(Router(routes, redirect_slashes=False), policy)
     app = TrustedHostMiddleware(app, list(policy.hosts), www_redirect=False)
     app = RequestMiddleware(app, policy, observe)
@@ -120,14 +121,14 @@ def create_app(
 
 @dataclass
 class RequestMiddleware:
-    """Give each request an id, a deadline and a line of the log, and turn what fails into JSON."""
+    """Middleware that gives requests an id and a deadline, logs them, and answers exceptions with JSON."""
 
     app: ASGIApp
     policy: AccessPolicy
     observe: Callable[[str, int, float], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle a request."""
         started, task, status, size, expired = time.perf_counter(), asyncio.current_task(), 0, 0, False
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
@@ -141,13 +142,13 @@ class RequestMiddleware:
             nonlocal status, size
             if message["type"] == "http.response.start":
                 headers = message["headers"]
-                if message["status"] in PLAIN and (b"content-type", b"text/plain; charset=utf-8") in headers:
+                if message["status"] in STATUS_MESSAGES and (b"content-type", b"text/plain; charset=utf-8") in headers:
                     allow = {name.decode(): value.decode() for name, value in headers if name == b"allow"}
-                    raise HTTPException(message["status"], PLAIN[message["status"]], allow)
+                    raise HTTPException(message["status"], STATUS_MESSAGES[message["status"]], allow)
                 status = message["status"]
                 headers += [*HEADERS, (b"x-request-id", request_id)]
-                if not any(name == POLICY for name, _ in headers):
-                    headers.append((POLICY, NO_CONTENT))
+                if not any(name == POLICY_HEADER for name, _ in headers):
+                    headers.append((POLICY_HEADER, NO_CONTENT_POLICY))
                 if self.policy.closing:
                     headers.append((b"connection", b"close"))
             else:
@@ -189,13 +190,13 @@ class RequestMiddleware:
 
 @dataclass
 class AccessMiddleware:
-    """Refuse what the policy does not allow, before the body is read, and a body beyond its bound."""
+    """Middleware that rejects requests that the policy does not allow, and bodies that are too large."""
 
     app: ASGIApp
     policy: AccessPolicy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check one request, and pass it on."""
+        """Handle a request: check its headers before its body is read, and pass it on."""
         policy, is_open, size = self.policy, scope["path"] in OPEN_PATHS, 0
         headers = dict(reversed(scope["headers"]))
         self.check(headers, scope["query_string"], is_open=is_open)
@@ -206,7 +207,7 @@ class AccessMiddleware:
             line = f"At most {policy.max_requests} requests are answered at a time. Try again later."
             raise HTTPException(429, line, {"retry-after": "1"})
 
-        async def receive_part() -> Message:
+        async def receive_counted() -> Message:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
@@ -216,12 +217,12 @@ class AccessMiddleware:
 
         policy.active += 1
         try:
-            await self.app(scope, receive_part, send)
+            await self.app(scope, receive_counted, send)
         finally:
             policy.active -= 1
 
     def check(self, headers: dict[bytes, bytes], query: bytes, *, is_open: bool) -> None:
-        """Raise an HTTPException unless a request has a token and a body that may be read."""
+        """Raise an HTTPException unless origin, token, length and encoding of a request are allowed."""
         host, origin = headers.get(b"host", b"").lower().decode("latin-1"), headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in (
             f"http://{host}",
@@ -244,7 +245,7 @@ class AccessMiddleware:
 
 
 def error_response(error: Exception) -> Response:
-    """Make the answer that says in one line what went wrong."""
+    """Make the JSON response to an exception, with a status and a one-line message."""
     status, headers = 500, None
     if isinstance(error, HTTPException):
         status, line, headers = error.status_code, error.detail, error.headers
@@ -259,31 +260,34 @@ def error_response(error: Exception) -> Response:
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Make an answer of JSON."""
+    """Make a response that holds a value as JSON."""
     return Response(msgspec.json.encode(value) + b"\n", status, headers, JSON)
 
 
 def html_response(page: str, policy: str) -> Response:
-    """Make an answer of a page and its content security policy."""
-    return Response(page, headers={POLICY.decode(): policy}, media_type=HTML)
+    """Make a response that holds an HTML page, with its content security policy."""
+    return Response(page, headers={POLICY_HEADER.decode(): policy}, media_type=HTML)
 
 
-#: Maximal numbers of connections (the longest idle one is closed for a new one), and bytes of a request's head, or of
-#: the trailers after its chunks.
-MAX_CONNECTIONS, MAX_HEAD_BYTES = 1024, 2**16
-#: Seconds that a connection may take for the head of a request, and that clients get to close theirs at the end.
-HEAD_SECONDS, CLOSING_SECONDS = 10.0, 1.0
+#: Maximal number of connections; for a further one, the longest idle connection is closed.
+MAX_CONNECTIONS = 1024
+#: Maximal bytes of the head of a request, and of the trailers after a chunked body.
+MAX_HEAD_BYTES = 2**16
+#: Maximal seconds until the head of a request has arrived.
+HEAD_SECONDS = 10.0
+#: Seconds that clients have to close their connections when the server stops.
+CLOSING_SECONDS = 1.0
 
 
 class ConnectionState(ServerState):
-    """The state that the connections share: those without a request, the longest idle first."""
+    """The state shared by all connections: ``idle`` maps connections without a request to the time since when."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.idle = OrderedDict[LimitedProtocol, float]()
+        self.idle = OrderedDict[LimitedProtocol, float]()  # the longest idle first
 
     def expire(self, now: float) -> None:
-        """Close the connections that have had no request for `HEAD_SECONDS`."""
+        """Close the connections that have been idle for `HEAD_SECONDS` at a time."""
         while self.idle:
             connection, since = next(iter(self.idle.items()))
             if now - since < HEAD_SECONDS:
@@ -292,7 +296,7 @@ class ConnectionState(ServerState):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with bounds for the head of a request and for trailers, a deadline for the head, and errors as JSON."""
+    """HTTP/1.1 with limits on the size and time of a request's head, on trailers, and with errors as JSON."""
 
     server_state: ConnectionState
 
@@ -309,8 +313,8 @@ class LimitedProtocol(HttpToolsProtocol):
         idle[self] = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come, unless the head or the trailers of the request grow beyond their bound."""
-        if self.rejected:  # read on, so that the client sees the answer in place of a reset
+        """Parse received bytes; reject the request if its head or its trailers are too large."""
+        if self.rejected:  # the bytes are read, so that the client gets the response and no reset
             return
         counted = self.reading_head
         super().data_received(data)
@@ -320,12 +324,12 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.reject_head()
 
     def on_message_begin(self) -> None:
-        """Begin to count the head."""
+        """Start counting the bytes of a request's head."""
         super().on_message_begin()
         self.reading_head, self.head_bytes = True, 0
 
     def on_headers_complete(self) -> None:
-        """Hand the request to the application."""
+        """Start the application on a request whose head is complete, unless the head is too large."""
         self.reading_head = False
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
             self.reject_head()
@@ -334,42 +338,42 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
-        """Begin to count: either the chunk's bytes follow, or it was the last one, and trailers follow."""
+        """Start counting bytes, which are trailers if this is the header of the last chunk."""
         self.reading_head, self.head_bytes = True, 0
-        self.headers = []  # of the trailers, which the application does not see
+        self.headers = []  # takes the trailers, which the application does not see
 
     def on_body(self, body: bytes) -> None:
-        """Stop to count."""
+        """Stop counting, and pass on bytes of the body."""
         self.reading_head = False
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the request."""
+        """Stop counting at the end of a request."""
         self.reading_head = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Mark the connection as idle, unless another request has arrived."""
         pipelined = bool(self.pipeline)
         super().on_response_complete()
         if not pipelined:
             self.server_state.idle[self] = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove a closed connection from the idle ones."""
         self.server_state.idle.pop(self, None)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP."""
+        """Reject bytes that are not HTTP."""
         self.reject(400, "The request must be HTTP/1.1.")
 
     def reject_head(self) -> None:
-        """Answer a head that is too large, or trailers that are."""
+        """Reject a request whose head or trailers are too large."""
         self.reject(431, f"The head of a request, or its trailers, must have at most {MAX_HEAD_BYTES:,} bytes.")
 
     def time_out(self) -> None:
-        """Close a connection that sends no request; answer first if it has begun one."""
+        """Close an idle connection; if a part of a request has arrived, send an error first."""
         self.server_state.idle.pop(self, None)
         if self.head_bytes and not self.rejected:
             self.reject(408, f"The head of a request must arrive within {HEAD_SECONDS:g} s.")
@@ -377,11 +381,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def reject(self, status: int, message: str) -> None:
-        """Answer with an error, and close the connection once the client does, or at the deadline."""
+        """Send an error, and close the connection when the client closes it or has been idle for too long."""
         if self.rejected:
             return
         self.rejected = True
-        if self.cycle is not None and not self.cycle.response_complete:  # nothing is written after this answer
+        if self.cycle is not None and not self.cycle.response_complete:  # the application must not write after this
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = msgspec.json.encode(Error(message)) + b"\n"
@@ -393,7 +397,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Open a listening socket."""
+    """Open a listening TCP socket; raise an InputError if the address or the port cannot be used."""
     try:
         family = socket.getaddrinfo(host or "none", port, type=socket.SOCK_STREAM)[0][0]  # "" would be all addresses
         listening = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
@@ -402,13 +406,13 @@ def open_socket(host: str, port: int) -> socket.socket:
         if getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES):
             raise_input_error("port", "be free for this command", got, "Pass another one; 0 is any that is free.")
         raise_input_error("host", "be an address of this machine", got, "Pass 127.0.0.1, or 0.0.0.0 for all of them.")
-    # asyncio does this for sockets of its own; without it the second packet of an answer waits 40 ms for the first.
+    # As asyncio sets it for its own sockets; otherwise the second packet of a response waits 40 ms for the first.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
 class Server(uvicorn.Server):
-    """A server with a deadline for idle connections, which asks clients to close theirs when it stops."""
+    """A server that closes idle connections, and asks clients to close theirs when it stops."""
 
     def __init__(self, config: uvicorn.Config, policy: AccessPolicy) -> None:
         super().__init__(config)
@@ -421,7 +425,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no new connections, and answer the requests that are there."""
+        """Accept no new connections, wait until clients have closed theirs, and answer pending requests."""
         for server in self.servers:
             server.close()
         self.policy.closing, deadline = True, time.monotonic() + CLOSING_SECONDS
@@ -431,7 +435,7 @@ class Server(uvicorn.Server):
 
 
 def raise_file_limit() -> None:
-    """Allow as many open files as the connections need, if the system does."""
+    """Raise the limit on open files to what the connections need, as far as the system allows."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415 - not on Windows
 
@@ -442,7 +446,7 @@ def raise_file_limit() -> None:
 
 
 def run_server(app: ASGIApp, policy: AccessPolicy, listening: socket.socket, title: str) -> None:
-    """Answer requests until SIGTERM or Ctrl-C; the title is printed before the address."""
+    """Run the server until SIGTERM or Ctrl-C; the title is printed before its address."""
     raise_file_limit()
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the response describes the error
     gc.collect()
@@ -461,7 +465,7 @@ def run_server(app: ASGIApp, policy: AccessPolicy, listening: socket.socket, tit
     )
     host, port = listening.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host
-    print(f"{title}: http://{name}:{port}/{policy.query}", flush=True)
+    print(f"{title}: http://{name}:{port}/{policy.address_query}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it once more after the end
     with suppress(KeyboardInterrupt), listening:
         Server(config, policy).run([listening])

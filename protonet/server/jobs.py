@@ -1,4 +1,4 @@
-"""Fits, reports and predictions, each made by a command in a process of its own."""
+"""Jobs of the labelling page: fits, reports and predictions, made by commands in separate processes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from protonet.commands.options import (
 )
 from protonet.ui.text import format_csv
 
-#: Files that jobs write, and their media types, by name.
-FILES = {
+#: Names and media types of the files of an export, by their names on the page.
+EXPORTED_FILES = {
     "model": ("model.protonet", "application/octet-stream"),
     "report": ("report.html", "text/html"),
     "predictions": ("predictions.csv", "text/csv"),
@@ -36,72 +36,72 @@ FILES = {
 
 @dataclass(frozen=True)
 class PageJob:
-    """Work on the labels of one version: their metrics, or a model."""
+    """A job on the labels of one version: computes metrics, or exports a model."""
 
-    kind: str  #: "results" for metrics, "export" for a model, its report and predictions too.
+    kind: str  #: "results" computes metrics; "export" also writes a model, its report and predictions.
     version: int  #: The version of the labels.
     rows: list[int]  #: The index of each labelled row.
-    lines: Sequence[Sequence[str]]  #: The header and the labelled rows.
-    table: Sequence[Sequence[str]] | None  #: The header and the rows to predict; None for the whole table.
+    labelled: Sequence[Sequence[str]]  #: The header, and the cells and label of each labelled row.
+    table: Sequence[Sequence[str]] | None  #: The header and the rows to predict; None to predict the table's file.
 
 
 @dataclass
 class JobRunner:
-    """Runs commands on the labelled rows, one job at a time; their output lies in a temporary folder."""
+    """Runs jobs one at a time; their files are written to a temporary folder."""
 
-    answers: Path  #: The file of the labelled rows.
+    labels: Path  #: The file of the labelled rows.
     table: Path  #: The table to label.
-    label: str  #: The column of the labels.
+    label: str  #: The name of the column of labels.
     model: Path | None  #: The file of a model to update; None to fit a new one.
-    columns: ColumnOverrides  #: The user's settings of columns.
-    reading: ReadOptions  #: How all commands read tables.
-    metrics: JsonDict | None = None  #: The output of the last fit with ``--json``.
-    version: int = -1  #: The version of the labels of the metrics.
-    checked: int = 0  #: The number of labels of the metrics, or of the fit in progress.
-    error: str = ""  #: The message of the last job, if it failed.
-    running: str = ""  #: The kind of the job in progress, or "".
+    columns: ColumnOverrides  #: The column types, dropped columns and groups that the user has set.
+    read_options: ReadOptions  #: The options by which all commands read tables.
+    metrics: JsonDict | None = None  #: The metrics of the last fit.
+    version: int = -1  #: The version of the labels that the metrics belong to.
+    checked: int = 0  #: The number of labels in the last fit, or in the fit in progress.
+    error: str = ""  #: The error message of the last job; "" if it succeeded.
+    running: str = ""  #: The kind of the job in progress; "" for none.
     folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)
     _next: PageJob | None = None
     _task: asyncio.Task[None] | None = None
 
     def start(self, job: PageJob) -> None:
-        """Start a job, after the one in progress."""
+        """Start a job; if a job is in progress, the new one follows, in place of any that was to follow."""
         if self.running:
             self._next = job
             return
         self.running, self.error, self.checked = job.kind, "", len(job.rows)
         folder, path = Path(self.folder.name), self.table
-        (folder / self.answers.name).write_text(format_csv(job.lines), encoding="utf-8")
+        (folder / self.labels.name).write_text(format_csv(job.labelled), encoding="utf-8")
         if job.table is not None:
             path = folder / "table.csv"
             path.write_text(format_csv(job.table), encoding="utf-8")
         self._task = asyncio.create_task(self._work(job, path))
 
     def get_file(self, name: str) -> tuple[Path, str]:
-        """Return the path and the media type of a file; raise an HTTPException if it is not made yet."""
-        if name not in self.ready():
-            made = ", ".join(["labelled", *self.ready()])
+        """Return the path and media type of an exported file; raise an HTTPException if it does not exist yet."""
+        if name not in self.list_exported():
+            made = ", ".join(["labelled", *self.list_exported()])
             raise HTTPException(404, f"`file` must be one of {made}; got another one. Export makes the others.")
-        file, media = FILES[name]
+        file, media = EXPORTED_FILES[name]
         return Path(self.folder.name, file), media
 
-    def list_commands(self, answers: Path, table: Path, folder: Path) -> list[ReadOptions]:
-        """List the commands that make the files in a folder, given the labelled rows and the table to predict."""
-        model, report, predictions = (folder / file for file, _ in FILES.values())
-        reading = vars(replace(self.reading, sheet=None))  # answers are CSV files
-        sheet = {"sheet": self.reading.sheet} if table == self.table else {}
+    def list_commands(self, labels: Path, table: Path, folder: Path) -> list[ReadOptions]:
+        """List the commands that export files to a folder, given the file of labels and the table to predict."""
+        model, report, predictions = (folder / file for file, _ in EXPORTED_FILES.values())
+        reading = vars(replace(self.read_options, sheet=None))  # labels are CSV files, without sheets
+        sheet = {"sheet": self.read_options.sheet} if table == self.table else {}
         predict = PredictOptions(**reading | sheet, model=model, table=table, output=predictions, proba=True)
         if self.model is None:
-            return [self.fit(answers, report=report, output=model), predict]
-        update = UpdateOptions(**reading, model=self.model, table=answers, label=self.label, output=model)
-        evaluate = EvaluateOptions(**reading, model=self.model, table=answers, label=self.label, report=report)
+            return [self.make_fit(labels, report=report, output=model), predict]
+        update = UpdateOptions(**reading, model=self.model, table=labels, label=self.label, output=model)
+        evaluate = EvaluateOptions(**reading, model=self.model, table=labels, label=self.label, report=report)
         return [update, predict, evaluate]
 
-    def fit(self, answers: Path, **options: Any) -> FitOptions:
-        """Build the options of a fit to the labelled rows, given further ones."""
+    def make_fit(self, labels: Path, **options: Any) -> FitOptions:
+        """Make the options of the command ``fit`` for a file of labels; ``options`` are added."""
         return FitOptions(
-            **vars(replace(self.reading, sheet=None)),
-            table=answers,
+            **vars(replace(self.read_options, sheet=None)),
+            table=labels,
             label=self.label,
             column_type=[f"{name}={column_type}" for name, column_type in self.columns.types.items()],
             drop=self.columns.dropped,
@@ -110,18 +110,18 @@ class JobRunner:
         )
 
     def format_commands(self) -> list[str]:
-        """Format the command lines that make the files in the current folder."""
-        return list(map(format_command, self.list_commands(self.answers, self.table, Path())))
+        """Format the command lines that export files to the current folder, for the user to copy."""
+        return list(map(format_command, self.list_commands(self.labels, self.table, Path())))
 
     async def _work(self, job: PageJob, to_predict: Path) -> None:
-        """Run the commands of a job, and then the next job."""
+        """Run the commands of a job, then start the job that follows."""
         folder = Path(self.folder.name)
-        answers, metrics = folder / self.answers.name, folder / "metrics.json"
+        labels, metrics = folder / self.labels.name, folder / "metrics.json"
         if job.kind == "results":
-            commands: list[ReadOptions] = [self.fit(answers, report=folder / "results.html", effort="fast")]
+            commands: list[ReadOptions] = [self.make_fit(labels, report=folder / "results.html", effort="fast")]
         else:
-            commands = self.list_commands(answers, to_predict, folder)
-            for file, _ in FILES.values():
+            commands = self.list_commands(labels, to_predict, folder)
+            for file, _ in EXPORTED_FILES.values():
                 (folder / file).unlink(missing_ok=True)
         try:
             for command in commands:
@@ -139,13 +139,13 @@ class JobRunner:
             following, self._next = self._next, None
             self.start(following)
 
-    def ready(self) -> list[str]:
-        """Return the names of the files that were made."""
-        made = [name for name, (file, _) in FILES.items() if Path(self.folder.name, file).exists()]
+    def list_exported(self) -> list[str]:
+        """List the names of the exported files; none during an export."""
+        made = [name for name, (file, _) in EXPORTED_FILES.items() if Path(self.folder.name, file).exists()]
         return [] if self.running == "export" else made
 
     async def _run(self, options: ReadOptions) -> None:
-        """Run a command; raise a RuntimeError with its message if it fails."""
+        """Run a command in a process; raise a RuntimeError with its error message if it fails."""
         command = [sys.executable, "-m", "protonet", *to_arguments(replace(options, quiet=True))]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, stderr=pipe)

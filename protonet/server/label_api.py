@@ -43,7 +43,7 @@ from protonet.server.app import (
 )
 from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import LabelQueue
-from protonet.server.labels import Answers, Session, Uploads, extend_rows, find_similar, parse_classes
+from protonet.server.labels import LabelFile, LabelSession, Uploads, extend_rows, find_similar, parse_classes
 from protonet.server.parsing import decode_json, parse_rows, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
@@ -53,16 +53,25 @@ from protonet.ui.html import format_page
 #: Bytes of a body: a picture to try.
 MAX_BODY = 32 * 2**20
 #: Pixels per side of a picture that is shown.
-SIDE = 640
+PICTURE_SIDE = 640
 #: Maximal numbers of listed columns, and of rows that are listed or labelled together.
 MAX_DESCRIBED_COLUMNS, MAX_SELECTED_ROWS = 400, 200
 #: Labels after which the accuracy is computed again.
 CHECK_INTERVAL = 20
 #: The roles of a column that a user may set; "" for the inferred type. Pictures are left out: a client could have every
 #: file read that a cell names.
-COLUMN_CHOICES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "drop", "group")
+COLUMN_ROLES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "drop", "group")
 #: The keys of the metrics that the page shows.
-SHOWN = ("accuracy", "interval", "balanced_accuracy", "confusion", "classes", "suspects", "rows_of_table", "data")
+SHOWN_METRICS = (
+    "accuracy",
+    "interval",
+    "balanced_accuracy",
+    "confusion",
+    "classes",
+    "suspects",
+    "rows_of_table",
+    "data",
+)
 
 Returned = TypeVar("Returned")
 #: What answers a request, or its action: a response, or a value that becomes JSON.
@@ -114,7 +123,7 @@ class LabelApi:
         queue = self.queue
         changes: dict[str, Callable[[Action], object]] = {
             "next": lambda action: None,
-            "label": lambda action: queue.answer(action.tab, require_row(action), action.name or "", action.by),
+            "label": lambda action: queue.label_row(action.tab, require_row(action), action.name or "", action.by),
             "skip": lambda action: queue.skip(action.tab, require_row(action)),
             "flag": lambda action: queue.flag(action.tab, require_row(action)),
             "undo": lambda action: queue.undo(action.tab, require_row(action), action.seen),
@@ -133,7 +142,7 @@ class LabelApi:
         for path, answer in {"/api/try": self.try_row, "/api/add_picture": self.add_picture}.items():
             routes.append(Route(path, handle(answer), methods=["POST"]))
         gets: dict[str, Answer] = {"/": self.page, "/picture": self.show_picture, "/download": self.download}
-        gets |= {"/api/state": self.state, "/api/map": self.map_rows, "/api/jobs": self.list_jobs}
+        gets |= {"/api/state": self.state, "/api/map": self.project_rows, "/api/jobs": self.list_jobs}
         return create_app(self.policy, [*routes, *(Route(path, handle(answer)) for path, answer in gets.items())])
 
     def change(self, change: Callable[[Action], object]) -> Answer:
@@ -145,7 +154,7 @@ class LabelApi:
             if similar is not None and (action.old is None or similar != action.old):
                 return {"similar": similar}
             change(action)
-            if len(self.queue.session.done) >= self.jobs.checked + CHECK_INTERVAL and not self.jobs.running:
+            if len(self.queue.session.labelled) >= self.jobs.checked + CHECK_INTERVAL and not self.jobs.running:
                 self.start("results")
             label = {} if action.row is None else {"label": self.queue.get_label(action.row)}
             return self.queue.next_item(action.tab) | self.check() | label
@@ -159,14 +168,14 @@ class LabelApi:
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
         if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.table.is_file()):
             table = [queue.header, *existing]
-        self.jobs.start(PageJob(kind, queue.version, list(rows), [session.answers.header, *rows.values()], table))
+        self.jobs.start(PageJob(kind, queue.version, list(rows), [session.label_file.header, *rows.values()], table))
 
     def check(self) -> dict[str, object]:
         """Return the accuracy by cross-validation, and after how many more labels it is computed again."""
         metrics, jobs = self.jobs.metrics or {}, self.jobs
         keys = ("accuracy", "interval")
         accuracy = {key: metrics[key] for key in keys} if metrics.get("accuracy") is not None else None
-        remaining = jobs.checked + CHECK_INTERVAL - len(self.queue.session.done)
+        remaining = jobs.checked + CHECK_INTERVAL - len(self.queue.session.labelled)
         return {"check": accuracy, "checked": jobs.checked, "next_check": 0 if jobs.running else max(remaining, 1)}
 
     async def list_labels(self, action: Action) -> object:
@@ -193,14 +202,14 @@ class LabelApi:
             "picture": self.queue.picture,
             "adds": "" if self.uploads.column is None else "pictures" if self.uploads.pictures else "texts",
             "columns": await self.run(self.describe_columns) if len(header) <= MAX_DESCRIBED_COLUMNS else [],
-            "choices": COLUMN_CHOICES if self.read_again is not None and rows.columns is not None else [],
+            "choices": COLUMN_ROLES if self.read_again is not None and rows.columns is not None else [],
             "used": names,
             "added": str(self.uploads.rows.path),
             "texts": self.queue.picture is None and len(names) == 1 and rows.encoding is not None,
             "notes": name_options([*rows.table.all_notes, *rows.notes]),
             "table": str(self.jobs.table),
             "commands": self.jobs.format_commands(),
-            "output": str(self.jobs.answers),
+            "output": str(self.jobs.labels),
             "fixed": self.queue.fixed,
         }
 
@@ -227,8 +236,8 @@ class LabelApi:
             raise HTTPException(409, "The columns are those of the model. Start without -m to change them.")
         if name not in self.queue.header:
             raise_input_error("column", "be one of the table", escape_control_chars(name)[:40], "Load the page again.")
-        if choice not in COLUMN_CHOICES:
-            must = f"be one of {', '.join(COLUMN_CHOICES[1:])}, or empty"
+        if choice not in COLUMN_ROLES:
+            must = f"be one of {', '.join(COLUMN_ROLES[1:])}, or empty"
             raise_input_error("choice", must, escape_control_chars(choice)[:20], "Choose one.")
         pictures = self.queue.picture is not None and name == self.queue.header[self.queue.picture]
         if pictures and choice:
@@ -265,19 +274,19 @@ class LabelApi:
 
     async def list_rows(self, action: Action) -> object:
         """Return the cells of some rows."""
-        return list(map(self.queue.show_row, self.require_rows(action)))
+        return list(map(self.queue.row_to_dict, self.require_rows(action)))
 
-    async def map_rows(self, _: Request) -> object:
+    async def project_rows(self, _: Request) -> object:
         """Return where all rows lie on the map."""
-        return await self.run(self.queue.map_rows)
+        return await self.run(self.queue.project_rows)
 
     async def list_jobs(self, _: object) -> object:
         """Return the metrics, and the files that were made."""
         jobs = self.jobs
-        metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN}
+        metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN_METRICS}
         if metrics is not None and (rows := (jobs.metrics or {}).get("predictions")):
             metrics["rows"] = {key: rows[key] for key in ("index", "label", "predicted", "probability")}
-        state = {"running": jobs.running, "error": jobs.error, "ready": jobs.ready(), "metrics": metrics}
+        state = {"running": jobs.running, "error": jobs.error, "ready": jobs.list_exported(), "metrics": metrics}
         return state | {"fresh": jobs.version == self.queue.version} | self.queue.progress() | self.check()
 
     async def start_job(self, action: Action) -> object:
@@ -325,7 +334,7 @@ class LabelApi:
             raise HTTPException(404, "`row` must be one with a picture; got another one. Load the page again.")
         path = text_to_path(cells[int(row)][self.queue.picture])
         try:
-            return Response(await self.run(lambda: draw_plain(path, SIDE)), media_type="image/png")
+            return Response(await self.run(lambda: draw_plain(path, PICTURE_SIDE)), media_type="image/png")
         except UNREADABLE_IMAGE as error:
             raise HTTPException(
                 404, f"This picture cannot be read: {path_to_text(path)} ({describe_error(error)})"
@@ -334,7 +343,7 @@ class LabelApi:
     async def download(self, request: Request) -> Response:
         """Return a file that was made, or the answers."""
         name = request.query_params.get("file", "")
-        path, media = (self.jobs.answers, "text/csv") if name == "labelled" else self.jobs.get_file(name)
+        path, media = (self.jobs.labels, "text/csv") if name == "labelled" else self.jobs.get_file(name)
         title = "labelled.csv" if name == "labelled" else path.name
         return FileResponse(path, media_type=media, filename=title)
 
@@ -372,14 +381,14 @@ def run(options: PageOptions) -> None:
     header, cells = read_cells(options, options.table, model, label)
     output = options.output
     with ExitStack() as stack:
-        answers = stack.enter_context(Answers(output, [*header, label], None))
-        flagged = stack.enter_context(Answers(output.with_suffix(".flagged.csv"), [*header, "flag"], ["flagged"]))
-        people = stack.enter_context(Answers(output.with_suffix(".by.csv"), ["by", *header, label], None, lazy=True))
-        added = Answers(output.with_suffix(".added.csv"), [*header, "added"], ["added"], lazy=True)
+        answers = stack.enter_context(LabelFile(output, [*header, label], None))
+        flagged = stack.enter_context(LabelFile(output.with_suffix(".flagged.csv"), [*header, "flag"], ["flagged"]))
+        people = stack.enter_context(LabelFile(output.with_suffix(".by.csv"), ["by", *header, label], None, lazy=True))
+        added = LabelFile(output.with_suffix(".added.csv"), [*header, "added"], ["added"], lazy=True)
         stack.enter_context(added)
         if rows.known.any() and not answers.rows:  # labels of the table are reviewed like those of the page
             labelled = rows.known.nonzero().flatten().tolist()
-            answers.change([[*cells[row], rows.labels[row]] for row in labelled])
+            answers.replace_rows([[*cells[row], rows.labels[row]] for row in labelled])
         modalities = [] if rows.encoding is None else [column.modality for column in rows.encoding.columns]
         picture = header.index((rows.columns or ())[modalities.index("picture")]) if "picture" in modalities else None
         column = header.index((rows.columns or header)[0]) if len(modalities) == 1 and modalities[0] else None
@@ -391,7 +400,7 @@ def run(options: PageOptions) -> None:
         def read_again(settings: ColumnOverrides) -> UnlabelledTable:
             return add_uploads(read_unlabelled(options, options.table, None, label, settings, allow_labelled=True))
 
-        session = Session(add_uploads(rows), [*cells, *uploads.cells], classes, model, answers)
+        session = LabelSession(add_uploads(rows), [*cells, *uploads.cells], classes, model, answers)
         names = dict.fromkeys(row[-1] for row in answers.rows)
         session.names.extend(name for name in names if name not in session.names)
         if picture is not None:  # `fit` sees only the paths in the answers

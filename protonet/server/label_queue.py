@@ -27,18 +27,18 @@ from protonet.fit.importance import SAMPLE, compute_contributions
 from protonet.fit.uninformative import parse_counts, replace_uninformative
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
-from protonet.server.labels import Answers, Session, check_class, embed
-from protonet.server.parsing import Rows
+from protonet.server.labels import LabelFile, LabelSession, check_class, embed
+from protonet.server.parsing import ParsedRows
 from protonet.ui.command_line import report_bug
 
-#: Rows that are suggested ahead, so that no client waits.
-AHEAD = 20
+#: ParsedRows that are suggested ahead, so that no client waits.
+N_SUGGESTED = 20
 #: Labels after which the network is refitted, if there is no model.
 REFIT_INTERVAL = 5
 #: Seconds after which a row that a client has not labelled goes to others.
 LEASE_SECONDS = 600.0
 #: Maximal numbers of likely classes, similar rows, rows of the map, and characters of a cell in an answer.
-MAX_LIKELY, MAX_NEAR, MAX_POINTS, MAX_CELL = 9, 3, 100_000, 2000
+MAX_LIKELY_CLASSES, MAX_SIMILAR_ROWS, MAX_MAP_ROWS, MAX_CELL_LENGTH = 9, 3, 100_000, 2000
 
 
 @dataclass
@@ -54,9 +54,9 @@ class Lease:
 class LabelQueue:
     """Rows to label. All methods except `learning` are called by one thread."""
 
-    session: Session  #: The labels; its network is the one that was fitted last.
-    flags: Answers  #: Rows that clients flagged; they are not suggested again.
-    people: Answers  #: Who gave the label of a row, before its cells and its label; the last of equal lines counts.
+    session: LabelSession  #: The labels; its network is the one that was fitted last.
+    flags: LabelFile  #: ParsedRows that clients flagged; they are not suggested again.
+    people: LabelFile  #: Who gave the label of a row, before its cells and its label; the last of equal lines counts.
     header: Sequence[str]  #: The names of the cells.
     picture: int | None = None  #: The index of the cell that holds a picture's path; None if there is none.
     model: TablePipeline | None = None  #: The initial model, whose class names cannot change; None if there is none.
@@ -74,9 +74,9 @@ class LabelQueue:
         self._people = {tuple(cells): person for person, *cells, _ in self.people.rows}
         flagged = {tuple(cells) for *cells, _ in self.flags.rows}
         self.session.skipped |= {row for row, cells in enumerate(self.session.cells) if tuple(cells) in flagged}
-        self.session.learn(anew=True)
+        self.session.update_network(anew=True)
         self._embedding = embed(self.session.rows.x, self.session.network)
-        self._queue = self.session.choose(AHEAD)
+        self._queue = self.session.suggest(N_SUGGESTED)
 
     @contextmanager
     def learning(self) -> Iterator[None]:
@@ -94,33 +94,37 @@ class LabelQueue:
         """Return the row that a client is to label: the same until it is labelled."""
         now = time.monotonic()
         lease = self._leases.get(client)
-        if lease is None or not self._is_free(lease.row):
+        if lease is None or not self._can_be_suggested(lease.row):
             self._leases.pop(client, None)
             self._leases = {tab: other for tab, other in self._leases.items() if now - other.since < LEASE_SECONDS}
             leased = {other.row for other in self._leases.values()}
             with self._lock:
-                self._queue = [suggestion for suggestion in self._queue if self._is_free(suggestion.row)]
+                self._queue = [suggestion for suggestion in self._queue if self._can_be_suggested(suggestion.row)]
                 waiting = [suggestion for suggestion in self._queue if suggestion.row not in leased]
             if not waiting:  # the thread has not suggested enough: any row will do
-                others = (row for row in self.session.list_left().tolist() if row not in leased and self._is_free(row))
+                others = (
+                    row
+                    for row in self.session.list_unlabelled().tolist()
+                    if row not in leased and self._can_be_suggested(row)
+                )
                 waiting = [Suggestion(row, "the next row of the table") for row in islice(others, 1)]
             if not waiting:
                 return self.progress() | {"row": None}
             lease = self._leases[client] = Lease(*waiting[0], now)
         lease.since = now
-        return self.progress() | {"reason": lease.reason} | self.describe(lease.row)
+        return self.progress() | {"reason": lease.reason} | self.describe_row(lease.row)
 
-    def answer(self, client: str, row: int, name: str, person: str = "") -> None:
+    def label_row(self, client: str, row: int, name: str, person: str = "") -> None:
         """Save the label of a row; raise an HTTPException if it has another one, an OSError on a full disk."""
         name = check_class(name, self.session.names)
         if self.get_label(row) != name:  # else it is a repeated request whose response was lost
-            self._check_unlabelled(row)
+            self._require_unlabelled(row)
             with self._lock:
-                self.session.keep(row, name)
+                self.session.add_label(row, name)
                 self._add_class(name)
                 self.session.skipped.discard(row)
-            self._update(client)
-        self._sign(row, name, person)
+            self._note_change(client)
+        self._record_person(row, name, person)
 
     def add_rows(self, cells: Sequence[list[str]], rows: UnlabelledTable) -> None:
         """Append rows to the table; ``rows`` are the features of all rows."""
@@ -131,54 +135,56 @@ class LabelQueue:
                 self._embedding = embed(rows.x, None)
             else:
                 self._embedding = torch.cat([embedding, embed(rows.x[len(embedding) :], network)])
-        self._update(None)
+        self._note_change(None)
 
     def skip(self, client: str, row: int) -> None:
         """Suggest another row to a client."""
         with self._lock:
-            self.session.skip(self._check_unlabelled(row))
+            self.session.skip(self._require_unlabelled(row))
         self._leases.pop(client, None)
 
     def flag(self, client: str, row: int) -> None:
         """Record on disk that a row is unusual, and suggest another one."""
-        if not self._is_flagged(self._check_unlabelled(row)):
+        if not self._is_flagged(self._require_unlabelled(row)):
             self.flags.add(self.session.cells[row], "flagged")
         self.skip(client, row)
 
     def undo(self, client: str, row: int, seen: str | UnsetType | None = UNSET) -> None:
         """Suggest a labelled, skipped or flagged row again, unless its label is not what the client has seen."""
-        cells = self.session.cells[self._check(row)]
-        self._check_seen(row, seen)
+        cells = self.session.cells[self._require_row(row)]
+        self._require_unchanged(row, seen)
         others = [line for line in self.flags.rows if line[:-1] != cells]
         if len(others) < len(self.flags.rows):
-            self.flags.change(others)
+            self.flags.replace_rows(others)
         with self._lock:
             self.session.skipped.discard(row)
-            if row in self.session.done:
-                self.session.change(row, None)
+            if row in self.session.labelled:
+                self.session.change_label(row, None)
         self._leases[client] = Lease(row, "its label was undone", time.monotonic())
-        self._update(None)
+        self._note_change(None)
 
     def relabel(self, row: int, name: str, person: str = "", seen: str | UnsetType | None = UNSET) -> None:
         """Change the label of a row; errors as in `undo`."""
         name = check_class(name, self.session.names)
-        if self._check(row) not in self.session.done:
+        if self._require_row(row) not in self.session.labelled:
             raise HTTPException(409, f"`row` must be a labelled one; got {row}.")
-        self._check_seen(row, seen)
+        self._require_unchanged(row, seen)
         with self._lock:
-            self.session.change(row, name)
+            self.session.change_label(row, name)
             self._add_class(name)
-        self._update(None)
-        self._sign(row, name, person)
+        self._note_change(None)
+        self._record_person(row, name, person)
 
     def label_many(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
         """Label or, if the name is None, flag those of several rows that are neither labelled nor flagged."""
-        free = [row for row in rows if self._check(row) not in self.session.done and not self._is_flagged(row)]
+        free = [
+            row for row in rows if self._require_row(row) not in self.session.labelled and not self._is_flagged(row)
+        ]
         for row in free:
             if name is None:
                 self.flag(client, row)
             else:
-                self.answer(client, row, name, person)
+                self.label_row(client, row, name, person)
 
     def rename_class(self, old: str, new: str) -> None:
         """Rename a class in all labels; if the new name is another class, the two are merged."""
@@ -191,12 +197,14 @@ class LabelQueue:
         if old == new:
             return
         with self._lock:
-            session.answers.change([[*cells, new if name == old else name] for *cells, name in session.answers.rows])
+            session.label_file.replace_rows(
+                [[*cells, new if name == old else name] for *cells, name in session.label_file.rows]
+            )
             merged = new in names
             names[:] = [new if name == old else name for name in names if not (merged and name == old)]
             if merged:  # the indices of the classes have changed
                 self._reset_network()
-        self._update(None)
+        self._note_change(None)
 
     def release(self, client: str) -> None:
         """Suggest the row of a client to others."""
@@ -204,10 +212,10 @@ class LabelQueue:
 
     def progress(self) -> dict[str, object]:
         """Count labelled, remaining and flagged rows, rows per class, and pictures that no longer exist."""
-        counts = dict.fromkeys(self.session.names, 0) | Counter(name for *_, name in self.session.answers.rows)
-        left = self.session.list_left().tolist()
+        counts = dict.fromkeys(self.session.names, 0) | Counter(name for *_, name in self.session.label_file.rows)
+        left = self.session.list_unlabelled().tolist()
         return {
-            "answered": len(self.session.done),
+            "answered": len(self.session.labelled),
             "left": sum(row not in self.missing for row in left) if self.missing else len(left),
             "flagged": len(self.flags.rows),
             "missing": list(self.missing.values()),
@@ -239,12 +247,12 @@ class LabelQueue:
             (others if predicted in (None, label) else differing).append(line)
         differing.sort(key=lambda line: -line["probability"])
         rows = (differing + others[::-1])[:limit]
-        shown = [line | self.show_row(line["row"]) for line in rows]
+        shown = [line | self.row_to_dict(line["row"]) for line in rows]
         people = sorted({*self._people.values()} - {""})
         return {"rows": shown, "total": len(differing) + len(others), "differing": len(differing), "people": people}
 
     @torch.no_grad()
-    def describe(self, row: int) -> dict[str, object]:
+    def describe_row(self, row: int) -> dict[str, object]:
         """Return the cells of a row, its likeliest classes, and the labelled rows that are most similar."""
         names = self.session.names
         with self._lock:
@@ -253,10 +261,10 @@ class LabelQueue:
         probabilities = dict(zip(names, values, strict=False))
         likely = [{"name": name, "probability": probabilities.get(name)} for name in names]
         likely.sort(key=lambda item: -probabilities.get(str(item["name"]), 0.0))
-        near = self.nearest_labelled(embedding[row], leave_out=row)
-        return self.show_row(row) | {"likely": likely[:MAX_LIKELY], "near": near}
+        near = self.find_similar_rows(embedding[row], leave_out=row)
+        return self.row_to_dict(row) | {"likely": likely[:MAX_LIKELY_CLASSES], "near": near}
 
-    def nearest_labelled(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, object]]:
+    def find_similar_rows(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, object]]:
         """Return the labelled rows whose embedding is nearest to one (dim,)."""
         with self._lock:
             labels, others = self.session.labels, self._embedding
@@ -264,23 +272,25 @@ class LabelQueue:
         if not labels or others.shape[1] != len(embedding):
             return []
         done = list(labels)
-        order = torch.linalg.vector_norm(others[done] - embedding, dim=1).argsort(stable=True)[:MAX_NEAR].tolist()
-        return [self.show_row(done[at]) | {"name": labels[done[at]]} for at in order]
+        order = (
+            torch.linalg.vector_norm(others[done] - embedding, dim=1).argsort(stable=True)[:MAX_SIMILAR_ROWS].tolist()
+        )
+        return [self.row_to_dict(done[at]) | {"name": labels[done[at]]} for at in order]
 
-    def show_row(self, row: int) -> dict[str, object]:
+    def row_to_dict(self, row: int) -> dict[str, object]:
         """Return the index of a row, its cells, cut to a maximal length, and whether its picture exists."""
-        cells = [cell[:MAX_CELL] for cell in self.session.cells[row]]
+        cells = [cell[:MAX_CELL_LENGTH] for cell in self.session.cells[row]]
         return {"row": row, "cells": cells, "picture": self.has_picture(row)}
 
     @torch.no_grad()
-    def map_rows(self) -> dict[str, object]:
+    def project_rows(self) -> dict[str, object]:
         """Return the coordinates of all rows in [-1, 1], their predicted classes and their labels, -1 for none."""
         network, rows = self._require_network("map")
-        shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_POINTS))
+        shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_MAP_ROWS))
         logits = self._predict(network, rows, shown)
         x, y = project(logits).T.tolist()
         with self._lock:
-            labels = dict(self.session.list_answers())
+            labels = dict(self.session.list_labelled())
         return {
             "row": shown.tolist(),
             "x": [round(value, 3) for value in x],
@@ -291,18 +301,18 @@ class LabelQueue:
         }
 
     @torch.no_grad()
-    def try_row(self, model: TablePipeline, row: Rows) -> dict[str, object]:
+    def try_row(self, model: TablePipeline, row: ParsedRows) -> dict[str, object]:
         """Classify one row by a model of `build_model`, with reasons.
 
         These are the most similar labelled rows, the fraction of the rows that are farther from every class and, if
         there are several columns, the support of each for the likeliest class, as in ``explain``.
         """
         with self._lock:
-            x_all, done = self.session.rows.x, self.session.done[-SAMPLE:]
+            x_all, done = self.session.rows.x, self.session.labelled[-SAMPLE:]
         names, sizes = model.column_names, model.column_sizes
         x, logits = torch.from_numpy(row.x), model.predict_logits(row.x, row.uninformative)[0]
         values, order = (part.tolist() for part in logits.softmax(dim=0).sort(descending=True, stable=True))
-        pairs = zip(order[:MAX_LIKELY], values, strict=False)
+        pairs = zip(order[:MAX_LIKELY_CLASSES], values, strict=False)
         likely = [{"name": model.classes[at], "probability": value} for at, value in pairs]
         some = x_all[:: -(-len(x_all) // 1024)]
         farther = float((model.network(some).amax(dim=1) > logits.amax()).double().mean())
@@ -311,7 +321,7 @@ class LabelQueue:
             scores = compute_contributions(model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes)
             top = scores.abs().argsort(descending=True, stable=True)[:COLUMNS].tolist()
             support = [{"name": names[at], "support": float(scores[at])} for at in top]
-        near = self.nearest_labelled(model.network.embed(x)[0])
+        near = self.find_similar_rows(model.network.embed(x)[0])
         return {"likely": likely, "near": near, "farther": farther, "support": support}
 
     def build_model(self) -> TablePipeline:
@@ -323,7 +333,7 @@ class LabelQueue:
         names = tuple(self.session.names[: len(network.counts)])
         metadata = {} if self.model is None else dict(self.model.metadata)
         counts = parse_counts(metadata.get("uninformative"), len(names))
-        for row, label in self.session.list_answers():
+        for row, label in self.session.list_labelled():
             if rows.uninformative[row] and label < len(names):
                 counts[label] += 1
         return TablePipeline(
@@ -355,7 +365,7 @@ class LabelQueue:
     def replace_rows(self, rows: UnlabelledTable) -> None:
         """Fit the network to new features of the same rows."""
         self._rows = rows
-        self._update(None)
+        self._note_change(None)
 
     def _require_network(self, what: str) -> tuple[PrototypeNetwork, UnlabelledTable]:
         """Return the network and its rows; raise an HTTPException if none is fitted yet."""
@@ -369,14 +379,14 @@ class LabelQueue:
         """Get the label of a row; None if it has none."""
         return self.session.labels.get(row)
 
-    def _check_seen(self, row: int, seen: str | UnsetType | None) -> None:
+    def _require_unchanged(self, row: int, seen: str | UnsetType | None) -> None:
         """Raise an HTTPException if a row has another label than a client has seen; UNSET is not checked."""
         label = self.get_label(row)
         if seen is not UNSET and seen != label:
             got = "no label any more" if label is None else f"the label {to_printable(label)[:40]!r} now"
             raise HTTPException(409, f"`row` must not have been changed elsewhere; {row} has {got}.")
 
-    def _sign(self, row: int, label: str, person: str) -> None:
+    def _record_person(self, row: int, label: str, person: str) -> None:
         """Record on disk who gave the label of a row."""
         cells = self.session.cells[row]
         if person != self._people.get(tuple(cells), ""):
@@ -387,9 +397,9 @@ class LabelQueue:
         """Whether a row is flagged."""
         return [*self.session.cells[row], "flagged"] in self.flags.rows
 
-    def _is_free(self, row: int) -> bool:
+    def _can_be_suggested(self, row: int) -> bool:
         """Whether a row can be suggested: neither skipped nor labelled, and its picture exists."""
-        if row in self.session.skipped or row in self.session.done:
+        if row in self.session.skipped or row in self.session.labelled:
             return False
         if not self.has_picture(row):
             self.missing[row] = self.session.cells[row][self.picture or 0]
@@ -413,19 +423,19 @@ class LabelQueue:
         if name not in self.session.names:
             self.session.names.append(name)
 
-    def _check_unlabelled(self, row: int) -> int:
+    def _require_unlabelled(self, row: int) -> int:
         """Return the index of a row without a label."""
-        if self._check(row) in self.session.done:
+        if self._require_row(row) in self.session.labelled:
             raise HTTPException(409, f"`row` must be unlabelled; got {row}, which another client has labelled.")
         return row
 
-    def _check(self, row: int) -> int:
+    def _require_row(self, row: int) -> int:
         """Return the index of a row of the table."""
         if not 0 <= row < len(self.session.cells) or self.session.rows.known[row]:
             raise HTTPException(404, f"`row` must be an unlabelled row of the table; got {row}.")
         return row
 
-    def _update(self, client: str | None) -> None:
+    def _note_change(self, client: str | None) -> None:
         """Release the row of a client, and let the thread fit the network to the changed labels."""
         if client is not None:
             self._leases.pop(client, None)
@@ -434,7 +444,7 @@ class LabelQueue:
 
     def _learn_loop(self) -> None:
         """Fit the network whenever labels have changed."""
-        fitted = len(self.session.done)
+        fitted = len(self.session.labelled)
         while True:
             self._changed.wait()
             if self._ended:
@@ -447,10 +457,10 @@ class LabelQueue:
                         self.session.replace_rows(rows)
                         self._embedding, self._rows = embedding, None if self._rows is rows else self._rows
                 with self._lock:
-                    answers, left = self.session.list_answers(), self.session.list_left()
+                    answers, left = self.session.list_labelled(), self.session.list_unlabelled()
                     names = list(self.session.names)
                 anew = abs(len(answers) - fitted) >= REFIT_INTERVAL
-                network = self.session.make_network(answers, len(names), anew=anew)
+                network = self.session.fit_network(answers, len(names), anew=anew)
                 fitted = len(answers) if anew else fitted
                 embedding = embed(self.session.rows.x, network)
                 with self._lock:
@@ -460,7 +470,7 @@ class LabelQueue:
                     if len(embedding) != len(self.session.cells):  # rows were added in the meantime
                         continue
                     self.session.network, self._embedding = network, embedding
-                chosen = self.session.choose(AHEAD, left)
+                chosen = self.session.suggest(N_SUGGESTED, left)
                 with self._lock:
                     self._queue = chosen
             except Exception as error:  # the old network stays in use; no label is lost

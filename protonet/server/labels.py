@@ -41,16 +41,16 @@ if sys.platform != "win32":
     import fcntl
 
 #: The number of typical rows per class to label before uncertainty is used.
-FIRST = 2
+TYPICAL_ROWS_PER_CLASS = 2
 #: The maximal number of characters of a class name.
 MAX_CLASS_NAME_LENGTH = 100
 #: The similarity (`difflib.SequenceMatcher.ratio`) from which a new class name is taken for a misspelling.
-SIMILAR = 0.85
+MIN_NAME_SIMILARITY = 0.85
 #: The time limit of a refit, s.
 REFIT_TIME_LIMIT = 5.0
 
 
-class Answers:
+class LabelFile:
     """Labelled rows in a CSV file that ``fit`` and ``update`` read; one command at a time may open it.
 
     Each row is one write, which is synced to disk before `add` returns. An incomplete last line, after a power failure,
@@ -73,12 +73,12 @@ class Answers:
             size = self._read()
             os.ftruncate(self._file, size)
             if not size:
-                self._write(self.header)
+                self._append_line(self.header)
         except BaseException:
             os.close(self._file)
             raise
 
-    def __enter__(self) -> Answers:
+    def __enter__(self) -> LabelFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -89,10 +89,10 @@ class Answers:
         """Append a row and its label to the file."""
         if self._file < 0:
             self._open()
-        self._write([*cells, name])
+        self._append_line([*cells, name])
         self.rows.append([*cells, name])
 
-    def _write(self, cells: list[str]) -> None:
+    def _append_line(self, cells: list[str]) -> None:
         """Append a line and sync it to disk."""
         line = format_csv([cells]).encode()
         end = os.lseek(self._file, 0, os.SEEK_END)
@@ -105,7 +105,7 @@ class Answers:
             os.ftruncate(self._file, end)
             raise
 
-    def change(self, rows: Sequence[list[str]]) -> None:
+    def replace_rows(self, rows: Sequence[list[str]]) -> None:
         """Replace all rows atomically."""
         write_text(self.path, format_csv([self.header, *rows]))
         os.close(self._file)  # of the old file and its lock
@@ -124,12 +124,12 @@ class Answers:
             fits = len(row) == len(header)
             cut = end == len(lines) and (not lines[-1].endswith("\n") or not (is_header or fits))
             if is_header and row != header and not (cut and format_csv([header]).startswith("".join(lines))):
-                _raise_other_file(self.path, f"columns {', '.join(row)[:200]}")
+                _raise_format_error(self.path, f"columns {', '.join(row)[:200]}")
             if cut:
                 break
             known = bool(row) and (bool(row[-1]) if self.classes is None else row[-1] in self.classes)
             if not is_header and not (fits and known):
-                _raise_other_file(self.path, f"{row[-1] if row else ''!r} as the class in line {end}")
+                _raise_format_error(self.path, f"{row[-1] if row else ''!r} as the class in line {end}")
             self.rows += [] if is_header else [row]
             size += len("".join(lines[start:end]).encode(errors="surrogateescape"))
         return size
@@ -149,7 +149,7 @@ def _lock(path: Path, file: int) -> None:
         return
 
 
-def _raise_other_file(path: Path, got: str) -> NoReturn:
+def _raise_format_error(path: Path, got: str) -> NoReturn:
     """Raise an InputError for a file of another table."""
     must = "be a new file, or labelled rows of this table and these classes"
     raise_input_error("output", must, f"{path} with {got}", "Pass another path, or that file's table and classes.")
@@ -187,11 +187,11 @@ def find_similar(name: str, known: Sequence[str]) -> str | None:
     if name in known:
         return None
     folded = {other.casefold(): other for other in known if re.findall(r"\d+", other) == re.findall(r"\d+", name)}
-    matches = difflib.get_close_matches(name.casefold(), folded, 1, SIMILAR)
+    matches = difflib.get_close_matches(name.casefold(), folded, 1, MIN_NAME_SIMILARITY)
     return folded[matches[0]] if matches else None
 
 
-class Session:
+class LabelSession:
     """A labelling session: the rows and their cells, the labels so far, and the network fitted to them.
 
     Each answer is assigned to a row with equal cells: of several, to the first one without a label in the table.
@@ -203,9 +203,9 @@ class Session:
         cells: list[list[str]],
         classes: list[str],
         model: TablePipeline | None,
-        answers: Answers,
+        answers: LabelFile,
     ) -> None:
-        self.rows, self.cells, self.classes, self.answers = rows, cells, classes, answers
+        self.rows, self.cells, self.classes, self.label_file = rows, cells, classes, answers
         self.names = classes if model is None else list(map(str, model.classes))
         self.skipped: set[int] = set()
         self._fitted, self._learned = None if model is None else model.network, list[tuple[int, int]]()
@@ -213,32 +213,32 @@ class Session:
         rows_of: dict[tuple[str, ...], list[int]] = {}
         for row in sorted(range(len(cells)), key=lambda row: (bool(rows.known[row]), row), reverse=True):
             rows_of.setdefault(tuple(cells[row]), []).append(row)
-        self.done: list[int] = []  #: The index of each labelled row.
+        self.labelled: list[int] = []  #: The index of each labelled row.
         for *values, name in answers.rows:
             if not rows_of.get(tuple(values)):
                 got = f"a label {name!r} of a row that is not in it"
                 raise_input_error("table", "be the table of the labels", got, "Pass another --output.")
-            self.done.append(rows_of[tuple(values)].pop())
+            self.labelled.append(rows_of[tuple(values)].pop())
         self.network: PrototypeNetwork | None = None  #: The result of `learn`.
 
     @property
     def labels(self) -> dict[int, str]:
         """The label of each labelled row, in the order of the answers."""
-        return {row: label for row, (*_, label) in zip(self.done, self.answers.rows, strict=True)}
+        return {row: label for row, (*_, label) in zip(self.labelled, self.label_file.rows, strict=True)}
 
-    def learn(self, *, anew: bool = False) -> None:
+    def update_network(self, *, anew: bool = False) -> None:
         """Update the network: new labels move the prototypes or, without a model and if ``anew``, all are refitted."""
-        self.network = self.make_network(self.list_answers(), len(self.names), anew=anew)
+        self.network = self.fit_network(self.list_labelled(), len(self.names), anew=anew)
 
     def replace_rows(self, rows: UnlabelledTable) -> None:
         """Replace the features of the same rows, and discard the network."""
         self.rows, self.network, self._fitted, self._learned = rows, None, None, []
 
-    def list_answers(self) -> list[tuple[int, int]]:
+    def list_labelled(self) -> list[tuple[int, int]]:
         """List the row and the class index of each label."""
         return [(row, self.names.index(label)) for row, label in self.labels.items()]
 
-    def make_network(self, answers: list[tuple[int, int]], num_classes: int, *, anew: bool) -> PrototypeNetwork | None:
+    def fit_network(self, answers: list[tuple[int, int]], num_classes: int, *, anew: bool) -> PrototypeNetwork | None:
         """Fit or update a network; None until two classes have labels."""
         x = self.rows.x[[row for row, _ in answers]]
         y = torch.tensor([label for _, label in answers], dtype=torch.int64)
@@ -255,33 +255,36 @@ class Session:
             network.add_samples(x[first:], y[first:], num_classes=num_classes)
         return network
 
-    def list_left(self) -> Tensor:
+    def list_unlabelled(self) -> Tensor:
         """List the rows (n,) int64 without a label that were not skipped."""
         left = ~self.rows.known
-        left[[*self.done, *self.skipped]] = False
+        left[[*self.labelled, *self.skipped]] = False
         return left.nonzero().flatten()
 
-    def choose(self, n: int, left: Tensor | None = None) -> list[Suggestion]:
+    def suggest(self, n: int, left: Tensor | None = None) -> list[Suggestion]:
         """Choose at least ``n`` rows to label next: first typical ones, then the most informative ones."""
-        left, first = self.list_left() if left is None else left, FIRST * len(self.classes) - len(self.done)
+        left, first = (
+            self.list_unlabelled() if left is None else left,
+            TYPICAL_ROWS_PER_CLASS * len(self.classes) - len(self.labelled),
+        )
         if not len(left):
             return []
         network = None if self._refits and first > 0 else self.network
         n = min(len(left), n if network is not None else max(n, first))
         return suggest_rows(network, self.rows.x, n, list(map(to_printable, self.names)), rows=left)
 
-    def keep(self, row: int, name: str) -> None:
+    def add_label(self, row: int, name: str) -> None:
         """Save a label."""
-        self.answers.add(self.cells[row], name)
-        self.done.append(row)
+        self.label_file.add(self.cells[row], name)
+        self.labelled.append(row)
 
-    def change(self, row: int, name: str | None) -> None:
+    def change_label(self, row: int, name: str | None) -> None:
         """Change the label of a row, or remove it."""
-        at, rows = self.done.index(row), list(self.answers.rows)
+        at, rows = self.labelled.index(row), list(self.label_file.rows)
         rows[at : at + 1] = [] if name is None else [[*self.cells[row], name]]
-        self.answers.change(rows)
+        self.label_file.replace_rows(rows)
         if name is None:
-            del self.done[at]
+            del self.labelled[at]
 
     def skip(self, row: int) -> None:
         """Skip a row in this session."""
@@ -302,14 +305,14 @@ def fit_answers(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -
 
 
 #: Maximal numbers of added rows, and of characters of a text.
-MAX_ADDED, MAX_TEXT = 10_000, 20_000
+MAX_ADDED_ROWS, MAX_TEXT_LENGTH = 10_000, 20_000
 
 
 @dataclass
 class Uploads:
     """The rows that were added to a table; threads of requests that timed out may still add some."""
 
-    rows: Answers  #: Their file: the cells of each, and "added".
+    rows: LabelFile  #: Their file: the cells of each, and "added".
     table: Path
     column: int | None  #: The index of the cell that a text or the path of a picture fills; None if none can be added.
     pictures: bool  #: Whether pictures are added; otherwise texts.
@@ -331,8 +334,8 @@ class Uploads:
         lines = [escape_control_chars(line.strip()) for line in text.splitlines()]
         lines = [line for line in dict.fromkeys(lines) if line and line not in known]
         longest = max(map(len, lines), default=0)
-        if longest > MAX_TEXT or len(lines) + len(self.rows.rows) > MAX_ADDED:
-            must = f"have at most {MAX_ADDED:,} lines of at most {MAX_TEXT:,} characters"
+        if longest > MAX_TEXT_LENGTH or len(lines) + len(self.rows.rows) > MAX_ADDED_ROWS:
+            must = f"have at most {MAX_ADDED_ROWS:,} lines of at most {MAX_TEXT_LENGTH:,} characters"
             raise_input_error("text", must, f"{len(lines):,} lines, one of {longest:,}", "Shorten it.")
         return self._save(lines)
 
@@ -375,8 +378,8 @@ class Uploads:
         kind = "pictures" if pictures else "texts"
         if self.column is None or self.pictures is not pictures:
             raise HTTPException(409, f"Rows can be added if {kind} are the only feature of the table.")
-        if len(self.rows.rows) >= MAX_ADDED:
-            raise HTTPException(409, f"At most {MAX_ADDED:,} rows can be added.")
+        if len(self.rows.rows) >= MAX_ADDED_ROWS:
+            raise HTTPException(409, f"At most {MAX_ADDED_ROWS:,} rows can be added.")
 
 
 def extend_rows(rows: UnlabelledTable, header: Sequence[str], cells: Sequence[Sequence[str]]) -> UnlabelledTable:

@@ -1,4 +1,4 @@
-"""The models of the server: files are read again when they are replaced, and concurrent requests share batches."""
+"""The models of ``serve``: replaced files are loaded again, and concurrent requests are classified in one batch."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from protonet.commands.predict import predict_classes
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
-from protonet.server.parsing import Rows
+from protonet.server.parsing import ParsedRows
 
-#: Seconds between checks of the files.
-INTERVAL = 0.25
+#: Seconds between checks whether model files were replaced.
+RELOAD_INTERVAL = 0.25
 
 
 @dataclass
 class HotModel:
-    """A model and the file that it is read from."""
+    """A model that is loaded again when its file is replaced."""
 
     path: Path
-    representation: Sequence[str] | None  #: What reads its texts and pictures, as a person types it.
-    reloads: int = 0
-    failures: int = 0  #: Replacements that were not a model.
+    representation: Sequence[str] | None  #: Names of the encoders of texts and pictures, as typed by the user.
+    reloads: int = 0  #: How often the file was loaded again.
+    failures: int = 0  #: How often the file was replaced by one that is not a model.
     model: TablePipeline = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class HotModel:
         self.model = self._load()
 
     def _read_stamp(self) -> tuple[int, ...]:
-        """Read the identity of the file, which changes when it is replaced; empty without a file."""
+        """Return inode, time and size of the file, which change when it is replaced; empty without a file."""
         try:
             stat = self.path.stat()
         except OSError:
@@ -51,13 +51,13 @@ class HotModel:
         return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
     def _load(self) -> TablePipeline:
-        """Read the file; the cache keeps nothing of the requests."""
+        """Load the model; its encoders do not cache the texts and pictures of requests."""
         return TablePipeline.load(self.path, argument="model").attach_encoders(
             self.representation, shown=False, use_cache=False
         )
 
     def refresh(self) -> None:
-        """Read the file again if it is another one; if it is not a model, keep the old one, with a line on stderr."""
+        """Load the file again if it was replaced; if it is no model, keep the old one and print a line on stderr."""
         stamp = self._read_stamp()
         if not stamp or stamp == self._stamp:
             return
@@ -72,7 +72,7 @@ class HotModel:
 
 
 def open_models(paths: Sequence[Path], representation: Sequence[str] | None) -> dict[str, HotModel]:
-    """Read models, by the names of their files without the suffix."""
+    """Load models; a model's name is that of its file without the suffix."""
     models: dict[str, HotModel] = {}
     for path in paths:
         if path.stem in models:
@@ -83,15 +83,15 @@ def open_models(paths: Sequence[Path], representation: Sequence[str] | None) -> 
 
 @contextmanager
 def reload_loop(models: Sequence[HotModel]) -> Iterator[None]:
-    """Check the files in a thread, until the context is left."""
+    """Reload replaced model files in a thread until the context is left."""
     stopped = Event()
 
-    def run() -> None:
-        while not stopped.wait(INTERVAL):
+    def check_files() -> None:
+        while not stopped.wait(RELOAD_INTERVAL):
             for model in models:
                 model.refresh()
 
-    thread = Thread(target=run, daemon=True, name="reload")
+    thread = Thread(target=check_files, daemon=True, name="reload")
     thread.start()
     try:
         yield
@@ -100,52 +100,52 @@ def reload_loop(models: Sequence[HotModel]) -> Iterator[None]:
         thread.join()
 
 
-#: Rows of a batch: more are no faster, and delay others.
+#: Maximal rows of a batch; larger batches are no faster, and delay other requests.
 MAX_BATCH_ROWS = 1024
-#: Seconds that a batch may take on the event loop; a longer one runs in a thread, which costs more.
-MAX_SECONDS = 0.02
+#: Maximal seconds of a batch on the event loop; slower batches run in a thread, which has a higher overhead.
+MAX_LOOP_SECONDS = 0.02
 
-#: The class and the probability of each row, "" for an unknown one, and the logits (n, num_classes).
+#: The class of each row with its probability ("" for an unknown row), and logits (n, num_classes).
 Classified = tuple[list[tuple[str, str]], Tensor]
 
 
-class Pending(NamedTuple):
-    """The rows of one request."""
+class PendingRequest(NamedTuple):
+    """The rows of a request that waits for its classification."""
 
     model: TablePipeline
-    rows: Rows
-    threshold: float | None  #: The score up to which a row is unknown.
+    rows: ParsedRows
+    threshold: float | None  #: ParsedRows with a score up to this value are unknown; None to classify all rows.
     result: asyncio.Future[Classified]
-    key: tuple[object, ...]  #: Requests of one key may share a batch.
+    key: tuple[object, ...]  #: Requests with equal keys may share a batch.
 
 
 @dataclass
 class Batcher:
-    """Classifies one batch at a time."""
+    """Classifies the rows of concurrent requests, one batch at a time."""
 
-    batches: int = 0  #: How many there were.
-    _queue: deque[Pending] = field(default_factory=deque)
+    batches: int = 0  #: Number of batches so far.
+    _queue: deque[PendingRequest] = field(default_factory=deque)
+    #: Seconds per row in the last batch of a network.
     _seconds: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
-    """Per row, of the last batch."""
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 
-    async def classify(self, model: TablePipeline, rows: Rows, threshold: float | None) -> Classified:
-        """Classify the rows of a request."""
+    async def classify(self, model: TablePipeline, rows: ParsedRows, threshold: float | None) -> Classified:
+        """Classify the rows of a request, together with rows of other requests for the model."""
         result: asyncio.Future[Classified] = asyncio.get_running_loop().create_future()
-        self._queue.append(Pending(model, rows, threshold, result, (id(model), rows.x.dtype, threshold)))
+        self._queue.append(PendingRequest(model, rows, threshold, result, (id(model), rows.x.dtype, threshold)))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         return await result
 
     async def _run(self) -> None:
-        """Classify until nothing is pending."""
+        """Classify batches until no request is pending."""
         loop, queue = asyncio.get_running_loop(), self._queue
         while queue:
             pending = 0
-            while pending < len(queue) < MAX_BATCH_ROWS:  # as long as more arrives: one batch costs less than two
+            while pending < len(queue) < MAX_BATCH_ROWS:  # while requests arrive: one batch is faster than two
                 pending = len(queue)
-                for _ in range(2):  # a request is read, and then put into the queue
+                for _ in range(2):  # in one turn of the loop a request is read, in the next it is queued
                     await asyncio.sleep(0)
             batch = [queue.popleft()]
             rows = len(batch[0].rows.x)
@@ -156,7 +156,7 @@ class Batcher:
             if not batch:
                 continue
             started, network = time.perf_counter(), batch[0].model.network
-            if rows * self._seconds.get(network, 1.0) < MAX_SECONDS:
+            if rows * self._seconds.get(network, 1.0) < MAX_LOOP_SECONDS:
                 results = classify_batch(batch)
             else:
                 results = await loop.run_in_executor(self._thread, classify_batch, batch)
@@ -172,8 +172,8 @@ class Batcher:
         self._task = None
 
 
-def classify_batch(batch: list[Pending]) -> list[Classified | Exception]:
-    """Classify the rows of each request; return an error only for the requests that cause it."""
+def classify_batch(batch: list[PendingRequest]) -> list[Classified | Exception]:
+    """Classify the rows of each request; the result is an exception for requests that cause an error."""
     model, sizes = batch[0].model, [len(item.rows.x) for item in batch]
     try:
         x = np.concatenate([item.rows.x for item in batch])

@@ -1,6 +1,6 @@
-"""The body of a request as rows of a model, by the readers and checks of files.
+"""Parsing of request bodies into rows of a model, with the readers and checks that files have.
 
-It is JSON, CSV, NPY, a picture or a form, or tensors of version 2 of KServe's inference protocol over REST.
+A body is JSON, CSV, NPY, a picture or a form, or holds tensors of version 2 of KServe's inference protocol over REST.
 
 Source: https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol
 """
@@ -33,9 +33,9 @@ from protonet.tables.features import adapt_table
 from protonet.tables.formats import text_array
 from protonet.tables.table import format_names, make_table
 
-#: Rows of a request.
+#: Maximal rows of a request.
 MAX_REQUEST_ROWS = 100_000
-#: Media types of a body, and the suffix of a file with such contents.
+#: Suffixes of files by the media type of a body.
 BODY_SUFFIXES = {
     JSON: ".json",
     "text/csv": ".csv",
@@ -44,9 +44,9 @@ BODY_SUFFIXES = {
     "image/*": ".png",
 }
 MULTIPART = "multipart/form-data"
-#: The position of a row in messages.
-PLACE = "row {} (counted from 0)"
-#: Types of tensors that are read, and those of their elements.
+#: The form of a row's position in messages.
+POSITION_FORMAT = "row {} (counted from 0)"
+#: Python types of the elements, by the data type of a tensor.
 DATATYPES: dict[str, tuple[type, ...]] = {
     "BOOL": (bool,),
     "BYTES": (str,),
@@ -54,19 +54,21 @@ DATATYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("FP32", "FP64"), (int, float)),
 }
 
+#: A cell of a row in JSON.
 Cell = int | float | str | bool | None
+#: A row in JSON: its cells in order, or by column.
 Row = list[Cell] | dict[str, Cell]
 T = TypeVar("T")
 
 
 class PredictRequest(msgspec.Struct):
-    """Rows, each a list of cells in the order of the model's columns, or an object by column; null is missing."""
+    """Rows: lists of cells in the order of the model's columns, or objects by column; null is a missing value."""
 
     rows: list[Row]
 
 
 class Tensor(msgspec.Struct, omit_defaults=True):
-    """A tensor of KServe's protocol: its data flat, or nested as its shape."""
+    """A tensor of KServe's protocol; its data are flat, or nested as its shape."""
 
     name: str
     shape: list[Annotated[int, msgspec.Meta(ge=0, le=2**31)]]
@@ -76,14 +78,14 @@ class Tensor(msgspec.Struct, omit_defaults=True):
 
 
 class OutputName(msgspec.Struct):
-    """An output that is asked for."""
+    """The name of a requested output."""
 
     name: str
     parameters: JsonDict | msgspec.UnsetType = msgspec.UNSET
 
 
 class InferRequest(msgspec.Struct):
-    """One input for all columns, [rows, columns], or one for each column, [rows] or [rows, 1], by its name."""
+    """A KServe request: one tensor [rows, columns], or a tensor [rows] or [rows, 1] for each column by name."""
 
     inputs: list[Tensor]
     id: str | msgspec.UnsetType = msgspec.UNSET
@@ -91,20 +93,20 @@ class InferRequest(msgspec.Struct):
     outputs: list[OutputName] | msgspec.UnsetType = msgspec.UNSET
 
 
-class Rows(NamedTuple):
-    """The rows of a request."""
+class ParsedRows(NamedTuple):
+    """The rows of a request as features of a model."""
 
     x: np.ndarray  #: (n, dim) float32 or float64.
-    notes: list[str]  #: Notes for the user.
-    uninformative: np.ndarray  #: (n,) bool: rows without information.
+    notes: list[str]  #: Warnings for the user, such as missing values.
+    uninformative: np.ndarray  #: (n,) bool: whether a row has no information, such as empty cells only.
 
 
-#: Decodes rows, with and without an object around them.
-ROWS: msgspec.json.Decoder[PredictRequest | list[Row]] = msgspec.json.Decoder(PredictRequest | list[Row])
+#: Decodes a request for predictions, also a plain list of rows.
+ROWS_DECODER: msgspec.json.Decoder[PredictRequest | list[Row]] = msgspec.json.Decoder(PredictRequest | list[Row])
 
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Decode JSON of the type of a decoder."""
+    """Decode a JSON body; raise an InputError if it is not of the decoder's type."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -113,14 +115,14 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise_input_error("body", "be JSON", f"something else ({str(error)[:80]})", "Send an object.")
 
 
-def media_type(header: str) -> str:
-    """Return a media type without its parameters."""
+def parse_media_type(header: str) -> str:
+    """Return the media type in a content-type header, without its parameters."""
     return header.partition(";")[0].strip().lower()
 
 
 async def read_upload(request: Request) -> tuple[str, bytes]:
-    """Read the media type and the bytes of a body; of a form, those of its one file."""
-    media = media_type(request.headers.get("content-type", ""))
+    """Read the media type and the bytes of a request's body or, if it is a form, of the file in the form."""
+    media = parse_media_type(request.headers.get("content-type", ""))
     if media != MULTIPART:
         return media, await request.body()
     try:
@@ -128,51 +130,52 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
             file = next(iter(form.values()), None)
             if file is None or len(form) > 1:
                 raise HTTPException(400, "`body` must hold one file.")
-            if isinstance(file, str):  # a field without the name of a file
+            if isinstance(file, str):  # a form field without a file name
                 return JSON, file.encode()
             kinds = {suffix: media for media, suffix in reversed(BODY_SUFFIXES.items()) if "*" not in media}
-            media, suffix = media_type(file.content_type or ""), Path(file.filename or "").suffix.lower()
+            media, suffix = parse_media_type(file.content_type or ""), Path(file.filename or "").suffix.lower()
             return kinds.get(suffix, media) if media in {"", "application/octet-stream"} else media, await file.read()
     except MultiPartException as error:
         raise HTTPException(400, f"`body` must be a form of one file ({error.message[:80]}).") from None
 
 
-def content_types(model: TablePipeline) -> list[str]:
-    """List the media types that a model takes, a form aside."""
+def list_content_types(model: TablePipeline) -> list[str]:
+    """List the media types of bodies that a model accepts, except forms."""
     if model.has_pictures:
         return [JSON, *["image/*"] * (len(model.modalities) == 1)]
     return list(BODY_SUFFIXES)[:4]
 
 
 def max_magnitudes(model: TablePipeline) -> list[float]:
-    """Compute how far from 0 the numbers of each column may be to be of the scale of the training data."""
-    far, plain = float(model.network.encoder.scale) * MAX_SCALE, model.encoding is None or model.encoding.plain  # type: ignore[arg-type]
-    # A little less than what the rounded, standardized number may be.
+    """Compute the maximal magnitude of numbers in each column, relative to the scale of the training data."""
+    limit = float(model.network.encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
+    plain = model.encoding is None or model.encoding.plain
+    # Slightly below the limit, because standardized numbers are rounded.
     scales = [1.0 if plain else getattr(column, "scale", 1.0) * (1 - 2**-20) for column in model.fitted_columns]
-    return [min(far * scale, MAX_FLOAT32) for scale in scales]
+    return [min(limit * scale, MAX_FLOAT32) for scale in scales]
 
 
-def parse_rows(model: TablePipeline, media: str, body: bytes) -> Rows:
-    """Parse the rows of a request."""
+def parse_rows(model: TablePipeline, media: str, body: bytes) -> ParsedRows:
+    """Parse the rows of a body of a media type; raise an HTTPException if the model does not accept the type."""
     kind = "image/*" if media.startswith("image/") else media
     if kind == JSON:
         return parse_json_rows(model, body)
-    if kind not in content_types(model):
-        kinds = ", ".join([*content_types(model), MULTIPART])
+    if kind not in list_content_types(model):
+        kinds = ", ".join([*list_content_types(model), MULTIPART])
         raise HTTPException(
             415, f"`content-type` must be one of {kinds} for this model; got {to_printable(media)[:80] or None}."
         )
     if body[:2] == b"\x1f\x8b":
         raise HTTPException(415, "`body` must not be compressed; got gzip.")
-    with tempfile.TemporaryDirectory(prefix="protonet-") as folder, rename_files(folder):
+    with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):
         path = Path(folder, f"body{BODY_SUFFIXES[kind]}")
         path.write_bytes(body)
-        return encode(model, [text_array([str(path)], 1)]) if kind == "image/*" else parse_file(model, path)
+        return encode_columns(model, [text_array([str(path)], 1)]) if kind == "image/*" else parse_file(model, path)
 
 
 @contextmanager
-def rename_files(folder: str) -> Iterator[None]:
-    """Call files in a temporary folder what they are to the client: the request, or a row of it."""
+def hide_temporary_paths(folder: str) -> Iterator[None]:
+    """Replace paths in a temporary folder, in messages of InputErrors, by "the request" or the row."""
     try:
         yield
     except UserError as error:
@@ -182,52 +185,52 @@ def rename_files(folder: str) -> Iterator[None]:
         raise type(error)(message.replace(f"{folder}/", "row "), argument="body") from None
 
 
-def parse_file(model: TablePipeline, path: Path) -> Rows:
-    """Parse the rows of a CSV or NPY file, as ``predict`` does."""
+def parse_file(model: TablePipeline, path: Path) -> ParsedRows:
+    """Parse the rows of a CSV or NPY file as ``predict`` does."""
     table = model.open_table(path, model.read_spec)
     blocks = list(table.blocks)
     n = sum(len(block.positions) for block in blocks)
-    check_count(n)
+    check_row_count(n)
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
     notes = [*table.all_notes, *describe_missing(model, columns)]
     marks = [block.uninformative for block in blocks if block.uninformative is not None]  # open_table marks all
-    return Rows(np.concatenate([model.encode(table, block) for block in blocks]), notes, np.concatenate(marks))
+    return ParsedRows(np.concatenate([model.encode(table, block) for block in blocks]), notes, np.concatenate(marks))
 
 
-def parse_json_rows(model: TablePipeline, body: bytes) -> Rows:
-    """Parse rows of JSON, as lists or objects of cells; a picture is its file in base64."""
-    request = decode_json(body, ROWS)
+def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
+    """Parse the rows of a JSON body; pictures are base64-encoded files."""
+    request = decode_json(body, ROWS_DECODER)
     rows = request.rows if isinstance(request, PredictRequest) else request
     if not rows:
         raise_input_error("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')
-    check_count(len(rows))
+    check_row_count(len(rows))
     pictures = [modality == "picture" for modality in model.modalities]
     width = len(pictures)
     if any(isinstance(row, dict) for row in rows):
         rows = [order_cells(row, model.columns, number) for number, row in enumerate(rows)]
     cells = None if any(pictures) else to_matrix(rows, width)
-    if cells is not None and b"true" not in body and b"false" not in body:  # which NumPy takes for numbers
+    if cells is not None and b"true" not in body and b"false" not in body:  # NumPy reads booleans as numbers
         if (model.encoding is None or model.encoding.plain) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
             x = cells if cells.dtype.kind == "f" else cells.astype(np.float64)
-            return Rows(x, [], np.zeros(len(x), bool))
-        return encode(model, list(cells.T))
+            return ParsedRows(x, [], np.zeros(len(x), bool))
+        return encode_columns(model, list(cells.T))
     for number, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != width:
             got = f"{len(row) if isinstance(row, list) else 'an object'} in row {number}"
             raise_input_error("body", f"have {width} cells in each row", got, "Send a list, or an object by column.")
     columns = [to_column(column) for column in zip(*rows, strict=True)]
-    if not any(pictures):  # a folder would take most of the time of a request
-        return encode(model, columns)
-    with tempfile.TemporaryDirectory(prefix="protonet-") as folder, rename_files(folder):
+    if not any(pictures):  # a temporary folder would take most of the time of a request
+        return encode_columns(model, columns)
+    with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):
         for number, texts in enumerate(columns):
             if pictures[number]:
                 paths = [write_picture(Path(folder, f"{row}, column {number}"), cell) for row, cell in enumerate(texts)]
                 columns[number] = text_array(paths, len(paths))
-        return encode(model, columns)
+        return encode_columns(model, columns)
 
 
-def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> Rows:
-    """Parse rows from one tensor of all columns, or one per column."""
+def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> ParsedRows:
+    """Parse rows from one tensor for all columns, or from one tensor per column."""
     if model.has_pictures:
         remedy = "Send them to /models/NAME/predict."
         raise_input_error("inputs", "be for a model without pictures", "one with pictures", remedy)
@@ -237,25 +240,25 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> Rows:
         if inputs[0].shape[1] != width:
             remedy = "Send all columns of the model, in its order."
             raise_input_error("inputs", f"have shape [rows, {width}]", inputs[0].shape, remedy)
-        cells = read_data(inputs[0])
+        cells = get_elements(inputs[0])
         columns = [cells[index::width] for index in range(width)]
     else:
         if not names or sorted(names) != sorted(tensor.name for tensor in inputs):
             got = ", ".join(map(to_printable, given))[:80] or "none"
             expected = ", ".join(names)[:200] or f"one tensor of shape [rows, {width}]"
             raise_input_error("inputs", f"hold each of {expected} once", got, "Ask /v2/models/NAME for its inputs.")
-        columns = [read_data(given[name]) for name in names]
+        columns = [get_elements(given[name]) for name in names]
         if len(set(map(len, columns))) > 1:
             must = "have shape [rows] or [rows, 1], each the same rows"
             raise_input_error("inputs", must, "others", "Send one cell per row.")
     if not columns[0]:
         raise_input_error("inputs", "hold rows", "none", "Send one at least.")
-    check_count(len(columns[0]))
-    return encode(model, list(map(to_column, columns)))
+    check_row_count(len(columns[0]))
+    return encode_columns(model, list(map(to_column, columns)))
 
 
-def read_data(tensor: Tensor) -> list[Cell]:
-    """Read the elements of a tensor of one or two dimensions, flat; null is a missing value."""
+def get_elements(tensor: Tensor) -> list[Cell]:
+    """Return the elements of a tensor as a flat list; raise an InputError if they do not fit its type and shape."""
     kinds = DATATYPES.get(tensor.datatype)
     if kinds is None:
         got = to_printable(tensor.datatype)[:20]
@@ -273,23 +276,23 @@ def read_data(tensor: Tensor) -> list[Cell]:
     return data
 
 
-def encode(model: TablePipeline, columns: list[np.ndarray]) -> Rows:
-    """Encode cells (n,) of each column, checked as those of a file are."""
+def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRows:
+    """Encode columns of cells (n,) as features, with the checks that files have."""
     columns = [blank_missing(cells, model.missing_texts) for cells in columns]
     for index, (cells, limit) in enumerate(zip(columns, max_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
         if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
             raise_input_error("body", must, "others", "Correct or drop the row.")
-    table = adapt_table(make_table(columns, model.columns, PLACE), model.encoding, argument="body")
+    table = adapt_table(make_table(columns, model.columns, POSITION_FORMAT), model.encoding, argument="body")
     table.notes.extend(describe_missing(model, columns))
     (block,) = model.mark_uninformative(table.blocks, table)
     assert block.uninformative is not None
-    return Rows(model.encode(table, block, "body"), table.notes, block.uninformative)
+    return ParsedRows(model.encode(table, block, "body"), table.notes, block.uninformative)
 
 
 def describe_missing(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[str]:
-    """Describe the missing cells of the columns of a model whose columns have names."""
+    """Describe the number of missing cells in each column that has some; empty if columns have no names."""
     counts = []
     for name, column, cells in zip(model.columns or (), model.fitted_columns, columns, strict=False):
         test = is_missing_or_word if column.kind in {"number", "date"} else is_missing
@@ -298,14 +301,14 @@ def describe_missing(model: TablePipeline, columns: Sequence[np.ndarray]) -> lis
     return [f"missing values: {', '.join(counts)}"] if counts else []
 
 
-def check_count(n: int) -> None:
-    """Raise an HTTPException for too many rows."""
+def check_row_count(n: int) -> None:
+    """Raise an HTTPException if a request has too many rows."""
     if n > MAX_REQUEST_ROWS:
         raise HTTPException(413, f"`body` must have at most {MAX_REQUEST_ROWS:,} rows; got more. Send them in parts.")
 
 
 def order_cells(row: Row, columns: Sequence[str] | None, number: int) -> list[Cell]:
-    """Put the cells of an object into the order of the columns; others are left out, as in a table."""
+    """Return the cells of a row in the order of the columns; cells of other columns are left out, as in tables."""
     if not isinstance(row, dict):
         return row
     if columns is None:
@@ -320,7 +323,7 @@ def order_cells(row: Row, columns: Sequence[str] | None, number: int) -> list[Ce
 
 
 def to_matrix(rows: Sequence[Row], width: int) -> np.ndarray | None:
-    """Convert rows of numbers to (n, width), int64 or float64; None if there is anything else."""
+    """Convert rows of numbers to an array (n, width), int64 or float64; None if a cell is no number."""
     try:
         cells = np.array(rows)
     except (ValueError, OverflowError):
@@ -329,7 +332,7 @@ def to_matrix(rows: Sequence[Row], width: int) -> np.ndarray | None:
 
 
 def to_column(cells: Sequence[Cell]) -> np.ndarray:
-    """Convert the cells of a column to what a table has: numbers, NaN if missing, or texts."""
+    """Convert the cells of a column to an array of numbers, NaN if missing, or else of texts."""
     kinds = {type(cell) for cell in cells} - {type(None)}
     if kinds <= {int, float}:
         if kinds == {int} and None not in cells and all(abs(cell) < 2**63 for cell in cells):  # type: ignore[arg-type]
@@ -340,7 +343,7 @@ def to_column(cells: Sequence[Cell]) -> np.ndarray:
 
 
 def write_picture(path: Path, cell: str) -> str:
-    """Write a picture that came in base64; return its path. What came is never taken for a path."""
+    """Decode a base64-encoded picture into a file; return its path. The cell is never used as a path itself."""
     try:
         path.write_bytes(base64.b64decode(cell, validate=True))
     except (TypeError, ValueError, binascii.Error):

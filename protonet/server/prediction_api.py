@@ -1,4 +1,4 @@
-"""``protonet serve``: predictions over HTTP, model metadata, health, metrics, documentation."""
+"""``protonet serve``: predictions over HTTP, descriptions of models, health, metrics and documentation."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from protonet.server.models import Batcher, Classified, HotModel, open_models, r
 from protonet.ui.html import format_page
 from protonet.ui.text import format_csv
 
-#: Bytes of a JSON body that is parsed on the event loop: in a thread it would wait for others.
-SMALL_BODY = 2**16
+#: Bytes of a JSON body up to which it is parsed on the event loop, where it does not wait for larger bodies.
+SMALL_BODY_BYTES = 2**16
 INFER_REQUEST = msgspec.json.Decoder(parsing.InferRequest)
-#: Responds to a GET request, given the parameters in its path.
-Read = Callable[..., msgspec.Struct | str]
+#: Answers a GET request, given the parameters in its path.
+GetHandler = Callable[..., msgspec.Struct | str]
 
 
 class PredictionApi:
-    """The routes of the server of models, by name."""
+    """The routes of ``serve``, with its models by name."""
 
     def __init__(self, models: dict[str, HotModel], policy: AccessPolicy) -> None:
         self.models, self.policy = models, policy
@@ -65,11 +65,11 @@ class PredictionApi:
         registry.register(self)
 
     def create_app(self) -> ASGIApp:
-        """Create the application."""
+        """Create the ASGI application."""
         routes = [
             Route("/models/{name}/predict", self.predict, methods=["POST"]),
             Route("/v2/models/{name}/infer", self.infer, methods=["POST"]),
-            *(Route(path, make_handler(read)) for path, read in self.reads.items()),
+            *(Route(path, make_handler(read)) for path, read in self.documented_gets.items()),
             Route("/openapi.json", make_handler(self.openapi)),
             Route("/docs", make_handler(self.docs)),
             Route("/", make_handler(self.overview)),
@@ -77,8 +77,8 @@ class PredictionApi:
         return create_app(self.policy, routes, self.observe)
 
     @property
-    def reads(self) -> dict[str, Read]:
-        """The documented GET requests, by path."""
+    def documented_gets(self) -> dict[str, GetHandler]:
+        """The handlers of GET requests in the OpenAPI document, by path."""
         return {
             "/healthz": self.live,
             "/readyz": self.ready,
@@ -93,14 +93,14 @@ class PredictionApi:
         }
 
     def observe(self, path: str, status: int, seconds: float) -> None:
-        """Count an answer to a request for predictions."""
+        """Add a response to the metrics if its request was for predictions."""
         *_, name, action = path.rsplit("/", 2)
         if action in {"predict", "infer"}:
             self.requests.labels(name if name in self.models else "", status).inc()
             self.seconds.observe(seconds)
 
     def collect(self) -> list[CounterMetricFamily]:
-        """Collect what others count, for Prometheus."""
+        """Return the counts of batches and reloads, which Prometheus collects when metrics are read."""
         batches = CounterMetricFamily("protonet_batches", "Batches classified", value=self.batcher.batches)
         reloads = CounterMetricFamily("protonet_reloads", "Model files read again", labels=["model"])
         failures = CounterMetricFamily("protonet_reload_failures", "Files that were not a model", labels=["model"])
@@ -109,8 +109,8 @@ class PredictionApi:
             failures.add_metric([name], hot.failures)
         return [batches, reloads, failures]
 
-    def get(self, name: str) -> HotModel:
-        """Get a model, or raise an HTTPException if it does not exist."""
+    def find_model(self, name: str) -> HotModel:
+        """Return the model of a name; raise an HTTPException if there is none."""
         if name not in self.models:
             raise HTTPException(
                 404, f"`model` must be one of {', '.join(self.models)}; got {to_printable(name)[:40]!r}."
@@ -118,21 +118,23 @@ class PredictionApi:
         return self.models[name]
 
     async def classify(
-        self, name: str, model: TablePipeline, rows: parsing.Rows, threshold: float | None
+        self, name: str, model: TablePipeline, rows: parsing.ParsedRows, threshold: float | None
     ) -> Classified:
-        """Classify rows together with those of other requests."""
+        """Classify the rows of a request, together with rows of other requests, and count them."""
         result = await self.batcher.classify(model, rows, threshold)
         self.rows.labels(name).inc(len(result[0]))
         return result
 
     async def predict(self, request: Request) -> Response:
-        """Predict the classes of the rows of a request."""
+        """Answer a request for the classes of rows."""
         name = request.path_params["name"]
-        model = self.get(name).model
+        model = self.find_model(name).model
         query = parse_query(request)
-        threshold = find_threshold(model, query.unknown)
+        threshold = get_unknown_threshold(model, query.unknown)
         media, body = await parsing.read_upload(request)
-        if media == JSON and len(body) <= SMALL_BODY and not any(model.modalities):  # which take long
+        if (
+            media == JSON and len(body) <= SMALL_BODY_BYTES and not any(model.modalities)
+        ):  # pictures and texts take long
             rows = parsing.parse_rows(model, media, body)
         else:
             loop = asyncio.get_running_loop()
@@ -150,9 +152,9 @@ class PredictionApi:
         return json_response(schemas.PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
 
     async def infer(self, request: Request) -> Response:
-        """Predict the classes of rows that come as tensors of KServe's protocol."""
+        """Answer a request for the classes of rows that are tensors of KServe's protocol."""
         name = request.path_params["name"]
-        model = self.get(name).model
+        model = self.find_model(name).model
         if "inference-header-content-length" in request.headers:
             raise HTTPException(400, "`body` must be JSON: the binary tensor extension is not supported.")
         body = parsing.decode_json(await request.body(), INFER_REQUEST)
@@ -183,14 +185,14 @@ class PredictionApi:
 
     def get_model(self, name: str) -> schemas.ModelInfo:
         """Describe one model."""
-        hot = self.get(name)
+        hot = self.find_model(name)
         model, held_out = hot.model, hot.model.metadata.get("held_out")
         return schemas.ModelInfo(
             name,
             list(map(str, model.classes)),
             [schemas.Column(name, kind) for name, kind in schemas.describe_columns(model).items()],
             int(model.network.encoder.input_dim),  # type: ignore[arg-type]
-            parsing.content_types(model),
+            parsing.list_content_types(model),
             held_out if isinstance(held_out, dict) else None,
             hot.reloads,
         )
@@ -201,19 +203,19 @@ class PredictionApi:
 
     def model_metadata(self, name: str) -> schemas.ModelMetadata:
         """Describe the inputs and outputs of a model (KServe)."""
-        model = self.get(name).model
+        model = self.find_model(name).model
         shapes = [-1], [-1], [-1, len(model.classes)]
         outputs = list(map(schemas.TensorMetadata, schemas.OUTPUTS, shapes, schemas.OUTPUTS.values()))
         return schemas.ModelMetadata(name, "protonet", schemas.describe_inputs(model), outputs)
 
     def model_ready(self, name: str) -> schemas.Ready:
         """Check that a model takes requests (KServe)."""
-        self.get(name)
+        self.find_model(name)
         return self.ready()
 
     def openapi(self) -> dict[str, object]:
         """Build the OpenAPI document."""
-        return schemas.openapi({name: hot.model for name, hot in self.models.items()}, self.reads)
+        return schemas.openapi({name: hot.model for name, hot in self.models.items()}, self.documented_gets)
 
     def overview(self) -> Response:
         """Build a page of the models, their columns and a request to copy."""
@@ -226,11 +228,11 @@ class PredictionApi:
         return html_response(*format_page("api.html", "API", self.openapi()))
 
 
-def make_handler(read: Callable[..., object]) -> Callable[[Request], Awaitable[Response]]:
-    """Make the handler of a GET request from a function of the parameters in the path."""
+def make_handler(get_content: Callable[..., object]) -> Callable[[Request], Awaitable[Response]]:
+    """Make the handler of a GET request from a function of its path parameters that returns the content."""
 
     async def handle(request: Request) -> Response:
-        value = read(**request.path_params)
+        value = get_content(**request.path_params)
         if isinstance(value, str):
             return Response(value, headers={"content-type": CONTENT_TYPE_LATEST})
         return value if isinstance(value, Response) else json_response(value)
@@ -239,7 +241,7 @@ def make_handler(read: Callable[..., object]) -> Callable[[Request], Awaitable[R
 
 
 def select_outputs(request: parsing.InferRequest, outputs: list[parsing.Tensor]) -> list[parsing.Tensor]:
-    """Select the outputs that a request names; all if it names none."""
+    """Select the output tensors that a request names; all if it names none."""
     names = [output.name for output in request.outputs or ()]
     if not set(names) <= set(schemas.OUTPUTS):
         got = ", ".join(map(to_printable, names))[:80]
@@ -249,7 +251,7 @@ def select_outputs(request: parsing.InferRequest, outputs: list[parsing.Tensor])
 
 
 def parse_query(request: Request) -> schemas.PredictQuery:
-    """Parse the parameters of the address, each given once."""
+    """Parse the query parameters of a request for predictions; raise an InputError if one is repeated or wrong."""
     pairs = request.query_params.multi_items()
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -260,8 +262,8 @@ def parse_query(request: Request) -> schemas.PredictQuery:
         raise_input_error("query", "hold proba=0 or 1, and unknown in (0, 1)", str(error)[:200], "Correct it.")
 
 
-def find_threshold(model: TablePipeline, rate: float | msgspec.UnsetType) -> float | None:
-    """Return the score up to which a row is unknown; None if no rate is given."""
+def get_unknown_threshold(model: TablePipeline, rate: float | msgspec.UnsetType) -> float | None:
+    """Return the score up to which rows are unknown at a false-rejection rate; None without a rate."""
     if rate is msgspec.UNSET:
         return None
     limits = schemas.unknown_limits(model)
@@ -273,20 +275,20 @@ def find_threshold(model: TablePipeline, rate: float | msgspec.UnsetType) -> flo
 
 
 def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
-    """Format the probabilities (n, num_classes) as ``predict`` does."""
+    """Format the probabilities of logits (n, num_classes) with the digits of ``predict``."""
     return [[f"{value:.6g}" for value in row] for row in logits.softmax(dim=1).tolist()]
 
 
 def format_curl_example(name: str, model: TablePipeline) -> str:
-    """Write a command that asks a model."""
+    """Format a curl command that requests a prediction from a model."""
     row = dict.fromkeys(model.columns or ()) or [0] * len(model.column_sizes)
     body = json.dumps({"rows": [row]}, ensure_ascii=False).replace("'", r"'\''")
     headers = "-H 'Authorization: Bearer TOKEN' -H 'Content-Type: application/json'"
     return f"curl -X POST 'ADDRESS/models/{quote(name)}/predict?proba=1' {headers} -d '{body}'"
 
 
-def open_log(path: str | None) -> TextIO | None:
-    """Open the access log, which is kept open until the process ends."""
+def open_access_log(path: str | None) -> TextIO | None:
+    """Open the access log at a path: stderr for ``-``, none for None."""
     if path is None or path == "-":
         return sys.stderr if path else None
     return Path(path).open("a", 1, encoding="utf-8")  # a buffer of one line
@@ -296,13 +298,13 @@ def run(options: ServeOptions) -> None:
     """Serve predictions until SIGTERM or Ctrl-C."""
     models = open_models(options.models, options.representation)
     if not any(hot.model.has_pretrained_encoder for hot in models.values()):
-        torch.set_num_threads(1)  # as in predict; small batches are slower on several
+        torch.set_num_threads(1)  # as in predict; several threads slow small batches down
     policy = replace(
         make_policy(options.host, options.allowed_hosts, options.max_megabytes * 2**20),
         max_requests=options.max_requests,
         timeout=options.timeout,
         origins=[origin.rstrip("/").lower() for origin in options.cors_origins],
-        access_log=open_log(options.access_log),
+        access_log=open_access_log(options.access_log),
     )
     listening = open_socket(options.host, options.port)
     with reload_loop(list(models.values())):

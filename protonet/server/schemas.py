@@ -1,4 +1,4 @@
-"""Requests and responses as types, and the OpenAPI document that is derived from them."""
+"""Types of the requests and responses of ``serve``, and the OpenAPI document that is derived from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERSION = installed_version(DISTRIBUTION) or "0"
 
 
 class PredictQuery(Struct, forbid_unknown_fields=True):
-    """Parameters of a prediction."""
+    """Query parameters of a request for predictions."""
 
     proba: Literal[0, 1] = 0
     unknown: Annotated[float, Meta(gt=0, lt=1)] | UnsetType = UNSET
@@ -29,7 +29,7 @@ class PredictQuery(Struct, forbid_unknown_fields=True):
 
 
 class Prediction(Struct, rename={"label": "class"}):
-    """The likeliest class of a row; ``unknown``, without a probability, for a row that is unlike every class."""
+    """The most likely class of a row; ``unknown``, without a probability, for a row that is unlike every class."""
 
     label: str
     probability: float | None
@@ -45,7 +45,7 @@ class PredictResponse(Struct):
 
 
 class Column(Struct):
-    """A column of a model and what it holds."""
+    """The name of a column of a model, and the type of its cells."""
 
     name: str
     kind: str
@@ -78,7 +78,7 @@ class TensorMetadata(Struct):
 
 
 class InferResponse(Struct):
-    """The class, its probability and the probabilities of all classes, in the model's order."""
+    """Tensors of the predicted classes, their probabilities, and the probabilities of all classes."""
 
     model_name: str
     outputs: list[Tensor]
@@ -86,7 +86,7 @@ class InferResponse(Struct):
 
 
 class ServerMetadata(Struct):
-    """The server, as KServe's protocol has it."""
+    """The server's metadata in KServe's protocol."""
 
     name: str
     version: str
@@ -94,7 +94,7 @@ class ServerMetadata(Struct):
 
 
 class ModelMetadata(Struct):
-    """A model, as KServe's protocol has it."""
+    """A model's metadata in KServe's protocol."""
 
     name: str
     platform: str
@@ -114,10 +114,10 @@ class Ready(Struct):
     ready: bool = True
 
 
-#: Outputs of KServe's protocol, and their types.
+#: Names and types of the output tensors in KServe's protocol.
 OUTPUTS = {"class": "BYTES", "probability": "FP64", "probabilities": "FP64"}
-#: Error statuses, and whether operations without a token may have them.
-ERRORS = {
+#: Descriptions of error statuses, and whether requests that need no token can have them.
+ERROR_STATUSES = {
     "400": ("The request does not fit", True),
     "401": ("No token, or a wrong one", False),
     "403": ("A page of another origin", True),
@@ -129,15 +129,24 @@ ERRORS = {
     "431": ("The head of the request is too large", False),
     "503": ("No answer in time, or the server stops", True),
 }
-#: Cells of CSV files by the first type in their schema, and dates.
-PATTERNS = {"number": "-?[0-9]{1,6}", "string": "[0-9A-Za-z]{0,9}", "anyOf": "20[0-9]{2}-(0[1-9]|1[0-2])-[01][1-9]"}
-#: The types of a cell that is read as a text.
-SCALAR = ["string", "number", "boolean", "null"]
+#: Regular expressions of CSV cells, by the first type in the cell's schema; ``anyOf`` is a date.
+CELL_PATTERNS = {
+    "number": "-?[0-9]{1,6}",
+    "string": "[0-9A-Za-z]{0,9}",
+    "anyOf": "20[0-9]{2}-(0[1-9]|1[0-2])-[01][1-9]",
+}
+#: JSON types of a cell that is read as a text.
+SCALAR_TYPES = ["string", "number", "boolean", "null"]
 
 
-def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..., Struct | str]]) -> JsonDict:
-    """Build the OpenAPI 3.1 document of a server from the models and the functions of the GET requests, by path."""
-    results = {path: get_type_hints(read)["return"] for path, read in reads.items()}
+def openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callable[..., Struct | str]]) -> JsonDict:
+    """Build the OpenAPI 3.1 document of a server.
+
+    Args:
+        models: The models by name.
+        gets: The handlers of GET requests by path; their docstrings and return types describe the responses.
+    """
+    results = {path: get_type_hints(get)["return"] for path, get in gets.items()}
     types = list(dict.fromkeys([Error, PredictResponse, InferResponse, *results.values()]))
     references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     content = {kind: {JSON: {"schema": schema}} for kind, schema in zip(types, references, strict=True)}
@@ -146,7 +155,7 @@ def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..
     def operation(name: str, summary: str, result: JsonDict, *, secured: bool = True) -> JsonDict:
         errors = {
             status: {"description": text, "content": content[Error]}
-            for status, (text, always) in ERRORS.items()
+            for status, (text, always) in ERROR_STATUSES.items()
             if secured or always
         }
         responses = {"200": {"description": "Success", "content": result}, **errors}
@@ -154,10 +163,10 @@ def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..
 
     paths: JsonDict = {}
     names = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
-    for path, read in reads.items():
-        summary, secured = str(read.__doc__).partition(".")[0], path not in OPEN_PATHS
-        get = operation(re.sub(r"\W+", "_", path).strip("_"), summary, content[results[path]], secured=secured)
-        paths[path] = {"get": get, **({"parameters": [names]} if "{name}" in path else {})}
+    for path, get in gets.items():
+        summary, secured = str(get.__doc__).partition(".")[0], path not in OPEN_PATHS
+        described = operation(re.sub(r"\W+", "_", path).strip("_"), summary, content[results[path]], secured=secured)
+        paths[path] = {"get": described, **({"parameters": [names]} if "{name}" in path else {})}
     predictions = content[PredictResponse] | {CSV.partition(";")[0]: {"schema": {"type": "string"}}}
     for name, model in models.items():
         safe, text = re.sub(r"\W", "_", name), f"of {name}: {', '.join(map(str, model.classes))}"[:300]
@@ -182,31 +191,34 @@ def openapi(models: Mapping[str, TablePipeline], reads: Mapping[str, Callable[..
 
 
 def unknown_limits(model: TablePipeline) -> tuple[float, float] | None:
-    """Compute the least and the largest ``unknown`` that held-out rows resolve; None without such rows."""
+    """Compute the minimal and maximal ``unknown`` that the number of held-out rows allows; None without such rows."""
     scores = model.metadata.get("scores")
     n = len(scores) if isinstance(scores, list) else 0
     return (1 / (n + 1), n / (n + 1)) if n else None
 
 
-def record(**properties: object) -> JsonDict:
-    """Describe an object whose properties are all required."""
+def object_schema(**properties: object) -> JsonDict:
+    """Make the JSON schema of an object whose properties are all required."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
-def array(*items: JsonDict) -> JsonDict:
-    """Describe an array of given items."""
+def array_schema(*items: JsonDict) -> JsonDict:
+    """Make the JSON schema of an array with one item for each given schema."""
     return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 
 def request_content(model: TablePipeline) -> JsonDict:
-    """Describe the bodies that a model takes, by media type."""
+    """Make the schemas of request bodies that a model accepts, by media type."""
     columns, cells = describe_columns(model), cell_schemas(model)
-    row = array(*cells)
+    row = array_schema(*cells)
     if columns:
         named = {name: cell | {"description": columns[name]} for name, cell in zip(columns, cells, strict=True)}
-        row = {"anyOf": [row, record(**named) | {"additionalProperties": {"type": SCALAR}}]}
-    rows = record(rows={"type": "array", "items": row, "minItems": 1})
-    form = {"schema": record(file=rows) | {"additionalProperties": False}, "encoding": {"file": {"contentType": JSON}}}
+        row = {"anyOf": [row, object_schema(**named) | {"additionalProperties": {"type": SCALAR_TYPES}}]}
+    rows = object_schema(rows={"type": "array", "items": row, "minItems": 1})
+    form = {
+        "schema": object_schema(file=rows) | {"additionalProperties": False},
+        "encoding": {"file": {"contentType": JSON}},
+    }
     content: JsonDict = {JSON: {"schema": rows}, MULTIPART: form}
     binary = {"schema": {"type": "string", "format": "binary"}}
     if model.modalities == ["picture"]:
@@ -214,16 +226,16 @@ def request_content(model: TablePipeline) -> JsonDict:
     elif not columns:
         content["application/x-npy"] = binary
     elif not model.has_pictures:
-        line = ",".join(PATTERNS["anyOf" if "anyOf" in cell else cell["type"][0]] for cell in cells)
+        line = ",".join(CELL_PATTERNS["anyOf" if "anyOf" in cell else cell["type"][0]] for cell in cells)
         text = {"type": "string", "pattern": f"^{','.join(map(re.escape, columns))}\n({line}\n)+$"}
         content[CSV.partition(";")[0]] = {"schema": text}
     return content
 
 
 def infer_schema(model: TablePipeline) -> JsonDict:
-    """Describe a request of KServe's protocol for one row; a schema cannot tie the data's size to the shape."""
+    """Make the schema of a KServe request for one row; a schema cannot relate the size of data to a shape."""
     text, inputs = {"type": ["string", "null"]}, describe_inputs(model)
-    cells = [text if cell == {"type": SCALAR} else cell for cell in cell_schemas(model)]
+    cells = [text if cell == {"type": SCALAR_TYPES} else cell for cell in cell_schemas(model)]
     tensors = []
     for index, tensor in enumerate(inputs):
         named = len(tensor.shape) == 1
@@ -231,18 +243,18 @@ def infer_schema(model: TablePipeline) -> JsonDict:
         types = ["BYTES"] if tensor.datatype == "BYTES" else ["FP32", "FP64"]
         shapes = [[1], [1, 1]] if named else [[1, len(cells)]]
         name: JsonDict = {"const": tensor.name} if named else {"type": "string"}
-        schema = record(name=name, shape={"enum": shapes}, datatype={"enum": types}, data=array(*items))
+        schema = object_schema(name=name, shape={"enum": shapes}, datatype={"enum": types}, data=array_schema(*items))
         schema["properties"] |= {"parameters": {"type": "object"}}
         tensors.append(schema)
-    request = record(inputs=array(*tensors))
-    output = record(name={"enum": list(OUTPUTS)})
+    request = object_schema(inputs=array_schema(*tensors))
+    output = object_schema(name={"enum": list(OUTPUTS)})
     request["properties"] |= {"id": {"type": "string"}, "parameters": {"type": "object"}}
     request["properties"] |= {"outputs": {"type": "array", "items": output}}
     return request | {"description": "One row, as an example: the first number of each shape is that of the rows."}
 
 
 def describe_inputs(model: TablePipeline) -> list[TensorMetadata]:
-    """Describe the inputs of KServe's protocol: one per column, or one for all if the columns have no names."""
+    """Describe a model's inputs in KServe's protocol: one per column, or one for all columns without names."""
     inputs = [
         TensorMetadata(name, [-1], "FP64" if column.kind == "number" else "BYTES")
         for name, column in zip(model.columns or (), model.fitted_columns, strict=False)
@@ -251,17 +263,17 @@ def describe_inputs(model: TablePipeline) -> list[TensorMetadata]:
 
 
 def cell_schemas(model: TablePipeline) -> list[JsonDict]:
-    """Describe the cells of each column: texts, and how far numbers may be from 0."""
+    """Make the schema of the cells in each column of a model."""
     cells: list[JsonDict] = []
     number = {"type": ["number"] if model.encoding is None else ["number", "null"]}
     date = {"anyOf": [{"type": ["string", "null"], "format": "date"}, {"const": ""}]}
     picture = {"type": "string", "contentEncoding": "base64", "format": "picture"}
     for column, limit in zip(model.fitted_columns, max_magnitudes(model), strict=True):
         schemas: JsonDict = {"number": number | {"minimum": -limit, "maximum": limit}, "date": date, "picture": picture}
-        cells.append(schemas.get(column.modality or column.kind, {"type": SCALAR}))
+        cells.append(schemas.get(column.modality or column.kind, {"type": SCALAR_TYPES}))
     return cells
 
 
 def describe_columns(model: TablePipeline) -> dict[str, str]:
-    """Describe what each column of a model holds; empty if the columns have no names."""
+    """Describe the contents of each column of a model by its name; empty if the columns have no names."""
     return {name: column.summary() for name, column in zip(model.columns or (), model.fitted_columns, strict=False)}

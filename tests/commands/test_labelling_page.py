@@ -321,8 +321,8 @@ def test_a_full_disk_is_an_error_and_loses_no_label(tmp_path: Path) -> None:
     script = """
 import resource, sys
 from pathlib import Path
-from protonet.server.labels import Answers
-with Answers(Path(sys.argv[1]), ["text", "label"], None) as answers:
+from protonet.server.labels import LabelFile
+with LabelFile(Path(sys.argv[1]), ["text", "label"], None) as answers:
     answers.add(["short"], "ant")
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
     for text in ("long " * 100, "x"):

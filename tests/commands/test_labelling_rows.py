@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from protonet import InputError
-from protonet.server.labels import Answers, Uploads
+from protonet.server.labels import LabelFile, Uploads
 from tests.browser import CHROMIUM, CONTRAST, Browser
 from tests.commands.servers import TOKEN, Server, start, wait_for_job
 
@@ -119,7 +119,7 @@ def test_pasted_texts_become_rows(texts: Path) -> None:
 
 def test_an_interrupted_upload_is_repeated(tmp_path: Path) -> None:
     """Rows that are on the disk, but not on the page, because the request failed later, are not saved twice."""
-    with Answers(tmp_path / "out.added.csv", ["id", "note", "added"], ["added"], lazy=True) as file:
+    with LabelFile(tmp_path / "out.added.csv", ["id", "note", "added"], ["added"], lazy=True) as file:
         uploads = Uploads(file, tmp_path / "texts.csv", 1, pictures=False)
         for text in ("one\ntwo", "one\ntwo\nthree"):
             assert uploads.add_texts(text, known={"zero"}) == [["", line] for line in text.splitlines()]
@@ -132,7 +132,7 @@ def test_an_interrupted_upload_is_repeated(tmp_path: Path) -> None:
 def test_uploads_of_several_threads_are_saved_once(tmp_path: Path) -> None:
     """As when a request has timed out, whose thread goes on beside that of the repeated request."""
     lines = [f"text {number}" for number in range(8)]
-    with Answers(tmp_path / "out.added.csv", ["note", "added"], ["added"], lazy=True) as file:
+    with LabelFile(tmp_path / "out.added.csv", ["note", "added"], ["added"], lazy=True) as file:
         uploads = Uploads(file, tmp_path / "texts.csv", 0, pictures=False)
         with ThreadPoolExecutor(4) as pool:
             added = list(pool.map(lambda _: uploads.add_texts("\n".join(lines), known=set()), range(4)))

@@ -16,7 +16,7 @@ from torch import Tensor
 from protonet import InputError, PrototypeNetwork
 from protonet.commands.data import UnlabelledTable
 from protonet.pipeline import TablePipeline
-from protonet.server.labels import Answers, Session, fit_answers, parse_classes
+from protonet.server.labels import LabelFile, LabelSession, fit_answers, parse_classes
 from protonet.tables.table import Table
 from tests.strategies import blobs
 
@@ -24,8 +24,8 @@ CLASSES = ["ant", "bee"]
 HEADER = ["a", "b", "label"]
 
 
-def opened(path: Path) -> Answers:
-    return Answers(path, HEADER, CLASSES)
+def opened(path: Path) -> LabelFile:
+    return LabelFile(path, HEADER, CLASSES)
 
 
 class TestAnswers:
@@ -36,11 +36,11 @@ class TestAnswers:
             first = path.read_bytes()
             assert list(csv.reader(first.decode().splitlines(keepends=True)))[1:] == answers.rows
             answers.add(["3", ""], "bee")
-            answers.change(answers.rows[:1])
+            answers.replace_rows(answers.rows[:1])
             assert path.read_bytes() == first
         with opened(path) as answers:
             assert answers.rows == [["1", 'two, "2"\nlines', "ant"]]
-            answers.change([])
+            answers.replace_rows([])
         assert path.read_text(encoding="utf-8") == "a,b,label\n"
 
     def test_only_incomplete_lines_are_removed(self, tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> UnlabelledTable:
 
 
 @contextmanager
-def open_session(path: Path, model: TablePipeline | None = None) -> Iterator[Session]:
-    with Answers(path, [*COLUMNS, "label"], CLASSES) as answers:
-        yield Session(make_rows(X), CELLS, CLASSES, model, answers)
+def open_session(path: Path, model: TablePipeline | None = None) -> Iterator[LabelSession]:
+    with LabelFile(path, [*COLUMNS, "label"], CLASSES) as answers:
+        yield LabelSession(make_rows(X), CELLS, CLASSES, model, answers)
 
 
 class TestSession:
@@ -135,51 +135,51 @@ class TestSession:
         before = model.network.prototypes.clone()
         with open_session(tmp_path / "answers.csv", model) as session:
             for row in (3, 8):
-                session.keep(row, CLASSES[int(Y[row])])
-            session.learn()
+                session.add_label(row, CLASSES[int(Y[row])])
+            session.update_network()
             assert session.network is not None
             expected = make_model(("ant", "bee")).network
             expected.add_samples(X[[3, 8]], Y[[3, 8]])
             torch.testing.assert_close(session.network.prototypes, expected.prototypes)
-            session.change(8, None)
-            session.change(3, None)
-            session.learn()
+            session.change_label(8, None)
+            session.change_label(3, None)
+            session.update_network()
             torch.testing.assert_close(session.network.prototypes, before)
         assert torch.equal(model.network.prototypes, before)
 
     def test_without_a_model_it_is_fitted_to_the_answers(self, tmp_path: Path) -> None:
         with open_session(tmp_path / "answers.csv") as session:
             assert session.network is None
-            first = session.choose(BATCH)
+            first = session.suggest(BATCH)
             assert len(first) == BATCH
             assert {int(Y[row]) for row, _ in first} == {0, 1}
             rows = [row for row, _ in first]
             for row in rows:
-                session.keep(row, CLASSES[int(Y[row])])
-            session.learn(anew=True)
+                session.add_label(row, CLASSES[int(Y[row])])
+            session.update_network(anew=True)
             assert session.network is not None
             torch.testing.assert_close(session.network(X), fit_answers(X[rows], Y[rows], 2, None)(X))
-            more = session.choose(BATCH)
+            more = session.suggest(BATCH)
             assert not {row for row, _ in more} & set(rows)
-            session.keep(more[0].row, "ant")
+            session.add_label(more[0].row, "ant")
             for row in (more[0].row, *rows[3:]):
-                session.change(row, None)  # beyond what it was fitted to
-            session.learn()
+                session.change_label(row, None)  # beyond what it was fitted to
+            session.update_network()
             torch.testing.assert_close(session.network(X), fit_answers(X[rows[:3]], Y[rows[:3]], 2, None)(X))
         with open_session(tmp_path / "answers.csv") as again:
-            assert again.done == rows[:3]
+            assert again.labelled == rows[:3]
 
     def test_equal_rows_are_suggested_once(self, tmp_path: Path) -> None:
         x = torch.tensor([[0.0], [1.0]]).repeat(3, 1)
         cells = [[f"{value:g}"] for value in x[:, 0].tolist()]
         rows = make_rows(x, ("p",))
-        with Answers(tmp_path / "answers.csv", ["p", "label"], CLASSES) as answers:
-            session = Session(rows, cells, CLASSES, None, answers)
+        with LabelFile(tmp_path / "answers.csv", ["p", "label"], CLASSES) as answers:
+            session = LabelSession(rows, cells, CLASSES, None, answers)
             for row in (4, 2):
-                session.keep(row, "ant")
-            assert Session(rows, cells, CLASSES, None, answers).done == [0, 2]
+                session.add_label(row, "ant")
+            assert LabelSession(rows, cells, CLASSES, None, answers).labelled == [0, 2]
             known = torch.tensor([True, False, False, True, False, False])
-            session = Session(replace(rows, known=known), cells, CLASSES, None, answers)
-            assert session.done == [2, 4]
-            assert session.list_left().tolist() == [1, 5]
-            assert {row for row, _ in session.choose(BATCH)} == {1, 5}
+            session = LabelSession(replace(rows, known=known), cells, CLASSES, None, answers)
+            assert session.labelled == [2, 4]
+            assert session.list_unlabelled().tolist() == [1, 5]
+            assert {row for row, _ in session.suggest(BATCH)} == {1, 5}

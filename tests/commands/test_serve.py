@@ -31,7 +31,7 @@ from protonet.__main__ import main
 from protonet.pipeline import TablePipeline
 from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_policy
 from protonet.server.models import Batcher
-from protonet.server.parsing import Rows
+from protonet.server.parsing import ParsedRows
 from tests.commands.cases import Run
 from tests.commands.noise import make_requests
 from tests.commands.servers import TOKEN, Server, finish, start, start_load
@@ -263,7 +263,7 @@ def test_an_invalid_request_does_not_fail_the_rest_of_its_batch(folder: Path) ->
         batches = Batcher()
         parts = np.split(x[:8], np.cumsum(sizes)[:-1])
         parts.insert(1, np.full((1, 5), 1e38, np.float32))
-        rows = [Rows(part, [], np.zeros(len(part), bool)) for part in [*parts, x[8:9].astype(np.float64)]]
+        rows = [ParsedRows(part, [], np.zeros(len(part), bool)) for part in [*parts, x[8:9].astype(np.float64)]]
         suggested = [batches.classify(model, part, None) for part in rows]
         return await asyncio.gather(*suggested, return_exceptions=True), batches.batches
 
@@ -621,7 +621,7 @@ def test_tokens_origins_and_the_access_log(folder: Path, tmp_path: Path, monkeyp
 def test_a_token_is_printed_only_if_it_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROTONET_TOKEN", raising=False)
     drawn = make_policy("127.0.0.1", [], 1)
-    assert drawn.tokens[0] in drawn.query
+    assert drawn.tokens[0] in drawn.address_query
     monkeypatch.setenv("PROTONET_TOKEN", "given")
     given = make_policy("127.0.0.1", [], 1)
-    assert (given.tokens, given.query) == (["given"], "")
+    assert (given.tokens, given.address_query) == (["given"], "")
