@@ -1,4 +1,4 @@
-"""``protonet page``: the labelling page, and the API that its script uses."""
+"""``protonet page``: the labelling page, and the HTTP API that its script calls."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ from protonet.server.app import (
 )
 from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import LabelQueue
-from protonet.server.labels import LabelFile, LabelSession, Uploads, extend_rows, find_similar, parse_classes
+from protonet.server.labels import LabelFile, LabelSession, Uploads, extend_rows, find_similar_class, parse_classes
 from protonet.server.parsing import decode_json, parse_rows, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import blank_missing, count_missing_cells
 from protonet.tables.formats import text_array
 from protonet.ui.html import format_page
 
-#: Bytes of a body: a picture to try.
+#: Maximal bytes of a body, such as a picture.
 MAX_BODY = 32 * 2**20
-#: Pixels per side of a picture that is shown.
+#: Maximal pixels per side of a picture on the page.
 PICTURE_SIDE = 640
 #: Maximal numbers of listed columns, and of rows that are listed or labelled together.
 MAX_DESCRIBED_COLUMNS, MAX_SELECTED_ROWS = 400, 200
-#: Labels after which the accuracy is computed again.
+#: Number of new labels after which the accuracy is computed again.
 CHECK_INTERVAL = 20
-#: The roles of a column that a user may set; "" for the inferred type. Pictures are left out: a client could have every
-#: file read that a cell names.
+#: Roles of a column that the user can set; "" is the inferred type. "picture" is left out, because a client could then
+#: read any file whose path is in a cell.
 COLUMN_ROLES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "drop", "group")
-#: The keys of the metrics that the page shows.
+#: Keys of the metrics that the page shows.
 SHOWN_METRICS = (
     "accuracy",
     "interval",
@@ -74,21 +74,21 @@ SHOWN_METRICS = (
 )
 
 Returned = TypeVar("Returned")
-#: What answers a request, or its action: a response, or a value that becomes JSON.
-Answer = Callable[[Any], Awaitable[object]]
+#: Answers a request, or the action in its body, with a response or with a value that is sent as JSON.
+Handler = Callable[[Any], Awaitable[object]]
 
 
 class Action(Struct):
-    """The body of a request: the tab of the browser, and the arguments of the action."""
+    """The body of a request: the tab of the browser, and the arguments of an action."""
 
-    tab: Annotated[str, Meta(max_length=64)]
-    by: Annotated[str, Meta(max_length=100)] = ""  #: Who gives the label; "" for an unknown person.
+    tab: Annotated[str, Meta(max_length=64)]  #: Identifies the browser tab.
+    by: Annotated[str, Meta(max_length=100)] = ""  #: The person who gives the label; "" if unknown.
     row: int | None = None
     rows: Annotated[list[int], Meta(max_length=MAX_SELECTED_ROWS)] | None = None
     name: str | None = None
     old: str | None = None
-    create: bool = False  #: Whether a name may be similar to that of another class.
-    seen: str | UnsetType | None = UNSET  #: The label of the row that the client has seen.
+    create: bool = False  #: Whether a new class may have a name similar to another one.
+    seen: str | UnsetType | None = UNSET  #: The label of the row that the page shows.
     person: str | None = None
     text: str = ""
     column: str | None = None
@@ -106,20 +106,22 @@ ACTION = msgspec.json.Decoder(Action)
 
 @dataclass
 class LabelApi:
-    """The routes of the page."""
+    """The routes of the labelling page and its API."""
 
     queue: LabelQueue
     jobs: JobRunner
     policy: AccessPolicy
     title: str
-    representation: Sequence[str] | None  #: The encoders of texts and pictures, as typed by the user.
-    read_again: Callable[[ColumnOverrides], UnlabelledTable] | None  #: Reads features anew; None if a model has them.
+    representation: Sequence[str] | None  #: Names of the encoders of texts and pictures, as typed by the user.
+    read_again: (
+        Callable[[ColumnOverrides], UnlabelledTable] | None
+    )  #: Encodes the table with other column roles; None with a model.
     uploads: Uploads
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Of the features of the table.
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.
 
     def create_app(self) -> ASGIApp:
-        """Create the application."""
+        """Create the ASGI application."""
         queue = self.queue
         changes: dict[str, Callable[[Action], object]] = {
             "next": lambda action: None,
@@ -133,36 +135,39 @@ class LabelApi:
             ),
             "rename": lambda action: queue.rename_class(action.old or "", action.name or ""),
         }
-        posts: dict[str, Answer] = {name: self.change(change) for name, change in changes.items()}
+        posts: dict[str, Handler] = {name: self.make_label_handler(change) for name, change in changes.items()}
         posts |= {"leave": self.leave, "rows": self.list_rows, "columns": self.choose_columns, "add": self.add_texts}
         posts |= {"jobs": self.start_job, "labels": self.list_labels}
         routes = [
-            Route(f"/api/{name}", handle(answer, action=True), methods=["POST"]) for name, answer in posts.items()
+            Route(f"/api/{name}", make_route_handler(handler, action=True), methods=["POST"])
+            for name, handler in posts.items()
         ]
-        for path, answer in {"/api/try": self.try_row, "/api/add_picture": self.add_picture}.items():
-            routes.append(Route(path, handle(answer), methods=["POST"]))
-        gets: dict[str, Answer] = {"/": self.page, "/picture": self.show_picture, "/download": self.download}
+        for path, handler in {"/api/try": self.try_row, "/api/add_picture": self.add_picture}.items():
+            routes.append(Route(path, make_route_handler(handler), methods=["POST"]))
+        gets: dict[str, Handler] = {"/": self.page, "/picture": self.show_picture, "/download": self.download}
         gets |= {"/api/state": self.state, "/api/map": self.project_rows, "/api/jobs": self.list_jobs}
-        return create_app(self.policy, [*routes, *(Route(path, handle(answer)) for path, answer in gets.items())])
+        return create_app(
+            self.policy, [*routes, *(Route(path, make_route_handler(handler)) for path, handler in gets.items())]
+        )
 
-    def change(self, change: Callable[[Action], object]) -> Answer:
-        """Change labels and return the next row; a new class that is similar to another one is returned instead."""
+    def make_label_handler(self, change: Callable[[Action], object]) -> Handler:
+        """Make a handler that changes labels and returns the next row or, unless confirmed, a similar class name."""
 
-        async def answer(action: Action) -> object:
+        async def respond(action: Action) -> object:
             names = self.queue.session.names
-            similar = None if action.create or not action.name else find_similar(action.name, names)
+            similar = None if action.create or not action.name else find_similar_class(action.name, names)
             if similar is not None and (action.old is None or similar != action.old):
                 return {"similar": similar}
             change(action)
             if len(self.queue.session.labelled) >= self.jobs.checked + CHECK_INTERVAL and not self.jobs.running:
-                self.start("results")
+                self.start_on_labels("results")
             label = {} if action.row is None else {"label": self.queue.get_label(action.row)}
-            return self.queue.next_item(action.tab) | self.check() | label
+            return self.queue.next_item(action.tab) | self.describe_accuracy() | label
 
-        return answer
+        return respond
 
-    def start(self, kind: Literal["results", "export"]) -> None:
-        """Start a job on the labelled rows whose pictures exist."""
+    def start_on_labels(self, kind: Literal["results", "export"]) -> None:
+        """Start a job on the labelled rows, without rows whose pictures no longer exist."""
         queue, session = self.queue, self.queue.session
         rows = {row: [*session.cells[row], label] for row, label in session.labels.items() if queue.has_picture(row)}
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
@@ -170,8 +175,8 @@ class LabelApi:
             table = [queue.header, *existing]
         self.jobs.start(PageJob(kind, queue.version, list(rows), [session.label_file.header, *rows.values()], table))
 
-    def check(self) -> dict[str, object]:
-        """Return the accuracy by cross-validation, and after how many more labels it is computed again."""
+    def describe_accuracy(self) -> dict[str, object]:
+        """Return the cross-validated accuracy, and the number of labels until it is computed again."""
         metrics, jobs = self.jobs.metrics or {}, self.jobs
         keys = ("accuracy", "interval")
         accuracy = {key: metrics[key] for key in keys} if metrics.get("accuracy") is not None else None
@@ -179,7 +184,7 @@ class LabelApi:
         return {"check": accuracy, "checked": jobs.checked, "next_check": 0 if jobs.running else max(remaining, 1)}
 
     async def list_labels(self, action: Action) -> object:
-        """List labelled rows, those that cross-validation predicts as another class first."""
+        """Answer with a list of labelled rows; rows that cross-validation predicts as another class come first."""
         metrics = self.jobs.metrics or {}
         predictions: dict[int, tuple[str, float]] = {}
         if rows := metrics.get("predictions"):
@@ -189,19 +194,19 @@ class LabelApi:
         return self.queue.list_labels(predictions, action.name, action.text, action.person, limit=MAX_SELECTED_ROWS)
 
     async def page(self, _: Request) -> object:
-        """Return the page, which its script fills in; requests go to its own server only."""
+        """Answer with the page, whose script fills it and may only send requests to this server."""
         rules = "connect-src 'self'; img-src 'self' blob: data:"
         return html_response(*format_page("label.html", self.title, {}, ["page.css", "label.css"], "label.js", rules))
 
     async def state(self, _: object) -> object:
-        """Return the columns, notes and commands."""
+        """Answer with the columns of the table, notes on it, and the commands that repeat an export."""
         rows, header = self.queue.rows, list(self.queue.header)
         names = list(rows.columns or header)
         return {
             "header": header,
             "picture": self.queue.picture,
             "adds": "" if self.uploads.column is None else "pictures" if self.uploads.pictures else "texts",
-            "columns": await self.run(self.describe_columns) if len(header) <= MAX_DESCRIBED_COLUMNS else [],
+            "columns": await self.run_in_thread(self.describe_columns) if len(header) <= MAX_DESCRIBED_COLUMNS else [],
             "choices": COLUMN_ROLES if self.read_again is not None and rows.columns is not None else [],
             "used": names,
             "added": str(self.uploads.rows.path),
@@ -214,7 +219,7 @@ class LabelApi:
         }
 
     def describe_columns(self) -> list[dict[str, object]]:
-        """Return the name of each column, its type, the number of missing cells, and the user's choice."""
+        """Return name, type, number of missing cells and chosen role of each column."""
         rows, header, settings = self.queue.rows, list(self.queue.header), self.jobs.columns
         names, cells = list(rows.columns or header), self.queue.session.cells
         missing = {
@@ -230,7 +235,7 @@ class LabelApi:
         return [{**column, "choice": choices.get(column["name"], "")} for column in [*used.values(), *unused]]
 
     async def choose_columns(self, action: Action) -> object:
-        """Change the type of a column, drop it, or use it as groups, and fit again."""
+        """Set the role of a column, which is a type, "drop" or "group", and fit again."""
         name, choice, settings = str(action.column), str(action.choice), self.jobs.columns
         if self.read_again is None:
             raise HTTPException(409, "The columns are those of the model. Start without -m to change them.")
@@ -252,7 +257,7 @@ class LabelApi:
         columns, read_again = ColumnOverrides(kinds, dropped, group), self.read_again
         async with self.changing:
             try:
-                rows = await self.run(lambda: read_again(columns))
+                rows = await self.run_in_thread(lambda: read_again(columns))
             except UserError as error:
                 raise rename_argument(error, "columns") from None
             self.jobs.columns = columns
@@ -260,12 +265,12 @@ class LabelApi:
         return await self.state(action)
 
     async def leave(self, action: Action) -> object:
-        """Release the row of a tab that was closed."""
+        """Release the row of a closed tab."""
         self.queue.release(action.tab)
         return {}
 
     def require_rows(self, action: Action) -> list[int]:
-        """Return the row indices of a request."""
+        """Return the row indices of an action; raise an InputError if one is not in the table."""
         rows, n = action.rows, len(self.queue.session.cells)
         if rows is None or not all(0 <= row < n for row in rows):
             must = f"be up to {MAX_SELECTED_ROWS} row indices"
@@ -273,97 +278,99 @@ class LabelApi:
         return rows
 
     async def list_rows(self, action: Action) -> object:
-        """Return the cells of some rows."""
+        """Answer with the cells of the requested rows."""
         return list(map(self.queue.row_to_dict, self.require_rows(action)))
 
     async def project_rows(self, _: Request) -> object:
-        """Return where all rows lie on the map."""
-        return await self.run(self.queue.project_rows)
+        """Answer with the coordinates of all rows on the map."""
+        return await self.run_in_thread(self.queue.project_rows)
 
     async def list_jobs(self, _: object) -> object:
-        """Return the metrics, and the files that were made."""
+        """Answer with the state of the jobs: the metrics, and the exported files."""
         jobs = self.jobs
         metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN_METRICS}
         if metrics is not None and (rows := (jobs.metrics or {}).get("predictions")):
             metrics["rows"] = {key: rows[key] for key in ("index", "label", "predicted", "probability")}
         state = {"running": jobs.running, "error": jobs.error, "ready": jobs.list_exported(), "metrics": metrics}
-        return state | {"fresh": jobs.version == self.queue.version} | self.queue.progress() | self.check()
+        return state | {"fresh": jobs.version == self.queue.version} | self.queue.progress() | self.describe_accuracy()
 
     async def start_job(self, action: Action) -> object:
-        """Start a job."""
+        """Start the job that an action names."""
         if action.job is None:
             raise_input_error("job", "be results or export", "nothing", "Load the page again.")
-        self.start(action.job)
+        self.start_on_labels(action.job)
         return await self.list_jobs(action)
 
     async def try_row(self, request: Request) -> object:
-        """Classify a row that is sent."""
+        """Classify the row in the body of a request, and explain the prediction."""
         fitted = self.queue.build_model()
-        model = await self.run(lambda: fitted.attach_encoders(self.representation, shown=False, use_cache=False))
+        model = await self.run_in_thread(
+            lambda: fitted.attach_encoders(self.representation, shown=False, use_cache=False)
+        )
         media, body = await read_upload(request)
-        rows = await self.run(lambda: parse_rows(model, media, body))
+        rows = await self.run_in_thread(lambda: parse_rows(model, media, body))
         if len(rows.x) != 1:
             raise_input_error("body", "hold one row", len(rows.x), "Send one.")
-        result = await self.run(lambda: self.queue.try_row(model, rows))
+        result = await self.run_in_thread(lambda: self.queue.try_row(model, rows))
         return result | {"notes": rows.notes}
 
     async def add_texts(self, action: Action) -> object:
-        """Add the lines of a text as rows."""
-        return await self.add(lambda known: self.uploads.add_texts(action.text, known))
+        """Add each line of a text as a row."""
+        return await self.add_rows(lambda known: self.uploads.add_texts(action.text, known))
 
     async def add_picture(self, request: Request) -> object:
-        """Add a picture as a row."""
+        """Add the picture in the body of a request as a row."""
         name, content = request.query_params.get("name", ""), await request.body()
-        return await self.add(lambda known: self.uploads.add_picture(name, content, known))
+        return await self.add_rows(lambda known: self.uploads.add_picture(name, content, known))
 
-    async def add(self, save: Callable[[set[str]], list[list[str]]]) -> object:
-        """Save rows, and add them to the table; ``save`` gets the cells that there are."""
+    async def add_rows(self, save: Callable[[set[str]], list[list[str]]]) -> object:
+        """Add rows to the table; ``save`` is given the known cells, and returns the cells of the rows it saved."""
         async with self.changing:
             queue, column = self.queue, self.uploads.column or 0
             if queue.rows is not queue.session.rows:
                 raise HTTPException(409, "The columns are being changed. Try again.")
-            added = await self.run(lambda: save({line[column] for line in queue.session.cells}))
+            added = await self.run_in_thread(lambda: save({line[column] for line in queue.session.cells}))
             if added:
-                queue.add_rows(added, await self.run(lambda: extend_rows(queue.rows, queue.header, added)))
-        return {"added": len(added)} | queue.progress() | self.check()
+                queue.add_rows(added, await self.run_in_thread(lambda: extend_rows(queue.rows, queue.header, added)))
+        return {"added": len(added)} | queue.progress() | self.describe_accuracy()
 
     async def show_picture(self, request: Request) -> Response:
-        """Return a picture of the table, decoded and encoded again."""
+        """Answer with a picture of the table, decoded and encoded again as PNG."""
         row, cells = request.query_params.get("row", ""), self.queue.session.cells
         if self.queue.picture is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
             raise HTTPException(404, "`row` must be one with a picture; got another one. Load the page again.")
         path = text_to_path(cells[int(row)][self.queue.picture])
         try:
-            return Response(await self.run(lambda: draw_plain(path, PICTURE_SIDE)), media_type="image/png")
+            return Response(await self.run_in_thread(lambda: draw_plain(path, PICTURE_SIDE)), media_type="image/png")
         except UNREADABLE_IMAGE as error:
             raise HTTPException(
                 404, f"This picture cannot be read: {path_to_text(path)} ({describe_error(error)})"
             ) from None
 
     async def download(self, request: Request) -> Response:
-        """Return a file that was made, or the answers."""
+        """Answer with an exported file, or with the file of labels."""
         name = request.query_params.get("file", "")
         path, media = (self.jobs.labels, "text/csv") if name == "labelled" else self.jobs.get_file(name)
         title = "labelled.csv" if name == "labelled" else path.name
         return FileResponse(path, media_type=media, filename=title)
 
-    async def run(self, work: Callable[[], Returned]) -> Returned:
-        """Call a function in a thread."""
+    async def run_in_thread(self, work: Callable[[], Returned]) -> Returned:
+        """Call a function in a thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
 
-def handle(answer: Answer, *, action: bool = False) -> Callable[[Request], Awaitable[Response]]:
-    """Make the handler of a request from what answers it or, if ``action``, the action in its body."""
+def make_route_handler(handler: Handler, *, action: bool = False) -> Callable[[Request], Awaitable[Response]]:
+    """Make the handler of a route from a handler of requests or, if ``action``, of the actions in their bodies."""
 
     async def respond(request: Request) -> Response:
-        value = await answer(decode_json(await request.body(), ACTION) if action else request)
+        value = await handler(decode_json(await request.body(), ACTION) if action else request)
         return value if isinstance(value, Response) else json_response(value)
 
     return respond
 
 
 def require_row(action: Action) -> int:
-    """Return the row number of an action."""
+    """Return the row index of an action; raise an InputError if it has none."""
     if action.row is None:
         raise_input_error("row", "be a whole number", "nothing", "Load the page again.")
     return action.row
@@ -412,6 +419,6 @@ def run(options: PageOptions) -> None:
         title, again = path_to_text(options.table.name), None if model is not None else read_again
         api = LabelApi(queue, jobs, policy, title, options.representation, again, uploads)
         status = f"{count(len(session.cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
-        with queue.learning(), jobs.folder:
+        with queue.fitting(), jobs.folder:
             run_server(api.create_app(), policy, listening, status)
     print(f"{count(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")

@@ -1,4 +1,4 @@
-"""A queue of rows to label, shared by several clients, and the network that a thread fits to their labels."""
+"""The queue of rows that clients of the labelling page label, and the thread that fits a network to the labels."""
 
 from __future__ import annotations
 
@@ -27,48 +27,48 @@ from protonet.fit.importance import SAMPLE, compute_contributions
 from protonet.fit.uninformative import parse_counts, replace_uninformative
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
-from protonet.server.labels import LabelFile, LabelSession, check_class, embed
+from protonet.server.labels import LabelFile, LabelSession, embed, validate_class_name
 from protonet.server.parsing import ParsedRows
 from protonet.ui.command_line import report_bug
 
-#: ParsedRows that are suggested ahead, so that no client waits.
+#: Number of rows that are suggested in advance, so that no client waits.
 N_SUGGESTED = 20
-#: Labels after which the network is refitted, if there is no model.
+#: Number of new labels after which the network is refitted, if there is no model.
 REFIT_INTERVAL = 5
-#: Seconds after which a row that a client has not labelled goes to others.
+#: Seconds after which a row that a client has not labelled is suggested to others.
 LEASE_SECONDS = 600.0
-#: Maximal numbers of likely classes, similar rows, rows of the map, and characters of a cell in an answer.
-MAX_LIKELY_CLASSES, MAX_SIMILAR_ROWS, MAX_MAP_ROWS, MAX_CELL_LENGTH = 9, 3, 100_000, 2000
+#: Maximal numbers of likely classes, similar rows, rows on the map, and characters of a cell in a response.
+MAX_LIKELY_CLASSES, MAX_SIMILAR_ROWS, MAX_MAP_ROWS, MAX_SHOWN_CHARACTERS = 9, 3, 100_000, 2000
 
 
 @dataclass
 class Lease:
-    """A row that a client is labelling."""
+    """A row that is suggested to one client only."""
 
     row: int
-    reason: str
-    since: float
+    reason: str  #: Why the row was suggested.
+    since: float  #: Time of the client's last request, in seconds.
 
 
 @dataclass
 class LabelQueue:
-    """Rows to label. All methods except `learning` are called by one thread."""
+    """Suggests rows to clients, and records their labels. Only `fitting` may be called from another thread."""
 
-    session: LabelSession  #: The labels; its network is the one that was fitted last.
-    flags: LabelFile  #: ParsedRows that clients flagged; they are not suggested again.
-    people: LabelFile  #: Who gave the label of a row, before its cells and its label; the last of equal lines counts.
-    header: Sequence[str]  #: The names of the cells.
-    picture: int | None = None  #: The index of the cell that holds a picture's path; None if there is none.
-    model: TablePipeline | None = None  #: The initial model, whose class names cannot change; None if there is none.
-    version: int = 0  #: The number of changes of labels.
-    missing: dict[int, str] = field(default_factory=dict)  #: The paths of pictures that no longer exist, by row.
+    session: LabelSession  #: The table, its labels, and the network fitted last.
+    flags: LabelFile  #: The file of flagged rows, which are not suggested again.
+    people: LabelFile  #: The file of the persons who gave labels; the last line of a row counts.
+    header: Sequence[str]  #: The names of the table's columns.
+    picture: int | None = None  #: Index of the column of picture paths; None without pictures.
+    model: TablePipeline | None = None  #: The initial model, if any; its class names are fixed.
+    version: int = 0  #: Number of changes of labels or features so far.
+    missing: dict[int, str] = field(default_factory=dict)  #: Paths of pictures that no longer exist, by row index.
     _leases: dict[str, Lease] = field(default_factory=dict)
     _queue: list[Suggestion] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _changed: threading.Event = field(default_factory=threading.Event)
     _ended: bool = False
-    _embedding: Tensor = field(init=False)  #: (rows, dim) by the network of the session.
-    _rows: UnlabelledTable | None = None  #: New features of the same rows, until the thread has taken them.
+    _embedding: Tensor = field(init=False)  #: Embeddings (rows, dim) by the session's network.
+    _rows: UnlabelledTable | None = None  #: New features of all rows, until the thread uses them.
 
     def __post_init__(self) -> None:
         self._people = {tuple(cells): person for person, *cells, _ in self.people.rows}
@@ -79,9 +79,9 @@ class LabelQueue:
         self._queue = self.session.suggest(N_SUGGESTED)
 
     @contextmanager
-    def learning(self) -> Iterator[None]:
-        """Fit the network in a thread until the context is left, which waits for the fit in progress."""
-        thread = threading.Thread(target=self._learn_loop, name="learning")
+    def fitting(self) -> Iterator[None]:
+        """Fit the network in a thread until the context is left; leaving waits for the fit in progress."""
+        thread = threading.Thread(target=self._fit_loop, name="fitting")
         thread.start()
         try:
             yield
@@ -91,7 +91,7 @@ class LabelQueue:
             thread.join()
 
     def next_item(self, client: str) -> dict[str, object]:
-        """Return the row that a client is to label: the same until it is labelled."""
+        """Return the row that a client is to label next; it stays the same until the client labels or skips it."""
         now = time.monotonic()
         lease = self._leases.get(client)
         if lease is None or not self._can_be_suggested(lease.row):
@@ -101,7 +101,7 @@ class LabelQueue:
             with self._lock:
                 self._queue = [suggestion for suggestion in self._queue if self._can_be_suggested(suggestion.row)]
                 waiting = [suggestion for suggestion in self._queue if suggestion.row not in leased]
-            if not waiting:  # the thread has not suggested enough: any row will do
+            if not waiting:  # if the thread has not suggested enough rows, take any
                 others = (
                     row
                     for row in self.session.list_unlabelled().tolist()
@@ -115,9 +115,9 @@ class LabelQueue:
         return self.progress() | {"reason": lease.reason} | self.describe_row(lease.row)
 
     def label_row(self, client: str, row: int, name: str, person: str = "") -> None:
-        """Save the label of a row; raise an HTTPException if it has another one, an OSError on a full disk."""
-        name = check_class(name, self.session.names)
-        if self.get_label(row) != name:  # else it is a repeated request whose response was lost
+        """Save a label of a row; raise an HTTPException if the row has another label, an OSError on a full disk."""
+        name = validate_class_name(name, self.session.names)
+        if self.get_label(row) != name:  # else the request is repeated because its response was lost
             self._require_unlabelled(row)
             with self._lock:
                 self.session.add_label(row, name)
@@ -127,7 +127,7 @@ class LabelQueue:
         self._record_person(row, name, person)
 
     def add_rows(self, cells: Sequence[list[str]], rows: UnlabelledTable) -> None:
-        """Append rows to the table; ``rows`` are the features of all rows."""
+        """Append rows to the table, given their cells; ``rows`` has the features of the complete table."""
         with self._lock:
             self.session.cells.extend(cells)
             self.session.rows, network, embedding = rows, self.session.network, self._embedding
@@ -138,19 +138,19 @@ class LabelQueue:
         self._note_change(None)
 
     def skip(self, client: str, row: int) -> None:
-        """Suggest another row to a client."""
+        """Skip a row, so that another one is suggested to the client."""
         with self._lock:
             self.session.skip(self._require_unlabelled(row))
         self._leases.pop(client, None)
 
     def flag(self, client: str, row: int) -> None:
-        """Record on disk that a row is unusual, and suggest another one."""
+        """Save that a row is flagged as unusual, and skip it."""
         if not self._is_flagged(self._require_unlabelled(row)):
             self.flags.add(self.session.cells[row], "flagged")
         self.skip(client, row)
 
     def undo(self, client: str, row: int, seen: str | UnsetType | None = UNSET) -> None:
-        """Suggest a labelled, skipped or flagged row again, unless its label is not what the client has seen."""
+        """Remove the label or flag of a row, and suggest the row again, unless its label is not as ``seen``."""
         cells = self.session.cells[self._require_row(row)]
         self._require_unchanged(row, seen)
         others = [line for line in self.flags.rows if line[:-1] != cells]
@@ -164,8 +164,8 @@ class LabelQueue:
         self._note_change(None)
 
     def relabel(self, row: int, name: str, person: str = "", seen: str | UnsetType | None = UNSET) -> None:
-        """Change the label of a row; errors as in `undo`."""
-        name = check_class(name, self.session.names)
+        """Change the label of a row, unless the present label is not as ``seen``."""
+        name = validate_class_name(name, self.session.names)
         if self._require_row(row) not in self.session.labelled:
             raise HTTPException(409, f"`row` must be a labelled one; got {row}.")
         self._require_unchanged(row, seen)
@@ -176,7 +176,7 @@ class LabelQueue:
         self._record_person(row, name, person)
 
     def label_many(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
-        """Label or, if the name is None, flag those of several rows that are neither labelled nor flagged."""
+        """Label rows or, if the name is None, flag them; rows with a label or flag are left out."""
         free = [
             row for row in rows if self._require_row(row) not in self.session.labelled and not self._is_flagged(row)
         ]
@@ -189,7 +189,7 @@ class LabelQueue:
     def rename_class(self, old: str, new: str) -> None:
         """Rename a class in all labels; if the new name is another class, the two are merged."""
         session, names = self.session, self.session.names
-        new = check_class(new, names)
+        new = validate_class_name(new, names)
         if old not in names:
             raise HTTPException(404, f"`old` must be a class; got {to_printable(old)[:40]!r}.")
         if old in self.fixed:
@@ -207,11 +207,11 @@ class LabelQueue:
         self._note_change(None)
 
     def release(self, client: str) -> None:
-        """Suggest the row of a client to others."""
+        """Release the row of a client, so that it is suggested to others."""
         self._leases.pop(client, None)
 
     def progress(self) -> dict[str, object]:
-        """Count labelled, remaining and flagged rows, rows per class, and pictures that no longer exist."""
+        """Return the numbers of labelled, remaining and flagged rows and of rows per class, and missing pictures."""
         counts = dict.fromkeys(self.session.names, 0) | Counter(name for *_, name in self.session.label_file.rows)
         left = self.session.list_unlabelled().tolist()
         return {
@@ -231,10 +231,14 @@ class LabelQueue:
         *,
         limit: int,
     ) -> dict[str, object]:
-        """List labelled rows: those that cross-validation predicts as another class first, then the latest.
+        """List labelled rows: first rows that cross-validation predicts as another class, then the latest ones.
 
-        The predictions hold a class and its probability by row. A class, a text that a cell contains in any case, and a
-        person ("" for an unknown one) select rows; None selects all.
+        Args:
+            predictions: The predicted class and its probability, by row index.
+            name: Lists rows of this class only; None for all classes.
+            text: Lists rows only if a cell contains this text in upper or lower case.
+            person: Lists labels of this person only, "" for an unknown one; None for all persons.
+            limit: Maximal number of listed rows.
         """
         differing, others = list[JsonDict](), list[JsonDict]()
         for row, label in self.session.labels.items():
@@ -253,7 +257,7 @@ class LabelQueue:
 
     @torch.no_grad()
     def describe_row(self, row: int) -> dict[str, object]:
-        """Return the cells of a row, its likeliest classes, and the labelled rows that are most similar."""
+        """Return the cells of a row, its most likely classes, and the most similar labelled rows."""
         names = self.session.names
         with self._lock:
             network, rows, embedding = self.session.network, self.session.rows, self._embedding
@@ -265,7 +269,7 @@ class LabelQueue:
         return self.row_to_dict(row) | {"likely": likely[:MAX_LIKELY_CLASSES], "near": near}
 
     def find_similar_rows(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, object]]:
-        """Return the labelled rows whose embedding is nearest to one (dim,)."""
+        """Return the labelled rows whose embeddings are nearest to an embedding (dim,)."""
         with self._lock:
             labels, others = self.session.labels, self._embedding
         labels.pop(leave_out, None)
@@ -278,13 +282,13 @@ class LabelQueue:
         return [self.row_to_dict(done[at]) | {"name": labels[done[at]]} for at in order]
 
     def row_to_dict(self, row: int) -> dict[str, object]:
-        """Return the index of a row, its cells, cut to a maximal length, and whether its picture exists."""
-        cells = [cell[:MAX_CELL_LENGTH] for cell in self.session.cells[row]]
+        """Return the index of a row, its cells, truncated to a maximal length, and whether its picture exists."""
+        cells = [cell[:MAX_SHOWN_CHARACTERS] for cell in self.session.cells[row]]
         return {"row": row, "cells": cells, "picture": self.has_picture(row)}
 
     @torch.no_grad()
     def project_rows(self) -> dict[str, object]:
-        """Return the coordinates of all rows in [-1, 1], their predicted classes and their labels, -1 for none."""
+        """Return coordinates in [-1, 1], predicted class and label (-1 without one) of all rows, for the map."""
         network, rows = self._require_network("map")
         shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_MAP_ROWS))
         logits = self._predict(network, rows, shown)
@@ -302,10 +306,10 @@ class LabelQueue:
 
     @torch.no_grad()
     def try_row(self, model: TablePipeline, row: ParsedRows) -> dict[str, object]:
-        """Classify one row by a model of `build_model`, with reasons.
+        """Classify one row by a model of `build_model`, and explain the prediction.
 
-        These are the most similar labelled rows, the fraction of the rows that are farther from every class and, if
-        there are several columns, the support of each for the likeliest class, as in ``explain``.
+        The explanation has the most similar labelled rows, the fraction of rows that are farther from every class and,
+        with several columns, the contribution of each to the most likely class, as ``explain`` computes it.
         """
         with self._lock:
             x_all, done = self.session.rows.x, self.session.labelled[-SAMPLE:]
@@ -325,11 +329,11 @@ class LabelQueue:
         return {"likely": likely, "near": near, "farther": farther, "support": support}
 
     def build_model(self) -> TablePipeline:
-        """Build a model of the network that was fitted last."""
+        """Build a model with the network that was fitted last; raise an HTTPException if there is none yet."""
         return self._to_model(*self._require_network("model"))
 
     def _to_model(self, network: PrototypeNetwork, rows: UnlabelledTable) -> TablePipeline:
-        """Build a model; its metadata count the labelled rows without information, as ``fit`` does."""
+        """Build a model with a network; its metadata count labelled rows without information, as ``fit`` does."""
         names = tuple(self.session.names[: len(network.counts)])
         metadata = {} if self.model is None else dict(self.model.metadata)
         counts = parse_counts(metadata.get("uninformative"), len(names))
@@ -345,7 +349,7 @@ class LabelQueue:
         )
 
     def _predict(self, network: PrototypeNetwork, rows: UnlabelledTable, indices: Tensor) -> Tensor:
-        """Compute the logits (n, num_classes) of rows; of those without information as ``predict`` does."""
+        """Compute the logits (n, num_classes) of rows; rows without information are treated as ``predict`` does."""
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
         uninformative = rows.uninformative[indices]
         if bool(uninformative.any()):
@@ -354,21 +358,21 @@ class LabelQueue:
 
     @property
     def fixed(self) -> Sequence[str]:
-        """The names of classes that cannot change."""
+        """The names of classes that cannot be renamed."""
         return () if self.model is None else tuple(map(str, self.model.classes))
 
     @property
     def rows(self) -> UnlabelledTable:
-        """The features that the network is, or will be, fitted to."""
+        """The features that the network is, or will soon be, fitted to."""
         return self._rows or self.session.rows
 
     def replace_rows(self, rows: UnlabelledTable) -> None:
-        """Fit the network to new features of the same rows."""
+        """Let the thread fit the network to new features of all rows."""
         self._rows = rows
         self._note_change(None)
 
     def _require_network(self, what: str) -> tuple[PrototypeNetwork, UnlabelledTable]:
-        """Return the network and its rows; raise an HTTPException if none is fitted yet."""
+        """Return the network and its rows; raise an HTTPException that names ``what`` if none is fitted yet."""
         with self._lock:
             network, rows = self.session.network, self.session.rows
         if network is None:
@@ -376,29 +380,29 @@ class LabelQueue:
         return network, rows
 
     def get_label(self, row: int) -> str | None:
-        """Get the label of a row; None if it has none."""
+        """Return the label of a row; None without a label."""
         return self.session.labels.get(row)
 
     def _require_unchanged(self, row: int, seen: str | UnsetType | None) -> None:
-        """Raise an HTTPException if a row has another label than a client has seen; UNSET is not checked."""
+        """Raise an HTTPException if the label of a row is not as a client has ``seen`` it; UNSET is not checked."""
         label = self.get_label(row)
         if seen is not UNSET and seen != label:
             got = "no label any more" if label is None else f"the label {to_printable(label)[:40]!r} now"
             raise HTTPException(409, f"`row` must not have been changed elsewhere; {row} has {got}.")
 
     def _record_person(self, row: int, label: str, person: str) -> None:
-        """Record on disk who gave the label of a row."""
+        """Save the person who gave a row its label."""
         cells = self.session.cells[row]
         if person != self._people.get(tuple(cells), ""):
             self.people.add([person, *cells], label)
             self._people[tuple(cells)] = person
 
     def _is_flagged(self, row: int) -> bool:
-        """Whether a row is flagged."""
+        """Test whether a row is flagged."""
         return [*self.session.cells[row], "flagged"] in self.flags.rows
 
     def _can_be_suggested(self, row: int) -> bool:
-        """Whether a row can be suggested: neither skipped nor labelled, and its picture exists."""
+        """Test whether a row is neither skipped nor labelled, and its picture exists."""
         if row in self.session.skipped or row in self.session.labelled:
             return False
         if not self.has_picture(row):
@@ -408,42 +412,42 @@ class LabelQueue:
         return True
 
     def has_picture(self, row: int) -> bool:
-        """Whether the picture of a row, if rows have one, exists."""
+        """Test whether the picture of a row exists; true if rows have no pictures."""
         return self.picture is None or text_to_path(self.session.cells[row][self.picture]).exists()
 
     def _reset_network(self) -> None:
-        """Discard the network, whose classes have changed; a model stays."""
+        """Discard the network because its classes have changed; an initial model is kept."""
         if self.model is not None:
             self.session.network = None
         else:
             self.session.replace_rows(self.session.rows)
 
     def _add_class(self, name: str) -> None:
-        """Add a class if it is new."""
+        """Append a class name if it is new."""
         if name not in self.session.names:
             self.session.names.append(name)
 
     def _require_unlabelled(self, row: int) -> int:
-        """Return the index of a row without a label."""
+        """Return a row index; raise an HTTPException if the row has a label, or does not exist."""
         if self._require_row(row) in self.session.labelled:
             raise HTTPException(409, f"`row` must be unlabelled; got {row}, which another client has labelled.")
         return row
 
     def _require_row(self, row: int) -> int:
-        """Return the index of a row of the table."""
+        """Return a row index; raise an HTTPException unless the table has this row, without a label of its own."""
         if not 0 <= row < len(self.session.cells) or self.session.rows.known[row]:
             raise HTTPException(404, f"`row` must be an unlabelled row of the table; got {row}.")
         return row
 
     def _note_change(self, client: str | None) -> None:
-        """Release the row of a client, and let the thread fit the network to the changed labels."""
+        """Release the row of a client, if given, and let the thread fit the network to the changed labels."""
         if client is not None:
             self._leases.pop(client, None)
         self.version += 1
         self._changed.set()
 
-    def _learn_loop(self) -> None:
-        """Fit the network whenever labels have changed."""
+    def _fit_loop(self) -> None:
+        """Fit the network whenever labels or features have changed, until `fitting` ends."""
         fitted = len(self.session.labelled)
         while True:
             self._changed.wait()

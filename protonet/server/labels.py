@@ -1,4 +1,4 @@
-"""Labels of rows: their CSV file, written label by label, rows that are added, and the network fitted to the labels."""
+"""Labels of the labelling page: their CSV file, the session that fits a network to them, and uploaded rows."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ from protonet.ui.text import format_csv
 if sys.platform != "win32":
     import fcntl
 
-#: The number of typical rows per class to label before uncertainty is used.
+#: Number of typical rows per class that are suggested first, before uncertain rows.
 TYPICAL_ROWS_PER_CLASS = 2
-#: The maximal number of characters of a class name.
+#: Maximal number of characters of a class name.
 MAX_CLASS_NAME_LENGTH = 100
-#: The similarity (`difflib.SequenceMatcher.ratio`) from which a new class name is taken for a misspelling.
+#: Similarity (`difflib.SequenceMatcher.ratio`) to a class from which a new name may be a misspelling.
 MIN_NAME_SIMILARITY = 0.85
-#: The time limit of a refit, s.
+#: Time limit of a refit in seconds.
 REFIT_TIME_LIMIT = 5.0
 
 
 class LabelFile:
-    """Labelled rows in a CSV file that ``fit`` and ``update`` read; one command at a time may open it.
+    """A CSV file of labelled rows, which ``fit`` and ``update`` can read; only one process at a time may open it.
 
-    Each row is one write, which is synced to disk before `add` returns. An incomplete last line, after a power failure,
-    is removed. A lazy file is created by the first row.
+    `add` returns after the row is synced to disk. When the file is opened, an incomplete last line, which a power
+    failure may leave, is removed. A lazy file is created when the first row is added.
     """
 
     def __init__(self, path: Path, header: Sequence[str], classes: Sequence[str] | None, *, lazy: bool = False) -> None:
-        self.path, self.header = path, list(header)  # the label is the last column
+        self.path, self.header = path, list(header)  # the last column is the label
         self.classes = classes  #: The allowed labels; None for any non-empty text.
-        self.rows: list[list[str]] = []  #: The rows so far, in order: the cells, then the label.
+        self.rows: list[list[str]] = []  #: The cells of each row, followed by its label.
         self._file = -1
         if not lazy or path.exists():
             self._open()
 
     def _open(self) -> None:
-        """Open the file, and read its rows."""
+        """Open and lock the file, read its rows, and write the header if the file is new."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
             _lock(self.path, self._file)
@@ -93,7 +93,7 @@ class LabelFile:
         self.rows.append([*cells, name])
 
     def _append_line(self, cells: list[str]) -> None:
-        """Append a line and sync it to disk."""
+        """Append a line to the file, and sync it to disk; remove it again if the disk is full."""
         line = format_csv([cells]).encode()
         end = os.lseek(self._file, 0, os.SEEK_END)
         try:
@@ -106,17 +106,19 @@ class LabelFile:
             raise
 
     def replace_rows(self, rows: Sequence[list[str]]) -> None:
-        """Replace all rows atomically."""
+        """Replace all rows of the file atomically."""
         write_text(self.path, format_csv([self.header, *rows]))
-        os.close(self._file)  # of the old file and its lock
+        os.close(self._file)  # also unlocks the old file
         self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         _lock(self.path, self._file)
         self.rows = [list(row) for row in rows]
 
     def _read(self) -> int:
-        """Read the rows of the file, without an incomplete last line; return the bytes of the complete lines."""
+        """Read the rows of the file; return the size in bytes of its complete lines."""
         header, size, end = self.header, 0, 0
-        with self.path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:  # may end in a character
+        with self.path.open(
+            encoding="utf-8", errors="surrogateescape", newline=""
+        ) as file:  # may end within a character
             lines = file.readlines()
         reader = csv.reader(lines)
         for cells in reader:
@@ -136,7 +138,7 @@ class LabelFile:
 
 
 def _lock(path: Path, file: int) -> None:
-    """Lock a file, or raise an InputError if another command has locked it."""
+    """Lock an open file; raise an InputError if another process has locked it."""
     if sys.platform == "win32":
         return
     try:
@@ -150,13 +152,13 @@ def _lock(path: Path, file: int) -> None:
 
 
 def _raise_format_error(path: Path, got: str) -> NoReturn:
-    """Raise an InputError for a file of another table."""
+    """Raise an InputError because an output file belongs to another table or other classes."""
     must = "be a new file, or labelled rows of this table and these classes"
     raise_input_error("output", must, f"{path} with {got}", "Pass another path, or that file's table and classes.")
 
 
 def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
-    """Parse the names of the classes; the default are the model's, or none."""
+    """Parse a comma-separated list of class names; without a text, return the classes of the model, if any."""
     known = [] if model is None else list(map(str, model.classes))
     names = known if text is None else [name.strip() for name in text.split(",")]
     for name in names:
@@ -170,8 +172,8 @@ def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
     return names
 
 
-def check_class(name: object, known: Sequence[str]) -> str:
-    """Validate the name of a class, and strip spaces."""
+def validate_class_name(name: object, known: Sequence[str]) -> str:
+    """Return a class name without surrounding spaces; raise an InputError if it is not valid."""
     text = name.strip() if isinstance(name, str) else ""
     if text in known:
         return text
@@ -181,8 +183,8 @@ def check_class(name: object, known: Sequence[str]) -> str:
     return text
 
 
-def find_similar(name: str, known: Sequence[str]) -> str | None:
-    """Find the class that a new name may be a misspelling of; None if it is a class, or unlike all of them."""
+def find_similar_class(name: str, known: Sequence[str]) -> str | None:
+    """Return the known class that a name may be a misspelling of; None if the name is known or unlike all classes."""
     name = name.strip()
     if name in known:
         return None
@@ -192,9 +194,9 @@ def find_similar(name: str, known: Sequence[str]) -> str | None:
 
 
 class LabelSession:
-    """A labelling session: the rows and their cells, the labels so far, and the network fitted to them.
+    """A labelling session: a table, the labels of its rows, and the network that is fitted to them.
 
-    Each answer is assigned to a row with equal cells: of several, to the first one without a label in the table.
+    Each line of the label file belongs to a row with equal cells: to the first of them without a label in the table.
     """
 
     def __init__(
@@ -213,56 +215,56 @@ class LabelSession:
         rows_of: dict[tuple[str, ...], list[int]] = {}
         for row in sorted(range(len(cells)), key=lambda row: (bool(rows.known[row]), row), reverse=True):
             rows_of.setdefault(tuple(cells[row]), []).append(row)
-        self.labelled: list[int] = []  #: The index of each labelled row.
+        self.labelled: list[int] = []  #: Indices of the labelled rows, in the order of the label file.
         for *values, name in answers.rows:
             if not rows_of.get(tuple(values)):
                 got = f"a label {name!r} of a row that is not in it"
                 raise_input_error("table", "be the table of the labels", got, "Pass another --output.")
             self.labelled.append(rows_of[tuple(values)].pop())
-        self.network: PrototypeNetwork | None = None  #: The result of `learn`.
+        self.network: PrototypeNetwork | None = None  #: The network fitted last; None before two classes have labels.
 
     @property
     def labels(self) -> dict[int, str]:
-        """The label of each labelled row, in the order of the answers."""
+        """The label of each labelled row by its index, in the order of the label file."""
         return {row: label for row, (*_, label) in zip(self.labelled, self.label_file.rows, strict=True)}
 
     def update_network(self, *, anew: bool = False) -> None:
-        """Update the network: new labels move the prototypes or, without a model and if ``anew``, all are refitted."""
+        """Update the network with new labels: move its prototypes or, if ``anew`` and without a model, refit it."""
         self.network = self.fit_network(self.list_labelled(), len(self.names), anew=anew)
 
     def replace_rows(self, rows: UnlabelledTable) -> None:
-        """Replace the features of the same rows, and discard the network."""
+        """Replace the features of all rows, and discard the network."""
         self.rows, self.network, self._fitted, self._learned = rows, None, None, []
 
     def list_labelled(self) -> list[tuple[int, int]]:
-        """List the row and the class index of each label."""
+        """List the row index and the class index of each label."""
         return [(row, self.names.index(label)) for row, label in self.labels.items()]
 
-    def fit_network(self, answers: list[tuple[int, int]], num_classes: int, *, anew: bool) -> PrototypeNetwork | None:
-        """Fit or update a network; None until two classes have labels."""
-        x = self.rows.x[[row for row, _ in answers]]
-        y = torch.tensor([label for _, label in answers], dtype=torch.int64)
+    def fit_network(self, labels: list[tuple[int, int]], num_classes: int, *, anew: bool) -> PrototypeNetwork | None:
+        """Fit or update the network for row and class indices of labels; None until two classes have labels."""
+        x = self.rows.x[[row for row, _ in labels]]
+        y = torch.tensor([label for _, label in labels], dtype=torch.int64)
         fitted = self._fitted
         merged = fitted is None or len(fitted.counts) > num_classes
-        if self._refits and (anew or merged or self._learned != answers[: len(self._learned)]):
-            self._fitted, self._learned = None, answers
+        if self._refits and (anew or merged or self._learned != labels[: len(self._learned)]):
+            self._fitted, self._learned = None, labels
             if len(y.unique()) > 1:
                 encoding = self.rows.encoding
                 blocks = None if encoding is None else encoding.blocks
-                self._fitted = fit_answers(x, y, num_classes, blocks)
+                self._fitted = fit_labels(x, y, num_classes, blocks)
         network, first = deepcopy(self._fitted), len(self._learned)
         if network is not None and len(y) > first:
             network.add_samples(x[first:], y[first:], num_classes=num_classes)
         return network
 
     def list_unlabelled(self) -> Tensor:
-        """List the rows (n,) int64 without a label that were not skipped."""
+        """List the indices (n,) int64 of rows that are neither labelled nor skipped."""
         left = ~self.rows.known
         left[[*self.labelled, *self.skipped]] = False
         return left.nonzero().flatten()
 
     def suggest(self, n: int, left: Tensor | None = None) -> list[Suggestion]:
-        """Choose at least ``n`` rows to label next: first typical ones, then the most informative ones."""
+        """Suggest at least ``n`` rows to label next: first typical rows, then the most informative ones."""
         left, first = (
             self.list_unlabelled() if left is None else left,
             TYPICAL_ROWS_PER_CLASS * len(self.classes) - len(self.labelled),
@@ -274,12 +276,12 @@ class LabelSession:
         return suggest_rows(network, self.rows.x, n, list(map(to_printable, self.names)), rows=left)
 
     def add_label(self, row: int, name: str) -> None:
-        """Save a label."""
+        """Add the label of a row to the file."""
         self.label_file.add(self.cells[row], name)
         self.labelled.append(row)
 
     def change_label(self, row: int, name: str | None) -> None:
-        """Change the label of a row, or remove it."""
+        """Change the label of a row in the file; None removes the label."""
         at, rows = self.labelled.index(row), list(self.label_file.rows)
         rows[at : at + 1] = [] if name is None else [[*self.cells[row], name]]
         self.label_file.replace_rows(rows)
@@ -287,60 +289,60 @@ class LabelSession:
             del self.labelled[at]
 
     def skip(self, row: int) -> None:
-        """Skip a row in this session."""
+        """Suggest a row no more in this session."""
         self.skipped.add(row)
 
 
 @torch.no_grad()
 def embed(x: Tensor, network: PrototypeNetwork | None) -> Tensor:
-    """Compute the embeddings (n, dim) of features; without a network, standardize the features."""
+    """Compute embeddings (n, dim) of rows; without a network, these are the standardized features."""
     space = Standardised(x) if network is None else network
     return torch.cat([space.embed(batch) for batch in x.split(4096)])
 
 
-def fit_answers(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -> PrototypeNetwork:
-    """Fit a network in closed form to labelled rows (n, dim) of two or more classes (n,)."""
+def fit_labels(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -> PrototypeNetwork:
+    """Fit a network at effort "fast" to rows (n, dim) and their classes (n,), of which there are at least two."""
     metadata = {"num_classes": num_classes}
     return solve_problem([(x, y)], None, metadata, REFIT_TIME_LIMIT, "fast", blocks=blocks).network
 
 
-#: Maximal numbers of added rows, and of characters of a text.
-MAX_ADDED_ROWS, MAX_TEXT_LENGTH = 10_000, 20_000
+#: Maximal number of uploaded rows, and of characters of an uploaded text.
+MAX_ADDED_ROWS, MAX_UPLOADED_CHARACTERS = 10_000, 20_000
 
 
 @dataclass
 class Uploads:
-    """The rows that were added to a table; threads of requests that timed out may still add some."""
+    """Rows that are uploaded to a table; concurrent threads, also of requests that timed out, may add rows."""
 
-    rows: LabelFile  #: Their file: the cells of each, and "added".
-    table: Path
-    column: int | None  #: The index of the cell that a text or the path of a picture fills; None if none can be added.
-    pictures: bool  #: Whether pictures are added; otherwise texts.
+    rows: LabelFile  #: The file of uploaded rows, whose last column is "added".
+    table: Path  #: The table that the rows are added to.
+    column: int | None  #: Index of the column of texts or pictures; None if rows cannot be uploaded.
+    pictures: bool  #: Whether rows are pictures; otherwise, texts.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def cells(self) -> list[list[str]]:
-        """The cells of the rows."""
+        """The cells of each uploaded row."""
         return [cells for *cells, _ in self.rows.rows]
 
     @property
     def folder(self) -> Path:
-        """The folder of the pictures, beside the labels."""
+        """The folder of uploaded pictures, beside the file of labels."""
         return self.rows.path.with_suffix("")
 
     def add_texts(self, text: str, known: set[str]) -> list[list[str]]:
-        """Save the lines of a text as rows, but for empty and ``known`` ones; return their cells."""
+        """Save each line of a text that is neither empty nor ``known`` as a row; return the cells of these rows."""
         self._require(pictures=False)
         lines = [escape_control_chars(line.strip()) for line in text.splitlines()]
         lines = [line for line in dict.fromkeys(lines) if line and line not in known]
         longest = max(map(len, lines), default=0)
-        if longest > MAX_TEXT_LENGTH or len(lines) + len(self.rows.rows) > MAX_ADDED_ROWS:
-            must = f"have at most {MAX_ADDED_ROWS:,} lines of at most {MAX_TEXT_LENGTH:,} characters"
+        if longest > MAX_UPLOADED_CHARACTERS or len(lines) + len(self.rows.rows) > MAX_ADDED_ROWS:
+            must = f"have at most {MAX_ADDED_ROWS:,} lines of at most {MAX_UPLOADED_CHARACTERS:,} characters"
             raise_input_error("text", must, f"{len(lines):,} lines, one of {longest:,}", "Shorten it.")
         return self._save(lines)
 
     def add_picture(self, name: str, content: bytes, known: set[str]) -> list[list[str]]:
-        """Save a picture under a safe name as a row, unless it is there already; return its cells, if any."""
+        """Save a picture as a row unless its path is ``known``; return the cells of the row, if any."""
         self._require(pictures=True)
         if self.folder.resolve().is_relative_to(self.table.resolve()):
             raise HTTPException(409, "Pictures cannot be added inside of the folder of the table: pass another -o.")
@@ -349,7 +351,7 @@ class Uploads:
         try:
             open_plain(io.BytesIO(content))
             with Image.open(io.BytesIO(content)) as image:
-                suffix = f".{image.format}".lower().replace("mpo", "jpeg")  # several JPEGs, the first of which is read
+                suffix = f".{image.format}".lower().replace("mpo", "jpeg")  # a file of several JPEGs
             if suffix not in SUFFIXES:
                 raise ValueError(f"in the format {image.format}")
         except UNREADABLE_IMAGE as error:
@@ -363,7 +365,7 @@ class Uploads:
         return self._save([path_to_text(path)])
 
     def _save(self, texts: Sequence[str]) -> list[list[str]]:
-        """Append rows to the file, but for those that an interrupted request has saved; return their cells."""
+        """Append a row for each text, unless an interrupted request has saved it; return the cells of all rows."""
         column = self.column or 0
         rows = [[text if index == column else "" for index in range(len(self.rows.header) - 1)] for text in texts]
         with self._lock:
@@ -374,7 +376,7 @@ class Uploads:
         return rows
 
     def _require(self, *, pictures: bool) -> None:
-        """Raise an HTTPException unless rows of a kind can be added."""
+        """Raise an HTTPException unless pictures, or texts, can be uploaded."""
         kind = "pictures" if pictures else "texts"
         if self.column is None or self.pictures is not pictures:
             raise HTTPException(409, f"Rows can be added if {kind} are the only feature of the table.")
@@ -383,7 +385,7 @@ class Uploads:
 
 
 def extend_rows(rows: UnlabelledTable, header: Sequence[str], cells: Sequence[Sequence[str]]) -> UnlabelledTable:
-    """Append rows of cells, named by a header, to the features of a table, by its encoding."""
+    """Append the features of new rows to a table, given the cells of the rows and the header that names them."""
     n, start = len(cells), len(rows.x)
     if not n:
         return rows

@@ -114,7 +114,7 @@ class PendingRequest(NamedTuple):
 
     model: TablePipeline
     rows: ParsedRows
-    threshold: float | None  #: ParsedRows with a score up to this value are unknown; None to classify all rows.
+    threshold: float | None  #: Rows with a score up to this value are unknown; None to classify all rows.
     result: asyncio.Future[Classified]
     key: tuple[object, ...]  #: Requests with equal keys may share a batch.
 

@@ -1,4 +1,4 @@
-"""Shared parts of all commands: one-line errors, and checks of arguments and output paths before the work."""
+"""Shared code of all commands: the argument parser, exit codes, one-line errors, and checks of output paths."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from protonet.errors import DISTRIBUTION, InputError, UserError, installed_versi
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are InputErrors in the one message form.
+    """An argument parser that raises InputErrors, and has common and expert options.
 
-    ``--help`` shows what most people need and fits a screen; what `add_expert_group` holds stands in ``--help-all``.
+    ``--help`` shows the common options; ``--help-all`` also shows the groups of `add_expert_group`.
     """
 
     def __init__(self, prog: str, description: str, examples: Sequence[str] = ()) -> None:
@@ -32,28 +32,27 @@ class Parser(argparse.ArgumentParser):
         epilog = "examples:\n" + "\n".join(f"  {example}" for example in examples) if examples else None
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=form, allow_abbrev=False)
         self.expert_groups: list[argparse._ArgumentGroup] = []
-        self.write_appendix: Callable[[], str] = str  #: Returns what ``--help-all`` ends with.
+        self.write_appendix: Callable[[], str] = str  #: Makes the text at the end of ``--help-all``.
 
     def add_expert_group(self, title: str) -> argparse._ArgumentGroup:
-        """Return a new group of options that ``--help-all`` alone shows."""
+        """Add a group of options that only ``--help-all`` shows."""
         if not self.expert_groups:
-            self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options, and exit")
+            self.add_argument("--help-all", action=_HelpAllAction, nargs=0, help="show all options, and exit")
         self.expert_groups.append(self.add_argument_group(title))
         return self.expert_groups[-1]
 
-    def format_help(self, *, every: bool = False) -> str:
-        """Format the help of the common options, or of all."""
-        groups = [group for group in self._action_groups if every or group not in self.expert_groups]
+    def format_help(self, *, include_expert: bool = False) -> str:
+        """Format the help of the common options, or of all options."""
+        groups = [group for group in self._action_groups if include_expert or group not in self.expert_groups]
         formatter = self._get_formatter()
         actions = [action for group in groups for action in group._group_actions]
-        options, rows = (
-            [action for action in actions if bool(action.option_strings) is kind] for kind in (True, False)
-        )
+        options = [action for action in actions if action.option_strings]
+        positionals = [action for action in actions if not action.option_strings]
         usage = self.usage
-        if self.expert_groups and not every:
+        if self.expert_groups and not include_expert:
             required = [action for action in options if action.required]
-            usage = "%(prog)s [options]" + "".join(map(_name_value, [*required, *rows]))
-        formatter.add_usage(usage, [*options, *rows], [])
+            usage = "%(prog)s [options]" + "".join(map(_name_value, [*required, *positionals]))
+        formatter.add_usage(usage, [*options, *positionals], [])
         text = self.description or ""
         formatter.add_text(text if "\n" in text else textwrap.fill(text, formatter._width))
         for group in groups:
@@ -61,48 +60,48 @@ class Parser(argparse.ArgumentParser):
             formatter.add_arguments(group._group_actions)
             formatter.end_section()
         formatter.add_text(self.epilog)
-        if every:
+        if include_expert:
             formatter.add_text(self.write_appendix())
         return formatter.format_help()
 
     def parse_known_args(self, args: Any = None, namespace: object = None) -> Any:
-        """Parse as argparse does; an unknown option is reported before a missing argument."""
+        """Parse arguments as argparse does, but report an unknown option before a missing argument."""
         for given in sys.argv[1:] if args is None else args:
             name = str(given).partition("=")[0]
             if name == "--":
                 break
             if name.startswith("--") and name not in self._option_string_actions:
                 options = {option.lstrip("-"): option for option in self._option_string_actions}
-                near = difflib.get_close_matches(name.lstrip("-"), options, n=1)  # dashes would make any two alike
+                near = difflib.get_close_matches(name.lstrip("-"), options, n=1)  # dashes would make all similar
                 hint = f"did you mean {options[near[0]]}?" if near else f"run {self.prog} --help"
                 raise InputError(to_printable(f"unknown option: {name} ({hint})"), argument=name)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Raise an InputError in the form of Unix commands, given the message of argparse."""
+        """Raise an InputError in the style of Unix commands, given an error message of argparse."""
         what, _, names = message.partition(": ")
         if what == "the following arguments are required":
             missing = ", ".join(name if name.startswith("-") else name.upper() for name in names.split(", "))
-            message = f"missing argument: {missing} ({self._format_short_usage()})"
+            message = f"missing argument: {missing} ({self._format_required_usage()})"
         elif what == "unrecognized arguments":
-            message = f"unexpected argument: {names.split()[0]} ({self._format_short_usage()})"
+            message = f"unexpected argument: {names.split()[0]} ({self._format_required_usage()})"
         else:
             message = f"{message} (run {self.prog} --help)"
         raise InputError(to_printable(message), argument="arguments")
 
-    def _format_short_usage(self) -> str:
-        """Return the usage without optional options."""
-        needed = [action for action in self._actions if action.required and action.option_strings]
-        rows = [action for action in self._actions if not action.option_strings]
-        return f"{self.prog}{''.join(map(_name_value, [*rows, *needed]))}"
+    def _format_required_usage(self) -> str:
+        """Format the usage without optional options."""
+        required = [action for action in self._actions if action.required and action.option_strings]
+        positionals = [action for action in self._actions if not action.option_strings]
+        return f"{self.prog}{''.join(map(_name_value, [*positionals, *required]))}"
 
 
-class _HelpAll(argparse.Action):
+class _HelpAllAction(argparse.Action):
     """Print the help of all options, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         assert isinstance(parser, Parser)
-        print(parser.format_help(every=True), end="")
+        print(parser.format_help(include_expert=True), end="")
         parser.exit()
 
 
@@ -115,9 +114,10 @@ def _name_value(action: argparse.Action) -> str:
 def run_command(
     prog: str, command: Callable[[Sequence[str] | None], None], arguments: Sequence[str] | None = None
 ) -> int:
-    """Run a command with its arguments, None for those of the command line, and return the exit code.
+    """Run a command with arguments, by default those of the process, and return its exit code.
 
-    It is 0, 2 after an error of the user, which becomes one line on stderr, 130 after Ctrl-C, or 1 after a bug.
+    The code is 0 for success, 2 for an error of the user, 130 after Ctrl-C, and 1 for a bug. Errors become one line on
+    stderr.
     """
     try:
         with warnings.catch_warnings():
@@ -126,7 +126,7 @@ def run_command(
     except KeyboardInterrupt as interrupt:
         print(f"{prog}: {' '.join(map(str, interrupt.args)) or 'interrupted'}", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader has closed the pipe: discard the rest
+    except BrokenPipeError:  # the reader has closed the pipe: discard further output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, MemoryError) as error:
         print(f"{prog}: {error or 'there is not enough memory'}", file=sys.stderr)
@@ -141,7 +141,7 @@ def run_command(
 
 
 def report_bug(prog: str, error: Exception) -> str:
-    """Keep a traceback in a file, with the versions that it came from; return a line that says so."""
+    """Write the traceback of a bug and the versions to a temporary file; return a line for the user."""
     versions = ", ".join(f"{package} {installed_version(package)}" for package in (DISTRIBUTION, "torch", "numpy"))
     text = f"{prog}\nPython {sys.version}\n{versions}\n\n{''.join(traceback.format_exception(error))}"
     what = f"this is a bug of protonet, not your mistake ({type(error).__name__})"
@@ -156,7 +156,7 @@ def report_bug(prog: str, error: Exception) -> str:
 
 
 def parse_whole(argument: str, text: str, *, low: int) -> int:
-    """Return ``text`` as an int >= ``low``, or raise an InputError in the one message form."""
+    """Parse an integer >= ``low``; raise an InputError for other texts."""
     with suppress(ValueError):
         if (value := int(text)) >= low:
             return value
@@ -164,7 +164,7 @@ def parse_whole(argument: str, text: str, *, low: int) -> int:
 
 
 def parse_number(argument: str, text: str, *, low: float) -> float:
-    """Return ``text`` as a finite float > ``low``, or raise an InputError in the one message form."""
+    """Parse a finite number > ``low``; raise an InputError for other texts."""
     with suppress(ValueError):
         if low < (value := float(text)) < math.inf:
             return value
@@ -173,7 +173,7 @@ def parse_number(argument: str, text: str, *, low: float) -> float:
 
 
 def check_name(argument: str, name: str, known: Collection[str]) -> str:
-    """Return ``name`` if it is known, or raise an InputError that lists the known ones, the nearest first."""
+    """Return a name if it is known; raise an InputError that lists the known names, similar ones first."""
     if name not in known:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3)
         remedy = f"Did you mean {near[0]}?" if near else "Pick a listed one."
@@ -182,7 +182,11 @@ def check_name(argument: str, name: str, known: Collection[str]) -> str:
 
 
 def check_writable(argument: str, path: str | Path, *, folder: bool = False) -> Path:
-    """Check that a file can be written at a path or, for a ``folder``, in it; missing folders are made."""
+    """Return a path to which a file, or a ``folder``, can be written; missing folders are created.
+
+    Raises:
+        InputError: The path cannot be written to.
+    """
     path = Path(path)
     try:
         (path if folder else path.parent).mkdir(parents=True, exist_ok=True)
@@ -200,7 +204,7 @@ def check_writable(argument: str, path: str | Path, *, folder: bool = False) -> 
 
 
 def check_outputs(options: object, names: Sequence[str]) -> dict[str, Path]:
-    """Check that the paths of those options of ``names`` that are given can be written, and return them by option."""
+    """Return the paths of the given output options, by name; raise an InputError if one cannot be written."""
     paths: dict[str, Path] = {}
     for name in names:
         if getattr(options, name) is not None:

@@ -1,4 +1,4 @@
-"""HTML documents from templates: escaped text, pages with a content security policy, and the reports of commands."""
+"""HTML pages from templates, with escaped text and a content security policy, and the reports of commands."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from protonet.ui.text import format_csv, order_naturally, percent, span
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-#: Variables of all templates: maximal numbers of columns, of possible label issues and of their cells, of which the
-#: JSON has more, and the maximal length of a name in a list; shades of the cells of the confusion matrix.
+#: Variables of all templates: maximal numbers of columns, of possible label errors and of their cells on a page, the
+#: maximal length of a name in a list, and the number of shades in the confusion matrix.
 TEMPLATE_CONSTANTS = {"max_columns": 100, "max_suspects": 50, "max_cells": 4, "max_name": 60, "shades": 5}
 
 
 def name_class(name: object, longest: int | None = None) -> Markup:
-    """Isolate a name, which may be written in either direction, and truncate it to a maximal length."""
+    """Make HTML of a name, isolated as it may be right-to-left, and truncated to ``longest`` characters."""
     text = to_printable(name)
     if longest is not None and len(text) > longest:
         return Markup('<bdi title="{}">{}…</bdi>').format(text, text[: longest - 1])
     return Markup("<bdi>{}</bdi>").format(text)
 
 
-def embed(metrics: Mapping[str, object]) -> Markup:
-    """Encode metrics as JSON without characters of markup."""
+def embed_json(metrics: Mapping[str, object]) -> Markup:
+    """Encode metrics as JSON that can stand in an HTML script element."""
     text = json.dumps(metrics, allow_nan=False, separators=(",", ":"))
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -44,7 +44,7 @@ def embed(metrics: Mapping[str, object]) -> Markup:
 
 @cache
 def make_environment() -> Environment:
-    """Make the environment of the templates: all text that is not `Markup` is escaped, also its control characters."""
+    """Make the Jinja environment of the templates, which escapes markup and control characters of all texts."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - slow to import
 
     environment = Environment(
@@ -59,7 +59,7 @@ def make_environment() -> Environment:
         "count": count,
         "ends": lambda interval, spec, scale=1: " to ".join(format(scale * bound, spec) for bound in interval),
         "fmt": format,
-        "json": embed,
+        "json": embed_json,
         "name": name_class,
         "order": order_naturally,
         "percent": percent,
@@ -78,15 +78,24 @@ def format_page(
     script: str = "",
     rules: str = "",
 ) -> tuple[str, str]:
-    """Format a page from files in ``assets``, and its policy: its own script, style and further rules only."""
+    """Format an HTML page from files in ``assets``; return the page and its content security policy.
+
+    Args:
+        template: File name of the template.
+        title: Title of the page.
+        values: Variables of the template.
+        styles: File names of style sheets, which are embedded.
+        script: File name of a script, which is embedded; "" for none.
+        rules: Further rules of the policy, which otherwise allows the embedded style and script only.
+    """
     environment = make_environment()
     assert environment.loader is not None
     style, run = (
         Markup("".join(environment.loader.get_source(environment, name)[0] for name in names if name))
         for names in (styles, [script])
     )
-    policy = f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"
-    policy += f"; script-src '{_hash(run)}'" * bool(run) + f"; {rules}" * bool(rules)
+    policy = f"default-src 'none'; style-src '{_hash_source(style)}'; base-uri 'none'; form-action 'none'"
+    policy += f"; script-src '{_hash_source(run)}'" * bool(run) + f"; {rules}" * bool(rules)
     page = {**values, "title": title, "style": style, "script": run, "rules": rules, "policy": policy}
     return environment.get_template(template).render(page) + "\n", policy
 
@@ -94,18 +103,18 @@ def format_page(
 def format_document(
     template: str, title: str, metrics: Mapping[str, object], command: str, values: Mapping[str, object]
 ) -> str:
-    """Format a self-contained report with embedded JSON of ``metrics``, which may not load or send anything."""
+    """Format a self-contained HTML report, which embeds its metrics as JSON and cannot load or send anything."""
     values = {**values, "metrics": metrics, "command": command}
     return format_page(template, title, values, script="page.js")[0]
 
 
-def _hash(text: str) -> str:
-    """Compute the hash of a style or script for a content security policy."""
+def _hash_source(text: str) -> str:
+    """Compute the hash of a style sheet or script for a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def write_outputs(metrics: JsonDict, *, json_path: Path | None, report_path: Path | None) -> None:
-    """Write metrics to the files of the options ``json`` and ``report``, if they are given."""
+    """Write metrics as JSON, as an HTML report, or both, to the paths that are not None."""
     if json_path is not None:
         write_json(json_path, metrics)
     if report_path is not None:
@@ -113,7 +122,7 @@ def write_outputs(metrics: JsonDict, *, json_path: Path | None, report_path: Pat
 
 
 def format_report(metrics: JsonDict) -> str:
-    """Format the report of ``fit`` or ``evaluate``."""
+    """Format the HTML report of ``fit`` or ``evaluate``, given the metrics of the command."""
     title = f"{metrics['table']}: {'fit' if metrics['command'] == 'fit' else 'evaluation'}"
     values: dict[str, object] = {}
     if "predictions" in metrics:
@@ -127,7 +136,7 @@ def format_report(metrics: JsonDict) -> str:
 
 
 def encode_suspects(suspects: Sequence[JsonDict], names: list[str]) -> str:
-    """Encode all possible label issues as a link to a CSV file that it contains."""
+    """Encode possible label errors as a data URL of a CSV file."""
     header = ["index", "location", "id", "label", "probability of label", "suggested", "probability of suggested"]
     rows = []
     for row in suspects:

@@ -1,4 +1,4 @@
-"""Text output: tables, natural order of names, CSV, metrics. Nothing here imports torch."""
+"""Formatting of text output: tables, CSV, numbers, metrics and names in natural order. torch is not imported."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from protonet._io import JsonDict
 from protonet._text import escape_formula, to_printable
 
-#: The maximal number of classes printed; JSON has all.
+#: Maximal number of classes in printed tables; JSON has all classes.
 MAX_LISTED_CLASSES = 20
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table with aligned columns and a final newline."""
+    """Format a Markdown table with aligned columns; the text ends with a newline."""
     widths = [max(3, *(len(row[column]) for row in (header, *rows))) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -26,7 +26,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def order_naturally(names: Sequence[object]) -> list[int]:
-    """Return the indices of names in natural order: k2 before k10."""
+    """Return the indices that sort names in natural order, in which k2 comes before k10."""
 
     def key(at: int) -> list[tuple[int, int, str]]:
         parts = re.split(r"([0-9]+)", str(names[at]))
@@ -36,12 +36,12 @@ def order_naturally(names: Sequence[object]) -> list[int]:
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """Format a fraction in per cent."""
+    """Format a fraction in percent, such as ``12.3 %``."""
     return f"{100 * fraction:.{digits}f} %"
 
 
 def span(interval: Sequence[float], digits: int = 1) -> str:
-    """Format an interval of fractions in per cent."""
+    """Format an interval of fractions in percent, such as ``12.3 to 45.6 %``."""
     low, high = (100 * bound for bound in interval)
     return f"{low:.{digits}f} to {high:.{digits}f} %"
 
@@ -52,20 +52,20 @@ def format_size(size: int) -> str:
 
 
 def format_csv(lines: Iterable[Sequence[str]]) -> str:
-    """Format rows of cells as CSV, with formulas and control characters escaped."""
+    """Format rows of cells as CSV, with spreadsheet formulas and control characters escaped."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(escape_formula, line) for line in lines)
     return text.getvalue()
 
 
 def format_percent(fraction: float, interval: Sequence[float]) -> tuple[str, str]:
-    """Format a fraction and its interval in percent."""
+    """Format a fraction and its interval in percent without units, such as ``12.34`` and ``[10.00, 15.00]``."""
     low, high = (100 * bound for bound in interval)
     return f"{100 * fraction:.2f}", f"[{low:.2f}, {high:.2f}]"
 
 
 def format_probability_metrics(metrics: JsonDict) -> str:
-    """Format log-loss and calibration error, with intervals if there are any, given a `Metrics` as a dict."""
+    """Format the log-loss and calibration error of metrics as a line, with their intervals if there are any."""
     parts = []
     for name, interval, factor, digits in (
         ("log_loss", "log_loss_interval", 1, 3),
@@ -77,12 +77,12 @@ def format_probability_metrics(metrics: JsonDict) -> str:
 
 
 def format_views(views: Mapping[str, float]) -> str:
-    """Format the views and their weights as a table."""
+    """Format a table of views and their weights in percent."""
     return format_table(["view", "weight, %"], [[name, f"{100 * weight:.1f}"] for name, weight in views.items()])
 
 
 def summarize_columns(names: Sequence[str] | None, summaries: Sequence[str] | None) -> list[str]:
-    """Format a line for each type of column: the names and the type; none for a table of numbers."""
+    """Format a line for each column type, with the names of its columns; none if columns have no names."""
     by_type: dict[str, list[str]] = {}
     for name, summary in zip(names or (), summaries or (), strict=False):
         by_type.setdefault(summary, []).append(to_printable(name))

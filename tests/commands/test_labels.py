@@ -16,7 +16,7 @@ from torch import Tensor
 from protonet import InputError, PrototypeNetwork
 from protonet.commands.data import UnlabelledTable
 from protonet.pipeline import TablePipeline
-from protonet.server.labels import LabelFile, LabelSession, fit_answers, parse_classes
+from protonet.server.labels import LabelFile, LabelSession, fit_labels, parse_classes
 from protonet.tables.table import Table
 from tests.strategies import blobs
 
@@ -158,14 +158,14 @@ class TestSession:
                 session.add_label(row, CLASSES[int(Y[row])])
             session.update_network(anew=True)
             assert session.network is not None
-            torch.testing.assert_close(session.network(X), fit_answers(X[rows], Y[rows], 2, None)(X))
+            torch.testing.assert_close(session.network(X), fit_labels(X[rows], Y[rows], 2, None)(X))
             more = session.suggest(BATCH)
             assert not {row for row, _ in more} & set(rows)
             session.add_label(more[0].row, "ant")
             for row in (more[0].row, *rows[3:]):
                 session.change_label(row, None)  # beyond what it was fitted to
             session.update_network()
-            torch.testing.assert_close(session.network(X), fit_answers(X[rows[:3]], Y[rows[:3]], 2, None)(X))
+            torch.testing.assert_close(session.network(X), fit_labels(X[rows[:3]], Y[rows[:3]], 2, None)(X))
         with open_session(tmp_path / "answers.csv") as again:
             assert again.labelled == rows[:3]
 
