@@ -1,4 +1,4 @@
-"""The command line, ``protonet`` or ``python -m protonet``: fit, predict, and the other commands."""
+"""The command line ``protonet`` or ``python -m protonet``, which runs fit, predict and the other commands."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import sys
 from collections.abc import Sequence
 
 from protonet.commands.arguments import COMMANDS, parse
-from protonet.commands.options import ARGUMENTS, FitOptions
+from protonet.commands.options import OPTION_NAMES, FitOptions
 from protonet.errors import DISTRIBUTION, installed_version, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, run_command
 
 PROG = "protonet"
-#: Commands that are not in `protonet.commands`.
-MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
+#: The modules of the commands that are not in `protonet.commands`.
+SERVER_MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
 
 
 def print_help(arguments: Sequence[str] | None) -> None:
-    """Print the list of commands, or raise an InputError for an unknown command."""
+    """Print the help with the list of commands; raise an InputError if the first argument is an unknown command."""
     parser = Parser(PROG, "Few-shot classification of tables, texts and pictures.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
@@ -36,25 +36,25 @@ def print_help(arguments: Sequence[str] | None) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command, the first of the arguments, and return the exit code."""
+    """Run the command that the first argument names, with the other arguments, and return the exit code."""
     name = arguments[0] if arguments else ""
     if name not in COMMANDS:
         return run_command(PROG, print_help, arguments[:1])
 
     def command(arguments: Sequence[str] | None) -> None:
-        with renamed_arguments(**ARGUMENTS):
+        with renamed_arguments(**OPTION_NAMES):
             options = parse(name, arguments)  # errors here are raised before torch is imported
             if name == "fit":
                 run_fit(options)
             else:
-                importlib.import_module(MODULES.get(name, f"protonet.commands.{name}")).run(options)
+                importlib.import_module(SERVER_MODULES.get(name, f"protonet.commands.{name}")).run(options)
 
     prog = f"{PROG} {name}"
     return run_command(prog, command, arguments[1:])
 
 
 def run_fit(options: FitOptions) -> None:
-    """Read the table of ``fit``, import torch, and train: most errors are in the table, and are reported at once."""
+    """Run ``fit``: read the table before torch is imported, so that its errors are reported at once; then train."""
     from protonet.commands.rows import read_rows  # noqa: PLC0415 - imports NumPy
 
     rows = [read_rows(options)]
@@ -64,7 +64,7 @@ def run_fit(options: FitOptions) -> None:
 
 
 def run() -> int:
-    """Run the command line and return the exit code; the entry point of the script ``protonet``."""
+    """Run the command line with the arguments of the process, and return the exit code: the script ``protonet``."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may be in any encoding
     return main(sys.argv[1:])

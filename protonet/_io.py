@@ -20,7 +20,7 @@ JsonDict = dict[str, Any]  #: An object of JSON.
 
 
 def cache_folder() -> Path:
-    """Locate the cache folder: ``$PROTONET_CACHE``, else ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Get the path of the cache: ``$PROTONET_CACHE``, or else ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     if folder := os.environ.get("PROTONET_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "protonet")
@@ -54,18 +54,18 @@ def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> N
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text as UTF-8, atomically as in `write_atomically`."""
+    """Write a text file in UTF-8 atomically, as `write_atomically`."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def write_json(path: str | Path, value: JsonDict) -> None:
-    """Write a value as JSON, atomically as in `write_atomically`. Lists of integers are written on a single line."""
+    """Write a JSON file atomically, as `write_atomically`; each list of integers is on a single line."""
     text = json.dumps(value, indent=1, allow_nan=False)
     write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda match: "".join(match[0].split()), text) + "\n")
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove the temporary files of killed processes in a folder and below, unless a process is writing there."""
+    """Remove temporary files that killed processes left in a folder and below, unless a process is writing there."""
     for temporary in folder.rglob(f".*.{'[0-9a-f]' * 8}.tmp"):
         with _enter_folder(temporary.with_name(temporary.name[1:-13])):
             pass
@@ -73,7 +73,7 @@ def clear_folder(folder: Path) -> None:
 
 @contextmanager
 def _enter_folder(path: Path) -> Iterator[None]:
-    """Hold a shared lock on the folder of a file, after removal of temporary files that killed processes left there.
+    """Hold a shared lock on the folder of a file to be written, after removal of its leftover temporary files.
 
     A process that gets an exclusive lock knows that no other process is writing, so that all temporary files are
     leftovers. On exit, the folder is synced to the disk.
@@ -97,14 +97,14 @@ def _enter_folder(path: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove the temporary files of a file, if possible."""
+    """Remove the leftover temporary files of a file, if possible."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
         with suppress(OSError):
             temporary.unlink()
 
 
 def progress_bar(*, shown: bool = True, delay: float = 1.0, **settings: Any) -> Any:
-    """Create a tqdm progress bar on stderr. It is shown on terminals only, so that pipes and log files stay free of it.
+    """Create a tqdm progress bar, which is shown only if stderr is a terminal.
 
     Args:
         shown: Whether to show the bar, if stderr is a terminal.
@@ -119,7 +119,7 @@ def progress_bar(*, shown: bool = True, delay: float = 1.0, **settings: Any) -> 
 
 @contextmanager
 def show_progress(*, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
-    """Show a progress bar of fractions if the work takes long; the context is the function that updates it."""
+    """Show a progress bar if work takes long; the context is a function that sets its stage and finished fraction."""
     form = "{desc}: {percentage:.0f} %|{bar}| {elapsed}, {remaining} left"
     # smoothing=0: the remaining time follows from the mean speed; miniters=0: every step is shown.
     with progress_bar(total=1.0, bar_format=form, smoothing=0, miniters=0, leave=False, shown=not quiet) as bar:

@@ -1,11 +1,11 @@
-"""Validation of arguments of public functions: each check returns the value in canonical form, or raises an error."""
+"""Validate arguments of public functions: a check returns the value in its canonical form, or raises an error."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, cast
+from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex
 
 from protonet._text import to_printable
 from protonet.errors import InputTypeError, raise_input_error
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # commands check their options before torch is imported
 
 
 def check_int(argument: str, value: object, *, low: int, high: int | None = None, remedy: str = "") -> int:
-    """Convert ``value`` to an int in [low, high]; integral floats are accepted (the contest's limit is 500000.0)."""
+    """Convert ``value`` to an int in [low, high]; floats without a fraction, such as 500000.0, are accepted."""
     bounds = f"be a whole number >= {low}" if high is None else f"be a whole number in [{low}, {high}]"
     remedy = remedy or f"Pass an int such as {low}."
     if isinstance(value, bool) or not isinstance(value, (SupportsIndex, SupportsFloat)):
@@ -46,13 +46,13 @@ def check_number(argument: str, value: object, *, low: float, strict: bool = Fal
 
 
 def check_type(argument: str, value: object, kind: type | tuple[type, ...], name: str) -> None:
-    """Raise an InputTypeError unless ``value`` is of a type; ``name`` describes it in the message."""
+    """Raise an InputTypeError unless ``value`` has the type ``kind``, which the message calls ``name``."""
     if not isinstance(value, kind):
         raise_input_error(argument, f"be {name}", type(value).__name__, "Pass another object.", kind=InputTypeError)
 
 
 def check_device(argument: str, value: str | int | torch.device) -> torch.device:
-    """Convert ``value`` to a device; check that this machine has it and that it stores data, unlike "meta"."""
+    """Convert ``value`` to a torch device; raise an InputError unless this machine has it and it can store data."""
     import torch  # noqa: PLC0415 - slow to import
 
     try:
@@ -65,17 +65,15 @@ def check_device(argument: str, value: str | int | torch.device) -> torch.device
 
 
 def check_features(argument: str, value: object, *, dim: int | None = None) -> Tensor:
-    """Convert (n, ...) of any real dtype to finite rows (n, dim): float64 stays float64, everything else is float32."""
+    """Flatten a tensor (n, ...) of any real dtype to finite rows (n, dim), float64 if it is float64, else float32."""
     import torch  # noqa: PLC0415 - slow to import
 
     if not isinstance(value, torch.Tensor):
-        raise_input_error(
-            argument, "be a tensor of shape (n, dim)", type(value).__name__, "Use torch.as_tensor.", kind=InputTypeError
-        )
+        must, got = "be a tensor of shape (n, dim)", type(value).__name__
+        raise_input_error(argument, must, got, "Use torch.as_tensor.", kind=InputTypeError)
     if value.is_complex():
-        raise_input_error(
-            argument, "be real", str(value.dtype), "Split real and imaginary parts into columns.", kind=InputTypeError
-        )
+        remedy = "Split real and imaginary parts into columns."
+        raise_input_error(argument, "be real", str(value.dtype), remedy, kind=InputTypeError)
     if value.ndim < 2:
         remedy = "Add the missing axis, e.g. x[None] for a single row."
         raise_input_error(argument, "have shape (n, dim)", f"shape {tuple(value.shape)}", remedy)
@@ -93,17 +91,12 @@ def check_features(argument: str, value: object, *, dim: int | None = None) -> T
 
 
 def check_weights(argument: str, value: object, *, n: int) -> Tensor:
-    """Convert ``value`` to float64 weights (n,), each finite and > 0."""
+    """Convert a tensor of n sample weights to shape (n,), float64; raise an error unless each is finite and > 0."""
     import torch  # noqa: PLC0415 - slow to import
 
     if not isinstance(value, torch.Tensor) or value.is_complex():
-        raise_input_error(
-            argument,
-            "be a tensor of numbers",
-            type(value).__name__,
-            "Use torch.as_tensor(weights).",
-            kind=InputTypeError,
-        )
+        got, remedy = type(value).__name__, "Use torch.as_tensor(weights)."
+        raise_input_error(argument, "be a tensor of numbers", got, remedy, kind=InputTypeError)
     weights = value.detach().reshape(-1).to(torch.float64)  # (n,)
     bad = int((~(torch.isfinite(weights) & (weights > 0))).sum())
     if len(weights) != n or bad:
@@ -113,39 +106,33 @@ def check_weights(argument: str, value: object, *, n: int) -> Tensor:
 
 
 def check_groups(argument: str, groups: Sequence[object], labels: Sequence[object]) -> None:
-    """Raise an InputError if a class with several rows has a single group, so that no row of it could be held out."""
-    groups_of_class: dict[object, set[object]] = {}
-    size: dict[object, int] = {}
+    """Raise an InputError if all rows of a class, two or more, are in one group: none of them could be held out."""
+    groups_of_class: dict[object, list[object]] = {}
     for group, label in zip(groups, labels, strict=True):
-        groups_of_class.setdefault(label, set()).add(group)
-        size[label] = size.get(label, 0) + 1
+        groups_of_class.setdefault(label, []).append(group)
     for label, (first, *others) in groups_of_class.items():
-        if not others and size[label] > 1:
-            got = f"all {size[label]} rows of class {to_printable(label)} in group {to_printable(first)}"
+        if others and all(group == first for group in others):
+            got = f"all {1 + len(others)} rows of class {to_printable(label)} in group {to_printable(first)}"
             raise_input_error(argument, "hold no class whole", got, "Add another group of that class, or leave it out.")
 
 
 def check_labels(argument: str, value: object, *, n: int, num_classes: int | None = None) -> Tensor:
-    """Convert a tensor of n integers, (n,) or (n, 1), to int64 labels (n,), each in [0, num_classes)."""
+    """Convert a tensor of n integer labels, (n,) or (n, 1), to (n,) int64; each must be in [0, num_classes)."""
     import torch  # noqa: PLC0415 - slow to import
 
     constraint = "be a tensor of integer labels"
     if not isinstance(value, torch.Tensor):
-        raise_input_error(
-            argument, constraint, type(value).__name__, "Use torch.as_tensor(labels).", kind=InputTypeError
-        )
+        got, remedy = type(value).__name__, "Use torch.as_tensor(labels)."
+        raise_input_error(argument, constraint, got, remedy, kind=InputTypeError)
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        raise_input_error(
-            argument, constraint, str(value.dtype), "Convert class ids with labels.long().", kind=InputTypeError
-        )
+        got, remedy = str(value.dtype), "Convert class ids with labels.long()."
+        raise_input_error(argument, constraint, got, remedy, kind=InputTypeError)
     if value.numel() != n:
         raise_input_error(argument, f"have one label per row ({n})", f"{value.numel()}", "Pass a label for every row.")
     labels = value.detach().reshape(-1).to(torch.int64)  # (n,)
-    high = "" if num_classes is None else f", {num_classes})"
     outside = labels < 0 if num_classes is None else (labels < 0) | (labels >= num_classes)
     if bool(outside.any()):
-        worst = cast(int, labels[outside][0].item())
-        span = "be >= 0" if num_classes is None else f"be in [0{high}"
-        remedy = "Number the classes 0..num_classes-1."
-        raise_input_error(argument, span, f"{worst} ({int(outside.sum())} such labels)", remedy)
+        must = "be >= 0" if num_classes is None else f"be in [0, {num_classes})"
+        got = f"{labels[outside][0].item()} ({int(outside.sum())} such labels)"
+        raise_input_error(argument, must, got, "Number the classes 0..num_classes-1.")
     return labels

@@ -1,7 +1,7 @@
-"""Exceptions for mistakes that a caller can correct, and the one form of their messages.
+"""Exceptions for mistakes that a caller can correct, and helpers that format their messages.
 
-Each message has one line: ```argument` must {constraint}; got {value}. {remedy}``. Commands print it after their name,
-with the option that the user typed in place of the argument.
+A message is a line: ```argument` must {constraint}; got {value}. {remedy}``. Commands print it after their name, with
+the option that the user typed in place of the argument.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class UserError(Exception):
     """A mistake that a caller can correct.
 
     Args:
-        message: One line: what must hold, what was given, and the remedy.
+        message: A line with the constraint, the value that was given, and the remedy.
         argument: The name of the argument at fault, as the message has it in backquotes; "" for none.
     """
 
@@ -31,11 +31,11 @@ class UserError(Exception):
 
 
 class InputError(UserError, ValueError):
-    """A value is out of range, or a file does not fit."""
+    """An argument has an invalid value, or a file cannot be used."""
 
 
 class InputTypeError(UserError, TypeError):
-    """A value has the wrong type."""
+    """An argument has the wrong type."""
 
 
 class MissingPackageError(UserError, ImportError):
@@ -45,11 +45,11 @@ class MissingPackageError(UserError, ImportError):
 def raise_input_error(
     argument: str, constraint: str, got: object, remedy: str = "", *, kind: type[UserError] = InputError
 ) -> NoReturn:
-    """Raise an error in the one message form.
+    """Raise an error whose message names the argument, the constraint, the given value and the remedy.
 
     Args:
         argument: The name of the argument at fault.
-        constraint: What must hold, such as ``be > 0``.
+        constraint: The constraint after "must", such as ``be > 0``.
         got: The value that was given, or a description of it.
         remedy: A sentence with the remedy.
         kind: The class of the error.
@@ -64,14 +64,18 @@ def raise_missing_file(path: object, *, argument: str = "path") -> NoReturn:
 
 
 def rename_argument(error: UserError, argument: str) -> UserError:
-    """Copy an error with another argument name in its message; the class stays."""
+    """Copy an error, and replace the name of the argument at fault in its message by ``argument``."""
     message = str(error).replace(f"`{error.argument}` must", f"`{argument}` must", 1) if error.argument else str(error)
     return type(error)(message, argument=argument)
 
 
 @contextmanager
 def renamed_arguments(**names: str) -> Iterator[None]:
-    """Rename arguments in messages to what the caller knows: new names, by those that messages have in backquotes."""
+    """Rename arguments, which are in backquotes, in the message of an error that is raised in the context.
+
+    Args:
+        **names: The new name of each argument, by its old name.
+    """
     try:
         yield
     except UserError as error:
@@ -83,14 +87,14 @@ def renamed_arguments(**names: str) -> Iterator[None]:
 
 
 def install_command(extra: str) -> str:
-    """Format the pip command that installs an extra of this library: from its checkout, or from an index."""
+    """Format the pip command that installs an extra of this library, from the checkout if there is one."""
     checkout = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
     return f'pip install -e ".[{extra}]"' if checkout else f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 @contextmanager
 def optional_packages(extra: str = "analysis", *, install: str = "") -> Iterator[None]:
-    """Turn a missing package into a MissingPackageError of one line.
+    """Convert an ImportError that is raised in the context to a MissingPackageError with the command to install it.
 
     Args:
         extra: The extra of this library that brings the package.
@@ -105,7 +109,7 @@ def optional_packages(extra: str = "analysis", *, install: str = "") -> Iterator
 
 
 def installed_version(package: str) -> str | None:
-    """Look up the version of an installed package; None if it is not installed."""
+    """Get the version of an installed package; None if it is not installed."""
     from importlib import metadata  # noqa: PLC0415 - slow to import
 
     try:

@@ -60,53 +60,55 @@ from protonet.tables.frames import (
     to_dense,
 )
 
-NAME = "ProtoNetClassifier"
-#: What scikit-learn's ``validate_data`` takes for labels that there are none of.
+#: The value that scikit-learn's ``validate_data`` expects for ``y`` if there are no labels.
 NO_LABELS = "no_validation"
 
 
 class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Classify by the cosine between a row's embedding and the class prototypes.
+    """Classify rows by the cosine between their embedding and the class prototypes.
 
-    What the embedding is made of is decided on held-out folds of the training rows; see `protonet.solve`.
+    The feature maps of the embedding are selected and weighted by cross-validation; see `protonet.solve`.
 
     Args:
-        effort: "fast" trains nothing, "default" trains if rows are many, "best" tries more and trains longer; or a
-            `protonet.fit.search.Search` that says what is tried.
-        time_limit: Seconds that ``fit`` may take, >= 0.
-        random_state: Of the initial weights and episodes of MLPs, the only random choices: an int, a ``RandomState``,
-            or None for another one each time. Without MLPs, it changes nothing.
-        column_kinds: What columns of a data frame hold, where that is not seen from their cells, by name: "number",
-            "category", "date", "text" or "picture" (paths). None leaves all to the cells.
-        representation: What reads texts and pictures of a data frame: see ``fit --representation``; None for auto.
-        class_weight: "balanced" lets all classes weigh alike in learning; a dict of classes and weights (1 for others)
-            multiplies sample weights; None leaves these as they are.
+        effort: "fast" trains no network, "default" trains networks if there are many rows, "best" compares more models
+            and trains longer; or a `protonet.fit.search.Search` that lists the models to compare.
+        time_limit: Maximum time of ``fit``, s, >= 0.
+        random_state: Seed of the initial weights and episodes of MLPs, the only random choices: an int, a
+            ``RandomState``, or None for another seed in each call.
+        column_kinds: The types of columns of a data frame, by name: "number", "category", "date", "text" or "picture"
+            (paths). The types of other columns, or of all for None, are inferred from their cells.
+        representation: The pretrained encoders of text and picture columns, as ``fit --representation`` names them;
+            None for auto.
+        class_weight: "balanced" gives all classes equal weight in training; a dict of weights by class (1 for others)
+            multiplies the sample weights; None leaves them unchanged.
 
     Attributes:
         classes_: (n_classes,) the labels, in ascending order.
-        n_features_in_: Features per row.
-        feature_names_in_: Their names, where the training rows had column names that are strings.
-        columns_: By the name of each column of a data frame, what it was taken for, or why it is left out.
-        encoding_: The `protonet.tables.columns.encoding.Encoding` that makes features of the columns that are used;
-            None for arrays without gaps, which are their features.
-        network_: The `protonet.PrototypeNetwork`, in float64, its classes in the order of ``classes_``.
-        learned_unlabelled_: Whether ``fit`` learned from rows without a label: only if held-out rows that have one get
-            a lower log-loss, or if no row can be held out.
-        novel_clusters_: Clusters of rows that look like novel classes: their indices among the unlabelled rows, those
-            in X first.
+        n_features_in_: The number of columns of X.
+        feature_names_in_: The names of the columns of X, if all are strings.
+        columns_: The inferred type of each column of a data frame, or the reason why it is dropped, by name.
+        encoding_: The `protonet.tables.columns.encoding.Encoding` that computes features from columns; None for arrays
+            without gaps, which are used as features.
+        network_: The `protonet.PrototypeNetwork`, float64, with its classes in the order of ``classes_``.
+        learned_unlabelled_: Whether ``fit`` used the unlabelled rows: if they lower the log-loss of held-out rows, or
+            if no row can be held out.
+        novel_clusters_: Clusters of unlabelled rows that may be novel classes, as lists of indices of unlabelled rows;
+            the unlabelled rows of X are counted before those of ``unlabelled``.
         held_out_accuracy_: The cross-validated accuracy; None if no class has two rows. It is computed on first use, in
-            about the time of ``fit``. A pickle, a copy or a file knows it only if it was computed before.
-        held_out_interval_: The 95 % interval of that accuracy; None in the same case.
+            about the time of ``fit``. Pickles, copies and files have it only if it was computed before.
+        held_out_interval_: The 95 % interval of ``held_out_accuracy_``; None if that is None.
 
-    Sample weights are in the losses, the prototypes and the statistics; only how those of one call differ matters.
-    Whole weights do what repeated rows do, to the last digits, but in the encoding and where chance repeats rows, as it
-    does on few distinct values. Rows of weight 0 are left out.
+    Sample weights apply to the losses, the prototypes and the statistics. Only their ratios within one call matter.
+    A row with an integer weight counts as that many equal rows, except in the encoding of columns and in random
+    samples of rows. Rows of weight 0 are dropped.
     """
 
     classes_: np.ndarray
-    _pipeline: TablePipeline  #: In float64; its classes are those of ``classes_`` as text.
-    _solution: Solution | None = None  #: Of the last fit, for cross-validation; a pickle, a copy or a file has none.
-    _held_out: Metrics | None = None  #: The cross-validated metrics, once they were computed.
+    _pipeline: TablePipeline  #: The fitted pipeline, float64; its classes are ``classes_`` as text.
+    _solution: Solution | None = (
+        None  #: The solution of the last fit, for cross-validation; pickles and files have none.
+    )
+    _held_out: Metrics | None = None  #: The cross-validated metrics, once they are computed.
 
     def __init__(
         self,
@@ -128,30 +130,28 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def fit(
         self, X: object, y: object, sample_weight: object = None, groups: object = None, unlabelled: object = None
     ) -> ProtoNetClassifier:
-        """Fit to labelled rows, and to rows without a label; the same rows in any order give the same network.
+        """Fit to labelled rows and, optionally, to unlabelled rows; the order of the rows does not matter.
 
         Args:
-            X: (n, n_features): an array of numbers or a sparse matrix (which is made dense), NaN for gaps; or a data
-                frame of pandas, Polars or anything with the Arrow PyCapsule interface (which takes pyarrow), whose
-                columns may hold numbers, categories, booleans, dates, text, and gaps.
-            y: (n,) labels, of any type that can be sorted. Rows of None or NaN have none, and so have those of -1 where
-                all other labels are whole numbers from 0 on, and two at least, as scikit-learn's semi-supervised
-                estimators have it.
-            sample_weight: (n,) >= 0, or None for 1; neither these nor groups are looked at where there is no label.
-            groups: (n,) of any type that can be sorted: what is decided on rows held out, the probabilities'
-                temperature too, is decided with none of a row's group among those fitted to. None for each row alone.
-                With metadata routing, ``set_fit_request(groups=True)`` passes them on.
-            unlabelled: (m, n_features) more rows without a label, of the same kind as X.
+            X: (n, n_features) rows: an array of numbers or a sparse matrix (which is made dense), with NaN for missing
+                values; or a data frame of pandas, of Polars, or with the Arrow PyCapsule interface (this needs
+                pyarrow). Its columns may hold numbers, categories, booleans, dates, text and missing values.
+            y: (n,) labels of any type that can be sorted. Rows with None or NaN are unlabelled. As in scikit-learn's
+                semi-supervised estimators, so are rows with -1, if the other labels are two or more integers >= 0.
+            sample_weight: (n,) >= 0, or None for 1; the weights and groups of unlabelled rows are ignored.
+            groups: (n,) group labels of any type that can be sorted: in cross-validation, rows of a group are held out
+                together. None for a group per row. Metadata routing needs ``set_fit_request(groups=True)``.
+            unlabelled: (m, n_features) more unlabelled rows, of the same type as X.
 
         Returns:
             The estimator.
 
         Raises:
-            InputError: No row with a label; one class alone; labels with fractions; no column of use, or two of one
-                name; column_kinds that do not fit; no row of positive weight; a group that holds a whole class; an
-                unknown effort.
-            ValueError: What scikit-learn rejects, such as an infinite number.
-            MissingPackageError: A data frame is not of pandas, and pyarrow is missing.
+            InputError: No row is labelled, there is one class only, labels have fractions, no column is useful, two
+                columns have the same name, column_kinds do not match, no weight is positive, all rows of a class are
+                in one group, or the effort is unknown.
+            ValueError: scikit-learn rejects the arguments, for example because a number is infinite.
+            MissingPackageError: The data frame is not of pandas, and pyarrow is not installed.
         """
         X, y, sample_weight, groups, rest = split_unlabelled(X, y, sample_weight, groups)
         rest += [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
@@ -167,19 +167,21 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def partial_fit(
         self, X: object, y: object, classes: object = None, sample_weight: object = None
     ) -> ProtoNetClassifier:
-        """Add samples, of known and of new classes, without training: prototypes move, the embedding stays.
+        """Add samples of known and new classes without training: prototypes change, the embedding does not.
+
+        If the estimator is not fitted yet, the first call fits it.
 
         Args:
-            X: As in ``fit``. The first call, if there was no ``fit``, is one.
+            X: (n, n_features) rows, as in ``fit``.
             y: (n,) labels.
-            classes: Labels that may come, or None; those without a sample are known, but never predicted.
-            sample_weight: As in ``fit``.
+            classes: Labels that later calls may add, or None; classes without samples are never predicted.
+            sample_weight: (n,) weights, as in ``fit``.
 
         Returns:
             The estimator.
 
         Raises:
-            InputError: As in ``fit``, another number of features, or a column that holds something else than in fit.
+            InputError: As in ``fit``; or X has another number of columns, or columns of other types, than in ``fit``.
         """
         known = [] if classes is None else [np.asarray(classes)]
         first = not self.__sklearn_is_fitted__()
@@ -206,8 +208,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def predict(self, X: object) -> np.ndarray:
         """Predict the label (n,) of each row of X (n, n_features).
 
-        Categories that ``fit`` never saw and columns of gaps alone are no errors. In arrays, NaN is one if ``fit`` had
-        none. Rows without information get the class frequencies, and a UserWarning counts them.
+        Data frames may have unknown categories and missing values; arrays may have NaN only if those of ``fit`` had.
+        Rows without an informative cell are predicted by the class frequencies, and a UserWarning counts them.
 
         Raises:
             InputError: As in ``partial_fit``; or a number is far beyond the scale of the training rows.
@@ -217,11 +219,11 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return labels
 
     def predict_proba(self, X: object) -> np.ndarray:
-        """Compute probabilities (n, n_classes) float64, at the temperature that fits held-out rows of ``fit``."""
+        """Compute class probabilities (n, n_classes) float64 of rows X, calibrated on held-out rows of ``fit``."""
         return self._predict_logits(X).softmax(dim=1).numpy()
 
     def decision_function(self, X: object) -> np.ndarray:
-        """Compute logits (n, n_classes) float64; of two classes (n,), how much higher those of the second are."""
+        """Compute logits (n, n_classes) float64; for two classes, the difference (n,) of the second and the first."""
         logits = self._predict_logits(X).numpy()
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
@@ -232,7 +234,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return torch.cat(parts).numpy()
 
     def suggest(self, X: object, n: int) -> list[Suggestion]:
-        """Select ``n`` of the rows X (rows, n_features) to label next, in order of priority, each with a reason.
+        """Select ``n`` rows of X (rows, n_features) to label next, in order of priority, each with a reason.
 
         Raises:
             InputError: As in ``predict``; or ``n`` exceeds the number of rows, or 4096.
@@ -241,7 +243,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return suggest_rows(self.network_, x, n, self.classes_.tolist())
 
     def _predict_logits(self, X: object) -> Tensor:
-        """Compute logits (n, n_classes) float64 of rows X, in blocks that are made dense one at a time."""
+        """Compute logits (n, n_classes) float64 of rows X, in dense blocks."""
         x, uninformative = self._encode(X, self._frame_encoding)
         if uninformative.any() and self._pipeline.uninformative_logits is not None:
             warnings.warn(describe_uninformative(int(uninformative.sum())), UserWarning, stacklevel=3)
@@ -250,16 +252,22 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
 
     def _encode(self, X: object, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
-        """Validate rows X, and compute their features and the mask (n,) of those without information."""
+        """Validate rows X; compute their features (n, dim), and a mask (n,) of rows without an informative cell."""
         return _encode(self._check(X, encoded=encoding is not None)[0], encoding)
 
     def _check(
         self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
     ) -> tuple[Any, np.ndarray | None]:
-        """Validate rows, and labels (n,) if there are any, with scikit-learn.
+        """Validate rows X and, unless y is `NO_LABELS`, their labels (n,) with scikit-learn.
 
-        Rows become a `Frame` if their columns are encoded, as ``encoded`` says of later rows. Otherwise they become an
-        array or a CSR matrix, float64.
+        Args:
+            X: (n, n_features) rows.
+            y: (n,) labels.
+            encoded: Whether the estimator is fitted and encodes columns.
+            reset: Whether the rows are those of a fit.
+
+        Returns:
+            A `Frame` of the rows if their columns are encoded, or else a float64 array or CSR matrix; and the labels.
         """
         frame = read_frame(X)
         if frame is not None and (reset or encoded):
@@ -280,7 +288,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return rows, labels
 
     def _read(self, X: object, y: object, sample_weight: object, groups: object, *, reset: bool) -> _LabelledRows:
-        """Validate and encode the labelled rows of weight > 0; if ``reset``, fit the encoding of their columns."""
+        """Validate and encode labelled rows of weight > 0; if ``reset``, first fit the encoding of their columns."""
         name = getattr(y, "name", None)
         encoding = None if reset else self._frame_encoding
         rows, labels = self._check(X, y, encoded=encoding is not None, reset=reset)
@@ -312,7 +320,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         )
 
     def _fit(self, rows: _LabelledRows, unlabelled: Unlabelled | None = None) -> None:
-        """Fit the pipeline to labelled rows, and to blocks of features of unlabelled rows."""
+        """Fit the pipeline to labelled rows and to blocks (m, dim) of the features of unlabelled rows."""
         classes = np.unique(rows.labels)
         if (names := embed_class_names(rows.encoding, classes.tolist(), rows.x, rows.y)) is not None:
             rows = replace(rows, names=names, metadata=rows.metadata | {"named": names.describe(classes.tolist())})
@@ -327,8 +335,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self._solution, self._held_out = solution, None
         self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned
         self.novel_clusters_ = cluster_unknown(solution)
-        network.arrange_classes(torch.arange(len(classes)))  # solve has two at the least
-        # In float64, a row's probabilities are its own to the last digits, whatever else is in the batch.
+        network.arrange_classes(torch.arange(len(classes)))  # a single class has a second, empty one
+        # In float64, the probabilities of a row do not depend on the other rows of its batch, to the last digits.
         network.double()
         if not self.learned_unlabelled_:
             x, y, weights = rows.x, rows.y, normalize_weights(rows.weights)
@@ -339,21 +347,21 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self._set_classes(classes, torch.bincount(rows.y[rows.uninformative], minlength=len(classes)))
 
     def _set_classes(self, classes: np.ndarray, uninformative: Tensor) -> None:
-        """Set the classes of the network, and the number (n_classes,) of rows of each class without information."""
+        """Set the classes, and the number (n_classes,) of uninformative training rows of each class."""
         metadata = self._pipeline.metadata | {"uninformative": uninformative.tolist()}
         self.classes_ = classes
         self._pipeline = replace(self._pipeline, classes=tuple(map(str, classes.tolist())), metadata=metadata)
 
     @property
     def _frame_encoding(self) -> FrameEncoding | None:
-        """The encoding of the columns, and what it says of each; None for arrays without gaps."""
+        """The fitted encoding of columns with their summaries; None for arrays without missing values."""
         check_is_fitted(self)
         pipeline = self._pipeline
         return restore_frame_encoding(pipeline.encoding, pipeline.columns, pipeline.metadata.get("features"))
 
     @property
     def network_(self) -> PrototypeNetwork:
-        """The network, in float64, its classes in the order of ``classes_``."""
+        """The network, float64, with its classes in the order of ``classes_``."""
         check_is_fitted(self)
         return self._pipeline.network
 
@@ -365,29 +373,29 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     @property
     def columns_(self) -> dict[str, str]:
-        """The inferred type of each column, as text."""
+        """The inferred type of each column, or the reason why it is dropped, by name; empty for arrays."""
         return {} if self._frame_encoding is None else self._frame_encoding.summary
 
     @property
     def held_out_accuracy_(self) -> float | None:
-        """The cross-validated accuracy."""
+        """The cross-validated accuracy; None if no class has two rows."""
         metrics = self._measure_held_out()
         return None if metrics is None else metrics.accuracy
 
     @property
     def held_out_interval_(self) -> tuple[float, float] | None:
-        """The 95 % interval of ``held_out_accuracy_``."""
+        """The 95 % interval of ``held_out_accuracy_``; None if that is None."""
         metrics = self._measure_held_out()
         return None if metrics is None else metrics.interval
 
     @property
     def feature_importances_(self) -> np.ndarray:
-        """The rise of the held-out log-loss if a column of X is shuffled: ``(n_features_in_,)`` float64.
+        """The permutation importance (n_features_in_,) float64: the increase of the held-out log-loss.
 
-        Columns that are left out have 0. Found anew each time, as `held_out_accuracy_` is at first.
+        Dropped columns have 0. Each access repeats the cross-validation.
 
         Raises:
-            AttributeError: There are no rows to hold out.
+            AttributeError: No rows can be held out, or the estimator is a copy, which has no training rows.
         """
         crossed, encoding, sizes = self._cross_validate(), self._frame_encoding, self._pipeline.column_sizes
         if not len(crossed.labels):
@@ -396,7 +404,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return compute_importances(crossed, sizes, indices, self.n_features_in_)
 
     def _measure_held_out(self) -> Metrics | None:
-        """Compute the metrics on held-out rows of the last fit, if there are any, once."""
+        """Compute, once, the metrics on held-out rows of the last fit; None if no class has two rows."""
         check_is_fitted(self)
         if self._held_out is None:
             crossed = self._cross_validate()
@@ -405,7 +413,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return self._held_out
 
     def _cross_validate(self) -> Crossfit:
-        """Cross-validate the last fit; raise an AttributeError if its rows are not known."""
+        """Cross-validate the last fit; raise an AttributeError in a copy, which has no training rows."""
         check_is_fitted(self)
         if self._solution is None:
             raise AttributeError(
@@ -414,22 +422,22 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the rows of ``fit`` out."""
+        """Return the state without the training rows, which pickles and copies omit."""
         return {name: value for name, value in super().__getstate__().items() if name != "_solution"}
 
     def save(self, path: str | Path) -> None:
         """Write a model file that `load` and the commands read.
 
-        Nothing is pickled. The network is written as float32. Held-out rows are not stored, so that ``update`` cannot
-        report its effect on them, and ``explain`` needs a labelled table.
+        Nothing is pickled. The network is stored as float32. Held-out rows are not stored: the command ``update``
+        cannot report its effect on them, and ``explain`` needs a labelled table.
 
         Args:
-            path: Of the file, in a folder that exists; it ends in ``.protonet`` or ``.safetensors``.
+            path: The file, in a folder that exists; its name ends in ``.protonet`` or ``.safetensors``.
 
         Raises:
-            MissingPackageError: safetensors is missing.
+            MissingPackageError: safetensors is not installed.
             OSError: The file cannot be written.
-            InputError: Another suffix, classes neither all strings nor all whole numbers, or two columns of one name.
+            InputError: The name has another suffix, or the classes are neither all strings nor all integers.
         """
         if Path(path).suffix.lower() not in MODEL_SUFFIXES:
             raise_input_error("path", f"end in {', '.join(MODEL_SUFFIXES)}", path, "Rename it.")
@@ -439,18 +447,18 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     @classmethod
     def load(cls, path: str | Path) -> ProtoNetClassifier:
-        """Read a model file of `save` or of the command ``fit``, trusting nothing in it.
+        """Load a model file of `save` or of the command ``fit``. All of its content is validated.
 
         Args:
-            path: Of the file. One of the command asks for the columns that it uses, ``feature_names_in_``, in their
-                order: others of the table, such as that of the classes, are to be left out.
+            path: The file. Estimators of files of the command expect the columns ``feature_names_in_``, in this order,
+                without other columns of the training table.
 
         Returns:
-            The fitted estimator, which predicts what the saved one did, to the digits of float32.
+            The fitted estimator, whose predictions equal those of the saved one up to the precision of float32.
 
         Raises:
-            MissingPackageError: safetensors is missing.
-            InputError: No file, a truncated, damaged or foreign one, or one of another version.
+            MissingPackageError: safetensors is not installed.
+            InputError: The file is missing, damaged, not a model file, or of another format version.
         """
         pipeline = TablePipeline.load(path, writer="save_model").without_cross_validation()
         effort, seed = (pipeline.metadata.get(name) for name in ("effort", "seed"))
@@ -473,7 +481,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     @property
     def _n_features_out(self) -> int:
-        """Width of the embedding, which ``get_feature_names_out`` asks for."""
+        """The number of dimensions of the embedding, for ``get_feature_names_out``."""
         return self.network_.sums.shape[1]
 
     def __sklearn_tags__(self) -> object:
@@ -486,13 +494,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 class _LabelledRows(TrainingTable):
     """Validated and encoded rows of ``fit`` or ``partial_fit``, float64."""
 
-    labels: np.ndarray  #: (n,).
-    uninformative: Tensor  #: (n,) bool: rows without information.
-    frame_encoding: FrameEncoding | None  #: The encoding of the columns; None for arrays without gaps.
+    labels: np.ndarray  #: (n,) labels as given.
+    uninformative: Tensor  #: (n,) bool, rows without an informative cell.
+    frame_encoding: FrameEncoding | None  #: The encoding of the columns; None for arrays without missing values.
 
 
 def _encode(rows: Any, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
-    """Encode rows that `ProtoNetClassifier._check` has validated: features, and a mask (n,) of those without any."""
+    """Encode validated rows: compute features (n, dim), and a mask (n,) of rows without an informative cell."""
     if isinstance(rows, Frame) and encoding is not None:
         return encoding.encode(rows), encoding.is_uninformative(rows)
     return rows, np.zeros(rows.shape[0], bool)

@@ -1,4 +1,4 @@
-"""`TablePipeline`: from the rows of a table to class probabilities, with everything that a model file holds.
+"""`TablePipeline`: the columns, network, classes and cross-validation of a model, from table rows to class logits.
 
 Estimator, commands and servers are layers over it: they parse their input, call a method, and format the result.
 """
@@ -54,27 +54,27 @@ from protonet.tables.drift import DriftMonitor, monitor_drift
 from protonet.tables.features import adapt_table, encode_block
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
 
-#: The tensor of a model file with the hashes of all training rows, by which `update` detects repeated ones.
+#: Name of the tensor in a model file with the hashes of all training rows, by which `update` detects repeated rows.
 TRAINING_HASHES = "given"
 #: The largest feature, relative to the scale of the training rows, whose square fits into float32.
 MAX_SCALE = 2.0**60
-#: The maximal rows of a batch, and the multiple to which they are padded: a vector of float32 (AVX-512).
+#: Maximum rows of a batch. The rows are padded to a multiple of ``ALIGNMENT``: an AVX-512 vector of float32.
 BATCH, ALIGNMENT = 256, 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingTable:
-    """Encoded rows with labels."""
+    """Encoded training rows, their labels, and what the model file stores of their table."""
 
-    x: Tensor  #: (n, dim) float32 or float64; without rows, class names alone are fitted to.
+    x: Tensor  #: (n, dim) float32 or float64; if n = 0, the model is fitted to class names alone.
     y: Tensor  #: (n,) int64, class indices.
     classes: tuple[str, ...] | tuple[int, ...]  #: The name of each class.
     columns: tuple[str, ...] | None = None  #: The names of the columns, if they have names.
-    encoding: Encoding | None = None  #: Made the features; None if the columns are the features.
+    encoding: Encoding | None = None  #: Computed the features from columns; None if the columns are the features.
     weights: Tensor | None = None  #: (n,) > 0; None for equal weights.
     groups: Tensor | None = None  #: (n,) int64; rows of a group are held out together.
     names: ClassNameRows | None = None  #: The embedded class names, if they are informative.
-    metadata: JsonDict = field(default_factory=dict)  #: Entries of the model file.
+    metadata: JsonDict = field(default_factory=dict)  #: Metadata for the model file.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,7 +92,7 @@ class TablePipeline(Model):
         seed: int = 0,
         progress: Progress = ignore,
     ) -> tuple[TablePipeline, Solution]:
-        """Fit to a table as `solve_problem` does; return the pipeline and the solution, for cross-validation."""
+        """Fit a network to a training table; return the pipeline, and the solution that cross-validation needs."""
         names_only = table.names is not None and not len(table.x)
         solution = solve_problem(
             None if names_only else [(table.x, table.y)],
@@ -123,19 +123,23 @@ class TablePipeline(Model):
     def load(
         cls, path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str = "fit"
     ) -> TablePipeline:
-        """Load a model file; arguments and errors as `protonet.files.model.read_model`."""
+        """Load a pipeline from a model file; arguments and errors as `protonet.files.model.read_model`."""
         return cls(**vars(read_model(path, for_update=for_update, argument=argument, writer=writer)))
 
     def save(self, path: str | Path) -> None:
-        """Write a model file, as `protonet.save_model`."""
+        """Write the pipeline to a model file; errors as `protonet.save_model`."""
         save_model(path, self)
 
     def attach_encoders(
         self, names: Sequence[str] | None, *, shown: bool, use_cache: bool = True, table: Path | None = None
     ) -> TablePipeline:
-        """Attach the pretrained encoders of texts and pictures: those named by the user, or those of fit.
+        """Open the pretrained encoders of text and picture columns, and return the pipeline with them.
 
-        Raise an InputError if a ``table`` is given that holds pictures and the model reads none, or vice versa.
+        Args:
+            names: The encoders that the user named; None for those of fit.
+            shown: Whether to show progress bars when the encoders are used.
+            use_cache: Whether embeddings are read from the cache and written to it.
+            table: The table to read; an InputError is raised if it has pictures and the model has none, or vice versa.
         """
         if table is not None and not self.has_pictures and are_pictures(table):
             got, remedy = f"the pictures {table}", "Pass a table, or train on pictures."
@@ -158,7 +162,7 @@ class TablePipeline(Model):
 
     @property
     def fitted_columns(self) -> Sequence[FittedColumn]:
-        """The fitted columns; plain numbers for a table of features."""
+        """The fitted columns; number columns if the model has no encoding."""
         return list_columns(self.encoding, self.input_dim)
 
     @property
@@ -168,7 +172,7 @@ class TablePipeline(Model):
 
     @property
     def has_pretrained_encoder(self) -> bool:
-        """Whether a pretrained encoder reads a column."""
+        """Whether a pretrained encoder embeds a column of texts or pictures."""
         return any(column.record is not None for column in self.fitted_columns)
 
     @property
@@ -188,17 +192,17 @@ class TablePipeline(Model):
 
     @property
     def column_names(self) -> Sequence[str]:
-        """The name of each column; "column 3" for the fourth one of a table without names."""
+        """The name of each column, such as "column 3" for the fourth column of a table without names."""
         return self.columns or [f"column {index}" for index in range(len(self.column_sizes))]
 
     @property
     def label(self) -> str:
-        """The column of the labels in fit."""
+        """The name of the column of labels in the training table."""
         return str(self.metadata.get("label", DEFAULT_LABEL))
 
     @property
     def missing_texts(self) -> frozenset[str]:
-        """The missing values of fit, in lower case; an invalid entry of the file gives the default."""
+        """The texts that meant a missing value in fit, in lower case; the default if the file has no valid list."""
         values = self.metadata.get("missing_values")
         if isinstance(values, list) and all(type(value) is str for value in values):
             return parse_missing(values)
@@ -206,12 +210,12 @@ class TablePipeline(Model):
 
     @property
     def sample_counts(self) -> list[int]:
-        """The number of samples of each class, without those that class names count as."""
+        """The number of training samples of each class; the samples that class names count as are subtracted."""
         return subtract_name_samples(self.network.counts.tolist(), self.classes, self.metadata.get("named"))
 
     @property
     def read_spec(self) -> ReadSpec:
-        """How to read a table, which may have no labels and further columns."""
+        """The specification for reading new rows: labels are optional, and further columns are ignored."""
         dropped = self.metadata.get("left_out")
         return ReadSpec(
             label=self.label,
@@ -223,23 +227,28 @@ class TablePipeline(Model):
         )
 
     def open_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
-        """Open a table, whose blocks mark the rows without information, by `read_spec`, perhaps changed.
+        """Open a table of new rows, whose blocks mark uninformative rows.
 
-        Its notes report cells that do not match the type of their column and, after all rows are read, columns that
-        drifted and rows without information.
+        The notes of the table report cells that do not match the type of their column. After all rows are read, they
+        also report columns that drifted, and the number of uninformative rows.
+
+        Args:
+            path: The table.
+            spec: How to read it: `read_spec`, or a changed copy.
+            labels: The labels of an NPY table, if they are read.
         """
         table = self._adapt(open_table(path, spec, labels), spec)
         return replace(table, blocks=self.mark_uninformative(table.blocks, table))
 
     def read_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[Table, RowBlock]:
-        """Read all rows of a table; arguments, notes and errors as in `open_table`, but for uninformative rows."""
+        """Read all rows of a table; arguments, notes and errors as in `open_table`, but no row is marked."""
         table, block = read_table(path, spec, labels)
         table = self._adapt(replace(table, blocks=iter([block])), spec)
         (block,) = table.blocks
         return table, block
 
     def _adapt(self, table: Table, spec: ReadSpec) -> Table:
-        """Convert the numbers of a table, check its types, and compare its rows with those of fit."""
+        """Convert the numbers of a table to the formats of fit, check column types, and monitor drift from fit."""
         table = adapt_table(table, self.encoding, decimal=spec.decimal_mark)
         monitor = DriftMonitor(self.metadata.get("seen"), self.encoding, len(self.column_sizes))
         return replace(table, blocks=monitor_drift(table.blocks, monitor, table))
@@ -249,13 +258,13 @@ class TablePipeline(Model):
         return encode_block(table, block, self.encoding, argument)
 
     def is_uninformative(self, block: RowBlock) -> np.ndarray:
-        """Detect the rows (b,) bool of a block that have no informative cell."""
+        """Compute a mask (b,) bool of the rows of a block that have no informative cell."""
         if self.encoding is None:
             return np.zeros(len(block.positions), bool)
         return self.encoding.is_uninformative(block.columns)
 
     def mark_uninformative(self, blocks: Iterable[RowBlock], table: Table) -> Iterator[RowBlock]:
-        """Mark the rows without information of each block; note their number in the table after the last."""
+        """Yield blocks with their uninformative rows marked, and then add a note with their number to the table."""
         rows = 0
         for block in blocks:
             uninformative = self.is_uninformative(block)
@@ -266,19 +275,19 @@ class TablePipeline(Model):
 
     @property
     def uninformative_logits(self) -> Tensor | None:
-        """The logits (num_classes,) of a row without information; None if the network predicts it."""
+        """The logits (num_classes,) of uninformative rows; None if the network predicts them as other rows."""
         counts, classes = torch.tensor(self.sample_counts), len(self.classes)
         if self.metadata.get("balanced") or not bool(counts.any()):
             return compute_uninformative_logits(self.network.seen, torch.zeros(classes))
         return compute_uninformative_logits(counts, parse_counts(self.metadata.get("uninformative"), classes))
 
     def warn_cancelled_classes(self) -> list[str]:
-        """Warn of classes that have no prototype because the embeddings of their rows cancel."""
+        """Warn of classes that have no prototype because their embedded rows sum to 0; return at most one warning."""
         names = [str(self.classes[label]) for label in self.network.cancelled.nonzero().flatten().tolist()]
         return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
 
     def class_indices(self, y: np.ndarray) -> Tensor:
-        """Convert labels y (n,) to class indices (n,) int64; the labels 7 and "7" are equal."""
+        """Convert labels y (n,) to class indices (n,) int64; the number 7 and the text "7" are the same label."""
         indices, names = {str(name): index for index, name in enumerate(self.classes)}, y.astype(str).tolist()
         if unknown := sorted({*names} - indices.keys()):
             got = shorten_list(map(repr, unknown), 1)
@@ -287,12 +296,16 @@ class TablePipeline(Model):
 
     @torch.inference_mode()
     def predict_logits(self, x: np.ndarray, uninformative: np.ndarray | None = None, *, argument: str = "x") -> Tensor:
-        """Compute the logits (n, num_classes) of rows (n, dim) float32 or float64.
+        """Compute the logits (n, num_classes) of rows x (n, dim) float32 or float64.
 
-        The logits of a row do not depend on the other rows, to the last digit. Products of few rows, and remainders of
-        vectors, use other instructions; therefore each batch is padded with repeated rows. Rows that the mask (n,) bool
-        calls ``uninformative`` get `uninformative_logits`. An embedding that overflows raises an InputError.
+        The logits of a row do not depend on the other rows, to the last digit.
+
+        Args:
+            x: (n, dim) features.
+            uninformative: (n,) bool, the rows that get `uninformative_logits`; None for no row.
+            argument: The name of ``x`` in the message of an InputError, which is raised if an embedding overflows.
         """
+        # Matrix products of few rows, and remainders of vectors, use other instructions: rows are repeated as padding.
         padded = torch.from_numpy(np.resize(x, (-(-len(x) // ALIGNMENT) * ALIGNMENT, x.shape[1])))
         logits = torch.cat([self.network(rows) for rows in padded.split(BATCH)])[: len(x)]
         far = float(self.network.encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
@@ -307,9 +320,9 @@ class TablePipeline(Model):
 
     @cached_property
     def cross_validation(self) -> Crossfit | None:
-        """The held-out rows of fit and the cross-validation networks; None without such rows.
+        """The held-out rows of fit, and the networks that predict them; None if the model has none.
 
-        A model of an interrupted fit or of an estimator has none, nor one that was loaded without ``for_update``.
+        Models of interrupted fits or of estimators have none, nor have models loaded without ``for_update``.
         """
         if "labels" not in self.update_state:
             return None
@@ -326,7 +339,13 @@ class TablePipeline(Model):
         return hashes if hashes.dtype == torch.int64 and hashes.ndim == 1 else torch.empty(0, dtype=torch.int64)
 
     def with_cross_validation(self, crossed: Crossfit, groups: dict[str, int], hashes: Tensor) -> TablePipeline:
-        """Add cross-validation, the index of each group, and hashes (n,) of all training rows by `hash_rows`."""
+        """Copy the pipeline with the results of cross-validation, which its model file then stores.
+
+        Args:
+            crossed: The held-out rows and the networks that predict them.
+            groups: The index of each group of rows, by name.
+            hashes: (n,) int64, the hashes of all training rows by `hash_rows`.
+        """
         samples = replace(self, network=crossed.whole).sample_counts
         metadata = self.metadata | {"samples": samples, "groups": groups}
         if len(crossed.labels):
@@ -344,12 +363,12 @@ class TablePipeline(Model):
         return replace(self, network=crossed.whole, metadata=metadata, update_state=update_state, folds=crossed.folds)
 
     def without_cross_validation(self) -> TablePipeline:
-        """Copy the pipeline without the results of cross-validation, which do not count samples that are added."""
+        """Copy the pipeline without the results of cross-validation, which would not hold after samples are added."""
         dropped = {"held_out", "scores", "groups"}
         return replace(self, metadata={key: value for key, value in self.metadata.items() if key not in dropped})
 
-    def evaluate(self, features: Tensor, labels: Tensor) -> Crossfit:
-        """Represent rows (n, dim) with labels (n,) as held-out rows of the network, to measure it on them."""
+    def treat_as_held_out(self, features: Tensor, labels: Tensor) -> Crossfit:
+        """Make a `Crossfit` of features (n, dim) and labels (n,) as held-out rows, predicted by the whole network."""
         weights, zero = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
         return Crossfit(
@@ -373,12 +392,19 @@ class TablePipeline(Model):
         groups: Sequence[str] | None = None,
         uninformative: np.ndarray,
     ) -> TablePipeline:
-        """Add rows x (n, dim) of known and new classes without training: prototypes move, the embedding stays.
+        """Add samples of known and new classes without training: prototypes change, the embedding does not.
 
-        The classes are all names, the known ones first. The networks of this pipeline are changed.
+        The networks of this pipeline are changed in place.
+
+        Args:
+            x: (n, dim) features.
+            labels: (n,) the class name of each row.
+            classes: The names of all classes, the known ones first.
+            groups: (n,) the name of each row's group; None if the model has no groups.
+            uninformative: (n,) bool, rows without an informative cell.
         """
         features, extended = torch.from_numpy(x), replace(self, classes=classes)
-        nothing = self.evaluate(features[:0], torch.empty(0, dtype=torch.int64))
+        nothing = self.treat_as_held_out(features[:0], torch.empty(0, dtype=torch.int64))
         crossed = self.cross_validation or replace(nothing, folds=())
         for network in (crossed.whole, *crossed.folds):
             replace(self, network=network).predict_logits(x)  # raises if the embedding of a row overflows
@@ -393,7 +419,7 @@ class TablePipeline(Model):
         return extended.with_cross_validation(crossed, known_groups, hashes)
 
     def suggest(self, x: Tensor, n: int, names: Sequence[str], rows: Tensor) -> list[Suggestion]:
-        """Suggest some of the ``rows`` (m,) int64 of x (total, dim) to label next; see `suggest_rows`."""
+        """Suggest ``n`` rows of x (total, dim) to label next, among the row indices ``rows`` (m,) int64."""
         by_name = None
         if isinstance(named := self.metadata.get("named"), dict):
             texts = named.get("descriptions")
@@ -405,7 +431,10 @@ class TablePipeline(Model):
     def explain(
         self, x: Tensor, labels: Sequence[int], generator: torch.Generator, progress: Progress = ignore
     ) -> list[Explanation]:
-        """Explain why rows x (n, dim) get their classes (n,), by held-out rows of fit; empty if the model has none."""
+        """Explain the predicted class indices ``labels`` (n,) of rows x (n, dim) by held-out rows of fit.
+
+        The list is empty if the model has no held-out rows.
+        """
         if self.cross_validation is None:
             return []
         return explain_rows(self.cross_validation, x, labels, self.column_sizes, generator, progress)

@@ -13,10 +13,10 @@ from typing import TextIO
 
 import torch
 
-from protonet.__main__ import MODULES, main
+from protonet.__main__ import SERVER_MODULES, main
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(list(MODULES.values()))
+PROCESSES.set_forkserver_preload(list(SERVER_MODULES.values()))
 
 
 def run_command(arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[Connection]) -> None:

@@ -1,6 +1,6 @@
 """Parse the arguments of each command, and check them before torch is imported.
 
-A new option is added to `protonet.commands.options`. Checks that need torch are made by the command itself.
+New options are declared in `protonet.commands.options`. Checks that need torch are in the module of the command.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ SERVER_PACKAGES = ("uvicorn", "httptools", "msgspec", "starlette", "prometheus_c
 
 
 class Command(NamedTuple):
-    """How the arguments of a command are parsed."""
+    """A command: its options, and the texts of its help."""
 
-    options: type
-    description: str
-    examples: Sequence[str]  #: At the end of the help.
+    options: type  #: The dataclass of its options.
+    description: str  #: The text at the beginning of the help.
+    examples: Sequence[str]  #: Examples of arguments at the end of the help.
     check: Callable[[argparse.Namespace], None] | None = None  #: Checks, and may change, the parsed arguments.
 
     @property
@@ -54,7 +54,7 @@ class Command(NamedTuple):
 
 
 def parse(name: str, arguments: Sequence[str] | None) -> Any:
-    """Parse and check the arguments of a command, given its name; return its options."""
+    """Parse and check the arguments of the command with a name, and return an instance of its dataclass of options."""
     command = COMMANDS[name]
     options = make_parser(name).parse_args(arguments)
     for declared in fields(command.options):
@@ -77,7 +77,7 @@ def parse(name: str, arguments: Sequence[str] | None) -> Any:
 
 
 def make_parser(name: str) -> Parser:
-    """Create the parser of a command from its declared options."""
+    """Create the argparse parser of a command from its declared options."""
     command, prog = COMMANDS[name], f"protonet {name}"
     parser = Parser(prog, command.description, [f"{prog} {example}" for example in command.examples])
     groups: dict[str, Any] = {"": parser}
@@ -104,7 +104,7 @@ def make_parser(name: str) -> Parser:
 
 
 def check_output_paths(options: object, kind: type) -> None:
-    """Check that the outputs of a command can be written, and are no inputs."""
+    """Raise an InputError if an output has another suffix, cannot be written, or is an input."""
     suffixes: dict[str, Sequence[str]] = {item.name: item.metadata.get("suffixes", ()) for item in fields(kind)}
     outputs = [name for name, allowed in suffixes.items() if allowed and getattr(options, name) is not None]
     for name in outputs:
@@ -127,7 +127,7 @@ def check_packages(packages: Sequence[str], extra: str = "files") -> None:
 
 
 def check_rereadable(options: argparse.Namespace) -> None:
-    """Raise an InputError if the table is standard input, which cannot be read twice, or a model file."""
+    """Raise an InputError if the table is standard input, which cannot be read twice, or is a model file."""
     if str(options.table) == "-":
         raise_input_error("table", "be a file, since it is read twice", "standard input", "Save it to a file.")
     if options.table.suffix.lower() in MODEL_SUFFIXES:
@@ -135,7 +135,7 @@ def check_rereadable(options: argparse.Namespace) -> None:
 
 
 def check_model_path(path: Path, argument: str = "model") -> None:
-    """Raise an InputError if a model file does not exist, or is a table."""
+    """Raise an InputError if the path of a model file does not exist, or is a table."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -150,7 +150,7 @@ def check_model_path(path: Path, argument: str = "model") -> None:
 
 
 def select_split(options: argparse.Namespace) -> None:
-    """Replace a folder of pictures by its subfolder for ``--split``."""
+    """Replace the folder of pictures in the options by its subfolder for ``--split``."""
     from protonet.embeddings.pictures.reading import find_split  # noqa: PLC0415 - imports NumPy
 
     if options.table is None or not options.table.is_dir():
@@ -159,7 +159,7 @@ def select_split(options: argparse.Namespace) -> None:
 
 
 def check_table_path(path: Path) -> None:
-    """Raise an InputError if a table does not exist, or has an unknown suffix."""
+    """Raise an InputError if the path of a table does not exist, or has an unknown suffix."""
     from protonet.embeddings.pictures.reading import are_pictures  # noqa: PLC0415
     from protonet.tables.formats import TABLE_SUFFIXES  # noqa: PLC0415 - imports NumPy
     from protonet.tables.table import ReadSpec, open_table  # noqa: PLC0415
@@ -169,53 +169,53 @@ def check_table_path(path: Path) -> None:
 
 
 def check_fit(options: argparse.Namespace) -> None:
-    """Check that ``fit`` can write a model."""
+    """Check that the package is installed with which ``fit`` writes a model."""
     check_packages(["safetensors"] * (options.output is not None))
 
 
 def check_predict(options: argparse.Namespace) -> None:
-    """Check the options of ``predict`` for one table; the model decides whether a folder holds tables or pictures."""
+    """Check the options of ``predict``, unless the table is a folder: the model determines which options it allows."""
     if not options.table.is_dir():
         check_single_table(options)
 
 
 def check_single_table(options: argparse.Namespace | PredictOptions) -> None:
-    """Raise an InputError for options of ``predict`` that one table does not have."""
+    """Raise an InputError if options of ``predict`` do not fit a single table, or its output cannot be written."""
     if options.workers is not None:
         raise_input_error("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
     check_output_paths(options, PredictOptions)
 
 
 def check_update(options: argparse.Namespace) -> None:
-    """Check that ``update`` has an output."""
+    """Check that the options of ``update`` name the file to write."""
     if options.output is None and not options.in_place:
         remedy = "Pass -o FILE for a new file, or --in-place to overwrite the old one."
         raise_input_error("-o or --in-place", "name the file to write", "neither -o nor --in-place", remedy)
 
 
 def check_suggest(options: argparse.Namespace) -> None:
-    """Check the table of ``suggest``, which may be without a model."""
+    """Check the table of ``suggest``; a single positional argument is the table, not the model."""
     if options.table is None:
         options.model, options.table = None, options.model
     check_rereadable(options)
 
 
 def check_explain(options: argparse.Namespace) -> None:
-    """Check that ``explain`` has the table that other options need."""
+    """Check that the arguments of ``explain`` name a table, if other options need it."""
     if options.table is None and (options.rows is not None or options.label or options.labels_file):
         must = "name a table for --rows, --label and --labels-file"
         raise_input_error("arguments", must, "none", "Pass it after the model.")
 
 
 def check_export(options: argparse.Namespace) -> None:
-    """Check that ``export`` has an output."""
+    """Check that the options of ``export`` name a file to write, and that its packages are installed."""
     if options.onnx is None and options.pt2 is None:
         raise_input_error("--onnx or --pt2", "be given", "neither", "Name a file to write.")
     check_packages(["onnx"] * (options.onnx is not None), "onnx")
 
 
 def check_page(options: argparse.Namespace) -> None:
-    """Check the columns of ``page``, and choose its output."""
+    """Check the options of ``page``, and set the default path of its output."""
     check_rereadable(options)
     if options.model is not None and (options.group or options.drop or options.column_type):
         must, remedy = "come without --group, --drop, --column-type", "The model fixes the columns."
@@ -226,7 +226,7 @@ def check_page(options: argparse.Namespace) -> None:
 
 
 def check_servers(options: argparse.Namespace) -> None:
-    """Check that the packages of a server are installed."""
+    """Check that the packages of the servers are installed."""
     check_packages(SERVER_PACKAGES, "page")
 
 

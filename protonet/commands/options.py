@@ -1,7 +1,4 @@
-"""The options of each command, declared once: for the command line, for Python, and for names in messages.
-
-Nothing here imports torch.
-"""
+"""The options of each command, as dataclasses that declare the command line. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.ui.command_line import check_name, parse_number, parse_whole
 
-#: Suffixes of reports.
+#: File suffixes of HTML reports.
 REPORT_SUFFIXES = (".html", ".htm")
 #: The names of `protonet.fit.search.EFFORTS`, and `protonet.fit.solver.TIME_LIMIT`; a test compares them.
 EFFORT_NAMES, DEFAULT_TIME_LIMIT = ("fast", "default", "best"), 900.0
@@ -30,12 +27,12 @@ OptionsT = TypeVar("OptionsT")
 
 
 def positional(text: str, **settings: Any) -> Any:
-    """Declare an argument without a name; the settings are those of argparse."""
+    """Declare a positional argument with a help text and further settings of argparse."""
     return field(metadata={"help": text, "names": (), "group": "", **settings})
 
 
 def path_exists(path: Path) -> bool:
-    """Test whether a path exists; a text that is too long for a path does not."""
+    """Test whether a path exists, also if it is too long for the file system."""
     try:
         return path.exists()
     except OSError:
@@ -51,15 +48,16 @@ def option(
     suffixes: Sequence[str] = (),
     **settings: Any,
 ) -> Any:
-    """Declare an option; its type gives ``nargs`` and ``metavar`` of argparse, and False makes a flag.
+    """Declare an option as a field of a dataclass, whose type determines ``nargs`` and ``metavar`` of argparse.
 
     Args:
-        text: The help.
-        default: The default.
-        *names: Further names.
-        group: Its group in ``--help-all``; "" for ``--help``. The options of a group "|..." exclude each other.
-        parse: Converts the text, given the name of the option for messages.
-        suffixes: The suffixes of an output file.
+        text: The help text.
+        default: The default value; False declares a flag.
+        *names: Further names of the option, such as "-o".
+        group: The group of the option in ``--help-all``; options without a group are in ``--help`` as well. Options of
+            a group whose name begins with "|" exclude each other.
+        parse: Converts the text that the user typed; its first argument is the option's name for error messages.
+        suffixes: Allowed suffixes, if the option names an output file.
         **settings: Further settings of argparse.
     """
     extra = {"help": text, "names": names, "group": group, "parse": parse, "suffixes": suffixes}
@@ -67,22 +65,22 @@ def option(
 
 
 def flag_of(declared: Field[Any]) -> str:
-    """Get the name of an option on the command line."""
+    """Get the name of an option on the command line, such as ``--time-limit``, from its dataclass field."""
     return f"-{declared.name}" if len(declared.name) == 1 else f"--{declared.name.replace('_', '-')}"
 
 
 def is_positional(declared: Field[Any]) -> bool:
-    """Whether an argument has no name."""
+    """Test whether a dataclass field declares a positional argument."""
     return declared.default is MISSING
 
 
 def parse_rows(name: str, text: str) -> list[int]:
-    """Parse row numbers separated by commas, without repetitions."""
+    """Parse row numbers that are separated by commas; repeated ones count once."""
     return list(dict.fromkeys(parse_whole(name, row, low=0) for row in text.split(",")))
 
 
 def parse_rate(name: str, text: str) -> float:
-    """Parse a number; the range of a rate depends on the model."""
+    """Parse a rate; the model, which is read later, determines its range."""
     try:
         return float(text)
     except ValueError:
@@ -90,7 +88,7 @@ def parse_rate(name: str, text: str) -> float:
 
 
 def parse_workers(name: str, text: str) -> int | str:
-    """Parse a number of processes, or the address of a Dask scheduler, which has a colon."""
+    """Parse a number of processes, or the address of a Dask scheduler (a text with a colon)."""
     return text if ":" in text else parse_whole(name, text, low=1)
 
 
@@ -111,14 +109,14 @@ _ENCODER = "the pretrained encoder of texts or pictures: auto, none, a name, a f
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """The options of all commands."""
+    """Options that all commands have."""
 
     quiet: bool = option("print no progress bar and no notes", False, "-q")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(CommandOptions):
-    """How a command reads its table."""
+    """Options of commands that read a table."""
 
     sheet: str | None = option("the sheet of an Excel workbook (default: the first)", group=_READING)
     decimal_mark: str | None = option(
@@ -133,7 +131,7 @@ class ReadOptions(CommandOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelOptions(ReadOptions):
-    """How a command reads a labelled table."""
+    """Options of commands that read a labelled table."""
 
     label: str | None = option("the column of the labels (default: as in fit)")
     labels_file: Path | None = option("the labels of an NPY table, also NPY", group=_READING)
@@ -141,7 +139,7 @@ class LabelOptions(ReadOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions(LabelOptions):
-    """The files of all results."""
+    """Options of commands that write a report or JSON results."""
 
     report: Path | None = option("a self-contained HTML report, .html", suffixes=REPORT_SUFFIXES)
     json: Path | None = option(
@@ -255,7 +253,7 @@ class UpdateOptions(LabelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SuggestOptions(ReadOptions):
-    """The options of ``suggest``; ``model`` is None if only a table is given."""
+    """The options of ``suggest``; ``model`` is None if the user passes only a table."""
 
     model: Path | None = positional(_MODEL)
     table: Path = positional(_TABLE, nargs="?")
@@ -298,7 +296,7 @@ class ExportOptions(CommandOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AddressOptions(CommandOptions):
-    """The address of a server."""
+    """Options of commands that start a server."""
 
     host: str = option(
         "the address to listen on (default: 127.0.0.1, reachable from this machine only)",
@@ -348,8 +346,8 @@ class ServeOptions(AddressOptions):
 
 
 _KINDS = (FitOptions, PredictOptions, EvaluateOptions, UpdateOptions, SuggestOptions, ExplainOptions, PageOptions)
-#: The name on the command line of each argument that can be at fault.
-ARGUMENTS = {
+#: The option or positional argument of the command line for each argument that error messages of functions name.
+OPTION_NAMES = {
     **{declared.name: flag_of(declared) for kind in (*_KINDS, ServeOptions) for declared in fields(kind)},
     **{"ignored": "--drop", "labels": "--labels-file", "rate": "--unknown", "model": "model", "table": "table"},
     **dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table"),
@@ -357,24 +355,24 @@ ARGUMENTS = {
 
 
 def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
-    """Print notes to stderr. Commands do so after the work, since an error is printed alone."""
+    """Print notes to stderr unless ``quiet``; commands call it after their work, because errors are printed alone."""
     for note in name_options(notes) if not quiet else ():
         prefix = "" if note.startswith("warning: ") else "note: "
         print(f"{prefix}{note}", file=sys.stderr)
 
 
 def name_options(notes: Sequence[str]) -> list[str]:
-    """Give the arguments that notes name in backquotes the names of their options."""
-    return [re.sub(r"`(\w+)`", lambda name: ARGUMENTS.get(name[1], name[0]), note) for note in notes]
+    """Replace each argument name in backquotes by the name of its option, in notes for the user."""
+    return [re.sub(r"`(\w+)`", lambda name: OPTION_NAMES.get(name[1], name[0]), note) for note in notes]
 
 
 def make_options(kind: type[OptionsT], parsed: object) -> OptionsT:
-    """Create the options of a command from parsed arguments, or other options, of the same names."""
+    """Create options of a type from an object with attributes of the same names, such as parsed arguments."""
     return kind(**{declared.name: getattr(parsed, declared.name) for declared in fields(kind)})  # type: ignore[arg-type]
 
 
 def to_arguments(options: object) -> list[str]:
-    """Convert the options of a command to its arguments, the name of the command first; defaults are left out."""
+    """Convert options to the words of a command line, from the name of the command; defaults are omitted."""
     arguments, last = [type(options).__name__.removesuffix("Options").lower()], list[str]()
     for declared in fields(options):  # type: ignore[arg-type]
         value = getattr(options, declared.name)
@@ -389,5 +387,5 @@ def to_arguments(options: object) -> list[str]:
 
 
 def format_command(options: object) -> str:
-    """Format the options of a command as a command line."""
+    """Format options as a line for the shell, from ``protonet``."""
     return shlex.join(["protonet", *to_arguments(options)])

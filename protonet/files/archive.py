@@ -1,4 +1,4 @@
-"""Model archives: a ZIP of ``config.json`` and ``model.safetensors``. Nothing here imports torch."""
+"""Read and write model archives: ZIP files of ``config.json`` and ``model.safetensors``, without torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from protonet._io import JsonDict
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
-#: Version of the format, incremented by every change that earlier readers do not understand.
+#: Version of the file format, which is incremented by every change that earlier versions cannot read.
 FORMAT_VERSION = 11
-#: Maximal decompressed size of each entry in bytes, and maximal compression ratio.
+#: Maximum decompressed size of each entry in bytes, and maximum compression ratio.
 MAX_SIZES, MAX_RATIO = {CONFIG: 2**28, TENSORS: 2**32}, 2000
-#: A constant time stamp: files of the same model are equal.
+#: The time stamp of entries, which is constant so that files of equal models are equal.
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _END_OF_DIRECTORY = struct.Struct("<4s18s")  # of an archive without a comment
 _DECOMPRESSION_ERRORS = (
@@ -34,11 +34,11 @@ _DECOMPRESSION_ERRORS = (
 
 
 class VersionError(ValueError):
-    """A model file of another version than `FORMAT_VERSION`."""
+    """The file has another format version than `FORMAT_VERSION`."""
 
 
 def write_archive(config: JsonDict, tensors: bytes) -> bytes:
-    """Serialize a config and tensors, which are already in the format of safetensors."""
+    """Serialize a model archive of a config and of tensors that are serialized by safetensors; return its bytes."""
     buffer = io.BytesIO()
     text = json.dumps({"version": FORMAT_VERSION, **config}, allow_nan=False)
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -51,7 +51,7 @@ def write_archive(config: JsonDict, tensors: bytes) -> bytes:
 
 
 def read_config(path: Path) -> JsonDict:
-    """Read the config of a model archive without its tensors; raise a ValueError for other files, or a VersionError."""
+    """Read the config of a model archive; raise a VersionError for another version, a ValueError for another file."""
     with _open(path) as archive:
         return _parse_config(archive)
 
@@ -64,7 +64,7 @@ def read_archive(path: Path) -> tuple[JsonDict, bytes]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an archive, and validate the names and sizes of its entries."""
+    """Open a model archive; raise a ValueError unless it has the two entries, of sizes that can be read safely."""
     if not path.resolve(strict=True).is_file():  # opening a pipe would block
         raise ValueError("not a file")
     with path.open("rb") as file:
@@ -90,7 +90,7 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _parse_config(archive: zipfile.ZipFile) -> JsonDict:
-    """Parse the config; raise a ValueError if it has another format version."""
+    """Parse the config of an archive; raise a VersionError for another format version, or a ValueError if invalid."""
     config = json.loads(archive.read(CONFIG))
     json.dumps(config, ensure_ascii=False, allow_nan=False).encode()  # raises for NaN and for invalid Unicode
     version = config.get("version") if isinstance(config, dict) else None
@@ -102,7 +102,7 @@ def _parse_config(archive: zipfile.ZipFile) -> JsonDict:
 
 
 def check_entry_types(config: JsonDict) -> None:
-    """Raise a ValueError unless the entries that ``protonet info`` shows have the expected types."""
+    """Raise a ValueError unless the config entries that ``protonet info`` shows have the expected types."""
 
     def is_list(values: object, *types: type) -> bool:
         return isinstance(values, list) and all(type(value) in types for value in values)
@@ -124,7 +124,13 @@ def check_entry_types(config: JsonDict) -> None:
 
 
 def subtract_name_samples(counts: Sequence[int], classes: Sequence[str | int], named: object) -> list[int]:
-    """Subtract the samples that class names count as from those of each class; the entry ``named`` may be invalid."""
+    """Subtract the samples that class names count as from the sample count of each class.
+
+    Args:
+        counts: The number of samples of each class.
+        classes: The name of each class.
+        named: The entry of a model file with the named classes and their weight, which may be missing or invalid.
+    """
     if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
         return list(counts)
     weight = named.get("weight")

@@ -1,4 +1,4 @@
-"""Export of models to ONNX, with standard operators, and to ``torch.export`` programs."""
+"""Export models to ONNX files of standard operators, and to ``torch.export`` programs."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 2
 
 
 class GraphBuilder:
-    """The nodes and constants of an ONNX graph in the order of computation; implements `protonet.views.view.Graph`."""
+    """Collects the nodes and constants of an ONNX graph; implements `protonet.views.view.Graph`."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
     def constant(self, value: Array | np.generic) -> str:
-        """Add a constant and return its name."""
+        """Add a constant to the graph and return its name."""
         from onnx import numpy_helper  # noqa: PLC0415 - optional
 
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value), f"constant{len(self.constants)}"))
         return str(self.constants[-1].name)
 
     def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
-        """Add a node and return the name of its output."""
+        """Add a node of an operator to the graph and return the name of its output."""
         from onnx import helper  # noqa: PLC0415 - optional
 
         names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
@@ -52,11 +52,11 @@ class GraphBuilder:
         return output
 
     def pad(self, rows: str, columns: int, value: float) -> str:
-        """Append constant columns to rows; return ``rows`` itself if there are none to append."""
+        """Add a node that appends ``columns`` columns of a constant to rows; return its name, or ``rows`` for 0."""
         return self.add("Pad", rows, np.array([0, 0, 0, columns]), np.float32(value)) if columns else rows
 
     def cast(self, value: str, dtype: str) -> str:
-        """Convert a value to "FLOAT", "DOUBLE" or "INT64"."""
+        """Add a node that converts a value to the type "FLOAT", "DOUBLE" or "INT64"; return its name."""
         from onnx import TensorProto  # noqa: PLC0415 - optional
 
         return self.add("Cast", value, to=getattr(TensorProto, dtype))
@@ -76,13 +76,13 @@ class GraphBuilder:
         return self.add("Scan", landmarks, body=scan, num_scan_inputs=1, scan_output_axes=[1])
 
     def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], default: int) -> str:
-        """Map texts to INT64 values by ``keys``, and texts that are no key to ``default``."""
+        """Add a node that maps texts to INT64: ``keys`` to ``values``, and other texts to ``default``."""
         pairs: JsonDict = {"keys_strings": list(keys), "values_int64s": list(values)}
         return self.add("LabelEncoder", texts, domain=ML_DOMAIN, default_int64=default, **pairs)
 
     @staticmethod
     def array(tensor: Tensor) -> Array:
-        """Convert a tensor of any device to an array."""
+        """Convert a tensor on any device to a NumPy array."""
         return tensor.detach().cpu().numpy()
 
 
@@ -151,19 +151,21 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
 
 
 def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -> tuple[str, str]:
-    """Add the encoding of mixed columns: the names of features (n, dim), and of the mask (n, 1) of empty rows."""
-    parts, unsupported = [], []
-    for name, column in zip(names, encoding.columns, strict=True):
-        part = column.add_to_graph(graph, name)
-        if part is None:
-            unsupported.append(f"{to_printable(name)} ({column.kind})")
-        else:
-            parts.append(part)
-    if unsupported:
+    """Add the encoding of mixed columns to a graph, given the names of its inputs.
+
+    Returns:
+        The names of the features (n, dim), and of the mask (n, 1) of rows without an informative cell.
+    """
+    added = [column.add_to_graph(graph, name) for name, column in zip(names, encoding.columns, strict=True)]
+    outputs = [output for output in added if output is not None]
+    if len(outputs) < len(added):
+        columns = zip(names, encoding.columns, added, strict=True)
+        unsupported = [f"{to_printable(name)} ({column.kind})" for name, column, output in columns if output is None]
         remedy = "Fit again without these columns (--drop), or encode them as numbers first."
         raise_input_error("model", "have columns that ONNX can encode", ", ".join(unsupported), remedy)
-    uninformative = functools.reduce(functools.partial(graph.add, "And"), [mask for _, mask in parts])
-    return graph.add("Concat", *(features for features, _ in parts), axis=1), uninformative
+    features, masks = zip(*outputs, strict=True)
+    uninformative = functools.reduce(functools.partial(graph.add, "And"), masks)
+    return graph.add("Concat", *features, axis=1), uninformative
 
 
 #: Rows of the example batch. torch.export would specialize on 0 or 1 rows.
@@ -172,7 +174,7 @@ TRACED_ROWS = 2
 
 @torch.no_grad()
 def export_network(network: PrototypeNetwork) -> torch.export.ExportedProgram:
-    """Export a network in eval mode as a program from features (n, input_dim), for any n >= 1, to logits.
+    """Export a network in eval mode as a program that maps features (n, input_dim), for any n >= 1, to logits.
 
     Constants that are cached at the first call become part of the program.
     """

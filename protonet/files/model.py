@@ -1,4 +1,4 @@
-"""Model files: everything that predictions and updates need. Nothing is pickled.
+"""Save and load models: networks, classes, columns and metadata, without pickles.
 
 A network is stored as a config that JSON can hold, and as the tensors of its ``state_dict``.
 """
@@ -32,12 +32,12 @@ from protonet.views.config import check_tensors, expect, expect_finite
 from protonet.views.view import Component, Source, View
 
 ComponentT = TypeVar("ComponentT", Source, View)
-#: A buffer that is computed from others, and not stored.
+#: Name of the buffer that is computed from other buffers, and not stored.
 DERIVED_BUFFER = "prototypes"
 
 
 def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Tensor]]:
-    """Split a network with an `Encoder` into a config for `build_network`, and its tensors by name."""
+    """Describe a network by a config for `build_network`, and by its tensors by name."""
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     config = {
@@ -53,7 +53,7 @@ def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Ten
 
 
 def build_network(config: Any) -> PrototypeNetwork:
-    """Build a network from a config that is not trusted; all tensors are zero until ``load_state_dict``."""
+    """Build a network from an untrusted config, with tensors of zeros; raise a ValueError for an invalid config."""
     dim, classes = (config.get(name) for name in ("input_dim", "classes"))
     expect(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
     sources: list[Source] = []
@@ -75,7 +75,7 @@ def build_network(config: Any) -> PrototypeNetwork:
 
 
 def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> None:
-    """Validate the tensors of a file, on the CPU and without the prototypes, before a network loads them."""
+    """Raise a ValueError unless the tensors of a file, without the prototypes, fit the network that is to load them."""
     unchecked, expected = dict(tensors), network.state_dict()
     del expected[DERIVED_BUFFER]
     encoder = network.encoder
@@ -96,7 +96,10 @@ def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> N
 
 @torch.inference_mode(False)
 def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetwork:
-    """Build a network in eval mode from a config and CPU tensors, which it takes over, after validation of both."""
+    """Restore a network in eval mode from an untrusted config and CPU tensors; raise a ValueError if they are invalid.
+
+    The network uses the memory of the tensors.
+    """
     expect(
         isinstance(config, dict) and {"sums", "encoder.origin"} <= tensors.keys(),
         "no config of a network, or no tensor sums or encoder.origin",
@@ -114,7 +117,7 @@ def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetw
 
 
 def _pop_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -> type[ComponentT]:
-    """Remove the kind from an entry, and return the class of that kind."""
+    """Remove the entry "kind" of a source's or view's config, and return the class with that kind."""
     kind = entry.pop("kind", None)
     for component_class in classes:
         if component_class.kind == kind:
@@ -123,25 +126,25 @@ def _pop_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -> type[Com
 
 
 def _copy_entries(config: JsonDict, name: str) -> list[JsonDict]:
-    """Copy the mappings in a list of a config."""
+    """Copy the list of dicts that a config has under a name; raise a ValueError if it is something else."""
     entries = config.get(name)
     expect(isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries), f"no usable entry {name}")
     return list(map(dict, entries))  # type: ignore[arg-type]
 
 
-#: Prefixes of the names of tensors: of the network, of the encoding of columns, and of the state for updates.
+#: Prefixes of tensor names for the network, the encoding of columns, and the state that only updates need.
 NETWORK_PREFIX, COLUMNS_PREFIX, UPDATE_PREFIX = "network.", "columns.", "update."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """A fitted network with its classes, columns and metadata."""
+    """A fitted network with the names of its classes and columns, and all else that a model file holds."""
 
     network: PrototypeNetwork  #: From `protonet.solve`, float32.
     classes: tuple[str, ...] | tuple[int, ...]  #: The name of each class of the network: all strings or all integers.
     columns: tuple[str, ...] | None = None  #: The names of the table's columns, or None if they have no names.
     metadata: JsonDict = field(default_factory=dict)  #: Metrics, thresholds, and other values that JSON can hold.
-    update_state: dict[str, Tensor] = field(default_factory=dict)  #: What only updates need, such as held-out rows.
+    update_state: dict[str, Tensor] = field(default_factory=dict)  #: Tensors for updates only, such as held-out rows.
     encoding: Encoding | None = None  #: Maps the columns to features; None if the columns are features.
     folds: tuple[PrototypeNetwork, ...] = ()  #: The cross-validation networks.
 
@@ -173,7 +176,7 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
 
     Args:
         path: A file of `save_model`.
-        for_update: Also load what predictions do not need: the cross-validation networks and ``update_state``.
+        for_update: Whether to load also the cross-validation networks and ``update_state``.
 
     Returns:
         The model on the CPU. Its network is in eval mode and computes the logits of the saved one, bit for bit.
@@ -187,7 +190,7 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
 
 @torch.inference_mode(False)  # as in `check_model`
 def read_model(path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str) -> Model:
-    """Load a model file as `load_model` does, with another argument and writer in error messages."""
+    """Load a model file as `load_model`; ``argument`` and ``writer`` are the names of both in error messages."""
     with optional_packages("files"):
         from safetensors import SafetensorError  # noqa: PLC0415 - optional
         from safetensors.torch import load  # noqa: PLC0415 - optional
@@ -196,7 +199,7 @@ def read_model(path: str | Path, *, for_update: bool = False, argument: str = "p
     try:
         config, content = read_archive(Path(path))
         check_entry_types(config)
-        return _make_model(config, load(content), for_update=for_update)
+        return _build_model(config, load(content), for_update=for_update)
     except FileNotFoundError:
         raise_missing_file(path, argument=argument)
     except VersionError as error:
@@ -208,12 +211,10 @@ def read_model(path: str | Path, *, for_update: bool = False, argument: str = "p
 
 @torch.inference_mode(False)  # inference tensors cannot become parameters
 def check_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
-    """Convert a model to the config and the tensors of a file; raise an InputError if these cannot be loaded."""
+    """Convert a model to the config and the tensors of its file; raise an InputError if they could not be loaded."""
     if not isinstance(model.network.encoder, Encoder):
-        got = type(model.network.encoder).__name__
-        raise_input_error(
-            "model", "hold a network with a protonet.Encoder", got, "Pass one of protonet.solve.", kind=InputTypeError
-        )
+        must, got = "hold a network with a protonet.Encoder", type(model.network.encoder).__name__
+        raise_input_error("model", must, got, "Pass one of protonet.solve.", kind=InputTypeError)
     network, state = describe_network(model.network)
     folds = [describe_network(fold) for fold in model.folds]
     encoding, columns = (None, {}) if model.encoding is None else model.encoding.describe()
@@ -241,15 +242,15 @@ def check_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
     try:
         text = json.dumps(config, ensure_ascii=False, allow_nan=False)
         text.encode()
-        _make_model(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}, for_update=True)
+        _build_model(json.loads(text), {name: tensor.clone() for name, tensor in tensors.items()}, for_update=True)
     except (RuntimeError, TypeError, ValueError) as error:
         remedy = "Pass a float32 network of protonet.solve, a name per class and feature, and finite metadata."
         raise_input_error("model", "be what can be read again", f"one with {error}", remedy)
     return config, tensors
 
 
-def _make_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bool) -> Model:
-    """Make a model from the config and the tensors of a file; raise a ValueError if they are invalid."""
+def _build_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bool) -> Model:
+    """Build a model from the untrusted config and tensors of a file; raise a ValueError if they are invalid."""
     folds, encoding = config["folds"], None
     prefixes = [NETWORK_PREFIX, COLUMNS_PREFIX, UPDATE_PREFIX, *(f"folds.{index}." for index in range(len(folds)))]
     state, columns, update_state, *fold_states = _split_by_prefix(tensors, prefixes)
@@ -276,18 +277,18 @@ def _make_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: boo
 
 
 def _split_by_prefix(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> list[dict[str, Tensor]]:
-    """Group tensors by the prefix of their names, and remove it; raise a ValueError for a name without a prefix."""
-    parts: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in prefixes}
+    """Group tensors by the prefix of their names, which is removed; raise a ValueError if a name has no such prefix."""
+    by_prefix: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in prefixes}
     for name, tensor in tensors.items():
-        prefix = next((prefix for prefix in parts if name.startswith(prefix)), None)
+        prefix = next((prefix for prefix in by_prefix if name.startswith(prefix)), None)
         if prefix is None:
             raise ValueError(f"a tensor {name!r:.60} that belongs to nothing")
-        parts[prefix][name.removeprefix(prefix)] = tensor
-    return list(parts.values())
+        by_prefix[prefix][name.removeprefix(prefix)] = tensor
+    return list(by_prefix.values())
 
 
 def _check_names(entry: str, names: Any, count: int, types: tuple[type, ...]) -> Any:
-    """Convert a list of ``count`` distinct names of one type to a tuple; raise a ValueError if it is invalid."""
+    """Convert an untrusted list to a tuple; raise a ValueError unless it has ``count`` distinct names of one type."""
     one_type = isinstance(names, list) and any(all(type(name) is kind for name in names) for kind in types)
     expect(one_type and len(set(names)) == len(names) == count, f"{entry} that are not {count} different names")
     return tuple(names)

@@ -29,15 +29,3 @@ def test_a_changed_unit_is_reported(tmp_path: Path, run: Run) -> None:
             run(command, model, table, *more, quiet=False)
             assert run.notes.count(LINE) == run.notes.count("warning: ") == lines, command
             run(command, model, table, *more)  # quiet: no notes
-
-
-def test_dates_have_no_unit(tmp_path: Path, run: Run) -> None:
-    def write_dates(name: str, year: int) -> str:
-        columns = make(0)
-        columns["day"] = [f"{year}-0{1 + row % 9}-1{row // 9}" for row in range(60)]
-        return write_columns(tmp_path / name, columns)
-
-    model = fit_model(write_dates("t.csv", 2020))
-    run("predict", model, write_dates("new.csv", 2031), quiet=False)
-    assert "warning: day is far from the training rows" in run.notes
-    assert "unit" not in run.notes

@@ -156,12 +156,7 @@ def test_another_encoder_than_that_of_fit_is_refused(fitted: Path, tmp_path: Pat
         (pictures, test): "be that of fit, a.onnx (24143450), 256 numbers; got none",
         (model, test, "--representation", vectors): "be that of fit, words (24143450), 256 numbers; got",
         (model, test, "--representation", "wordz"): "must be auto, none, or one of sentences",
-        (
-            model,
-            test,
-            "--representation",
-            "x.onnx",
-        ): "a model whose pictures a pretrained encoder read in fit; got x.onnx",
+        (model, test, "--representation", "x.onnx"): "a model whose pictures a pretrained encoder read in fit",
     }
     for arguments, message in cases.items():
         for more in (["predict", *arguments, "-o", output], ["evaluate", *arguments], ["explain", *arguments]):
@@ -169,11 +164,6 @@ def test_another_encoder_than_that_of_fit_is_refused(fitted: Path, tmp_path: Pat
             assert message in error, more
             assert error.startswith(f"protonet {more[0]}: `--representation` must ")
     assert not output.exists()
-    content = model.read_bytes()
-    damaged = tmp_path / "damaged.safetensors"
-    at = 99  # in the compressed config
-    damaged.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    assert "`model` must be a model file" in run("predict", damaged, test, code=2)
 
 
 def test_an_encoder_folder_is_an_option_of_each_command(fitted: Path, tmp_path: Path, run: Run) -> None:
@@ -233,17 +223,6 @@ def test_uninformative_names_have_no_effect(fitted: Path, tmp_path: Path, run: R
         assert run.count_samples(model) == [4] * 5
     assert actual[0] == actual[1]
     assert actual[0].count("\n") == 11
-
-
-def test_names_are_in_the_prototypes_and_not_in_the_sample_counts(fitted: Path, tmp_path: Path, run: Run) -> None:
-    table, model = write_table(tmp_path / "one.csv", slice(0, 1)), tmp_path / "m.safetensors"
-    result = run("fit", table, "--label", "intent", *FAST, "-o", model)
-    assert "one.csv: 5 classes, 5 samples" in result
-    assert "the names of 5 classes are training samples, each as 2 samples" in result
-    loaded = load_model(model)
-    assert loaded.network.counts.tolist() == [3] * 5
-    assert run.count_samples(model) == [1] * 5
-    assert "5 samples" in run("info", model)
 
 
 def test_invalid_class_files_are_errors(fitted: Path, tmp_path: Path, run: Run) -> None:

@@ -110,6 +110,7 @@ def test_drifted_columns_are_reported(
     for blocks in (1, 7):
         (line,) = warn(statistics, encoding, cells, blocks)
         assert line.startswith(f"warning: {column} is far from the training rows: {message}")
+        assert line.endswith("; another unit?") == (column in {"normal", "skewed"} and "missing" not in message)
 
 
 def test_the_error_probability_is_shared_by_the_columns() -> None:
