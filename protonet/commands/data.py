@@ -1,4 +1,4 @@
-"""The model and the table of a command: open, read and encode them, and process a table block by block."""
+"""Open the model of a command, read and encode its table, and process a table in blocks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from protonet.tables.drift import column_statistics
 from protonet.tables.features import adapt_table, encode_block, fit_features
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 
-#: The maximal number of blocks classified at a time.
+#: Maximum number of blocks that are processed at the same time.
 MAX_THREADS = 8
 
 Result = TypeVar("Result")
 
 
 def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_update: bool = False) -> TablePipeline:
-    """Load a command's model, with the pretrained encoders of its texts and pictures if there is a table."""
+    """Load the model of a command; if it reads a table, also open the pretrained encoders of texts and pictures."""
     pipeline = TablePipeline.load(model, for_update=for_update, argument="model")
     if table is None:
         return pipeline
@@ -47,14 +47,14 @@ def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_
 
 
 def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
-    """Get the column of the labels: as given, or else the model's, or else the default."""
+    """Get the name of the label column: ``label``, or else that of the model, or else the default."""
     return label or (DEFAULT_LABEL if pipeline is None else pipeline.label)
 
 
 def make_spec(
     options: ReadOptions, spec: ReadSpec, label: str | None = None, *, labelled: bool = False, extra: object = None
 ) -> ReadSpec:
-    """Specify how a command's table is read, given the specification for its model, or for any table."""
+    """Complete the specification for reading a table by the options of a command; ``extra`` names an extra column."""
     return replace(
         spec,
         label=label or spec.label,
@@ -69,27 +69,27 @@ def make_spec(
 def read_labelled(
     options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None
 ) -> tuple[Table, RowBlock]:
-    """Read all rows of a command's labelled table, as `TablePipeline.read_table`."""
+    """Read all rows of the labelled table of a command; ``extra`` names an extra column, such as that of groups."""
     spec = make_spec(options, pipeline.read_spec, options.label, labelled=True, extra=extra)
     return pipeline.read_table(table, spec, options.labels_file)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedTable(TrainingTable):
-    """An encoded table of ``fit``, with what messages and the report show of it."""
+    """The encoded table of ``fit``, with the positions, notes and cells for its messages and report."""
 
     positions: Sequence[int]  #: The position of each row in its file.
     position_format: str  #: How messages name a row, given its position.
     indices: Sequence[int]  #: The index of each row in the table, from 0; unlabelled rows are counted.
     ids: list[str] | None  #: The identifier of each row, if a column has them.
-    group_names: list[str]  #: In ascending order.
+    group_names: list[str]  #: The names of the groups, in ascending order.
     notes: list[str]  #: Notes and warnings for the user, one line each.
     missing_counts: list[int]  #: The number of missing cells of each feature column.
     cells: list[np.ndarray]  #: The cells of the feature columns, (n,) each; empty unless requested.
     unlabelled: Tensor | None  #: (m, dim) unlabelled rows of the table, if any.
-    unlabelled_positions: Sequence[int]  #: Their positions.
+    unlabelled_positions: Sequence[int]  #: The position of each unlabelled row in its file.
     has_group_columns: bool  #: Whether columns seem to identify groups of rows.
-    missing_texts: frozenset[str]  #: As in `ReadSpec`.
+    missing_texts: frozenset[str]  #: Texts, in lower case, that mean a missing label or cell.
 
     @property
     def counts(self) -> list[int]:
@@ -104,11 +104,11 @@ class EncodedTable(TrainingTable):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnlabelledTable:
-    """An encoded table with unlabelled rows."""
+    """An encoded table for active learning."""
 
-    x: Tensor  #: (n, dim) float32 or float64.
-    table: Table  #: With its notes.
-    known: Tensor  #: (n,) bool: rows that have a label already, and are not suggested.
+    x: Tensor  #: (n, dim) features, float32 or float64.
+    table: Table  #: The table that was read, with its notes.
+    known: Tensor  #: (n,) bool, rows that already have a label and are not suggested.
     encoding: Encoding | None = None  #: The encoding of the columns.
     columns: tuple[str, ...] | None = None  #: The names of the features' columns, if they have names.
     notes: tuple[str, ...] = ()  #: Notes about the columns, one line each.
@@ -123,19 +123,19 @@ class UnlabelledTable:
 
 
 class ColumnOverrides(NamedTuple):
-    """The user's settings of columns."""
+    """The user's settings of the columns of a table."""
 
     types: Mapping[str, str] = MappingProxyType({})  #: The types of columns, by name.
     dropped: tuple[str, ...] = ()  #: Columns that are not features.
     group: str | None = None  #: The column of groups, which is not a feature either.
 
 
-#: No settings of columns.
+#: Settings that change nothing.
 NO_OVERRIDES = ColumnOverrides()
 
 
 def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = False) -> EncodedTable:
-    """Encode the table of ``fit``, with all that its summary and its report show."""
+    """Infer the column types of the table of ``fit`` and encode its rows; ``keep_cells`` also keeps their cells."""
     table, block = rows.table, rows.block
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
@@ -219,7 +219,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
 
 
 def raise_no_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
-    """Raise an InputError: no row has a label, and the class names are not informative."""
+    """Raise an InputError about a table without labels, for which class names are not informative either."""
     columns = () if encoding is None else encoding.columns
     texts = [column for column in columns if column.modality == "text"]
     if any(column.record is not None for column in texts):
@@ -235,13 +235,13 @@ def raise_no_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> 
 def _encode_unlabelled(
     table: Table, block: RowBlock, columns: tuple[str, ...] | None, encoding: Encoding | None
 ) -> Tensor:
-    """Encode the unlabelled rows of a table: (m, dim)."""
+    """Encode the unlabelled rows of a partly labelled table as features (m, dim)."""
     block = block._replace(columns=_select_columns(table, block, columns))
     return torch.from_numpy(np.ascontiguousarray(encode_block(replace(table, columns=columns), block, encoding)))
 
 
 class UnlabelledRows:
-    """Blocks of unlabelled rows: of the training table, and of another one with the same columns at ``path``."""
+    """Iterates over blocks (b, dim) of unlabelled rows: of the training table, and of the table at ``path``."""
 
     def __init__(self, data: EncodedTable, path: Path | None, label: str) -> None:
         self.data, self.path = data, path
@@ -271,7 +271,7 @@ class UnlabelledRows:
             yield torch.from_numpy(np.ascontiguousarray(x))
 
     def locate(self, row: int) -> str:
-        """Format the location of a row, given its index among the rows read."""
+        """Format the location of an unlabelled row in its file, given its index in the order of iteration."""
         if row < len(self.data.unlabelled_positions) or self.path is None:
             return self.data.position_format.format(self.positions[row])
         return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
@@ -286,7 +286,16 @@ def read_unlabelled(
     *,
     allow_labelled: bool = False,
 ) -> UnlabelledTable:
-    """Read and encode a table for active learning, with a model's columns or, without one, inferred ones."""
+    """Read and encode a table for active learning, by the columns of a model or, without a model, by inferred types.
+
+    Args:
+        options: How the table is read.
+        path: The table.
+        model: The model whose columns are read; None for no model.
+        label: The name of the label column, which may be missing.
+        overrides: The user's settings of columns, if there is no model.
+        allow_labelled: Whether all rows may have labels.
+    """
     notes = list[str]()
     if model is None:
         spec = ReadSpec(label=label, ignored=overrides.dropped, partly_labelled=True, user_columns=True)
@@ -295,10 +304,8 @@ def read_unlabelled(
         labels, positions = block.labels, list(block.positions)
         # One class for all: no column is then dropped as a copy of the label.
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
-        types, selection = (
-            get_column_types(path, overrides.types),
-            RepresentationChoice.of(options.representation, shown=not options.quiet),
-        )
+        types = get_column_types(path, overrides.types)
+        selection = RepresentationChoice.of(options.representation, shown=not options.quiet)
         features = fit_features(table, block, types, keep_hint="", selection=selection, decimal=options.decimal_mark)
         x, encoding, columns, column_notes = features.x, features.encoding, features.columns, features.notes
         uninformative = np.zeros(len(x), bool)
@@ -340,7 +347,7 @@ def read_unlabelled(
 
 
 def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None) -> list[np.ndarray]:
-    """Select the cells (n,) of each column that is encoded, of all that were read."""
+    """Select the cells (n,) of the named columns from a block of all columns of a table."""
     if columns is None or table.columns is None:
         return list(block.columns)
     used, pairs = set(columns), zip(table.columns, block.columns, strict=True)
@@ -350,7 +357,7 @@ def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None
 def read_cells(
     options: ReadOptions, path: Path, model: TablePipeline | None, label: str, rows: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Read the names and the cells of all columns but the label; ``rows`` selects rows by index, in their order."""
+    """Read the names of all columns but the label, and the cells of all rows or of those with the indices ``rows``."""
     spec = ReadSpec(label=label) if model is None else model.read_spec
     table = open_table(path, replace(make_spec(options, spec, label), all_extra=True))
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}
@@ -374,10 +381,17 @@ def map_blocks(
     quiet: bool = False,
     sequential: bool = False,
 ) -> Iterator[Result]:
-    """Apply a function to each block, in order, and show the progress in ``rows`` on stderr if it takes long.
+    """Apply a function to each block of a table, and yield the results in order.
 
-    Each block is processed by one thread, unless the function uses all cores (``sequential``). Threads that share a
-    block would wait for each other at each of its small matrices, which takes five times as long on a busy machine.
+    Each block is processed by one thread. Threads that share a block would wait for each other at each of its small
+    matrices, which takes five times as long on a busy machine.
+
+    Args:
+        function: Maps a block to a result.
+        blocks: The blocks.
+        rows: The total number of rows, for the progress bar; None if it is unknown.
+        quiet: Whether to show no progress bar.
+        sequential: Whether to process blocks one after the other, because the function uses all cores.
     """
     if sequential:
         yield from map(function, blocks)

@@ -35,16 +35,16 @@ from protonet.ui.html import write_outputs
 
 
 class Evaluated(NamedTuple):
-    """A block of evaluated rows."""
+    """The predictions and labels of a block of rows."""
 
-    logits: Tensor  #: (b, num_classes).
+    logits: Tensor  #: (b, num_classes) logits.
     labels: Tensor  #: (b,) int64, class indices; -1 for a class that the model does not know.
     unknown: Counter[str]  #: The number of rows of each unknown class.
-    rows: tuple[Tensor, RowBlock] | None  #: The features (b, dim) and the block, for the report; None without one.
+    rows: tuple[Tensor, RowBlock] | None  #: The features (b, dim) and the block, if a report is written.
 
 
 def run(options: EvaluateOptions) -> None:
-    """Evaluate a model and print the results."""
+    """Run ``evaluate``: evaluate a model on a labelled table, and print and write the results."""
     model = open_pipeline(options, options.model, options.table)
     spec = make_spec(options, model.read_spec, options.label, labelled=True)
     spec = replace(spec, drop_unlabelled=options.drop_unlabelled)
@@ -90,7 +90,16 @@ def compute_details(
     rows: Sequence[tuple[Tensor, RowBlock]],
     progress: Progress,
 ) -> JsonDict:
-    """Compute the sections that only the report has, given logits (n, num_classes) and labels (n,), -1 if unknown."""
+    """Compute the sections of the report that are neither printed nor in JSON without a report.
+
+    Args:
+        model: The evaluated model.
+        table: The table, with its notes.
+        logits: (n, num_classes) logits of all rows.
+        labels: (n,) int64, class indices; -1 for classes that the model does not know.
+        rows: The features and the block of rows, of each block.
+        progress: Receives the finished fraction.
+    """
     names = model.column_names
     cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in rows), strict=True)]
     locations = [table.position_format.format(row) for _, block in rows for row in block.positions]

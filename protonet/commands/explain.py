@@ -1,4 +1,4 @@
-"""``protonet explain``: which columns matter, and why a row gets its class."""
+"""``protonet explain``: compute the importance of columns, or explain the predictions of rows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from protonet.pipeline import TablePipeline
 from protonet.tables.table import Table
 from protonet.ui.text import format_table
 
-#: The maximal number of columns printed; JSON has all.
+#: Maximum number of columns in the printed table; JSON has all.
 MAX_LISTED_COLUMNS = 30
-#: The number of columns shown for each row.
-COLUMNS = 5
-#: The maximal number of characters shown of a cell.
-MAX_CELL_LENGTH = 40
+#: Maximum number of columns, and of characters of a cell, in the printed explanation of a row.
+MAX_ROW_COLUMNS, MAX_CELL_LENGTH = 5, 40
 
 
 def run(options: ExplainOptions) -> None:
-    """Compute and print the importance of columns, or the explanation of rows."""
+    """Run ``explain``: print the importance of columns, or explain rows, and write the results."""
     seed, rows = options.seed, options.rows
     model = open_pipeline(options, options.model, options.table, for_update=True)
     generator = torch.Generator().manual_seed(seed)
@@ -44,7 +42,7 @@ def run(options: ExplainOptions) -> None:
 
 
 def compute_column_importance(options: ExplainOptions, model: TablePipeline, generator: torch.Generator) -> JsonDict:
-    """Compute the permutation importance of each column, the largest first, as a dict for JSON."""
+    """Compute the permutation importance of each column, in descending order, as a dict for JSON."""
     table = None
     if options.table is None:
         evaluated = model.cross_validation
@@ -65,7 +63,7 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
 
 
 def format_columns(results: JsonDict) -> str:
-    """Format the results of `compute_column_importance`."""
+    """Format the results of `compute_column_importance` as text with a table."""
     rows, columns, total = count(results["rows"], "row"), results["columns"], results["total_rows"]
     sample = f", a random sample of {total:,}" if results["rows"] < total else ""
     source = "held out in fit" if results["table"] is None else f"of {to_printable(results['table'])}"
@@ -91,7 +89,15 @@ def format_columns(results: JsonDict) -> str:
 def explain_rows(
     options: ExplainOptions, table_path: Path, model: TablePipeline, rows: Sequence[int], generator: torch.Generator
 ) -> JsonDict:
-    """Compute the prediction of some rows, their nearest rows and column contributions, as a dict for JSON."""
+    """Compute the predictions, nearest held-out rows and column contributions of rows, as a dict for JSON.
+
+    Args:
+        options: The options of the command.
+        table_path: The table.
+        model: The model.
+        rows: The positions of the rows in the file, such as line numbers.
+        generator: Draws the held-out rows that replace cells.
+    """
     table = model.open_table(table_path, make_spec(options, model.read_spec, options.label))
     x, cells, uninformative = read_rows(table, model, rows)
     ranked = model.predict_logits(x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
@@ -111,7 +117,7 @@ def explain_rows(
 
 
 def describe(model: TablePipeline, explanation: Explanation, cells: Sequence[str]) -> JsonDict:
-    """Describe the explanation of a row with these cells as a dict for JSON: the nearest rows, and the columns."""
+    """Convert the explanation of a row, which has these cells, to a dict for JSON: nearest rows and columns."""
     assert model.cross_validation is not None
     held_out = [model.classes[label] for label in model.cross_validation.labels.tolist()]
     contributions, names = explanation.contributions, model.column_names
@@ -130,7 +136,11 @@ def describe(model: TablePipeline, explanation: Explanation, cells: Sequence[str
 def read_rows(
     table: Table, model: TablePipeline, rows: Sequence[int]
 ) -> tuple[np.ndarray, list[list[str]], np.ndarray]:
-    """Read rows by their positions in the file: features (rows, dim), cells as text, mask (rows,) of empty rows."""
+    """Read the rows with the given positions in the file.
+
+    Returns:
+        The features (rows, dim), the cells of each row as text, and a mask (rows,) of uninformative rows.
+    """
     by_position: dict[int, tuple[np.ndarray, list[str], bool]] = {}
     last = None
     for block in table.blocks:
@@ -155,7 +165,7 @@ def read_rows(
 
 
 def format_rows(results: JsonDict) -> str:
-    """Format the results of `explain_rows`."""
+    """Format the results of `explain_rows` as text."""
     lines = []
     for row in results["rows"]:
         classes = [f"{to_printable(best['name'])} {100 * best['probability']:.2f} %" for best in row["classes"]]
@@ -166,7 +176,7 @@ def format_rows(results: JsonDict) -> str:
                 for neighbor in row["neighbors"]
             ]
             lines.append(f"  nearest held-out rows by index (class, cosine): {', '.join(near)}")
-            for column in row["columns"][:COLUMNS]:
+            for column in row["columns"][:MAX_ROW_COLUMNS]:
                 cell = to_printable(column["cell"][:MAX_CELL_LENGTH])
                 lines.append(f"  {column['contribution']:<+9.2g} {to_printable(column['name'])} = {cell}")
     if results["sample"]:

@@ -9,7 +9,7 @@ from protonet.ui.text import format_size
 
 
 def run(options: ExportOptions) -> None:
-    """Export a model, and print one line for each file."""
+    """Run ``export``: write the requested files, and print a line about each."""
     model = TablePipeline.load(options.model, argument="model")
     dim, classes = model.network.encoder.input_dim, len(model.classes)
     mixed = model.encoding is not None and not model.encoding.plain

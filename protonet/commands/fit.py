@@ -53,16 +53,16 @@ from protonet.tables.table import format_names
 from protonet.ui.html import write_outputs
 from protonet.ui.text import format_probability_metrics, format_size, format_views, summarize_columns
 
-#: The fraction of the time limit after which the report begins.
+#: Fraction of the time limit after which cross-validation stops, if a report is to be computed.
 REPORT_START = 0.8
-#: The maximal number of outlier groups, and of rows of each, that are printed.
+#: Maximum number of outlier groups, and of rows of each group, that are printed.
 MAX_GROUPS, MAX_GROUP_ROWS = 5, 5
-#: The fraction of the time, and of its limit, for the choice of views; cross-validation takes the remainder.
+#: Fraction of the time limit, and of the progress bar, for model selection; cross-validation takes the remainder.
 SOLVE_FRACTION = 0.6
 
 
 def train(options: FitOptions, rows: TableRows) -> None:
-    """Train and cross-validate a classifier, print the results, and write the model if a path is given.
+    """Run ``fit``: train and cross-validate a classifier, print the results, and write the model if a path is given.
 
     Raises:
         MissingPackageError: A package that an option needs is missing.
@@ -153,7 +153,7 @@ def summarize(
     unlabelled: UnlabelledRows,
     outliers: Sequence[Sequence[int]],
 ) -> str:
-    """Summarize the table, its column types, duplicates and unlabelled rows."""
+    """Format a summary of the training table, its column types, duplicates and unlabelled rows."""
     counts = data.counts
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.plain:
@@ -174,7 +174,7 @@ def summarize(
 
 
 def summarize_rows(problem: TrainingSet) -> list[str]:
-    """Summarize duplicates, and the sample of many rows, one line each."""
+    """Format lines about duplicate rows and about the random sample of a large table, if there are any."""
     lines = []
     if problem.repeated:
         rows = count(problem.repeated, "row")
@@ -188,12 +188,12 @@ def summarize_rows(problem: TrainingSet) -> list[str]:
 
 
 def format_notes(notes: Sequence[str]) -> str:
-    """Format notes and warnings about the table, one line each."""
+    """Format notes and warnings about the training table, one line each."""
     return "".join(f"{note}\n" for note in name_options(notes))
 
 
 def format_next_step(path: Path | None, representation: Sequence[str] | None) -> str:
-    """Format the size of the written model, if any, and a command that uses it."""
+    """Format the size of the written model and a command that uses it, or how to write a model."""
     if path is None:
         return "no model was written: pass -o FILE.protonet"
     size = format_size(path.stat().st_size)
@@ -203,13 +203,19 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
 
 
 def warn_near_duplicates(data: EncodedTable, solution: Solution) -> list[str]:
-    """Warn of many near-duplicates within classes, unless a note already names a column to group by."""
+    """Warn of many near-duplicates within classes, unless there is already a note about a group column."""
     note = None if data.has_group_columns else describe_near_duplicates(solution.problem.rows, "`group` NAME")
     return [] if note is None else [f"warning: {note}"]
 
 
 def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, problem: TrainingSet) -> list[str]:
-    """Name the classes that have no held-out row, if other classes have some; y (n,) are the labels of all rows."""
+    """Format notes about classes without a held-out row, if other classes have some.
+
+    Args:
+        classes: The name of each class.
+        y: (n,) int64, the labels of all rows.
+        problem: The training set with its distinct rows.
+    """
     rows, fold = problem.rows, held_out_indices(problem) >= 0
     labels = rows.labels if rows.is_class_name is None else rows.labels[~rows.is_class_name]
     distinct, evaluated = (torch.bincount(part, minlength=len(classes)) for part in (labels, y[fold]))
@@ -227,7 +233,7 @@ def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, problem: T
 def summarize_unlabelled(
     solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]
 ) -> list[str]:
-    """Summarize the use of unlabelled rows, and the outlier groups among them."""
+    """Format lines about the use of unlabelled rows, and about the outlier groups among them."""
     pool, pooled = solution.problem.pool, solution.pooled
     if pool is None or pooled is None:
         return []
@@ -249,7 +255,7 @@ def summarize_unlabelled(
 
 
 def compare(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list[JsonDict]:
-    """Compare the model with its baselines on the held-out rows; empty without any."""
+    """Compare the model with its baselines on the held-out rows; an empty list if there are none."""
     if not len(crossed.labels):
         return []
     balanced = bool(model.metadata["balanced"])
@@ -275,7 +281,7 @@ def format_evaluation(crossed: Crossfit, compared: Sequence[JsonDict], classes: 
 
 
 def format_no_lead(compared: Sequence[JsonDict]) -> str:
-    """Format a warning if a model is not more accurate than its most frequent class; see `compare_baselines`."""
+    """Format a warning if the model is not more accurate than the most frequent class, else ""."""
     if any(result["name"] == FREQUENT and result["difference"] <= 0 for result in compared):
         return f"warning: the model is not more accurate than the {FREQUENT}\n"
     return ""
@@ -284,7 +290,7 @@ def format_no_lead(compared: Sequence[JsonDict]) -> str:
 def results_to_dict(
     name: str, data: EncodedTable, model: TablePipeline, crossed: Crossfit, compared: Sequence[JsonDict]
 ) -> JsonDict:
-    """Convert the results to a dict for JSON: the table and, if there are held-out rows, all metrics."""
+    """Convert the results of fit to a dict for JSON: the table and, if there are held-out rows, all metrics."""
     table = table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
     results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(crossed.labels):
@@ -293,7 +299,7 @@ def results_to_dict(
 
 
 def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]) -> JsonDict:
-    """Convert the use of unlabelled rows to a dict for JSON; empty without any."""
+    """Convert the use of unlabelled rows to a dict for JSON; an empty dict if there are none."""
     pool, pooled = solution.problem.pool, solution.pooled
     if pool is None or pooled is None:
         return {}
@@ -314,7 +320,7 @@ def compute_details(
     deadline: float,
     progress: Progress,
 ) -> JsonDict:
-    """Compute the sections that only the report has: predictions, column importance and learning curve."""
+    """Compute the sections that only the report of ``fit`` has, such as column importance and the learning curve."""
     names, held_out = model.column_names, held_out_indices(solution.problem)
     evaluated = (held_out >= 0).nonzero().flatten()
     parts = iter(range(3))

@@ -1,4 +1,4 @@
-"""Process all Parquet files of a folder, by local processes or on a Dask cluster.
+"""Classify all Parquet files of a folder, by local processes or on a Dask cluster.
 
 Each file has one output, which is written atomically; existing outputs are complete. A run that is stopped or killed
 loses only the files in progress, and a file that is processed twice gets the same output.
@@ -26,37 +26,37 @@ from protonet._text import count
 from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import format_names
 
-#: The file of the output folder that records the model and options.
+#: Name of the file in the output folder that records the model and options.
 RECORD = "_predict.json"
-#: Prefixes of files and folders without rows, a convention of Hadoop.
+#: Prefixes of the names of files and folders that hold no rows, by a convention of Hadoop.
 HIDDEN_PREFIXES = (".", "_")
-#: The time limit for an answer of the cluster, and the interval between checks of local processes, in seconds.
-PATIENCE, LOOK = 10, 0.5
-#: The shared state of a pool's process: the number of finished rows, and whether the command stops.
+#: Time limit for a response of the cluster, and interval between checks of local processes, in seconds.
+CLUSTER_TIMEOUT, POLL_INTERVAL = 10, 0.5
+#: State that the processes of a pool share: the number of finished rows, and whether the command stops.
 _SHARED: JsonDict = {}
 
 
 class Part(NamedTuple):
-    """One file of the folder."""
+    """A Parquet file of the folder, and its output."""
 
-    table: Path  #: Absolute, since other machines share the folder.
-    output: Path  #: Absolute.
-    rows: int
+    table: Path  #: The absolute path of the file, since other machines share the folder.
+    output: Path  #: The absolute path of its output.
+    rows: int  #: The number of its rows.
 
     @property
     def done(self) -> bool:
-        """Whether there is an output that is not older than the file."""
+        """Whether the output exists and is not older than the file."""
         return self.output.exists() and self.output.stat().st_mtime_ns >= self.table.stat().st_mtime_ns
 
 
-#: Takes the number of further finished rows; an exception stops the work.
+#: Is called with the number of rows that were finished since the last call; an exception stops the work.
 Tick = Callable[[int], None]
-#: Makes the output of a file, and returns notes for the user.
+#: Writes the output of a file, and returns notes for the user.
 Work = Callable[[Part, Tick], Sequence[str]]
 
 
 class StoppedError(Exception):
-    """The command stops; a file in progress is abandoned."""
+    """The command is stopping, so that the file in progress is abandoned."""
 
 
 def list_parts(folder: Path, output: Path) -> list[Part]:
@@ -68,9 +68,8 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
     names = sorted(path.relative_to(folder) for path in folder.rglob("*.parquet"))
     names = [name for name in names if not any(part.startswith(HIDDEN_PREFIXES) for part in name.parts)]
     if not names:
-        raise_input_error(
-            "table", "be a folder of Parquet files", f"none in {folder}", "Pass one with files *.parquet."
-        )
+        got, remedy = f"none in {folder}", "Pass one with files *.parquet."
+        raise_input_error("table", "be a folder of Parquet files", got, remedy)
     parts: list[Part] = []
     first: set[str] = set()
     for name in names:
@@ -79,25 +78,21 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
             columns = set(metadata.schema.to_arrow_schema().names)
         except (OSError, ValueError, ArrowException) as error:
             got = f"{name} ({type(error).__name__})"
-            raise_input_error(
-                "table", "be a folder of Parquet files that can be read", got, "Mend or remove that file."
-            )
+            must, remedy = "be a folder of Parquet files that can be read", "Mend or remove that file."
+            raise_input_error("table", must, got, remedy)
         first = first or columns
         if columns != first:
             missing, more = sorted(first - columns), sorted(columns - first)
-            differences = [f"without {format_names(missing)}"] * bool(missing) + [f"with {format_names(more)}"] * bool(
-                more
-            )
-            got = f"{name} {' and '.join(differences)}, unlike {names[0]}"
-            raise_input_error(
-                "table", "be a folder of files with the same columns", got, "Move it to a folder of its own."
-            )
+            differences = [f"without {format_names(missing)}"] * bool(missing)
+            differences += [f"with {format_names(more)}"] * bool(more)
+            got, remedy = f"{name} {' and '.join(differences)}, unlike {names[0]}", "Move it to a folder of its own."
+            raise_input_error("table", "be a folder of files with the same columns", got, remedy)
         parts.append(Part(folder / name, (output / name).with_suffix(".csv"), metadata.num_rows))
     return parts
 
 
 def claim_folder(output: Path, made: JsonDict) -> None:
-    """Record the model and options in an output folder; raise an InputError if it has outputs of others."""
+    """Record the model and options in an output folder; raise an InputError if it has outputs of other ones."""
     path, text = output / RECORD, json.dumps(made, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
@@ -131,7 +126,7 @@ def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: b
 
 
 def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -> Iterator[Sequence[str]]:
-    """Process files by single-threaded processes, and yield the notes of each."""
+    """Process files by a pool of single-threaded processes, and yield the notes of each finished file."""
     if not parts:
         return
     context = multiprocessing.get_context("spawn")
@@ -140,7 +135,7 @@ def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -
     try:
         waiting, seen = {pool.submit(_work_here, work, part) for part in parts}, 0
         while waiting:
-            done, waiting = wait(waiting, LOOK, FIRST_COMPLETED)
+            done, waiting = wait(waiting, POLL_INTERVAL, FIRST_COMPLETED)
             now = rows.value
             tick(now - seen)
             seen = now
@@ -155,7 +150,7 @@ def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -
 
 
 def _begin_process(rows: object, stop: object) -> None:
-    """Prepare a process: one thread, no handling of Ctrl-C, and exit with the parent."""
+    """Initialize a process of the pool: it uses one thread, ignores Ctrl-C, and exits with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional
     import torch  # noqa: PLC0415 - with the work
@@ -173,7 +168,7 @@ def _begin_process(rows: object, stop: object) -> None:
 
 
 def _work_here(work: Work, part: Part) -> Sequence[str]:
-    """Process a file in a process of the pool."""
+    """Process a file in a process of the pool, and count its rows in the shared state."""
 
     def tick(rows: int) -> None:
         if _SHARED["stop"].is_set():
@@ -185,7 +180,7 @@ def _work_here(work: Work, part: Part) -> Sequence[str]:
 
 
 def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> Iterator[Sequence[str]]:
-    """Process files on a Dask cluster, and yield the notes of each; a killed worker's file goes to another one."""
+    """Process files on a Dask cluster, and yield the notes of each; if a worker is killed, another repeats its file."""
     with optional_packages("dask"):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
@@ -198,9 +193,8 @@ def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> It
                 tick(rows[future.key])
                 yield notes
         except (KilledWorker, CancelledError) as error:
-            got = (
-                "a lost scheduler" if isinstance(error, CancelledError) else "several that were killed at the same file"
-            )
+            is_lost = isinstance(error, CancelledError)
+            got = "a lost scheduler" if is_lost else "several that were killed at the same file"
             remedy = "Give them more memory and run it again; finished files are kept."
             raise_input_error("workers", "have live workers", got, remedy)
         finally:
@@ -208,13 +202,13 @@ def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> It
 
 
 def _work_there(work: Work, part: Part) -> Sequence[str]:
-    """Process a file on a worker; skip it if an earlier worker finished it before it was killed."""
+    """Process a file on a Dask worker, unless a worker that was killed later has already finished it."""
     return [] if part.done else work(part, lambda rows: None)
 
 
 @contextmanager
 def _connect(address: str) -> Iterator[Any]:
-    """Connect to a Dask cluster whose workers have this version of protonet."""
+    """Connect to a Dask cluster; raise an InputError unless its workers have this version of protonet."""
     from distributed import Client  # noqa: PLC0415 - optional
 
     logger = logging.getLogger("distributed")  # silences long messages about a missing cluster
@@ -222,7 +216,7 @@ def _connect(address: str) -> Iterator[Any]:
     logger.setLevel(logging.CRITICAL)
     try:
         try:
-            client = Client(address, timeout=PATIENCE, set_as_default=False)
+            client = Client(address, timeout=CLUSTER_TIMEOUT, set_as_default=False)
         except (OSError, ValueError) as error:
             got = f"{address} ({type(error).__name__})"
             remedy = "Start it with dask scheduler, and workers with dask worker ADDRESS."
@@ -230,12 +224,11 @@ def _connect(address: str) -> Iterator[Any]:
         with client:
             version = installed_version(DISTRIBUTION)
             try:
-                client.wait_for_workers(1, timeout=PATIENCE)
+                client.wait_for_workers(1, timeout=CLUSTER_TIMEOUT)
                 versions = client.run(installed_version, DISTRIBUTION)
             except asyncio.TimeoutError:  # differs from TimeoutError before Python 3.11
-                raise_input_error(
-                    "workers", "have a worker", f"none at {address}", f"Start some with dask worker {address}."
-                )
+                remedy = f"Start some with dask worker {address}."
+                raise_input_error("workers", "have a worker", f"none at {address}", remedy)
             except Exception as error:  # any error of its import
                 versions = {"some": type(error).__name__}
             others = sorted({str(other) for other in versions.values() if other != version})
@@ -248,7 +241,7 @@ def _connect(address: str) -> Iterator[Any]:
 
 
 def name_file(error: UserError, part: Part) -> UserError:
-    """Add the name of the file to the message of an error."""
+    """Copy an error with the name of the file in its message."""
     if part.table.name in str(error):
         return error
     return type(error)(f"{error} In {part.table.name}.", argument=error.argument)

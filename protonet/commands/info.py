@@ -20,8 +20,8 @@ from protonet.ui.text import (
     summarize_columns,
 )
 
-#: The entries of the metadata about fit, with their headings.
-FIT = {
+#: The settings of fit in the metadata of a model file, and their headings in the printed text.
+FIT_SETTINGS = {
     "label": "label",
     "effort": "effort",
     "seed": "seed",
@@ -30,12 +30,12 @@ FIT = {
     "id": "id",
     "balanced": "balanced",
 }
-#: The maximal number of columns named; JSON has all.
+#: Maximum number of column names in the printed text; JSON has all.
 MAX_INFO_COLUMNS = 20
 
 
 def run(options: InfoOptions) -> None:
-    """Print the contents of a model file."""
+    """Run ``info``: print the contents of a model file."""
     path = options.model
     try:
         config = read_config(path)
@@ -48,7 +48,7 @@ def run(options: InfoOptions) -> None:
 
 
 def describe_model(path: Path, header: JsonDict) -> JsonDict:
-    """Describe a model file and its config as a dict for JSON; missing and invalid entries are None."""
+    """Convert the config of a model file to a dict for JSON; missing and invalid metadata are None."""
     metadata, classes = header["metadata"], header["classes"]
     samples = subtract_name_samples(header["counts"], classes, metadata.get("named"))
     dropped, groups, views = (metadata.get(name) for name in ("left_out", "groups", "views"))
@@ -64,7 +64,7 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
         "columns": header["columns"],
         "column_types": summarize_columns(header["columns"], header["column_summaries"]),
         "dropped": dropped if isinstance(dropped, list) else None,
-        **{name: metadata.get(name) for name in FIT},
+        **{name: metadata.get(name) for name in FIT_SETTINGS},
         "groups": len(groups) if isinstance(groups, dict) else None,
         "class_names": metadata.get("named") if isinstance(metadata.get("named"), dict) else None,
         "views": views if sound else None,
@@ -76,7 +76,7 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
 
 
 def _check_metrics(metrics: object) -> JsonDict | None:
-    """Return valid metrics of held-out rows, or None."""
+    """Return the metrics of cross-validation in a model file if they are valid, else None."""
     required = ("rows", "accuracy", "log_loss", "calibration_error")
     if not isinstance(metrics, dict) or not all(isinstance(metrics.get(name), int | float) for name in required):
         return None
@@ -89,7 +89,7 @@ def _check_metrics(metrics: object) -> JsonDict | None:
 
 
 def format_contents(contents: JsonDict) -> str:
-    """Format the result of `describe_model` for people; names without control characters."""
+    """Format the result of `describe_model` as text without control characters."""
     classes, columns = contents["classes"], contents["columns"]
     sizes = [
         count(len(classes), "class"),
@@ -97,7 +97,7 @@ def format_contents(contents: JsonDict) -> str:
         count(contents["features"], "feature"),
         *([count(contents["groups"], "group")] if contents["groups"] else []),
     ]
-    facts = {heading: contents[name] for name, heading in FIT.items() if contents[name] is not None}
+    facts = {heading: contents[name] for name, heading in FIT_SETTINGS.items() if contents[name] is not None}
     facts["columns"] = None if columns is None or contents["column_types"] else shorten_list(columns, MAX_INFO_COLUMNS)
     facts["dropped"] = shorten_list(contents["dropped"] or (), MAX_INFO_COLUMNS) or None
     if contents["class_names"]:
@@ -123,7 +123,7 @@ def format_contents(contents: JsonDict) -> str:
 
 
 def _format_metrics(metrics: JsonDict | None) -> str:
-    """Format the metrics of held-out rows in a line."""
+    """Format the metrics of cross-validation in a line."""
     if metrics is None:
         return "cross-validation: none"
     accuracy, interval = format_percent(metrics["accuracy"], metrics["interval"])

@@ -35,24 +35,24 @@ from protonet.tables.table import RowBlock, Table
 from protonet.ui.command_line import check_writable
 from protonet.ui.text import format_csv
 
-#: The class of rejected rows.
+#: The class name of rejected rows.
 UNKNOWN = "unknown"
-#: The column of row numbers.
+#: The name of the output column of row numbers.
 ROW = "row"
 
 
 class OutputSpec(NamedTuple):
-    """The columns of the output."""
+    """The columns of the predictions, and the rejection threshold."""
 
-    threshold: float | None  #: Rows with at most this score are unknown, without a probability; None for no rejection.
-    all_probabilities: bool  #: Append the probabilities of all classes.
-    row_numbers: bool  #: Begin with the line of each row, or its row in a spreadsheet.
-    picture_paths: bool = False  #: Add the path of each row's picture.
-    keep_columns: bool = False  #: Copy all columns of the table.
+    threshold: float | None  #: Rows with at most this score are "unknown"; None to reject no row.
+    all_probabilities: bool  #: Whether to append the probabilities of all classes.
+    row_numbers: bool  #: Whether to begin with the line number of each row, or its row number in a spreadsheet.
+    picture_paths: bool = False  #: Whether to add the path of the picture of each row.
+    keep_columns: bool = False  #: Whether to copy all columns of the table.
 
 
 def run(options: PredictOptions) -> None:
-    """Classify a table, or each file of a folder, block by block; each output is complete or not written."""
+    """Run ``predict``: classify the rows of a table or of a folder; each output is complete or not written."""
     model = TablePipeline.load(options.model, argument="model")
     if options.table.is_dir():
         pictures, model_has_pictures = hold_pictures(options.table), model.has_pictures
@@ -86,7 +86,7 @@ def run(options: PredictOptions) -> None:
 
 
 def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
-    """Classify the rows of all files of a folder; finished files are kept."""
+    """Classify the rows of all Parquet files of a folder; outputs of an earlier run are kept."""
     workers = count_cores() if options.workers is None else options.workers
     if options.sheet is not None:
         raise_input_error("sheet", "come with an Excel workbook", options.table, "Leave it out.")
@@ -110,7 +110,19 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
 def predict_part(
     path: str, digest: str, names: tuple[str, ...] | None, spec: OutputSpec, part: Part, tick: Tick
 ) -> list[str]:
-    """Classify one file of a folder on one thread, as `run`, counting rows by ``tick``; return the notes."""
+    """Classify the rows of one file of a folder by one thread, and write its output.
+
+    Args:
+        path: The path of the model file.
+        digest: The hash that the model file must have.
+        names: The pretrained encoders that the user named.
+        spec: The columns of the output.
+        part: The file and its output.
+        tick: Is called with the number of rows of each finished block.
+
+    Returns:
+        Notes for the user.
+    """
     torch.set_num_threads(1)
     model = load_once(path, digest, names)
     notes: list[str] = []
@@ -136,7 +148,7 @@ def predict_part(
 
 @lru_cache(maxsize=1)
 def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> TablePipeline:
-    """Read a model once per process; raise an InputError if its file has changed."""
+    """Load a model, once per process; raise an InputError unless its file has the hash ``digest``."""
     model = TablePipeline.load(path, argument="model").attach_encoders(names, shown=False)
     if hash_file(Path(path)) != digest:
         raise_input_error("model", "remain unchanged", path, "Do not replace it until the folder is finished.")
@@ -144,24 +156,24 @@ def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> TablePip
 
 
 def count_cores() -> int:
-    """Count the cores that this process may use."""
+    """Count the CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def make_output_spec(model: TablePipeline, options: PredictOptions) -> OutputSpec:
-    """Specify the output for a command's options."""
+    """Create the specification of the output from the options of the command."""
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
     return OutputSpec(threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns)
 
 
 def open_table(model: TablePipeline, spec: OutputSpec, options: ReadOptions, path: Path) -> Table:
-    """Open a command's table with the columns that are copied to the output."""
+    """Open the table of the command, with the columns that are copied to the output as extra columns."""
     read_spec = make_spec(options, model.read_spec, extra=model.metadata.get("id"))
     return model.open_table(path, replace(read_spec, all_extra=spec.keep_columns))
 
 
 def choose_threshold(model: TablePipeline, rate: float) -> float:
-    """Choose the score at and below which rows are unknown, for a false-rejection rate."""
+    """Choose the score at and below which rows are rejected as unknown, for a false-rejection rate."""
     if UNKNOWN in map(str, model.classes):
         got, remedy = f"one with a class {UNKNOWN!r}", "Rename that class and fit it again."
         raise_input_error("unknown", f"come with a model without a class {UNKNOWN!r}", got, remedy)
@@ -173,7 +185,7 @@ def choose_threshold(model: TablePipeline, rate: float) -> float:
 
 
 def format_header(model: TablePipeline, spec: OutputSpec, extra: Sequence[str]) -> str:
-    """Format the header as a line of CSV; names of predictions that equal an extra column get a suffix."""
+    """Format the CSV header of the predictions; column names that equal one of the ``extra`` columns get a suffix."""
     first = [*extra, *[PICTURE_COLUMN] * spec.picture_paths]
     names = [ROW] * spec.row_numbers + ["class", "probability"]
     names += [f"P({name})" for name in model.classes] if spec.all_probabilities else []
@@ -186,7 +198,7 @@ def format_header(model: TablePipeline, spec: OutputSpec, extra: Sequence[str]) 
 
 
 def predict_classes(names: Sequence[str], logits: Tensor, threshold: float | None) -> list[tuple[str, str]]:
-    """Predict the class of each row of logits (n, num_classes) and its probability, "" for rejected rows."""
+    """Convert logits (n, num_classes) to the class name and the formatted probability ("" if rejected) of each row."""
     probabilities, labels = (values.tolist() for values in logits.softmax(dim=1).max(dim=1))
     rows = [(names[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]
     if threshold is not None:
@@ -196,7 +208,7 @@ def predict_classes(names: Sequence[str], logits: Tensor, threshold: float | Non
 
 
 def format_predictions(model: TablePipeline, table: Table, spec: OutputSpec, block: RowBlock) -> str:
-    """Predict the rows of a block and format them as CSV."""
+    """Classify the rows of a block and format the predictions as lines of CSV."""
     names = [escape_formula(str(name)) for name in model.classes]
     logits = model.predict_logits(model.encode(table, block), block.uninformative)
     lines = [[name, probability] for name, probability in predict_classes(names, logits, spec.threshold)]

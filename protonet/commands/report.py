@@ -1,4 +1,4 @@
-"""Results of ``fit`` and ``evaluate``: as text, as dicts for JSON, and the sections of the HTML report."""
+"""Compute the results of ``fit`` and ``evaluate``, as text, as dicts for JSON, and for the HTML report."""
 
 from __future__ import annotations
 
@@ -36,17 +36,24 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import format_cells
 from protonet.ui.text import MAX_LISTED_CLASSES, format_percent, format_probability_metrics, format_table
 
-#: The maximal number of pairs of classes shown as confusions.
+#: Maximum number of pairs of classes in the printed list of confusions.
 MAX_CONFUSIONS = 5
 
 
 def compare_baselines(
     logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: Sample, *, balanced: bool
 ) -> list[JsonDict]:
-    """Compare logits (n, num_classes) of "this model" with those of baselines on the same rows, as dicts for JSON.
+    """Compare a model with baselines on the same labelled rows, as dicts for JSON.
 
-    Each baseline has the ``difference`` of the model, paired by rows, with the half-width of its 95 % interval;
-    "compared_by" names its metric.
+    Each dict of a baseline has the paired "difference" of the model and the baseline, and the "half_width" of its 95 %
+    interval. "compared_by" is the metric of the difference.
+
+    Args:
+        logits: (n, num_classes) logits of the model.
+        labels: (n,) int64.
+        baselines: The logits (n, num_classes) of each baseline, by name.
+        sample: The weights of the rows, and the correction of intervals.
+        balanced: Whether the difference is that of the balanced accuracy.
     """
     correct, paired = (logits.argmax(dim=1) == labels).double(), sample
     if balanced:  # the mean over classes: rows are weighted inversely to the size of their class
@@ -66,7 +73,7 @@ def compare_baselines(
 
 
 def format_baselines(compared: Sequence[JsonDict]) -> str:
-    """Format the results of `compare_baselines` as a table."""
+    """Format the results of `compare_baselines` as a text table."""
     rows = [
         [
             result["name"],
@@ -83,7 +90,7 @@ def format_baselines(compared: Sequence[JsonDict]) -> str:
 
 
 def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
-    """List the most frequent confusions; confusion (num_classes, num_classes) are counts, rows are labels."""
+    """Format the most frequent confusions of a matrix (num_classes, num_classes) of counts, whose rows are labels."""
     cells = confusion.nonzero()  # of thousands of classes, few pairs occur
     cells = cells[cells[:, 0] != cells[:, 1]]
     order = confusion[cells[:, 0], cells[:, 1]].argsort(descending=True, stable=True)
@@ -97,7 +104,15 @@ def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
 def evaluate_to_dict(
     name: str, model: TablePipeline, logits: Tensor, labels: Tensor, unknown: Mapping[str, int]
 ) -> JsonDict:
-    """Measure a model on a table as a dict for JSON: logits (n, num_classes), labels (n,) int64, -1 if unknown."""
+    """Measure the predictions of a model for a labelled table, as a dict for JSON.
+
+    Args:
+        name: The name of the table.
+        model: The model.
+        logits: (n, num_classes) logits.
+        labels: (n,) int64, class indices; -1 for classes that the model does not know.
+        unknown: The number of rows of each unknown class.
+    """
     known, counts = labels >= 0, torch.tensor(model.sample_counts)
     metrics, scores, rows = measure(logits[known], labels[known]), score_known(logits), int(known.sum())
     auroc = compute_auroc(scores[known], scores[~known]) if unknown else None
@@ -108,7 +123,7 @@ def evaluate_to_dict(
 
 
 def format_results(results: JsonDict, frequent: str | int) -> str:
-    """Format the result of `evaluate_to_dict`, given the most frequent class of fit."""
+    """Format the result of `evaluate_to_dict` as text; ``frequent`` is the most frequent class of fit."""
     accuracy, interval = format_percent(results["accuracy"], results["interval"])
     rows, unknown, names = results["rows"], results["unknown"], [entry["name"] for entry in results["classes"]]
     lines = [f"{results['table']}: accuracy {accuracy} % on {count(rows, 'row')}, 95 % interval {interval}"]
@@ -124,7 +139,7 @@ def format_results(results: JsonDict, frequent: str | int) -> str:
 
 
 def format_classes(results: JsonDict) -> str:
-    """Format a table of the classes that occur or are predicted; of many, those of the lowest F1."""
+    """Format a table of recall, precision and F1 of each class; of many classes, those with the lowest F1 are shown."""
     names = ("recall", "precision", "f1")
     occurring = [entry for entry in results["classes"] if entry["rows"] + entry["predicted"]]
     shown = occurring
@@ -142,7 +157,7 @@ def format_classes(results: JsonDict) -> str:
 
 
 def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -> JsonDict:
-    """Convert all metrics to a dict for JSON; fractions are of 1."""
+    """Convert metrics, and the metrics of each class, to a dict for JSON; ``name`` is the table that was measured."""
     measured = measure_classes(metrics.confusion)
     by_class = [
         {"name": name, **{field: getattr(measured, field)[label].item() for field in ClassMetrics._fields}}
@@ -153,15 +168,15 @@ def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -
     return results | {"mean": measured.macro, "classes": by_class}
 
 
-#: Bins of the histogram of two classes.
-COSINE_BINS = 48
+#: Number of bins of the histogram that `project` makes of two classes.
+HISTOGRAM_BINS = 48
 
 
 def project(logits: Tensor) -> Tensor:
-    """Project logits (n, num_classes) to the plane, (n, 2) float64 in [-1, 1], by the two directions of most variance.
+    """Project logits (n, num_classes) to points (n, 2) float64 in [-1, 1], by their two principal components.
 
-    Logits are used because the networks of folds have embeddings of their own. Up to two classes have one direction
-    only: then the rows are stacked, as in a histogram.
+    Logits are projected, since the embeddings of different cross-validation networks are not comparable. With up to two
+    classes there is one component only: the points of rows in the same bin are stacked, as in a histogram.
     """
     rows = torch.where(logits > torch.finfo(logits.dtype).min, logits, 0.0).double()
     rows = rows - rows.mean(dim=1, keepdim=True)
@@ -173,20 +188,20 @@ def project(logits: Tensor) -> Tensor:
     if logits.shape[1] > 2:
         return points / scale
     x = points[:, 0] / scale
-    bins = ((x + 1) / 2 * COSINE_BINS).long().clamp(max=COSINE_BINS - 1)
-    counts, order = bins.bincount(minlength=COSINE_BINS), bins.argsort(stable=True)
+    bins = ((x + 1) / 2 * HISTOGRAM_BINS).long().clamp(max=HISTOGRAM_BINS - 1)
+    counts, order = bins.bincount(minlength=HISTOGRAM_BINS), bins.argsort(stable=True)
     heights = torch.empty_like(x)
     heights[order] = (torch.arange(len(x)) - (counts.cumsum(0) - counts)[bins[order]]).double()  # ranks in their bins
     return torch.stack([x, 2 * heights / counts.max().clamp_min(2).sub(1) - 1], dim=1)
 
 
-#: Bins of the reliability diagram; fewer than for the calibration error, since each is drawn.
+#: Number of bins of the reliability diagram, fewer than for the calibration error, because each is drawn.
 RELIABILITY_BINS = 10
-#: The maximal numbers of rows, and of suspicious labels, in the report.
+#: Maximum numbers of rows, and of suspicious labels, in the report.
 MAX_PREDICTIONS, MAX_LISTED_SUSPECTS = 2000, 100
-#: The maximal number of columns shown for each row, and of characters of a cell.
+#: Maximum number of columns of a row, and of characters of a cell, in the report.
 MAX_CONTENT_COLUMNS, MAX_TEXT_LENGTH = 6, 40
-#: The approximate number of predictions for column importance, and the time limit of the learning curve, s.
+#: Approximate number of predictions for column importance, and time limit of the learning curve, s.
 IMPORTANCE_PREDICTIONS, LEARNING_SECONDS = 100_000, 60.0
 
 
@@ -194,13 +209,13 @@ IMPORTANCE_PREDICTIONS, LEARNING_SECONDS = 100_000, 60.0
 class EvaluatedRows:
     """Labelled rows and their held-out predictions."""
 
-    logits: Tensor  #: (n, num_classes).
-    labels: Tensor  #: (n,) int64.
+    logits: Tensor  #: (n, num_classes) logits.
+    labels: Tensor  #: (n,) int64, class indices.
     indices: Sequence[int]  #: The index of each row in the table, from 0.
     locations: Sequence[str]  #: The location of each row in its file, such as "line 2".
     ids: Sequence[str] | None  #: The identifiers of the rows, if a column has them.
     names: Sequence[str]  #: The names of the columns.
-    cells: Sequence[np.ndarray]  #: The cells of each column, (n,).
+    cells: Sequence[np.ndarray]  #: The cells (n,) of each column.
 
     def take(self, indices: Sequence[int]) -> EvaluatedRows:
         """Select rows by index."""
@@ -217,7 +232,7 @@ class EvaluatedRows:
 
 
 def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: Sequence[int]) -> list[JsonDict]:
-    """Describe each column: its name, type, and number of missing cells."""
+    """Convert the name, the type and the number of missing cells of each column to dicts for JSON."""
     types = ["number"] * len(names) if encoding is None else [column.summary() for column in encoding.columns]
     return [
         {"name": name, "type": re.sub(r", \S+ % missing$", "", column_type), "missing": total}
@@ -228,7 +243,7 @@ def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: S
 def table_to_dict(
     model: TablePipeline, labels: Tensor, rows: int, missing: Sequence[int], notes: Sequence[str]
 ) -> JsonDict:
-    """Describe a table with labels (n,) int64: rows per class, columns and notes."""
+    """Convert the rows per class, the columns and the notes of a table with labels (n,) int64 to a dict for JSON."""
     counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
     columns = columns_to_dicts(model.column_names, model.encoding, missing)
@@ -236,7 +251,7 @@ def table_to_dict(
 
 
 def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
-    """Compute mean confidence and accuracy in equal bins of confidence."""
+    """Compute the mean confidence and the accuracy in bins of confidence, as dicts for JSON."""
     confidence, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
     bins = fill_bins(confidence, predicted == rows.labels, RELIABILITY_BINS)
     return [
@@ -254,9 +269,11 @@ def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
 
 
 def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict]:
-    """Rank rows by how likely their label is wrong, given held-out logits (n, num_classes) of `repeat_held_out`.
+    """Rank rows by the score that their label is wrong, as dicts for JSON; a "score" above 0 means probably wrong.
 
-    Each row has the given and the most probable other class. Labels with a ``score`` above 0 are probably wrong.
+    Args:
+        rows: The labelled rows.
+        logits: (n, num_classes) held-out logits of these rows by `repeat_held_out`.
     """
     scores, p = score_label_errors(logits, rows.labels), logits.double().softmax(dim=1)
     other = p.scatter(1, rows.labels[:, None], -1.0).max(dim=1)
@@ -277,7 +294,12 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict
 
 
 def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
-    """Collect the predictions, one list per column; of many rows, the likeliest label errors and a regular sample."""
+    """Collect predictions as lists for JSON; many rows are reduced to the likeliest label errors and a regular sample.
+
+    Args:
+        rows: The labelled rows and their predictions.
+        order: The indices of the columns by importance, of which the first have their cells shown.
+    """
     total, points = len(rows.labels), project(rows.logits)
     if total > MAX_PREDICTIONS:
         ranked = score_label_errors(rows.logits, rows.labels).argsort(descending=True, stable=True).tolist()
@@ -308,7 +330,7 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
 def compute_importance(
     evaluated: Crossfit, names: Sequence[str], sizes: Sequence[int], seed: int, deadline: float, progress: Progress
 ) -> JsonDict | None:
-    """Compute `rank_columns`; None after the deadline, or if an embedding overflows."""
+    """Compute permutation importance by `rank_columns`; None if the deadline passes or an embedding overflows."""
 
     def check_deadline(stage: str, fraction: float) -> None:
         if time.monotonic() >= deadline:
@@ -323,7 +345,7 @@ def compute_importance(
 
 
 def compute_learning_curve(solution: Solution, crossed: Crossfit, deadline: float, progress: Progress) -> JsonDict:
-    """Compute the accuracy for fewer rows per class, and predict it for twice as many; equal rows count once."""
+    """Compute the accuracy for fewer rows per class, and extrapolate it to twice as many, as a dict for JSON."""
     limit = min(deadline, time.monotonic() + LEARNING_SECONDS)
     curve, sample = measure_learning_curve(solution, crossed, deadline=limit, progress=progress), crossed.sample
     correct = curve.correct.double()
@@ -339,7 +361,13 @@ def compute_learning_curve(solution: Solution, crossed: Crossfit, deadline: floa
 
 
 def compute_report_sections(rows: EvaluatedRows, repeated: Tensor, importance: JsonDict | None) -> JsonDict:
-    """Compute the sections that only the report has; ``repeated`` as in `rank_suspicious_labels`."""
+    """Compute the sections that the reports of ``fit`` and ``evaluate`` share, as a dict for JSON.
+
+    Args:
+        rows: The labelled rows and their predictions.
+        repeated: (n, num_classes) logits to score the labels.
+        importance: The result of `compute_importance`.
+    """
     columns = range(len(rows.names)) if importance is None else [column["index"] for column in importance["columns"]]
     return {
         "reliability": compute_reliability(rows),

@@ -1,4 +1,4 @@
-"""Read the table of ``fit`` before torch is imported, and compare labels with classes: spellings, contradictions."""
+"""Read the table of ``fit`` before torch is imported, and check class names, spellings and contradicting labels."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_table
 from protonet.ui.command_line import check_name
 
-#: The maximal number of sets of contradicting rows, and of rows of each, that are named.
+#: Maximum number of sets of contradicting rows, and of rows of each set, in a warning.
 MAX_EQUAL = 3
-#: Labels of this form are integers, also in a file of text.
+#: The form of labels that are integers, also if a file has them as text.
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
 
 
 def parse_integers(labels: np.ndarray) -> np.ndarray:
-    """Convert labels (n,) to integers, which sort 2 before 10, or to text if one is not an integer."""
+    """Convert labels (n,) to integers if all are integers, so that 2 sorts before 10, or else to text."""
     if labels.dtype.kind in "iu":
         return labels
     texts = labels.astype(str)
@@ -41,7 +41,7 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
 
 
 def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dict[str, str]:
-    """Map the names that are not known classes but resemble one to it, by value, case, spaces or Unicode form."""
+    """Map unknown names to the known classes that they equal except for number format, case, spaces or Unicode form."""
     texts = set(map(str, known))
     forms = {_simplify(name): name for name in sorted(texts, reverse=True)}
     unknown = {str(name) for name in names} - texts
@@ -49,13 +49,13 @@ def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dic
 
 
 def check_spellings(names: Iterable[object], known: Sequence[str | int], remedy: str) -> None:
-    """Raise an InputError if names resemble other spellings of known classes."""
+    """Raise an InputError if names are other spellings of known classes."""
     if respellings := find_respellings(names, known):
         raise_input_error("table", "spell known classes as the model does", _format_respellings(respellings), remedy)
 
 
 def warn_similar_names(names: Sequence[str | int]) -> list[str]:
-    """Warn of classes that resemble other spellings of each other."""
+    """Warn of classes that may be other spellings of each other."""
     first = {_simplify(str(name)): name for name in reversed(names)}
     respellings = find_respellings(names, [*first.values()])
     if not respellings:
@@ -64,7 +64,7 @@ def warn_similar_names(names: Sequence[str | int]) -> list[str]:
 
 
 def _format_respellings(respellings: Mapping[str, str]) -> str:
-    """Format some of the results of `find_respellings`, with invisible differences, and the number of others."""
+    """Format results of `find_respellings`; invisible differences are named, and a long list is cut."""
     pairs = []
     for name, known in respellings.items():
         visible = [unicodedata.normalize("NFC", " ".join(text.split())) for text in (name, known)]
@@ -73,7 +73,7 @@ def _format_respellings(respellings: Mapping[str, str]) -> str:
 
 
 def _simplify(name: str) -> str | Decimal:
-    """Convert a name to the form that all its spellings share: a number, or case-folded words.
+    """Normalize the name of a class: all spellings become the same number or the same case-folded words.
 
     Source: The Unicode standard, sec. 3.13, default caseless matching (D145).
     """
@@ -111,23 +111,23 @@ MAX_ROWS_OF_RARE_CLASS = 3
 #: ... and the fraction of distinct numbers exceeds this, or they span this multiple of their count.
 LARGE_FRACTION, WIDE_SPAN = 0.5, 2
 
-#: The columns of a table of classes; the second is optional.
+#: The names of the columns of a table of classes; the second is optional.
 CLASS, DESCRIPTION = "class", "description"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableRows:
-    """The validated rows of a table."""
+    """The validated rows of the table of ``fit``."""
 
-    table: Table  #: With its notes.
+    table: Table  #: The table that was read, with its notes.
     block: RowBlock  #: The labelled rows; all rows if none is labelled.
     unlabelled: RowBlock | None  #: The unlabelled rows of a partly labelled table, for semi-supervised learning.
     column_types: Mapping[str, str]  #: The types of columns that the user set, by name.
     classes: tuple[str, ...] | tuple[int, ...]  #: The names of the classes, in ascending order.
     labels: np.ndarray  #: (n,) int64, class indices.
-    group_names: np.ndarray  #: (groups,) str, in ascending order; empty without groups.
+    group_names: np.ndarray  #: (groups,) str, the names in ascending order; empty without groups.
     groups: np.ndarray | None  #: (n,) int64, group indices.
-    seconds: float  #: The reading time.
+    seconds: float  #: The time that reading took.
     descriptions: list[str]  #: The description of each class, "" for none.
 
     @property
@@ -137,7 +137,7 @@ class TableRows:
 
 
 def read_rows(options: FitOptions) -> TableRows:
-    """Read the table of ``fit``, and check it against the options."""
+    """Read the table of ``fit`` and the table of classes, and check them by the options."""
     started = time.monotonic()
     label = options.label or DEFAULT_LABEL
     types = get_column_types(options.table, parse_column_types(options.column_type))
@@ -205,12 +205,12 @@ def read_rows(options: FitOptions) -> TableRows:
 
 
 def get_column_types(table: Path, types: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the types of columns that the user set; the one column of a folder holds pictures."""
+    """Return the types of columns by name: those that the user set, or "picture" for a folder of pictures."""
     return {PICTURE_COLUMN: "picture"} if are_pictures(table) else types
 
 
 def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
-    """Parse types of columns, ``NAME=TYPE``; raise an InputError for anything else."""
+    """Parse texts ``NAME=TYPE`` to a dict of column types by name."""
     types = {}
     for text in texts:
         name, equals, column_type = text.rpartition("=")
@@ -222,9 +222,10 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
 
 
 def read_classes(path: Path) -> dict[str, str]:
-    """Read the description of each class, from columns ``class`` and ``description``, which may be missing.
+    """Read the description of each class from a table with columns ``class`` and, optionally, ``description``.
 
-    Instead of a table, ``path`` may be the names, with commas between them.
+    Args:
+        path: The table; or the names of the classes, separated by commas.
     """
     if "," in str(path) and not path_exists(path):
         return _check_class_names([name.strip() for name in str(path).split(",")], path)
@@ -242,7 +243,7 @@ def read_classes(path: Path) -> dict[str, str]:
 
 
 def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
-    """Check the names of classes, and give each an empty description."""
+    """Raise an InputError if class names are missing or repeated; return an empty description for each."""
     if not names:
         raise_input_error("classes", "name classes", f"{path} without rows", "Add a row for each class.")
     if "" in names:
@@ -257,7 +258,17 @@ def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
 def check_classes(
     labels: np.ndarray, label: str, *, allow_many: bool, described: Sequence[str] = ()
 ) -> tuple[tuple[str, ...] | tuple[int, ...], np.ndarray]:
-    """Find the classes in ascending order, and the class index (n,) int64 of each row; ``described`` adds classes."""
+    """Determine the classes of labels (n,), and raise an InputError if they do not look like classes.
+
+    Args:
+        labels: (n,) labels as read.
+        label: The name of the label column, for messages.
+        allow_many: Whether to accept many classes with few rows each.
+        described: Further classes, which may have no row.
+
+    Returns:
+        The class names in ascending order, and the class index (n,) int64 of each row.
+    """
     n, allow_many = len(labels), allow_many or bool(described)
     if described:
         labels = np.concatenate([labels.astype(str), np.array(described, str)])
@@ -280,7 +291,7 @@ def check_classes(
 
 
 def describe_dubious_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -> str | None:
-    """Describe classes that look like identifiers or measurements, given their rows; None if they may be classes."""
+    """Describe why labels look like identifiers or measurements, given the number of rows of each class; else None."""
     if rows.max() == 1:
         return f"{len(classes)} classes in {label}, 1 row per class"
     try:

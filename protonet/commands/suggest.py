@@ -1,4 +1,4 @@
-"""``protonet suggest``: list the rows of a table to label next, with reasons."""
+"""``protonet suggest``: suggest the rows of a table to label next (active learning)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protonet.ui.text import format_csv, format_table
 
 
 def run(options: SuggestOptions) -> None:
-    """Print the suggested rows and reasons, and write the rows to label."""
+    """Run ``suggest``: print the suggested rows with reasons, and write them with an empty label column."""
     model = None if options.model is None else open_pipeline(options, options.model, options.table)
     label = get_label_column(options.label, model)
     rows = read_unlabelled(options, options.table, model, label)

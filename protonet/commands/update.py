@@ -18,7 +18,7 @@ from protonet.ui.command_line import check_writable
 
 
 def run(options: UpdateOptions) -> None:
-    """Add the rows of a table to a model, write it, and print the change of accuracy on held-out rows."""
+    """Run ``update``: add samples to a model, write it, and print the change of accuracy on held-out rows."""
     model = open_pipeline(options, options.model, options.table, for_update=True)
     output = options.output or check_writable("model", options.model)
     table, block = read_labelled(options, options.table, model, model.metadata.get("group"))
@@ -59,7 +59,7 @@ def run(options: UpdateOptions) -> None:
 
 
 def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
-    """Append the new classes of labels (n,) to the known ones, as strings unless all are integers."""
+    """Append the new classes among labels (n,) to the known classes; the result is all integers or all strings."""
     texts = {str(name) for name in known}
     names = [*known, *(name for name in np.unique(parse_integers(labels)).tolist() if str(name) not in texts)]
     integers = tuple(name for name in names if type(name) is int)
@@ -73,14 +73,14 @@ def warn_contradicted(
     classes: Sequence[str | int],
     locations: Sequence[str],
 ) -> list[str]:
-    """Warn of new rows (n, dim) that equal a held-out row of fit with another label.
+    """Warn of new rows that equal a held-out row of fit with another label.
 
     Args:
         crossed: The held-out rows of fit.
-        x: (n, dim) features.
-        labels: (n,), the name of each row's class.
+        x: (n, dim) features of the new rows.
+        labels: (n,) the class name of each new row.
         classes: The names of all classes, in the order of their indices.
-        locations: (n,), the location of each row in its file.
+        locations: (n,) the location of each new row in its file.
     """
     indices = {str(name): index for index, name in enumerate(classes)}
     given = torch.tensor([indices[str(label)] for label in labels], dtype=torch.int64)
@@ -95,7 +95,14 @@ def warn_contradicted(
 
 
 def compare(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:
-    """Format how the accuracy on held-out rows with labels (n,) changed, given logits, and the classes that lost."""
+    """Format the change of accuracy on held-out rows, and the classes whose recall decreased.
+
+    Args:
+        before: (n, known classes) logits before the update.
+        after: (n, num_classes) logits after the update.
+        labels: (n,) int64, class indices.
+        classes: The name of each class.
+    """
     correct = torch.stack([logits.argmax(dim=1) == labels for logits in (before, after)]).double()
     counts = torch.bincount(labels, minlength=before.shape[1])
     hits = torch.zeros(2, len(counts), dtype=torch.float64).index_add_(1, labels, correct).long()

@@ -1,4 +1,4 @@
 """Read tables, infer column types, encode columns as features, and warn about suspicious columns."""
 
-#: The default name of the column of the labels.
+#: Default name of the label column.
 DEFAULT_LABEL = "label"

@@ -1,4 +1,4 @@
-"""Read NPY and NPZ files that are not trusted: nothing is unpickled."""
+"""Read untrusted NPY and NPZ files without unpickling."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import numpy as np
 
 from protonet.errors import raise_input_error, raise_missing_file
 
-#: What numpy and zipfile raise for damaged files.
+#: Exceptions that numpy and zipfile raise for damaged files.
 READ_ERRORS = (
     *(OSError, EOFError, LookupError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError),
     *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
+#: Names of arrays that an NPZ file may lack.
 OPTIONAL_ARRAYS = {"split", "maps"}
 
 
 def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Read those of the arrays x, y, split and maps in ``names`` from an NPZ file; all but x become (n,)."""
+    """Read the arrays with these names from an NPZ file; all but "x" become labels (n,)."""
     available: list[str] | None = None
     arrays: dict[str, np.ndarray] = {}
     try:
@@ -55,7 +56,7 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
 
 
 def memory_map(argument: str, path: Path) -> np.ndarray:
-    """Return the array of an NPY file, which stays on disk."""
+    """Map the array of an NPY file into memory, without reading it; errors name the file as ``argument``."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about headers that Python 2 wrote
@@ -68,7 +69,7 @@ def memory_map(argument: str, path: Path) -> np.ndarray:
 
 
 def decode_labels(argument: str, values: np.ndarray) -> np.ndarray:
-    """Convert labels or names of any shape to (n,) integers or strings; bytes must be UTF-8."""
+    """Convert an array of labels of any shape to (n,) integers or strings; bytes are decoded as UTF-8."""
     try:
         labels = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
     except UnicodeDecodeError as error:

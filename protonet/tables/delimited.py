@@ -27,24 +27,24 @@ from typing import BinaryIO, NoReturn, cast
 from protonet._text import CONTROL, escape_control_chars, to_printable, unescape_formula
 from protonet.errors import raise_input_error, raise_missing_file
 
-MAX_LINE_CHARS = 2**26  #: A file without line ends must not fill the memory.
-#: Maximum number of characters of a cell; the default limit of the csv module is too small for long texts.
+MAX_LINE_CHARS = 2**26  #: Maximum characters of a line, so that a file without line ends does not fill the memory.
+#: Maximum characters of a cell; the default limit of the csv module is too small for long texts.
 MAX_CELL_CHARS = 2**24
 #: Separators and their names. The first wins among those that split the sample equally well: commas are more often part
 #: of a number or a text than semicolons are.
 DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 #: The separator for tables of one column, whose cells may contain any of the others: a character that no text contains.
 NO_DELIMITER = "\uffff"
-#: Comment lines that are searched for a header, and rows of one cell that may stand above a header of one cell.
+#: Maximum comment lines that are searched for a header, and maximum titles above a header of a single cell.
 MAX_COMMENT_LINES, MAX_TITLE_ROWS = 10_000, 10
 #: The note about the separator, unless it is a comma.
 DELIMITER_NOTE = "cells are separated by {}"
-SAMPLE_ROWS = 100  #: Rows that determine the separator and the header.
-#: The line that declares the separator for Excel.
+SAMPLE_ROWS = 100  #: Number of rows from which the separator and the header are detected.
+#: The first line of files that declare their separator for Excel.
 EXCEL_DELIMITER_LINE = re.compile(r'"?sep=([^"\w\s]|\t)"?')
-SCAN_BYTES = 2**22  #: Bytes that are scanned at a time.
+SCAN_BYTES = 2**22  #: Number of bytes that `_detect_encoding` decodes at a time.
 BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-#: Characters that are not text in Windows-1252; bytes above ASCII are surrogates.
+#: Characters that do not occur in text of Windows-1252; undecoded bytes are surrogates.
 BINARY_CHARS = re.compile("[\0-\x08\x0e-\x1f\udc81\udc8d\udc8f\udc90\udc9d]")
 UNDECODED_BYTES = re.compile("[\udc80-\udcff]")
 #: Error values of spreadsheets, in lower case.
@@ -59,14 +59,14 @@ MISSING_TEXTS = SPREADSHEET_ERRORS | {"", *map(str.lower, MISSING_VALUES)}
 
 
 def parse_missing(values: Iterable[str]) -> frozenset[str]:
-    """Convert missing values to lower case; add empty cells and the errors of spreadsheets."""
+    """Convert the user's missing values to lower case, and add "" and the error values of spreadsheets."""
     return SPREADSHEET_ERRORS | {"", *(value.strip().lower() for value in values)}
 
 
 def read_rows(
     path: Path, notes: list[str] | None = None, *, names: Collection[str] = (), text_column: str | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Stream the rows of delimited text ("-" is the standard input) with their line numbers, the header first.
+    """Yield the line number and the cells of each row of delimited text, beginning with the header.
 
     Cells are separated by commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or each line
     is one cell. Text is UTF-8, UTF-16 with a byte order mark, or else Windows-1252, which includes Latin-1. Above the
@@ -76,9 +76,13 @@ def read_rows(
     Control characters are escaped, line ends within cells become line feeds, and the apostrophe that
     `protonet._text.escape_formula` puts before a formula is removed.
 
-    The ``names`` of expected columns help to find separator and header. ``notes`` receives what the user should know:
-    how the file is read before the header is yielded, blank lines after the last row. With a ``text_column``, a file
-    without separators and without that header is a list of texts: this header is yielded as line 0.
+    Args:
+        path: The file; "-" is the standard input.
+        notes: Notes for the user are added to this list: before the header is yielded, how the file is read; after the
+            last row, the number of blank lines.
+        names: Names of expected columns, which help to detect the separator and the header.
+        text_column: The header of a list of texts: a file without separators and without this header is such a list,
+            and the header is yielded as line 0.
     """
     text, notes = None, [] if notes is None else notes
     try:
@@ -118,11 +122,13 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO]:
 
 
 def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
-    """Decode a whole file: return the length of its byte order mark, its encoding, and if it has control characters.
+    """Detect the encoding of a file by decoding all of it; raise an InputError if it is not text.
 
-    That takes a second or two per GB, a tenth of the time for parsing cells, and no row is read before the encoding is
-    certain. Text is UTF-8 if a byte order mark says so, or if most of its non-ASCII bytes are valid UTF-8: then the
-    others are damage, and an error.
+    This takes a second or two per GB, a tenth of the time for parsing cells. Text is UTF-8 if a byte order mark says
+    so, or if most of its non-ASCII bytes are valid UTF-8: then invalid bytes are an error.
+
+    Returns:
+        The length of the byte order mark, the encoding, and whether there are control characters.
     """
     file.seek(0)
     head = file.read(3)
@@ -158,19 +164,21 @@ def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
 
 
 class _TextFile:
-    """A decoded file, which can be read repeatedly from its start."""
+    """A text file with a detected encoding, which can be read repeatedly from its start."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.file = file
         self.line = 0  #: The number of the last line that was read.
         self.row_start = 0  #: The number of the line on which the last row begins.
         self.is_blank = False  #: Whether the last row is a line of spaces, without quotes or separators.
-        self._row_ended = True  #: If not, the next line begins within a quoted cell.
+        self._row_ended = (
+            True  #: Whether the last line completes a row; otherwise the next line continues a quoted cell.
+        )
         self._has_apostrophe = False  #: Whether the last row may have an escaped formula.
         self.start, self.encoding, self.has_control_chars = _detect_encoding(path, file)
 
     def read_lines(self, skip: int = 0) -> Generator[str, None, None]:
-        """Yield the lines below the first ``skip``; raise a csv.Error for lines that no table has."""
+        """Yield the lines below the first ``skip`` lines; raise a csv.Error for binary data or an endless line."""
         self.file.seek(self.start)
         self.line, self._row_ended = 0, True
         text = io.TextIOWrapper(self.file, self.encoding)
@@ -188,7 +196,7 @@ class _TextFile:
             text.detach()  # otherwise it closes the file
 
     def read_records(self, delimiter: str, skip: int) -> Generator[list[str], None, None]:
-        """Yield the cells of each row, [] for blank lines."""
+        """Yield the cells of each row below the first ``skip`` lines; blank lines are empty lists."""
         with closing(self.read_lines(skip)) as lines:
             csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_CHARS))
             for cells in csv.reader(lines, delimiter=delimiter, skipinitialspace=True, strict=True):
@@ -197,7 +205,7 @@ class _TextFile:
                 yield [unescape_formula(cell.strip()) for cell in cells] if may_have_formula else cells
 
     def sample(self, delimiter: str, skip: int) -> tuple[list[tuple[int, list[str]]], bool]:
-        """Return the first non-empty rows with their line numbers, and whether they can be parsed."""
+        """Return the line number and the cells of the first non-empty rows, and whether all could be parsed."""
         rows: list[tuple[int, list[str]]] = []
         try:
             with closing(self.read_records(delimiter, skip)) as records:
@@ -211,7 +219,11 @@ class _TextFile:
 def _detect_layout(
     text: _TextFile, names: Collection[str], text_column: str | None
 ) -> tuple[str, int, list[str], bool]:
-    """Return the separator, the number of lines above the header, notes, and whether it is a list without a header."""
+    """Detect how the cells of a file are separated, and where its header is.
+
+    Returns:
+        The separator, the number of lines above the header, notes, and whether the file is a list of texts.
+    """
     skip, declared = 0, None
     comments: list[tuple[int, str]] = []  # they may contain single quotes: each line is parsed by itself
     with closing(text.read_lines()) as lines:
@@ -225,7 +237,7 @@ def _detect_layout(
             skip = text.line
 
     def try_delimiter(delimiter: str) -> tuple[list[tuple[int, list[str]]], int, tuple[bool, bool, int, float]]:
-        """Return the first rows with their line numbers, the index of the header among them, and a score."""
+        """Parse the first rows with a separator; return them, the index of their header, and a score to compare."""
         sample, readable = text.sample(delimiter, skip)
         split = csv.reader((line for _, line in comments), delimiter=delimiter, quoting=csv.QUOTE_NONE)
         rows = [
@@ -258,11 +270,15 @@ def _detect_layout(
 
 
 def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *, certain: bool = True) -> int:
-    """Locate the header among the first rows of a table, stripped cells: below comments and titles.
+    """Locate the header among the first rows of a table, which may begin with comments and titles; return its index.
 
-    The header is the row with the names that the table should have. Otherwise it is the last comment if that names the
-    columns, such as "#,name,weight" or the comment that numpy.savetxt writes. ``certain`` says if the separator is
-    known.
+    The header is the row with the expected names. Without such a row, it is the last comment if that has column names,
+    such as "#,name,weight" or the comment that numpy.savetxt writes, or else the first row below comments and titles.
+
+    Args:
+        rows: The stripped cells of the first rows.
+        names: The expected names of columns.
+        certain: Whether the separator is known with certainty.
     """
     n_comments = next((index for index, cells in enumerate(rows) if not _is_comment(cells)), 0)
     max_title_cells = 0
@@ -278,10 +294,10 @@ def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *,
 
 
 def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-    """Test whether a comment names the columns, rather than the first row below it.
+    """Test whether a comment is the header of the rows ``below`` it, which otherwise begin with their header.
 
-    It does if that row has numbers. If not, it does if it looks like names ("#id", unlike "# by hand") and the first
-    row is not a name above numbers in any column.
+    A comment is the header if the first row below has numbers; or if the comment looks like names ("#id", unlike
+    "# by hand") and, in no column, the first row is a name above numbers.
     """
     first, *others = below
     if len(comment) != len(first):
@@ -296,7 +312,7 @@ def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]])
 
 
 def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
-    """Count the first rows that are titles above the header.
+    """Count the titles above the header among the first rows of a table.
 
     The header is the first row with the most frequent number of cells. The rows above it are titles if it consists of
     names, and either each title is one cell followed by separators, or there are numbers below the names and at most
@@ -376,7 +392,7 @@ def _check_rows(
 
 
 def add_title_notes(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
-    """Add notes about the comments and titles above the header."""
+    """Add notes about comments and titles, which are the rows above the header, to the notes for the user."""
     titles = [next(filter(None, cells)) for cells in rows if not _is_comment(cells)]
     n_comments, several = len(rows) - len(titles), len(titles) > 1
     if n_comments:
@@ -387,7 +403,7 @@ def add_title_notes(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def is_numeric(cell: str) -> bool:
-    """Test whether a cell is a number with a decimal point or comma."""
+    """Test whether a cell is a number, with a decimal point or a decimal comma."""
     try:
         float(cell.replace(",", "."))
     except ValueError:
@@ -402,6 +418,6 @@ def _may_be_names(cells: Sequence[str]) -> bool:
 
 
 def _is_second_header(cells: list[str], numeric: list[int]) -> bool:
-    """Test whether a row consists of names although some of the columns held numbers so far."""
+    """Test whether a row may be a second header: it has only names, although the ``numeric`` columns held numbers."""
     names = [cell.strip() for cell in cells]
     return all(names) and _may_be_names(names) and all(names[column].lower() not in MISSING_TEXTS for column in numeric)

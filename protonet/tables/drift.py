@@ -1,7 +1,7 @@
-"""Detect columns whose new rows are far from the training rows: other units, shifts, missing or unknown values.
+"""Detect drift of columns: new rows with other units, shifts, missing values or unknown categories.
 
 The model file stores statistics of each column of the training rows. New rows are compared with them as they are read,
-and each drifted column is reported in one line. Predictions do not change.
+and a warning is given for each drifted column. Predictions do not change.
 
 A column is reported if both conditions hold:
 
@@ -33,26 +33,32 @@ from protonet.tables.table import RowBlock, Table
 
 @dataclass(frozen=True)
 class DriftRules:
-    """When a column is far from the training rows; tests/tables/test_drift.py measures false alarms."""
+    """Thresholds for warnings about drifted columns; tests/tables/test_drift.py measures the false alarms."""
 
     steps: tuple[int, int] = (16, 64)
-    """Minimum and maximum number of intervals between the stored quantiles of a column, multiples of four, ..."""
-    max_quantiles: int = 2**17  #: ... so that all columns together have at most this many.
-    max_rows: int = 4096  #: Rows of a block that are examined, equally spaced.
+    """Minimum and maximum number of intervals between the stored quantiles of a column, both multiples of four."""
+    max_quantiles: int = 2**17  #: Maximum number of stored quantiles of all columns together.
+    max_rows: int = 4096  #: Maximum rows of a block that are examined, equally spaced.
     min_increase: float = 0.5  #: Minimum increase of the fraction of unusual rows.
     max_relative: float = 0.5  #: Maximum training rows in the range of all new rows, relative to the smallest class.
-    widths: float = 100.0  #: Distance of a single row from the training range, in range widths, ...
-    max_tails: float = 6.0  #: ... if the range is at most this many interquartile ranges wide, ...
-    min_class_rows: int = 16  #: ... and a class has this many rows on average: fewer do not show tails.
+    widths: float = 100.0  #: Minimum distance of a single reported row from the training range, in range widths.
+    max_tails: float = 6.0  #: Maximum range width, in interquartile ranges, for reports of single rows.
+    min_class_rows: int = 16  #: Minimum training rows per class for reports of single rows: fewer do not show tails.
     max_false_alarms: float = 0.01  #: Maximum fraction of tables without drift in which any column is reported.
-    max_test_rows: int = 1000  #: Rows that a test counts; larger counts are scaled down.
+    max_test_rows: int = 1000  #: Maximum rows that a significance test counts; larger counts are scaled down.
 
 
 DRIFT = DriftRules()
 
 
 def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
-    """Compute JSON statistics for `DriftMonitor` of the cells (n,) of each column and of the rows of each class."""
+    """Compute the statistics of training rows for `DriftMonitor`, as JSON values.
+
+    Args:
+        cells: The cells (n,) of each column.
+        encoding: The fitted columns; None if the columns are features already.
+        class_rows: The number of rows of each class.
+    """
     statistics: list[JsonDict] = []
     n_steps = sorted([*DRIFT.steps, DRIFT.max_quantiles // (4 * len(cells)) * 4])[1]
     for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
@@ -69,21 +75,21 @@ def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, cl
 
 @dataclass
 class ColumnCounts:
-    """Counts over the new rows of a column."""
+    """Statistics of the new cells of a column."""
 
-    rows: int = 0
-    missing: int = 0
-    outside: int = 0  #: Outside the training range.
-    distant: int = 0  #: Outside by so much that a single row is reported, ...
-    last_distant: float = math.nan  #: ... and the last of these values.
-    rare: int = 0  #: Of rare or unknown categories.
-    minimum: float = math.inf
-    maximum: float = -math.inf
+    rows: int = 0  #: The number of cells.
+    missing: int = 0  #: The number of missing cells.
+    outside: int = 0  #: The number of values outside the training range.
+    distant: int = 0  #: The number of values so far outside that a single one is reported.
+    last_distant: float = math.nan  #: The last of the distant values.
+    rare: int = 0  #: The number of cells with a rare or unknown category.
+    minimum: float = math.inf  #: The smallest value.
+    maximum: float = -math.inf  #: The largest value.
 
 
 @dataclass
 class DriftMonitor:
-    """Compares rows with the training rows as they are read."""
+    """Compares new rows with the statistics of the training rows, block by block."""
 
     #: The result of `column_statistics`, from a file that is not trusted; if it is invalid, nothing is reported.
     statistics: Any
@@ -96,7 +102,7 @@ class DriftMonitor:
         self.counts = [ColumnCounts() for _ in range(self.count if self.statistics else 0)]
 
     def update(self, block: RowBlock) -> None:
-        """Count the rows of a block."""
+        """Add the rows of a block to the statistics of the new rows."""
         columns = list_columns(self.encoding, self.count)
         step = -(-len(block.positions) // DRIFT.max_rows)
         for index, counts in enumerate(self.counts):
@@ -118,7 +124,7 @@ class DriftMonitor:
                 counts.maximum = max(counts.maximum, present.max())
 
     def summary(self, table: Table) -> list[str]:
-        """Return a warning for each column that has drifted."""
+        """Return a warning for each drifted column of the table."""
         columns, warnings = list_columns(self.encoding, self.count), []
         for index, (column, counts) in enumerate(zip(columns, self.counts, strict=False)):
             if reason := self._reason(column, counts, self.statistics["columns"][index]):
@@ -158,7 +164,10 @@ class DriftMonitor:
         return ""
 
     def _is_increased(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
-        """Test whether more rows are unusual than in training, by much (above ``subtract``) and significantly."""
+        """Test whether ``count`` of ``rows`` is a large and significant increase over the training ``fraction``.
+
+        The increase is measured from ``subtract``, or from ``fraction`` if that is None.
+        """
         if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT.min_increase:
             return False
         n = self.statistics["per_class"]
@@ -176,7 +185,7 @@ def monitor_drift(blocks: Iterator[RowBlock], monitor: DriftMonitor, table: Tabl
 
 
 def fisher_exact_p_value(k: int, m: int, k0: int, n: int) -> float:
-    """Return the probability of k or more unusual rows of m, given k0 of n, if both have the same distribution.
+    """Compute the one-sided p-value of Fisher's exact test for k unusual rows of m, given k0 unusual rows of n.
 
     Source: Fisher, "The logic of inductive inference" (1935).
     """
@@ -194,14 +203,14 @@ def fisher_exact_p_value(k: int, m: int, k0: int, n: int) -> float:
 
 
 def _max_fraction_between(quantiles: np.ndarray, low: float, high: float) -> float:
-    """Return an upper bound of the fraction of training rows in [low, high], given equally spaced quantiles."""
+    """Compute an upper bound of the fraction of training rows in [low, high] from equally spaced quantiles."""
     n_steps = len(quantiles) - 1
     first = max(0, int(np.searchsorted(quantiles, low, side="left")) - 1)
     return (min(n_steps, int(np.searchsorted(quantiles, high, side="right"))) - first) / n_steps
 
 
 def _max_excess(quantiles: Sequence[float]) -> float:
-    """Return the distance from the training range beyond which a single row is reported, given its quantiles."""
+    """Compute the distance from the training range beyond which a single row is reported, from quantiles."""
     width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
     interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
     return DRIFT.widths * width if 0 < width <= DRIFT.max_tails * interquartile_range else math.inf
@@ -213,7 +222,7 @@ def _percentage(fraction: float) -> str:
 
 
 def _is_valid(statistics: Any, count: int) -> bool:
-    """Test whether a value from a file is a result of `column_statistics` for this number of columns."""
+    """Test whether an untrusted value is a result of `column_statistics` for ``count`` columns."""
     if not isinstance(statistics, dict):
         return False
     columns, per_class, smallest = (statistics.get(key) for key in ("columns", "per_class", "smallest"))
@@ -223,7 +232,7 @@ def _is_valid(statistics: Any, count: int) -> bool:
 
 
 def _is_valid_column(column: object) -> bool:
-    """Test whether a value from a file holds the statistics of a column."""
+    """Test whether an untrusted value holds valid statistics of a column."""
     if not isinstance(column, dict) or type(column.get("missing")) is not float or not 0 <= column["missing"] <= 1:
         return False
     quantiles = column.get("quantiles", [0.0, 0.0])

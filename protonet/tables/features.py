@@ -1,4 +1,4 @@
-"""Turn the columns of a table into features: infer and fit the columns, encode rows, and report suspicious columns."""
+"""Encode tables as features: infer and fit the types of columns, encode rows, and report suspicious columns."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from protonet.tables.numeric_formats import describe_numeric_formats, detect_num
 from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_leakage, detect_row_index
 from protonet.tables.table import RowBlock, Table
 
-#: Cells that are tested as paths of pictures.
+#: Number of cells that are tested to be paths of pictures.
 MAX_PROBED_PATHS = 3
 NO_REPRESENTATION = RepresentationChoice(None, None)
 
 
 class TableFeatures(NamedTuple):
-    """The features of a table."""
+    """The features of a training table, and its fitted columns."""
 
     x: np.ndarray  #: (n, features) float32, or float64 if float32 may have too few digits.
     encoding: Encoding | None  #: None for arrays without missing values, which are used unchanged.
@@ -51,10 +51,16 @@ def fit_features(
     selection: RepresentationChoice = NO_REPRESENTATION,
     decimal: str | None = None,
 ) -> TableFeatures:
-    """Infer the type of each column of a table, drop useless columns, and encode the others.
+    """Infer the type of each column of a training table, drop useless columns, and encode the others.
 
-    ``block`` has all rows with labels. ``keep_hint`` says how to keep a column that seems to be a row index; None keeps
-    such columns. Rows of one of the ``groups`` (n,) are held out together already.
+    Args:
+        table: The table.
+        block: All of its labelled rows.
+        kinds: Column types that the user named, by column.
+        keep_hint: How the user can keep a column that is dropped as a row index; None to keep such columns.
+        groups: (n,) int64, groups of rows that are held out together; None for no groups.
+        selection: The pretrained encoders of texts and pictures.
+        decimal: The decimal mark of numbers; None to detect it.
     """
     if table.columns is None:
         encoding = Encoding(tuple(map(Numeric.fit, block.columns)))
@@ -90,7 +96,7 @@ def fit_features(
 
 
 def _are_picture_paths(cells: np.ndarray) -> bool:
-    """Test whether the first cells (n,) are paths of pictures that exist."""
+    """Test whether the first cells (n,) of a column are paths of existing picture files."""
     paths = [text_to_path(str(cell)) for cell in cells[:MAX_PROBED_PATHS]] if cells.dtype.kind == "O" else []
     return bool(paths) and all(path.suffix.lower() in SUFFIXES and path.is_file() for path in paths)
 
@@ -105,10 +111,16 @@ def fit_columns(
     decimal: str | None = None,
     semicolons: bool = False,
 ) -> dict[str, InferredType]:
-    """Infer and fit the type of each column of cells (n,); ``kinds`` are types that the user named by ``argument``.
+    """Infer and fit the type of each column, given its cells (n,).
 
-    ``keep_hint`` says how to keep a column that seems to be a row index; None keeps such columns. If semicolons
-    separate cells, ambiguous commas are decimal marks.
+    Args:
+        columns: The cells of each column, by name.
+        kinds: Column types that the user named, by column.
+        keep_hint: How the user can keep a column that is dropped as a row index; None to keep such columns.
+        argument: The name of ``kinds`` in error messages.
+        selection: The pretrained encoders of texts and pictures.
+        decimal: The decimal mark of numbers; None to detect it.
+        semicolons: Whether semicolons separate cells, so that ambiguous commas are decimal marks.
     """
     for name in kinds:
         if name not in columns:
@@ -141,14 +153,14 @@ def fit_columns(
 
 
 def _numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]:
-    """Return the number columns by name."""
+    """Select the columns that hold numbers, by name."""
     return {name: column for name, (column, *_) in inferred.items() if isinstance(column, Numeric)}
 
 
 def _attach_representations(
     inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: RepresentationChoice
 ) -> dict[str, InferredType]:
-    """Fit the columns (n,) of texts and pictures with the selected representations; requested ones must be of use."""
+    """Fit the columns of texts and pictures with the selected encoders; raise an InputError for unused ones."""
     result, used = dict(inferred), set[str | None]()
     n_used = sum(inferred_type.column is not None or inferred_type.is_text for inferred_type in inferred.values())
     for name, inferred_type in inferred.items():
@@ -186,7 +198,7 @@ def _attach_representations(
 def check_columns(
     table: Table, block: RowBlock, encoding: Encoding, groups: np.ndarray | None = None
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Describe columns that may leak the labels or seem to identify groups; also return the indices of the latter."""
+    """Warn of columns that may leak the labels or identify groups of rows; also return the indices of group columns."""
     notes, group_columns = [], dict[int, GroupColumn]()
     for index, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
         name = table.column_name(index)
@@ -211,7 +223,7 @@ def check_columns(
 
 
 def _distinct_rows(values: np.ndarray, present: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """Return the indices (m,) of present rows; only the first row of each value within a group."""
+    """Return the indices (m,) of the present values (n,); of equal values in a group, only that of the first row."""
     rows = np.flatnonzero(present)
     if groups is None:
         return rows
@@ -220,7 +232,7 @@ def _distinct_rows(values: np.ndarray, present: np.ndarray, groups: np.ndarray |
 
 
 def describe_group_columns(groups: Mapping[str, GroupColumn]) -> list[str]:
-    """Return a warning, or none, about columns that seem to identify groups of rows."""
+    """Format a warning about columns that seem to identify groups of rows; an empty list if there are none."""
     if not groups:
         return []
     name = max(groups, key=lambda column: groups[column])
@@ -234,7 +246,7 @@ def describe_group_columns(groups: Mapping[str, GroupColumn]) -> list[str]:
 
 
 def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> list[str]:
-    """Describe cells of other types or spellings than in training; an InputError says if they are most of a column."""
+    """Note cells of other types or spellings than in training; raise an InputError if most are invalid."""
     notes = []
     for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
         name = table.column_name(index)
@@ -248,9 +260,8 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
         first = f"{str(cells[row])[:50]!r} in {name}, {position}"
         if invalid.mean() > column.max_invalid_fraction:
             got = f"{first}, which held {column.summary()}"
-            raise_input_error(
-                argument, "have columns of the same types as in training", got, "Correct it, or fit again."
-            )
+            must = "have columns of the same types as in training"
+            raise_input_error(argument, must, got, "Correct it, or fit again.")
         others = f"and {n_others} more" if n_others else "the only one"
         notes.append(f"{column.invalid_reason}: {first}, {others} of {len(cells)}")
     return notes
@@ -259,7 +270,7 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
 def adapt_table(
     table: Table, encoding: Encoding | None, *, decimal: str | None = None, argument: str = "path"
 ) -> Table:
-    """Convert the numbers of new rows to the fitted formats, and check the types of the first block, with notes."""
+    """Convert the numbers of new rows to the fitted formats, and add notes about the cells of the first block."""
     first = next(table.blocks)
     conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal)
     first = conversion.apply(first)
@@ -269,9 +280,9 @@ def adapt_table(
 
 
 def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> np.ndarray:
-    """Compute the features (b, features) of rows, whose columns are features already if there is no encoding.
+    """Compute the features (b, dim) of a block of rows; without an encoding, the columns are the features.
 
-    An InputError locates the first number that is infinite or beyond float32, or missing without an encoding.
+    An InputError names the first cell that is infinite or beyond float32, or missing if there is no encoding.
     """
     if encoding is not None:
         x = encoding.encode(block.columns)

@@ -31,18 +31,19 @@ from protonet.tables.delimited import (
     read_rows,
 )
 
+#: Number of cells that are read at a time.
 CELLS_PER_CHUNK = 2**20
 #: Suffixes of delimited text; the files may be compressed as well (.csv.gz).
 TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 TABLE_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES), ".npz", ".npy", ".parquet", ".xlsx")
-#: How messages name a row of a file without lines.
+#: How messages name a row of a file that has no lines.
 ROW_FORMAT = "row {} (counted from 0)"
-#: The column with the paths of pictures in folders, and the pictures in a chunk.
+#: Name of the column of paths in tables of pictures, and number of pictures that are read at a time.
 PICTURE_COLUMN, PICTURES_PER_CHUNK = "picture", 256
 
 
 class Chunk(NamedTuple):
-    """Consecutive rows of a file."""
+    """Consecutive rows of a file, column by column."""
 
     #: The requested columns, (b,) each. Text, booleans ("True", "False"), categories and all columns of delimited text
     #: are objects of stripped str, "" if missing. Numbers are integers or floats of up to 64 bits; with missing values
@@ -53,15 +54,15 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableSource:
-    """An open file."""
+    """An open table file, whose rows can be read once."""
 
     header: list[str] | None  #: The column names, "" for unnamed ones; None for files without names.
     width: int  #: The number of columns; without names, the number of features.
     position_format: str  #: How messages name a row, given its position.
-    read: Callable[[Sequence[int]], Iterator[Chunk]]  #: Yields chunks with the columns of the given indices. Once.
+    read: Callable[[Sequence[int]], Iterator[Chunk]]  #: Reads the columns with the given indices, chunk by chunk.
     notes: list[str]  #: Notes for the user on how the file is read; more may follow as rows are read.
     n_rows: int | None = None  #: The number of rows; None if it is unknown before they are read.
-    sheet_note: str = ""  #: The sheet of a workbook, and the others, for messages.
+    sheet_note: str = ""  #: The name of the sheet and of the other sheets of a workbook, for messages.
     semicolons: bool = False  #: Whether semicolons separate cells, as in files with decimal commas.
 
 
@@ -76,11 +77,17 @@ def open_source(
     sheet: str | None = None,
     text_column: str = "text",
 ) -> TableSource:
-    """Open a file by its suffix, "-" as delimited text from the standard input, pictures as a table of paths.
+    """Open a table file by its suffix.
 
-    ``labels`` is an NPY file beside one of rows, ``label`` the name for labels by class folders, which must exist if
-    ``labelled``. The ``names`` of expected columns help to find header and separator. ``text_column`` names the column
-    of a list, a .txt file without a header.
+    Args:
+        path: The file; "-" is delimited text from the standard input; pictures are opened as a table of paths.
+        labels: The NPY file of labels, if ``path`` is an NPY file of rows.
+        label: The name of the column of labels that class folders of pictures give.
+        labelled: Whether labels are required in arrays and folders of pictures.
+        skip_broken: Whether pictures that cannot be decoded are skipped.
+        names: Names of expected columns, which help to detect header and separator.
+        sheet: The sheet of an Excel workbook; None for the first.
+        text_column: The name of the column of a list of texts, a .txt file without a header.
     """
     name = path.name.lower()
     if sheet is not None and not name.endswith(".xlsx"):
@@ -160,17 +167,17 @@ def open_csv(path: Path, names: Collection[str] = (), text_column: str | None = 
 
 
 def clean_text(cell: object) -> str:
-    """Return a cell as stripped text with control characters escaped."""
+    """Convert a cell to stripped text with escaped control characters."""
     return escape_control_chars(str(cell).strip())
 
 
 def text_array(cells: Iterable[str], n: int) -> np.ndarray:
-    """Return n strings as an array (n,) of objects."""
+    """Convert n strings to an array (n,) of objects."""
     return np.fromiter(cells, object, n)
 
 
 def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSource:
-    """Open an NPZ file of ``x`` and ``y``, or an NPY file of rows and one of labels; labels are the last column."""
+    """Open an NPZ file of ``x`` and ``y``, or NPY files of rows and of labels, as a table with the labels last."""
     if path.suffix.lower() == ".npz":
         arrays = read_arrays(path, {"x", "y"} if labelled else {"x"})
         y = arrays.get("y")
@@ -202,21 +209,21 @@ def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSour
 
 
 def native_dtype(values: np.ndarray) -> np.ndarray:
-    """Return numbers in native byte order with at most 64 bits; a view if possible."""
+    """Convert numbers or booleans to numbers of at most 64 bits in native byte order, without a copy if possible."""
     if values.dtype.kind == "b":
         return values.view(np.uint8)
     return values.astype(np.float64 if values.dtype.itemsize > 8 else values.dtype.newbyteorder("="), copy=False)
 
 
 def _to_label_column(labels: np.ndarray) -> np.ndarray:
-    """Return integer labels as native integers, booleans and strings as objects of str."""
+    """Convert integer labels to native integers, and other labels to text."""
     if labels.dtype.kind in "iu":
         return native_dtype(labels)
     return text_array(map(clean_text, labels.astype(str).tolist()), len(labels))
 
 
 def open_parquet(path: Path) -> TableSource:
-    """Open a Parquet file. The unnamed index of a data frame is an unnamed column."""
+    """Open a Parquet file as a table; the unnamed index of a data frame becomes an unnamed column."""
     with optional_packages("parquet"):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
@@ -293,19 +300,19 @@ def arrow_to_numpy(values: Any) -> np.ndarray:
 
 
 def _decode_dictionary(texts: Iterable[str], indices: Any) -> np.ndarray:
-    """Return the texts (b,) of Arrow indices (b,) into a dictionary, "" for null."""
+    """Look up the texts (b,) of Arrow indices (b,) in a list of texts; null becomes ""."""
     dictionary = [*texts, ""]
     filled = indices.cast("int64").fill_null(len(dictionary) - 1)
     return np.asarray(text_array(dictionary, len(dictionary))[_to_numpy(filled)])
 
 
 def _to_numpy(values: Any) -> np.ndarray:
-    """Convert an Arrow array (b,) of a NumPy type; nulls become NaN or NaT."""
+    """Convert an Arrow array (b,) of numbers or times to a NumPy array; nulls become NaN or NaT."""
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
 
 def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None) -> TableSource:
-    """Open a sheet of an Excel workbook, read as a whole; the header is located as in delimited text."""
+    """Open a sheet of an Excel workbook as a table; its header is located as in delimited text."""
     with optional_packages("excel"):
         from openpyxl import load_workbook  # noqa: PLC0415 - optional
         from openpyxl.utils.exceptions import InvalidFileException  # noqa: PLC0415
@@ -367,36 +374,36 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
 
 
 def closest_match(name: str, candidates: Sequence[str]) -> str | None:
-    """Return the most similar candidate, ignoring case; None if none is similar."""
+    """Find the candidate that is most similar to a name, ignoring case; None if no candidate is similar."""
     by_lower = {candidate.lower(): candidate for candidate in reversed(candidates)}
     matches = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return by_lower[matches[0]] if matches else None
 
 
 def _has_content(cell: object) -> bool:
-    """Test whether an Excel cell holds anything, including an error value."""
+    """Test whether an Excel cell has content, which may be an error value."""
     return cell is not None and not (isinstance(cell, str) and not cell.strip())
 
 
 def _is_value(cell: object) -> bool:
-    """Test whether an Excel cell holds anything but an error value."""
+    """Test whether an Excel cell has content other than an error value."""
     return _has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in SPREADSHEET_ERRORS)
 
 
 def _to_text(cell: object) -> str:
-    """Return an Excel cell as text, "" for None; formulas that this package escaped are unescaped."""
+    """Convert an Excel cell to text, None to ""; formulas that this package escaped are unescaped."""
     return "" if cell is None else unescape_formula(clean_text(cell))
 
 
 def _to_seconds(cell: object) -> float:
-    """Return the seconds of a duration, or since midnight; NaN for other cells."""
+    """Convert a duration, or a time of day, in an Excel cell to seconds; other cells become NaN."""
     if isinstance(cell, time):
         cell = timedelta(0, cell.second, cell.microsecond, 0, cell.minute, cell.hour)
     return cell.total_seconds() if isinstance(cell, timedelta) else math.nan
 
 
 def excel_column(cells: Sequence[object]) -> np.ndarray:
-    """Convert Excel cells (b,), None if missing, to a column of a `Chunk`."""
+    """Convert a list of Excel cells, None if missing, to a column of a `Chunk`."""
     types = {type(cell) for cell in cells} - {type(None)}
     if types and types <= {int, float}:
         integral = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in cells)

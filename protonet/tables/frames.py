@@ -1,4 +1,4 @@
-"""Data frames: their columns, as `protonet.tables.formats.Chunk` has the columns of files, and their features."""
+"""Read data frames, and encode their columns as features."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from protonet.tables.table import make_table
 
 
 class Frame(NamedTuple):
-    """Rows with named columns."""
+    """The rows of a data frame or an array, column by column."""
 
     names: tuple[str, ...]
-    columns: list[np.ndarray]  #: (n,) each, as in `protonet.tables.formats.Chunk`.
-    categorical: tuple[str, ...] = ()  #: The columns of a categorical type.
+    columns: list[np.ndarray]  #: The cells (n,) of each column, as in `protonet.tables.formats.Chunk`.
+    categorical: tuple[str, ...] = ()  #: The names of the columns of a categorical type.
     original: object = None  #: The data frame; None for an array, whose columns all hold numbers.
 
     @property
@@ -45,10 +45,10 @@ class Frame(NamedTuple):
 
 
 class FrameEncoding(NamedTuple):
-    """The fitted columns of a frame."""
+    """The fitted columns of a frame, and a summary of all columns."""
 
     encoding: Encoding  #: The columns that are used.
-    indices: list[int]  #: Their indices in the frame.
+    indices: list[int]  #: The indices of the used columns in the frame.
     summary: dict[str, str]  #: A one-line summary of every column, by name; empty for arrays.
 
     @property
@@ -58,20 +58,21 @@ class FrameEncoding(NamedTuple):
         return tuple(names[index] for index in self.indices) if names else None
 
     def encode(self, frame: Frame) -> np.ndarray:
-        """Encode a frame as features (n, features), in the formats of training."""
+        """Encode the rows of a frame as features (n, dim)."""
         names, columns = zip(*((frame.names[index], frame.columns[index]) for index in self.indices), strict=True)
         table = adapt_table(make_table(list(columns), names), self.encoding, argument="X")
         return encode_block(table, next(table.blocks), self.encoding, "X")
 
     def is_uninformative(self, frame: Frame) -> np.ndarray:
-        """Detect the rows (n,) bool of a frame without an informative cell."""
+        """Compute a mask (n,) bool of the rows of a frame without an informative cell."""
         return self.encoding.is_uninformative([frame.columns[index] for index in self.indices])
 
 
 def read_frame(x: Any) -> Frame | None:
-    """Read a frame of pandas, or of any library with the Arrow PyCapsule interface; None for objects of other types.
+    """Read the columns of a data frame of pandas, or of any library with the Arrow PyCapsule interface.
 
-    An array, or a list of rows, with text other than numbers, or dates, is a frame with columns x0, x1, ...
+    An array or a list of rows that holds dates, or text other than numbers, becomes a frame with columns x0, x1, ...;
+    other objects give None.
     """
     pandas = sys.modules.get("pandas")
     _check_no_texts(x)
@@ -117,7 +118,7 @@ def read_frame(x: Any) -> Frame | None:
 
 
 def _check_no_texts(x: object) -> None:
-    """Raise an InputError for a list or a series of texts, which has no columns."""
+    """Raise an InputError if X is a list or a series of texts, which has no columns."""
     if getattr(x, "ndim", 1) != 1 or not (isinstance(x, (list, tuple)) or hasattr(x, "__array__")):
         return
     cells = x if isinstance(x, (list, tuple)) else np.asarray(x)
@@ -127,7 +128,7 @@ def _check_no_texts(x: object) -> None:
 
 
 def check_numbers(frame: Frame | None) -> None:
-    """Raise an InputError for text in a frame whose columns must hold numbers or booleans."""
+    """Raise an InputError if a frame has text other than numbers and booleans; None passes."""
     for name, cells in () if frame is None else zip(frame.names, frame.columns, strict=True):
         texts = cells if cells.dtype.kind == "O" else ()
         other = (cell for cell in texts if cell not in {"", "True", "False"} and math.isnan(parse_plain(cell)))
@@ -137,12 +138,12 @@ def check_numbers(frame: Frame | None) -> None:
 
 
 def array_frame(x: np.ndarray) -> Frame:
-    """Return numbers (n, dim) as a frame, with the column names of scikit-learn."""
+    """Convert numbers (n, dim) to a frame with the column names x0, x1, ... of scikit-learn."""
     return Frame(tuple(f"x{index}" for index in range(x.shape[1])), list(x.T))
 
 
 def _text_cells(x: object) -> np.ndarray | None:
-    """Return an array (n, columns) of objects if some cells are text other than numbers; None for other objects."""
+    """Convert an array or a list of rows to objects (n, columns) if it has text or dates; None for other objects."""
     if isinstance(x, list) and x and all(isinstance(row, (list, tuple)) and len(row) == len(x[0]) for row in x):
         x = np.array(x, object)
     if not isinstance(x, np.ndarray) or x.dtype.kind not in "OUSMm" or x.ndim != 2:
@@ -155,20 +156,20 @@ def _text_cells(x: object) -> np.ndarray | None:
 
 
 def _is_no_number(cell: object) -> bool:
-    """Test whether a cell is text other than a number, a date, a time or a missing value of pandas."""
+    """Test whether a cell is a date, a time, a missing value of pandas, or text other than a number."""
     if isinstance(cell, (str, bytes)):
         return math.isnan(parse_plain(cell if isinstance(cell, str) else cell.decode(errors="replace")))
     return isinstance(cell, (date, time, timedelta, np.datetime64, np.timedelta64)) or _is_missing_of_pandas(cell)
 
 
 def _is_missing_of_pandas(cell: object) -> bool:
-    """Test whether a cell is NA or NaT of pandas."""
+    """Test whether a cell is ``pandas.NA`` or ``pandas.NaT``."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and (cell is pandas.NA or cell is pandas.NaT)
 
 
 def _from_objects(cells: np.ndarray) -> np.ndarray:
-    """Convert cells (n,) of any type to a column; None, NaN, NA and NaT are missing, durations are seconds."""
+    """Convert objects (n,) of any type to numbers, if all are numbers or missing, or else to text."""
     values = list(map(_simplify_cell, cells))
     if all(value is None or (isinstance(value, Real) and not isinstance(value, bool)) for value in values):
         return np.array(values, np.float64)
@@ -176,7 +177,7 @@ def _from_objects(cells: np.ndarray) -> np.ndarray:
 
 
 def _simplify_cell(cell: Any) -> Any:
-    """Convert missing values to None, durations to seconds, and bytes to text; other cells stay."""
+    """Convert a missing value to None, a duration to seconds, and bytes to text; other cells are unchanged."""
     if isinstance(cell, bytes):
         return cell.decode(errors="replace")
     if _is_missing_of_pandas(cell) or (isinstance(cell, float) and math.isnan(cell)):
@@ -187,7 +188,7 @@ def _simplify_cell(cell: Any) -> Any:
 
 
 def _from_pandas(name: str, column: Any) -> np.ndarray:
-    """Convert a pandas series (n,) to a column."""
+    """Convert a pandas series (n,) to the cells of a column, named for error messages."""
     if str(column.dtype).startswith("period"):
         column = column.dt.to_timestamp()
     kind, missing = column.dtype.kind, column.isna().to_numpy()
@@ -212,7 +213,7 @@ def _from_pandas(name: str, column: Any) -> np.ndarray:
 
 
 def _from_arrow(name: str, column: Any) -> np.ndarray:
-    """Convert a chunked Arrow array (n,) to a column."""
+    """Convert a chunked Arrow array (n,) to the cells of a column, named for error messages."""
     import pyarrow  # noqa: PLC0415 - optional
 
     try:
@@ -223,14 +224,14 @@ def _from_arrow(name: str, column: Any) -> np.ndarray:
 
 
 def _refuse_column(got: str) -> NoReturn:
-    """Raise an InputError about a column of an unsupported type."""
+    """Raise an InputError about a column of an unsupported type, which ``got`` describes."""
     raise_input_error("X", "have columns of numbers, dates and text", got, "Leave that column out.")
 
 
 def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: RepresentationChoice) -> FrameEncoding:
-    """Fit the columns of a frame, whose types the caller may name, as `fit_features` does for files.
+    """Infer and fit the types of the columns of a frame; ``kinds`` are types that the caller named, by column.
 
-    Numbers without missing values, and arrays, are used unchanged, including row indices.
+    The columns of arrays, and frames of numbers without missing values, are used unchanged, including row indices.
     """
     kinds = _check_kinds(frame, kinds)
     if frame.original is None or (frame.plain and not kinds):
@@ -252,7 +253,7 @@ def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Represen
 
 
 def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
-    """Validate the column types that the caller named."""
+    """Validate the column types that the caller named, and return them as a dict."""
     if kinds is None:
         return {}
     if not isinstance(kinds, Mapping):
@@ -269,28 +270,28 @@ def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str
 
 
 def _has_repeated_level(cells: np.ndarray) -> bool:
-    """Test whether there are two levels or more, one of them in several rows, as categories have."""
+    """Test whether cells have two or more levels, of which at least one has several rows."""
     counts = Counter(cells.tolist())
     return len(counts) > 1 and max(counts.values()) > 1
 
 
 def to_dense(x: object) -> np.ndarray:
-    """Return rows as a dense, contiguous and writable float64 array."""
+    """Convert rows, which may be sparse, to a dense, contiguous and writable float64 array."""
     return x.toarray() if hasattr(x, "toarray") else np.require(x, np.float64, ["C", "W"])
 
 
 def iter_dense(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
-    """Yield the rows of arrays or sparse matrices as dense arrays of at most ``size`` rows."""
+    """Yield the rows of arrays and sparse matrices as dense arrays of at most ``size`` rows."""
     for part in parts:
         for start in range(0, part.shape[0], size):
             yield to_dense(part[start : start + size])
 
 
 def describe_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
-    """Describe the columns of a frame as metadata of a model file; underscores keep the name of the labels apart."""
+    """Describe the columns of a frame, and the name of the labels, as metadata of a model file."""
     summary = {} if encoding is None else encoding.summary
     used = () if encoding is None else encoding.used_names or ()
-    while label in summary:
+    while label in summary:  # commands need distinct names
         label += "_"
     return {"label": label, "left_out": [name for name in summary if name not in used], "features": summary}
 
@@ -298,7 +299,13 @@ def describe_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
 def restore_frame_encoding(
     encoding: Encoding | None, used: tuple[str, ...] | None, summary: object
 ) -> FrameEncoding | None:
-    """Restore the fitted columns of a frame from a pipeline; ``summary`` may be missing or invalid."""
+    """Restore the fitted columns of a frame from a pipeline.
+
+    Args:
+        encoding: The fitted columns that are used; None for arrays without missing values.
+        used: The names of these columns; None for arrays.
+        summary: The summary of all columns in a model file, which may be missing or invalid.
+    """
     if encoding is None:
         return None
     if used is None:

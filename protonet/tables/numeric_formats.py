@@ -1,8 +1,8 @@
 """Detect the decimal mark of a table, and convert the numbers of new rows to the format that a model was fitted to.
 
-A cell such as "1,234" is 1234 or 1.234. Cells that have a single reading ("0,205", "1.5", "1,234.5") decide for all
-columns of their table. Without any, the fitted format is used, unless the numbers would then be far from those of the
-training rows.
+A cell such as "1,234" may be 1234 or 1.234. Cells with a single meaning ("0,205", "1.5", "1,234.5") determine the
+decimal mark of all columns of their table. If there are none, the fitted format is used, unless the numbers would then
+be far from those of the training rows.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from protonet.tables.table import RowBlock, Table
 DECIMAL_FORMATS = {".": "point", ",": "comma"}
 #: Maximum number of distinct cells of a column that are examined.
 MAX_EXAMINED_CELLS = 1000
-#: Minimum magnitude of a column's numbers, for logarithms.
+#: Minimum magnitude of the numbers of a column, of which the logarithm is taken.
 MIN_MAGNITUDE = 1e-30
 
 
 class NumericConversion(NamedTuple):
-    """How the numbers of a table differ from the format that a model was fitted to."""
+    """The conversion of a table's numbers to the formats that a model was fitted to."""
 
-    formats: Mapping[int, tuple[str, str]] = {}  #: The formats of the table and of training, by column, if they differ.
+    formats: Mapping[int, tuple[str, str]] = {}  #: The formats of the table and of fit, by column, if they differ.
     notes: tuple[str, ...] = ()  #: Notes for the user.
 
     def apply(self, block: RowBlock) -> RowBlock:
@@ -48,7 +48,15 @@ class NumericConversion(NamedTuple):
 
 
 def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:
-    """Choose the format order for which the columns of numbers of the whole table are evidence; None to keep all."""
+    """Choose the order in which number formats are tried, by the evidence of all columns of a table.
+
+    Args:
+        columns: The cells of each column, by name.
+        numeric: The fitted columns of numbers, by name.
+
+    Returns:
+        The order; None if no column has a decimal comma, so that the fitted columns are kept.
+    """
     if not any(column.format == "comma" for column in numeric.values()):
         return None
     separators = [
@@ -60,10 +68,12 @@ def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str
 def describe_numeric_formats(
     columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric], *, ambiguous_points: bool = False
 ) -> list[str]:
-    """Return a note for each ambiguous mark in numbers, with an example.
+    """Format notes about how ambiguous marks in numbers are read, each with an example.
 
-    ``ambiguous_points`` says that plain numbers may have points between thousands: semicolons separate cells, and the
-    user set no decimal mark.
+    Args:
+        columns: The cells of each column, by name.
+        numeric: The fitted columns of numbers, by name.
+        ambiguous_points: Whether points in plain numbers may be between thousands, as in files with semicolons.
     """
     meanings = {
         "point": {",": "commas between thousands"},
@@ -89,7 +99,7 @@ def describe_numeric_formats(
 def detect_numeric_conversion(
     table: Table, block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None
 ) -> NumericConversion:
-    """Detect how number formats of a table differ from the fitted ones, by its first block or the decimal mark."""
+    """Detect how the numbers of a table's first block are written, or by ``decimal``, unlike those of training."""
     texts = {
         index: (column, _distinct(cells)[:MAX_EXAMINED_CELLS])
         for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False))
@@ -125,18 +135,18 @@ def detect_numeric_conversion(
 
 
 def _distinct(cells: np.ndarray) -> list[str]:
-    """Return the distinct cells (n,), in order of appearance."""
+    """List the distinct cells of a column (n,), in order of appearance."""
     return list(dict.fromkeys(cells.tolist()))
 
 
 def _differs(cell: str, numeric_format: str, fitted_format: str) -> bool:
-    """Test whether a cell is a number in a format, and another number or none in the fitted format."""
+    """Test whether a cell is a number in a format, but no number or another one in the fitted format."""
     value = parse_numeric(cell, numeric_format)
     return math.isfinite(value) and value != parse_numeric(cell, fitted_format)
 
 
 def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_format: str) -> float:
-    """Return the mean distance of magnitudes from those of the training rows, over columns, in powers of ten."""
+    """Compute the mean distance, in powers of ten, of the magnitudes of columns in a format from those of training."""
     distances = []
     for column, cells in texts:
         numeric = np.array([parse_numeric(cell, numeric_format) for cell in cells])
@@ -148,7 +158,7 @@ def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_fo
 
 
 def _convert(cells: np.ndarray, numeric_format: str, fitted_format: str) -> np.ndarray:
-    """Rewrite texts (n,) that are numbers of a format in the fitted format."""
+    """Rewrite cells (n,) of text that are numbers in a format as texts in the fitted format."""
     converted: dict[str, str] = {}
     for cell in set(cells.tolist()):
         if _differs(cell, numeric_format, fitted_format):

@@ -1,7 +1,7 @@
-"""Detect suspicious columns: those that leak the labels, and those that identify groups of rows, such as persons.
+"""Detect columns that leak the labels, and columns that identify groups of rows, such as persons.
 
-The values of a group column repeat, nearly always with the same class. So do those of a feature that determines the
-class, such as the city for the country: other evidence is counted.
+The values of a group column repeat, nearly always with the same class. This also holds for a feature that determines
+the class, as the city determines the country; therefore other evidence is counted as well.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GroupColumnRules:
-    """When a column identifies groups; tests/tables/test_suspicious.py has tables that were not used for tuning."""
+    """Thresholds to detect a group column; tests/tables/test_suspicious.py has tables that were not used for tuning."""
 
-    min_values: int = 8  #: Minimum number of repeated values, ...
-    min_values_per_class: int = 3  #: ... also per class: a feature of few values may well determine the class.
+    min_values: int = 8  #: Minimum number of repeated values.
+    min_values_per_class: int = 3  #: Minimum repeated values per class: features of fewer may well determine the class.
     min_coverage: float = 0.5  #: Minimum fraction of rows whose value repeats.
     max_mixed: float = 0.13  #: Maximum fraction of these rows with another class than most rows of their value.
     piece: int = 4  #: Rows of one value are cut into pieces of this size; the test counts pieces of a single class.
-    max_chance: float = 1e-3  #: Maximum probability of as many such pieces if class and value were independent, ...
-    max_chance_named: float = 0.05  #: ... and if the column's name is that of a group, which needs less evidence.
+    max_chance: float = 1e-3  #: Maximum probability of as many such pieces if class and value were independent.
+    max_chance_named: float = 0.05  #: The same probability for a column that is named like a group.
     max_dispersion: float = 0.25
-    """Values have equal numbers of rows if the variance of these is at most this part of their mean; for random rows it
-    is about the mean."""
-    min_digits: int = 4  #: Other integers than running numbers may be codes if all have this many digits, ...
-    min_code_length: int = 6  #: ... and words of digits and letters if all have one length of at least this.
+    """Maximum variance of the rows per value, relative to their mean, for values of about equal numbers of rows; for
+    random rows it is about 1."""
+    min_digits: int = 4  #: Minimum digits of integers that may be codes.
+    min_code_length: int = 6  #: Minimum length of words of digits and letters that may be codes, all of one length.
     min_alike: float = 0.9  #: Minimum fraction of values of the same pattern.
-    max_range_per_value: float = 1.2  #: Running numbers span at most this many times as many integers as there are.
-    min_points: int = 2  #: Points of evidence for a question to the user, ...
-    sure_points: int = 3  #: ... and for the advice to use `--group`.
+    max_range_per_value: float = 1.2  #: Maximum range of running numbers, relative to their count.
+    min_points: int = 2  #: Minimum points of evidence for a question to the user.
+    sure_points: int = 3  #: Minimum points of evidence for the advice to use `--group`.
 
 
 GROUP_RULES = GroupColumnRules()
@@ -60,25 +60,29 @@ _ID_SUFFIX, _ID = re.compile(_ID_SUFFIXES), re.compile(_IDS)
 class GroupColumn(NamedTuple):
     """The evidence that a column identifies groups of rows."""
 
-    points: int  #: `GroupColumnRules.min_points` or more.
+    points: int  #: Points of evidence, at least `GroupColumnRules.min_points`.
     size: int  #: The number of repeated values.
 
     @property
     def sure(self) -> bool:
-        """Whether the evidence suffices for advice, rather than a question."""
+        """Whether the evidence suffices for advice to the user, rather than a question."""
         return self.points >= GROUP_RULES.sure_points
 
 
 def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, ordered: bool) -> GroupColumn | None:
-    """Detect whether values (n,), in file order, identify groups: they determine the class, with other evidence.
+    """Detect whether a column identifies groups of rows; None if it does not.
 
-    Evidence: three points if the column is named like a group (subject, patient, session, in several languages), one if
-    it is named "id"; two if values are written like codes (s01, P-17, 3f9a2c01), one for running numbers and numbers of
-    many digits; one if the rows of each value are adjacent; one if all values have about the same number of rows, more
-    equal than by chance.
+    The values must determine the class of nearly all rows. Further evidence gives points: three if the column is named
+    like a group (subject, patient, session, in several languages), one if it is named "id"; two if values are written
+    like codes (s01, P-17, 3f9a2c01), one for running numbers and numbers of many digits; one if the rows of each value
+    are adjacent; one if all values have about the same number of rows, more equal than by chance.
 
-    An ``ordered`` column, such as of numbers, is a feature if the class seldom changes along its order, unless it is
-    named like a group.
+    Args:
+        name: The name of the column.
+        values: (n,) its values, in file order.
+        labels: (n,) the label of each row.
+        ordered: Whether the values have an order, as numbers do: the column is then a feature if the class seldom
+            changes along the order, unless it is named like a group.
     """
     sorted_values = np.sort(values)
     if not (sorted_values[1:] == sorted_values[:-1]).any():  # fast exit: no value repeats in most columns
@@ -108,7 +112,7 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
 
 
 def score_name(name: str) -> int:
-    """Score how strongly a column's name suggests a group: by its last word, or that before an "id" or a number.
+    """Score the name of a column as the name of a group, by its last word or the word before "id", "no" or similar.
 
     "patient", "Patient_ID", "id_paciente", "subjectNo" and "Probandennummer" name groups, "patient_age" does not.
     """
@@ -124,7 +128,7 @@ def score_name(name: str) -> int:
 
 
 def score_values(levels: np.ndarray) -> int:
-    """Return the points for how the distinct values (m,), in ascending order, are written."""
+    """Score the distinct values (m,) of a column, in ascending order, by how they are written: as codes or numbers."""
     words = levels.tolist() if levels.dtype.kind in "US" else []
     min_alike = GROUP_RULES.min_alike * len(levels)
     if words and not all(word.isdecimal() for word in words):
@@ -143,7 +147,7 @@ def score_values(levels: np.ndarray) -> int:
 
 
 def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
-    """Bound the log-probability of as many pieces of one class if class (n,) and level (n,) int64 are independent.
+    """Bound the log-probability of as many pieces of a single class, if labels (n,) and levels (n,) are independent.
 
     Source: Hoeffding, "Probability inequalities for sums of bounded random variables" (1963), theorem 1.
     """
@@ -167,7 +171,7 @@ def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _is_smooth(classes: np.ndarray) -> bool:
-    """Test whether the class (m,) changes less often from one value to the next than by chance."""
+    """Test whether classes (m,), in the order of the values, change less often than by chance."""
     change_rate = 1 - float(np.square(np.bincount(classes) / len(classes)).sum())
     expected = (len(classes) - 1) * change_rate
     lower = expected - 2 * float(np.sqrt(expected * (1 - change_rate)))
@@ -176,19 +180,19 @@ def _is_smooth(classes: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class LeakageRules:
-    """When a column is not a feature."""
+    """Thresholds to detect row indices, and columns that leak the labels."""
 
-    min_rows: int = 10  #: Fewer rows may be in order by chance.
+    min_rows: int = 10  #: Minimum number of rows: fewer may be in order by chance.
     max_range_per_row: float = 1.2
-    """Distinct integers that span at most this many values per row are row indices: ten draws from twelve values are
-    all different in four of a thousand cases."""
+    """Maximum range of distinct integers that are row indices, relative to the number of rows: ten draws from twelve
+    values are all different in four of a thousand cases."""
 
 
 LEAKAGE = LeakageRules()
 
 
 def detect_row_index(column: np.ndarray) -> str:
-    """Detect a column (n,), in file order, that can only be an index or identifier; return the reason, or ""."""
+    """Detect whether a column (n,), in file order, is an index or identifier of the rows; return the reason, or ""."""
     n = len(column)
     if n < LEAKAGE.min_rows or not np.array_equal(column, np.rint(column)):
         return ""
@@ -201,7 +205,7 @@ def detect_row_index(column: np.ndarray) -> str:
 
 
 def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
-    """Detect a column (n,) that may leak the labels (n,), unlike in new rows; return the reason, or ""."""
+    """Detect whether a column (n,) may leak the labels (n,) of the training rows; return the reason, or ""."""
     n, ordered = len(column), np.sort(column)
     if n < LEAKAGE.min_rows or ordered[0] == ordered[-1]:
         return ""
@@ -223,14 +227,14 @@ def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
 
 
 def _is_monotonic(column: np.ndarray, *, strictly: bool = False) -> bool:
-    """Test whether a column increases, or decreases, from row to row."""
+    """Test whether the values of a column increase, or decrease, from row to row."""
     before, after = column[:-1], column[1:]
     increases, decreases = (after > before, after < before) if strictly else (after >= before, after <= before)
     return bool(increases.all() or decreases.all())
 
 
 def _separates(column: np.ndarray, labels: np.ndarray, n_classes: int) -> bool:
-    """Test whether the values of each class are an interval without values of other classes."""
+    """Test whether each class has an interval of values that contains no values of other classes."""
     order = np.lexsort((labels, column))
     ends = np.flatnonzero(labels[order][1:] != labels[order][:-1])
     return len(ends) == n_classes - 1 and bool((column[order][ends] < column[order][ends + 1]).all())

@@ -1,4 +1,4 @@
-"""Open a table for a purpose: the requested columns, block by block, and the labels."""
+"""Open a table and read its requested columns and labels, block by block."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from protonet.tables.columns.parsing import blank_missing, format_cells, is_miss
 from protonet.tables.delimited import MISSING_TEXTS, is_numeric
 from protonet.tables.formats import PICTURE_COLUMN, ROW_FORMAT, Chunk, TableSource, closest_match, open_source
 
-#: Common names of label columns, in lower case.
+#: Common names of columns of labels, in lower case.
 COMMON_LABEL_NAMES = frozenset(
     {"label", "class", "target", "y", "species", "category", "type", "kind", "group", "outcome", "result", "status"}
     | {"diagnosis", "survived", "quality", "grade", "churn", "default"}
 )
-#: A column without missing values may hold labels if it has at most this many values, and this many rows for each.
+#: Maximum number of values, and minimum rows per value, of columns that are suggested as labels.
 MAX_CLASSES, MIN_ROWS_PER_CLASS = 50, 3
 #: Maximum number of suggestions in a message.
 MAX_SUGGESTIONS = 4
-#: Column names that are numbers count, or are a scale such as wavelengths: the ratio of their steps is at most this.
+#: Maximum ratio of the steps between column names that are numbers of a scale, such as wavelengths.
 MAX_STEP_RATIO = 2
+#: The remedy for a file that may lack a header.
 HEADER_HINT = "The first line looks like a row: if it is one, put a line of names above it. "
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSpec:
-    """Which columns of a table are read, and how."""
+    """Specifies which columns of a table are read, and how."""
 
     label: str  #: The name of the label column, in files that name their columns.
     labelled: bool = True  #: Whether labels are required; otherwise the label column may be missing.
     columns: tuple[str, ...] | None = None  #: The names of the features, in this order; None for all.
     width: int | None = None  #: The required number of features; None for any number.
     extra_columns: Mapping[str, str] = field(default_factory=dict)
-    """Columns that are also read as text, such as groups and identifiers, and the argument that names each."""
+    """Columns that are also read as text, such as groups, by name; the values are the arguments that named them."""
     ignored: tuple[str, ...] = ()  #: Columns that are not features, if the table has them.
     partly_labelled: bool = False  #: Whether labels may be missing: they are read as text, "" if missing.
     skip_broken: bool = False  #: Whether pictures that cannot be decoded are skipped; otherwise they are an error.
@@ -49,19 +50,21 @@ class ReadSpec:
     all_extra: bool = False  #: Whether all columns are extra columns, including the features.
     drop_unlabelled: bool | None = None  #: Whether rows without a required label are dropped; None if it is no option.
     missing_texts: frozenset[str] = MISSING_TEXTS  #: Texts, in lower case, that mean a missing label or cell.
-    for_training: bool = False  #: Whether a model is trained on the rows: blank ones are dropped, as with labels.
+    for_training: bool = (
+        False  #: Whether a model is trained on the rows: blank rows are dropped, as they are if labels are required.
+    )
     decimal_mark: str | None = None  #: The decimal mark of numbers, "." or ","; None to detect it.
 
 
 class RowBlock(NamedTuple):
-    """Consecutive rows of a table."""
+    """Consecutive rows of a table, column by column."""
 
     columns: list[np.ndarray]  #: The cells of the features, (b,) each, as in `protonet.tables.formats.Chunk`.
-    labels: np.ndarray  #: The labels (b,), numbers or strings; (0,) without labels.
-    extra_columns: tuple[np.ndarray, ...]  #: The extra columns, strings (b,) each.
+    labels: np.ndarray  #: (b,) labels, numbers or strings; (0,) without labels.
+    extra_columns: tuple[np.ndarray, ...]  #: The cells (b,) of each extra column, as strings.
     positions: Sequence[int]  #: The position of each row in the file.
     indices: Sequence[int]  #: The index of each row in the table, from 0; dropped rows count.
-    uninformative: np.ndarray | None = None  #: (b,) bool: rows without an informative cell; None if unknown.
+    uninformative: np.ndarray | None = None  #: (b,) bool, rows without an informative cell; None if unknown.
 
     def take(self, rows: np.ndarray) -> RowBlock:
         """Select rows by their indices (m,) in the block."""
@@ -81,7 +84,7 @@ class Table:
 
     columns: tuple[str, ...] | None  #: The names of the features, if the file has any.
     position_format: str  #: How messages name a row, given its position.
-    blocks: Iterator[RowBlock] = field(default_factory=lambda: iter(()))
+    blocks: Iterator[RowBlock] = field(default_factory=lambda: iter(()))  #: The rows.
     notes: list[str] = field(default_factory=list)
     """Notes for the user on how the table is read; more may follow as rows are read."""
     unused: tuple[str, ...] = ()  #: Columns that are not read.
@@ -91,7 +94,7 @@ class Table:
 
     @property
     def all_notes(self) -> list[str]:
-        """The notes, and the columns that are not used, one line each."""
+        """The notes for the user, with a last one about the columns that are not used."""
         if not self.unused:
             return self.notes
         noun = "column" if len(self.unused) == 1 else "columns"
@@ -105,7 +108,7 @@ class Table:
 def make_table(
     columns: list[np.ndarray], names: tuple[str, ...] | None = None, position_format: str = ROW_FORMAT
 ) -> Table:
-    """Make a table of one block, without labels, from the cells (n,) of its columns and their names."""
+    """Make a table of one block without labels from the cells (n,) of its columns."""
     rows = range(len(columns[0]))
     return Table(
         columns=names,
@@ -115,10 +118,12 @@ def make_table(
 
 
 def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
-    """Open a table of at least one row; its header and first rows are validated now, the others as they are read.
+    """Open a table, and validate its header and first block; the other blocks are validated as they are read.
 
-    Columns are matched by name if the file names them; NPZ holds ``x`` (n, ...) and ``y`` (n,); NPY holds rows (n, ...)
-    only, their labels are in ``labels``. NPZ files and workbooks are read as a whole, others block by block.
+    Args:
+        path: The file. Columns are matched by name if it has names. NPZ files hold ``x`` (n, ...) and ``y`` (n,).
+        spec: The columns to read.
+        labels: The NPY file of labels (n,), if ``path`` is an NPY file of rows (n, ...).
     """
     is_npy = path.suffix.lower() == ".npy"
     if labels is not None and not is_npy:
@@ -181,7 +186,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
 
 
 def read_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[Table, RowBlock]:
-    """Read a whole table with its labels; return the table and all of its rows, or raise what `open_table` raises."""
+    """Open a table and read all of its rows; arguments and errors as `open_table`."""
     table = open_table(path, spec, labels)
     blocks = list(table.blocks)
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
@@ -192,7 +197,7 @@ def read_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[
 
 
 def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[list[str], list[str]]:
-    """Return the names of the features, in the requested order, and of the columns that are not used."""
+    """Select columns by name: return the names of the features, in the requested order, and of the unused columns."""
     header = source.header or []
     path = f"{file}{source.sheet_note}"
     hint = HEADER_HINT * bool(numeric_names(header))
@@ -231,7 +236,7 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
 
 
 def numeric_names(header: Sequence[str]) -> list[str]:
-    """Return the column names that are numbers like those of a row, unless the names are a count or a scale."""
+    """Return the column names that are numbers, as in a row of data, unless they count columns or form a scale."""
     values = [name for name in header if is_numeric(name)]
     numeric = [float(name.replace(",", ".")) for name in values]
     steps = [after - before for before, after in pairwise(numeric)]
@@ -241,7 +246,7 @@ def numeric_names(header: Sequence[str]) -> list[str]:
 
 
 def _check_user_columns(argument: str, names: Sequence[str], path: str, available: Sequence[str]) -> None:
-    """Raise an InputError with a suggestion if the user named a column that the table lacks."""
+    """Raise an InputError with a similar name if the user named a column that the table does not have."""
     if unknown := [name for name in names if name not in available]:
         got = f"{format_names(unknown)}, and {path} has {format_names([name for name in available if name])}"
         similar = closest_match(unknown[0], available)
@@ -250,7 +255,7 @@ def _check_user_columns(argument: str, names: Sequence[str], path: str, availabl
 
 
 def _suggest_columns(missing: Sequence[str], unused: Sequence[str]) -> str:
-    """Suggest which unused columns may be missing columns of the model."""
+    """Format a remedy for missing columns of the model: unused columns with similar names."""
     if list(missing) == [PICTURE_COLUMN]:
         return "The model was fitted to pictures: pass a folder of them."
     pairs = [(name, similar) for name in missing if (similar := closest_match(name, unused))][:MAX_SUGGESTIONS]
@@ -260,7 +265,7 @@ def _suggest_columns(missing: Sequence[str], unused: Sequence[str]) -> str:
 
 
 def _suggest_label(source: TableSource, label: str) -> str:
-    """Suggest the column with the most similar name, and columns that look like labels."""
+    """Format a remedy for a missing label column: the most similar name, and columns that look like labels."""
     header = source.header or []
     similar = closest_match(label, header)
     chunk = next(source.read(range(len(header))), None)
@@ -278,14 +283,14 @@ def _suggest_label(source: TableSource, label: str) -> str:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """Format the first of several names, in quotes unless they are identifiers."""
+    """Format a list of names, in quotes unless they are identifiers; a long list is cut."""
     return shorten_list(name if name.isidentifier() else repr(name[:50]) for name in names) or "nothing"
 
 
 def _read_blocks(
     source: TableSource, chunks: Iterator[Chunk], n_features: int, n_extra: int, spec: ReadSpec
 ) -> Iterator[RowBlock]:
-    """Yield blocks of features, labels and extra columns; blank rows are dropped for labels and for training."""
+    """Convert chunks to blocks with parsed labels; blank and unlabelled rows are dropped as ``spec`` requires."""
     start = n_blank = n_unlabelled = n_kept = 0
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
     for columns, positions in chunks:
@@ -329,7 +334,7 @@ def _read_blocks(
 
 
 def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
-    """Return a note, or none, about non-empty texts that are read as missing."""
+    """Format a note about non-empty texts that are read as missing; an empty list if there are none."""
     parts = []
     for noun, counter in counts.items():
         texts = ", ".join(f"{to_printable(text)!r} {n:,}" for text, n in counter.most_common(MAX_SUGGESTIONS))
@@ -338,12 +343,12 @@ def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
 
 
 def _is_blank(cells: np.ndarray) -> np.ndarray:
-    """Return a mask (n,) bool of empty cells; words that mean "missing" are not empty."""
+    """Compute a mask (n,) bool of empty cells; words that mean "missing" are not empty."""
     return np.asarray(cells == "") if cells.dtype.kind == "O" else is_missing(cells)
 
 
 def parse_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Convert cells (b,) to labels, integers if all are integral, else strings, and a mask (b,) of missing ones."""
+    """Convert cells (b,) to labels (b,), integers if possible, and a mask (b,) bool of missing labels."""
     if cells.dtype.kind == "O":
         return cells.astype(np.str_), is_missing(cells)
     if cells.dtype.kind == "M":
@@ -357,7 +362,7 @@ def parse_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cell_texts(cells: np.ndarray) -> np.ndarray:
-    """Return cells (b,) of any type as text (b,), such as identifiers and groups; missing values are ""."""
+    """Convert cells (b,) of any type, such as identifiers, to text (b,); missing values become ""."""
     if cells.dtype.kind not in "fM":
         return cells.astype(np.str_)
     texts, missing = parse_labels(cells)

@@ -239,7 +239,7 @@ def test_an_unreachable_cluster_is_an_error(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr(folder, "PATIENCE", 1)
+    monkeypatch.setattr(folder, "CLUSTER_TIMEOUT", 1)
     write_rows(tmp_path / "in" / "a.parquet", 3, 0)
     error = run("predict", model, tmp_path / "in", "-o", tmp_path / "out", "--workers", "tcp://127.0.0.1:9", code=2)
     assert "`--workers` must be the address of a Dask scheduler that answers; got tcp://127.0.0.1:9" in error

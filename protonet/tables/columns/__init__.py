@@ -1,4 +1,4 @@
-"""Columns of a table: their types and how each becomes features."""
+"""Types of columns: how each is inferred, fitted and encoded as features."""
 
-#: The column types that users may name.
+#: Names of the column types that users may set.
 COLUMN_TYPES = ("number", "category", "date", "text", "picture")

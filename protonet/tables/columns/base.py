@@ -1,8 +1,8 @@
-"""The interface of fitted columns: all that the rest of the library needs to know about them.
+"""The interface of fitted columns, which encode the cells of a column as features.
 
-A column type is a frozen class. Its instances are fitted columns, with everything that turns the cells of new rows into
-features, and never with a label. To add a type, write one file with such a class, list it in
-`protonet.tables.columns.encoding.COLUMN_CLASSES`, and detect it in `protonet.tables.columns.inference`.
+A column type is a frozen dataclass, and a fitted column is an instance of it. Fitting uses no labels. To add a type,
+write one file with such a class, list it in `protonet.tables.columns.encoding.COLUMN_CLASSES`, and detect it in
+`protonet.tables.columns.inference`.
 """
 
 from __future__ import annotations
@@ -20,147 +20,153 @@ from protonet.tables.columns.parsing import format_cells, is_missing, is_missing
 from protonet.views.config import Stored
 from protonet.views.view import Graph
 
-OpenRepresentation = Callable[[Record], Representation]  #: Opens the representation that a model file names.
+#: Opens the pretrained representation that a record in a model file identifies.
+OpenRepresentation = Callable[[Record], Representation]
 
 
 class FittedColumn(ABC):
-    """A fitted column. Its cells are an array (n,) of stripped text (object), numbers, or datetime64."""
+    """A fitted column. Its methods take cells (n,): stripped text (object), numbers, or datetime64."""
 
     kind: ClassVar[str]  #: The name of the type in model files, messages and options.
-    modality: ClassVar[str | None] = None  #: Input of the representations that can embed it: "text", "picture" or None.
+    modality: ClassVar[str | None] = None  #: "text" or "picture", if a pretrained representation can embed it.
     may_be_group: ClassVar[bool] = True  #: Whether its values may identify groups of rows, such as persons.
-    max_invalid_fraction: ClassVar[float] = 0.5  #: Maximum fraction of new cells that `is_invalid` may select.
-    dominates: ClassVar[bool] = False  #: Whether other columns need views of their own to have an influence beside it.
+    max_invalid_fraction: ClassVar[float] = 0.5  #: Maximum fraction of invalid new cells; above it, they are an error.
+    dominates: ClassVar[bool] = False  #: Whether its features would dominate other columns in a common view.
 
     @property
     @abstractmethod
     def feature_suffixes(self) -> tuple[str, ...]:
-        """A suffix for each of its features: the feature's name is the column's name and the suffix."""
+        """The suffix of each feature, which follows the name of the column in the name of the feature."""
 
     @property
     def plain(self) -> bool:
-        """Whether it holds numbers without missing values, which may be used unchanged."""
+        """Whether the column holds numbers without missing values, which may be used unchanged."""
         return False
 
     @property
     def rare_fraction(self) -> float:
-        """The fraction of training cells that `is_rare_or_unknown` selects."""
+        """The fraction of training cells with a rare category, which has no feature."""
         return 0.0
 
     @property
     def block_sizes(self) -> list[int]:
-        """Sizes of the blocks of features that are rescaled together."""
+        """The number of features of each block that is rescaled as a whole."""
         return [len(self.feature_suffixes)]
 
     @property
     def standalone_sizes(self) -> list[int]:
-        """Sizes of the blocks of features that views may use alone."""
+        """The number of features of each block that a view may use without the other columns."""
         return []
 
     @property
     def record(self) -> Record | None:
-        """The record of the pretrained representation that embeds it, if any."""
+        """The record of the pretrained representation that embeds the column; None if there is none."""
         return None
 
     def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> FittedColumn:
-        """Return the column with its representation opened, if it has one."""
+        """Return the column with its pretrained representation opened, if it has one."""
         return self
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray | None:
-        """Embed class names (n,) as the first features of the column; None if it has no text encoder."""
+        """Embed class names (n,) to the first features of the column; None if it has no text encoder."""
         return None
 
     def preparse(self, cells: np.ndarray) -> np.ndarray:
-        """Convert cells (n,) to a form that is faster to read repeatedly."""
+        """Parse cells (n,) in advance, so that they can be encoded repeatedly in less time."""
         return cells
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray | None:
-        """Return cells (n,) as float64 with a meaningful order, NaN if missing; None for unordered columns."""
+        """Convert cells (n,) to ordered numbers (n,) float64, NaN if missing; None for columns without an order."""
         return None
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
-        """Return cells (n,) as floats with missing values filled in, or as texts for unordered columns."""
+        """Convert cells (n,) to numbers with missing values filled in, or to text for columns without an order."""
         return format_cells(cells).astype(str)
 
     @abstractmethod
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return the features (n, features) float32, with a total variance of about 1 over the training rows."""
+        """Compute the features (n, features) float32, with a total variance of about 1 over the training rows."""
 
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of non-missing cells of another type, or of unknown categories."""
+        """Compute a mask (n,) bool of non-missing cells that have another type or an unknown category."""
         return np.zeros(len(cells), bool)
 
     def is_rare_or_unknown(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of the cells whose category has no feature: rare and unknown ones."""
+        """Compute a mask (n,) bool of cells with a rare or unknown category, which has no feature."""
         return np.zeros(len(cells), bool)
 
     def is_uninformative(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of the cells that are missing, or encoded as missing."""
+        """Compute a mask (n,) bool of cells that are missing or encoded as missing."""
         numeric = self.to_numeric(cells)
         missing = is_missing(cells) | self.is_invalid(cells) if numeric is None else np.isnan(numeric)
         return np.asarray(missing, bool)
 
     def describe_other_spelling(self, cells: np.ndarray) -> str:
-        """Describe the first of cells (n,) that is recognized only in another spelling; "" if there is none."""
+        """Describe the first of cells (n,) that is another spelling of a known value; "" if there is none."""
         return ""
 
     @property
     def invalid_reason(self) -> str:
-        """The message about cells that `is_invalid` selects."""
+        """The reason in messages why cells are invalid."""
         return f"not a {self.kind}, treated as missing"
 
     @abstractmethod
     def summary(self) -> str:
-        """Return a one-line summary for users."""
+        """Summarize the type and the format of the column in one line, for users."""
 
     def format_value(self, value: float) -> str:
-        """Format a value of `to_numeric` for users."""
+        """Format a number of `to_numeric` for users."""
         return f"{value:.4g}"
 
     def describe(self) -> dict[str, object]:
-        """Return all fields but the tensors, as JSON values."""
+        """Return the fields of the column other than its arrays, by name, as JSON values."""
         values = {name: value for name, value in self._values().items() if not isinstance(value, np.ndarray)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the tensors by name, float32."""
+        """Return the array fields of the column by name, float32."""
         return {name: value for name, value in self._values().items() if isinstance(value, np.ndarray)}
 
     def _values(self) -> dict[str, object]:
-        """The values of the fields."""
+        """Return the values of all fields by name."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     @abstractmethod
     def restore(cls, stored: Stored) -> FittedColumn:
-        """Restore a column from an untrusted description and its tensors; a ValueError says what is invalid."""
+        """Restore a column from the untrusted entries of a model file; raise a ValueError if they are invalid."""
 
     def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str] | None:
-        """Add the column to an ONNX graph, given the name of its cells (n, 1): DOUBLE, NaN if missing, or STRING.
+        """Add the encoding of the column to an ONNX graph.
 
-        Returns the names of the features (n, features) FLOAT and of the mask (n, 1) BOOL of `is_uninformative`; None
-        for types that ONNX does not support: dates, texts and pictures.
+        Args:
+            graph: The graph.
+            cells: The name of the input (n, 1): DOUBLE with NaN for missing values, or STRING.
+
+        Returns:
+            The names of the features (n, features) FLOAT, and of the mask (n, 1) BOOL of uninformative cells; None if
+            ONNX does not support the type: dates, texts and pictures.
         """
         return None
 
 
 @dataclass(frozen=True)
 class OrderedColumn(FittedColumn):
-    """A column of numbers or times: standardized, with missing values replaced and marked by an indicator."""
+    """A column of numbers or times. It is standardized; missing values become the median and have an indicator."""
 
-    format: str  #: How cells are written.
-    median: float  #: Replaces missing values.
-    mean: float  #: Mean of the training rows, with missing values replaced.
-    scale: float  #: Their standard deviation, or 1 if that is 0.
-    missing: float  #: The fraction of missing values.
+    format: str  #: The format in which cells are written.
+    median: float  #: The median of the training rows, which replaces missing values.
+    mean: float  #: The mean of the training rows, with missing values replaced.
+    scale: float  #: The standard deviation of the training rows, with missing values replaced; 1 instead of 0.
+    missing: float  #: The fraction of missing values in the training rows.
 
     @abstractmethod
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
-        """Parse cells (n,) to float64, NaN if missing or of another format."""
+        """Parse cells (n,) to numbers (n,) float64, NaN if missing or in another format."""
 
     @staticmethod
     def fit_statistics(values: np.ndarray, usable: np.ndarray) -> tuple[float, float, float, float]:
-        """Compute median, mean, scale and missing fraction of values (n,); those not ``usable`` count as missing."""
+        """Compute median, mean, scale and missing fraction of values (n,); other than ``usable`` ones are replaced."""
         median = float(np.median(values[usable])) if usable.any() else 0.0
         filled = np.where(usable, values, median)
         mean = float(filled.mean())
@@ -168,11 +174,11 @@ class OrderedColumn(FittedColumn):
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The value, and whether it is missing."""
+        """The suffixes of the standardized value and of the missing indicator."""
         return ("", " missing") if 0 < self.missing < 1 else ("",)
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return the features (n, features) float32, standardized in float64; infinite beyond float32."""
+        """Compute the features (n, features) float32, standardized in float64; values beyond float32 are infinite."""
         values = self.to_numeric(cells)
         missing = np.isnan(values)
         filled = np.where(missing, self.median, values)
@@ -183,21 +189,21 @@ class OrderedColumn(FittedColumn):
             return np.stack(features, axis=1).astype(np.float32)
 
     def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
-        """List further features (n,) of values (n,) without missing ones."""
+        """Compute further features (n,) of values (n,) whose missing values are replaced."""
         return []
 
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of non-missing cells that are not of the format."""
+        """Compute a mask (n,) bool of non-missing cells that are in another format."""
         unparsed: np.ndarray = np.isnan(self.to_numeric(cells))
         return unparsed & ~is_missing_or_word(cells) if unparsed.any() else unparsed
 
     @property
     def missing_note(self) -> str:
-        """The fraction of missing values for a summary: ", 12 % missing", or nothing for 0."""
+        """The fraction of missing values in a summary, such as ", 12 % missing"; "" for 0."""
         return f", {100 * self.missing:.2g} % missing" if self.missing else ""
 
     @staticmethod
     def restore_statistics(stored: Stored) -> tuple[float, float, float, float]:
-        """Restore the result of `fit_statistics`."""
+        """Restore the result of `fit_statistics` from the untrusted entries of a model file."""
         median, mean = stored.get_float("median"), stored.get_float("mean")
         return median, mean, stored.get_float("scale", math.ulp(0.0)), stored.get_float("missing", 0, 1)

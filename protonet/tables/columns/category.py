@@ -1,4 +1,4 @@
-"""Columns of categories: one-hot features with a total variance of 1; missing values are a category."""
+"""Columns of categories, encoded one-hot with a total variance of 1; missing values are a category."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from protonet.views.view import Graph
 
 @dataclass(frozen=True)
 class CategoryRules:
-    """Which levels get a feature."""
+    """Thresholds for the levels (distinct categories) of a column that get a feature."""
 
-    always: int = 5  #: All levels, if there are at most this many.
-    min_rows: int = 2  #: Otherwise, levels with this many rows: a single row says nothing about others.
-    max_levels: int = 64  #: Maximum number of levels, the most frequent ones.
+    always: int = 5  #: Maximum number of levels that all get a feature, however rare.
+    min_rows: int = 2  #: Minimum rows of a level in columns of more levels.
+    max_levels: int = 64  #: Maximum number of levels with a feature, the most frequent ones.
 
 
 CATEGORIES = CategoryRules()
-#: Spellings of a level or a missing value that an ONNX graph accepts: it cannot ignore case.
+#: Functions that spell a level or a missing value in the ways that an ONNX graph accepts, since it cannot ignore case.
 ONNX_SPELLINGS = (str, str.lower, str.upper, str.capitalize, str.title, lambda text: text.replace("nan", "NaN"))
 _ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
 
@@ -37,7 +37,7 @@ _ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
 class Category(FittedColumn):
     """A column of categories."""
 
-    levels: tuple[str, ...]  #: The cells that have a feature; a missing value is "".
+    levels: tuple[str, ...]  #: The categories that have a feature, in ascending order; a missing value is "".
     counts: tuple[int, ...]  #: The number of training rows of each level.
     rows: int  #: The number of training rows.
     kind: ClassVar[str] = "category"
@@ -45,7 +45,7 @@ class Category(FittedColumn):
 
     @classmethod
     def fit(cls, cells: np.ndarray) -> Category:
-        """Fit to cells (n,)."""
+        """Fit a column of categories to cells (n,)."""
         levels, counts = np.unique(format_cells(cells).astype(str), return_counts=True)
         if len(levels) > CATEGORIES.always:
             frequent = np.flatnonzero(counts >= min(CATEGORIES.min_rows, counts.max()))
@@ -55,18 +55,18 @@ class Category(FittedColumn):
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The levels; only the second one of a binary column."""
+        """The suffix of each level; a binary column has only that of the second level."""
         levels = self.levels[1:] if self._is_binary else self.levels
         return tuple(f"={level}" if level else " missing" for level in levels)
 
     @property
     def _is_complete(self) -> bool:
-        """Whether every category of the training rows has a feature."""
+        """Whether each category of the training rows has a feature."""
         return sum(self.counts) == self.rows
 
     @property
     def _is_binary(self) -> bool:
-        """Whether the training rows have two categories: one feature is enough."""
+        """Whether the training rows have exactly two categories, so that one feature is enough."""
         return len(self.levels) == 2 and self._is_complete
 
     @property
@@ -76,13 +76,13 @@ class Category(FittedColumn):
 
     @property
     def invalid_reason(self) -> str:
-        """The message about unknown categories."""
+        """The reason in messages why cells are invalid: their category is unknown."""
         return "a category that fit never saw"
 
     def _level_features(self) -> np.ndarray:
-        """Compute the features (levels + 1, features) float32 of each level and of all other categories.
+        """Compute the features (levels + 1, features) float32 of each level and, in the last row, of other categories.
 
-        Other categories are centred zeros if the training rows had some, and otherwise the mean of the rows, 0.
+        These are centred zeros if the training rows had other categories, or else 0, the mean of the training rows.
         """
         fractions = np.array(self.counts) / self.rows
         one_hot = np.eye(len(fractions) + 1, len(fractions)) - fractions
@@ -94,12 +94,12 @@ class Category(FittedColumn):
         return (one_hot / (math.sqrt(variances.sum()) or 1.0)).astype(np.float32)
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return the features (n, features) float32."""
+        """Compute the features (n, features) float32 of cells (n,)."""
         features: np.ndarray = self._level_features()[self._level_indices(cells)]
         return features
 
     def _level_indices(self, cells: np.ndarray) -> np.ndarray:
-        """Return the level index of each cell (n,) int64, in another spelling if need be; -1 for other categories."""
+        """Compute the index (n,) int64 of the level of each cell, also in other spellings; -1 for other categories."""
         normalized = {_normalize(level): index for index, level in reversed(list(enumerate(self.levels)))}
         others = self._other_spellings()
         exact = {level: index for index, level in enumerate(self.levels)}
@@ -113,7 +113,7 @@ class Category(FittedColumn):
         return np.fromiter((indices[cell] for cell in texts), np.int64, len(cells))
 
     def _other_spellings(self) -> dict[str, int]:
-        """Return the level index of other spellings: of yes and no, and of codes by `_strip_zeros`."""
+        """Map other spellings to the index of their level: of yes and no, or codes without leading zeros."""
         normalized = {index: _normalize(level) for index, level in enumerate(self.levels) if level}
         booleans = {index: BOOLEANS.get(level) for index, level in normalized.items()}
         if sorted(map(str, booleans.values())) == ["0", "1"]:
@@ -126,7 +126,7 @@ class Category(FittedColumn):
         return {text: index for index, text in stripped.items() if counts[text] == 1}
 
     def describe_other_spelling(self, cells: np.ndarray) -> str:
-        """Describe the first cell that only `_other_spellings` recognizes, and its level."""
+        """Describe the first of cells (n,) that is another spelling of a level; "" if there is none."""
         known, spellings = {_normalize(level) for level in self.levels}, self._other_spellings()
         for cell in dict.fromkeys(format_cells(cells)):
             text = _normalize(cell)
@@ -136,22 +136,22 @@ class Category(FittedColumn):
         return ""
 
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of unknown categories; none if rare categories have no feature either."""
+        """Compute a mask (n,) bool of unknown categories; no cell is invalid if rare categories have no feature."""
         return np.asarray(self.is_rare_or_unknown(cells) & (format_cells(cells) != "") & self._is_complete)
 
     def is_rare_or_unknown(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of the cells whose category has no feature."""
+        """Compute a mask (n,) bool of cells with a rare or unknown category, which has no feature."""
         return self._level_indices(cells) < 0
 
     def summary(self) -> str:
-        """Return the type and its first levels."""
+        """Summarize the first levels of the column in one line."""
         names = [to_printable(level) if level else "missing" for level in self.levels[:4]]
         names += ["..."] * (len(self.levels) > 4) + ["others"] * (not self._is_complete)
         return f"category: {', '.join(names)}"
 
     @classmethod
     def restore(cls, stored: Stored) -> Category:
-        """Restore the column."""
+        """Restore the column from the untrusted entries of a model file."""
         levels, counts = stored.get_strings("levels"), stored.entry("counts", list)
         rows = stored.get_int("rows", 2**53, low=1)
         expect(len(counts) == len(levels) and all(type(count) is int and count > 0 for count in counts), "no counts")
@@ -159,7 +159,7 @@ class Category(FittedColumn):
         return cls(levels, tuple(counts), rows)
 
     def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
-        """Add the column to an ONNX graph; missing values are "" or any of ``MISSING_TEXTS``."""
+        """Add the one-hot encoding to an ONNX graph; "" and any of ``MISSING_TEXTS`` are missing values."""
         features, other = self._level_features(), len(self.levels)
         rows = {level: index for index, level in enumerate(self.levels)}
         if "" not in rows:  # a missing value has the features of other categories
@@ -180,10 +180,10 @@ class Category(FittedColumn):
 
 
 def _normalize(level: str) -> str:
-    """Normalize the letter case of a level, and integers written with a fraction of zeros."""
+    """Normalize the spelling of a level: its letter case, and a fraction of zeros of an integer."""
     return _ZERO_FRACTION.sub("", level.casefold())
 
 
 def _strip_zeros(level: str) -> str:
-    """Remove the leading zeros of a code of digits, which programs lose or add; other levels stay."""
+    """Remove the leading zeros of a code of digits, which programs lose or add; other levels are unchanged."""
     return (level.lstrip("0") or "0") if level.isdecimal() else level

@@ -1,4 +1,4 @@
-"""The encoding of a table: its fitted columns, and the features that they become."""
+"""The encoding of a table by its fitted columns."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
 
 
 def list_columns(encoding: Encoding | None, count: int) -> Sequence[FittedColumn]:
-    """List the columns of an encoding; without one, ``count`` columns of plain numbers."""
+    """List the fitted columns of an encoding, or ``count`` columns of plain numbers if there is no encoding."""
     return [Numeric("plain", 0.0, 0.0, 1.0, 0.0)] * count if encoding is None else encoding.columns
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """One or more fitted columns.
+    """Encodes the rows of a table as features, by one or more fitted columns.
 
     If all columns are numbers without missing values, they are used unchanged: users who do not scale their columns may
     rely on their variances. Otherwise each column is encoded with a variance of about 1.
@@ -57,7 +57,7 @@ class Encoding:
 
     @property
     def blocks(self) -> Tensor | None:
-        """The block (dim,) of each feature for `protonet.views.view.TrainingRows`; None if each feature is a block.
+        """The index (dim,) of the block of each feature; None if each feature is a block.
 
         A block is rescaled as a whole: a column, a kind of picture descriptor, the embedding or the words of a text.
         """
@@ -66,10 +66,10 @@ class Encoding:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The ranges [start, end) of features that views may use alone.
+        """The ranges [start, end) of features that a view may use without the others.
 
-        These are the standalone blocks of pictures. Beside embedded texts, they are also these texts and the runs of
-        columns between them, so that the embeddings do not dominate.
+        These are the standalone blocks of pictures. If there are embedded texts beside other columns, they are also
+        each of these texts and each run of columns between them, so that the embeddings do not dominate.
         """
         spans: list[tuple[int, int]] = []
         split = any(column.dominates for column in self.columns) and len(self.columns) > 1
@@ -84,12 +84,12 @@ class Encoding:
         return spans + [(run_start, first)] * (split and first > run_start)
 
     def feature_range(self, index: int) -> range:
-        """Return the features of a column, given its index."""
+        """Return the range of the features of the column with an index."""
         first = sum(self.sizes[:index])
         return range(first, first + self.sizes[index])
 
     def encode(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the features (n, sum of ``sizes``), given the cells (n,) of each column.
+        """Compute the features (n, sum of ``sizes``) of the cells (n,) of each column.
 
         They are float32; numbers that are used unchanged are float64 if float32 has too few digits for them.
         """
@@ -99,7 +99,7 @@ class Encoding:
         return np.concatenate([column.encode(values) for column, values in pairs], axis=1)
 
     def is_uninformative(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Return a mask (n,) bool of the rows without an informative cell, given the cells (n,) of each column."""
+        """Compute a mask (n,) bool of rows without an informative cell, from the cells (n,) of each column."""
         uninformative = np.ones(len(cells[0]), bool)
         # Embedded columns come last: they are slow, and few rows remain.
         pairs = sorted(zip(self.columns, cells, strict=True), key=lambda pair: pair[0].record is not None)
@@ -112,12 +112,12 @@ class Encoding:
 
     @staticmethod
     def stack(columns: Sequence[np.ndarray]) -> np.ndarray:
-        """Stack columns of numbers (n,) to (n, columns): float32, or float64 if one may have more digits."""
+        """Stack columns of numbers (n,) to features (n, columns), float64 if float32 may have too few digits."""
         exact = any(values.dtype.itemsize > (4 if values.dtype.kind == "f" else 2) for values in columns)
         return np.stack(columns, axis=1).astype(np.float64 if exact else np.float32)
 
     def describe(self) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
-        """Return a description of the columns as JSON values, and tensors by name."""
+        """Describe the columns by JSON values and by tensors by name, for a model file."""
         described = [{"kind": column.kind, **column.describe()} for column in self.columns]
         tensors = {
             f"{index}.{name}": torch.from_numpy(values)
@@ -128,7 +128,7 @@ class Encoding:
 
     @classmethod
     def restore(cls, described: Any, tensors: Mapping[str, Tensor]) -> Encoding:
-        """Restore an encoding from an untrusted result of `describe`; a ValueError says what is invalid."""
+        """Restore an encoding from an untrusted result of `describe`; raise a ValueError if it is invalid."""
         expect(isinstance(described, list) and bool(described), "an encoding without columns")
         remaining, columns = dict(tensors), []
         for index, description in enumerate(described):

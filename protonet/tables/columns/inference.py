@@ -1,4 +1,4 @@
-"""Infer the type of a column from its cells: number, category, date, text, or of no use."""
+"""Infer the type of a column from its cells: number, category, date or text; or a reason to drop it."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from protonet.tables.columns.text import Text, count_grams
 
 @dataclass(frozen=True)
 class InferenceRules:
-    """How categories, texts and identifiers are distinguished."""
+    """Thresholds to distinguish categories, texts and identifiers."""
 
-    max_levels: int = 5  #: At most this many levels are categories, whatever the number of rows, ...
-    max_levels_per_row: float = 0.5  #: ... or at most this many per row; more are texts or identifiers.
-    min_words: int = 3  #: Cells that all differ are texts if their median number of words is at least this.
-    min_digit_fraction: float = 0.5  #: Single words that all differ are identifiers if more than this have a digit.
+    max_levels: int = 5  #: Maximum distinct cells of a column of categories, however few rows there are.
+    max_levels_per_row: float = 0.5  #: Maximum distinct cells of a column of categories, relative to the rows.
+    min_words: int = 3  #: Minimum median number of words of texts that are all different.
+    min_digit_fraction: float = 0.5  #: Minimum fraction of cells with a digit in a column of identifiers.
 
 
 INFERENCE_RULES = InferenceRules()
 
 
 class InferredType(NamedTuple):
-    """The inferred type of a column."""
+    """The fitted column of the inferred type, or the reason to drop the column."""
 
-    column: FittedColumn | None  #: None if the column is dropped.
-    reason: str = ""  #: Why it is dropped.
-    is_text: bool = False  #: Whether it holds free text, which a representation can embed.
+    column: FittedColumn | None  #: The fitted column; None if the column is dropped.
+    reason: str = ""  #: The reason why the column is dropped.
+    is_text: bool = False  #: Whether the column holds free text, which a pretrained representation can embed.
 
     @property
     def modality(self) -> str | None:
-        """Input of the representations that can embed the column: "text", "picture" or None."""
+        """The modality "text" or "picture" if a pretrained representation can embed the column, else None."""
         return "text" if self.is_text else None if self.column is None else self.column.modality
 
 
 def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) -> InferredType:
-    """Infer the type of cells (n,), objects of stripped text, numbers or datetime64, and fit it.
+    """Infer the type of cells (n,), which are stripped text (object), numbers or datetime64, and fit a column to them.
 
     Of the numeric formats in ``order``, the first wins among those that match equally many cells. A column is dropped
     if it is empty, constant, an identifier, or text without shared words.
@@ -95,7 +95,10 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) 
 
 
 def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, named: bool = False) -> str:
-    """Infer the format of numbers, intervals or durations, including codes and times of day if the user named them."""
+    """Infer the format of numbers, intervals or durations; "" if cells have another type.
+
+    Codes of digits and times of day count as numbers only if the user ``named`` the column a number.
+    """
     if numeric_format := infer_numeric_format(distinct, allow_codes=named, order=order):
         return numeric_format
     if are_intervals(distinct):
@@ -104,7 +107,7 @@ def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, 
 
 
 def are_sentences(distinct: Sequence[object], rows: int) -> bool:
-    """Test whether all cells differ and have several words: these are texts, however few rows there are."""
+    """Test whether the distinct cells of a column of ``rows`` cells are texts: all differ and have several words."""
     word_counts = sorted(len(str(cell).split()) for cell in distinct)
     return len(distinct) == rows and word_counts[len(word_counts) // 2] >= INFERENCE_RULES.min_words
 
@@ -118,9 +121,15 @@ def fit_column_as(
     has_text_encoder: bool = False,
     order: Sequence[str] = POINT_FIRST,
 ) -> InferredType:
-    """Fit cells (n,) as the type that the user named by ``argument``; an InputError says if they have another one.
+    """Fit a column of the type that the user named to cells (n,); raise an InputError if they have another type.
 
-    Texts need not share words if a representation can embed them.
+    Args:
+        name: The name of the column.
+        kind: Its type, one of ``COLUMN_TYPES``.
+        cells: (n,) its cells.
+        argument: The name of ``kind`` in error messages.
+        has_text_encoder: Whether texts are embedded, so that they need not share words.
+        order: The order in which numeric formats are tried.
     """
     distinct = list(dict.fromkeys(cells[~is_missing(cells)].tolist()))
     text = format_cells(cells)

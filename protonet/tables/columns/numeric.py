@@ -1,4 +1,4 @@
-"""Columns of numbers: standardized, with missing values replaced by the median and marked by an indicator."""
+"""Columns of numbers, which are standardized; missing values become the median and have an indicator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protonet.tables.columns.parsing import BOOLEANS, NUMERIC_FORMATS, parse_num
 from protonet.views.config import Stored, expect
 from protonet.views.view import Graph
 
-#: The largest absolute value that is accepted.
+#: The largest absolute value of a number in a table.
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -26,55 +26,53 @@ class Numeric(OrderedColumn):
 
     @classmethod
     def fit(cls, cells: np.ndarray, numeric_format: str = "plain") -> Numeric:
-        """Fit to cells (n,); other text counts as missing, and numbers beyond float32 do not count at all."""
+        """Fit a column of numbers to cells (n,); other text and numbers beyond float32 are replaced by the median."""
         numeric = parse_numeric_column(cells, numeric_format)
         return cls(numeric_format, *cls.fit_statistics(numeric, np.abs(numeric) <= MAX_FLOAT32))  # False for NaN
 
     @property
     def plain(self) -> bool:
-        """Whether no value is missing."""
+        """Whether no value of the training rows is missing."""
         return not self.missing
 
     @property
     def _is_binary(self) -> bool:
-        """Whether all training values are 0 or 1: no other values in [0, 1] have as large a mean square.
-
-        The statistics include the missing values, which became the median.
-        """
+        """Whether all training values are 0 or 1, judged by their mean and mean square without missing values."""
         if self.format != "plain" or self.missing >= 1:
             return False
+        # No other values in [0, 1] have as large a mean square. The statistics include medians for missing values.
         mean = (self.mean - self.missing * self.median) / (1 - self.missing)
         mean_square = (self.scale**2 + self.mean**2 - self.missing * self.median**2) / (1 - self.missing)
         return 0 < mean < 1 and math.isclose(mean, mean_square, rel_tol=1e-9)
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
-        """Parse cells (n,) to numbers (n,) float64, including spellings of yes and no in a binary column."""
+        """Parse cells (n,) to numbers (n,) float64; a binary column also accepts words such as yes and no."""
         if cells.dtype.kind == "O" and self._is_binary:
             cells = np.array([BOOLEANS.get(cell.casefold(), cell) for cell in cells], object)
         return parse_numeric_column(cells, self.format)
 
     def describe_other_spelling(self, cells: np.ndarray) -> str:
-        """Describe the first cell that spells 0 or 1 as a word."""
+        """Describe the first of cells (n,) that spells 0 or 1 as a word; "" if there is none."""
         if cells.dtype.kind != "O" or not self._is_binary:
             return ""
         words = (cell for cell in cells if cell.isalpha() and cell.casefold() in BOOLEANS)
         return next((f"{to_printable(cell)!r} is {BOOLEANS[cell.casefold()]}" for cell in words), "")
 
     def preparse(self, cells: np.ndarray) -> np.ndarray:
-        """Return cells (n,) as numbers, unless one is too large: an error message quotes its text."""
+        """Convert cells (n,) to numbers, unless one is too large: an error message will quote its text."""
         if cells.dtype.kind != "O":
             return cells
         numeric = self.to_numeric(cells)
         return cells if (np.abs(numeric) > MAX_FLOAT32).any() else numeric
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
-        """Return the numbers (n,) with missing values filled in, in their floating type or else float64."""
+        """Convert cells (n,) to numbers with missing values filled in; floats keep their type, others are float64."""
         numeric = cells if cells.dtype.kind == "f" else self.to_numeric(cells)
         missing = np.isnan(numeric)
         return np.where(missing, numeric.dtype.type(self.median), numeric) if missing.any() else numeric
 
     def summary(self) -> str:
-        """Return the type, the number format and the fraction of missing values."""
+        """Summarize the number format and the fraction of missing values in one line."""
         formats = {
             "plain": "",
             "point": ", as 1,234.5",
@@ -86,13 +84,13 @@ class Numeric(OrderedColumn):
 
     @classmethod
     def restore(cls, stored: Stored) -> Numeric:
-        """Restore the column."""
+        """Restore the column from the untrusted entries of a model file."""
         numeric_format = stored.entry("format", str)
         expect(numeric_format in NUMERIC_FORMATS, "numbers of an unknown format")
         return cls(numeric_format, *cls.restore_statistics(stored))
 
     def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
-        """Add the standardized numbers, and the missing-value indicator, to an ONNX graph."""
+        """Add the standardized numbers and the missing indicator to an ONNX graph."""
         missing = graph.add("IsNaN", cells)
         filled = graph.add("Where", missing, np.float64(self.median), cells)
         z = graph.add("Div", graph.add("Sub", filled, np.float64(self.mean)), np.float64(self.scale))

@@ -1,7 +1,7 @@
 """Parse numbers, intervals, durations and dates as people write them, and recognize missing values.
 
-A *format* says how all cells of a column are written, so that "1,234" is the same number and "3/4/2020" the same day
-throughout. It is inferred once, from the training rows, and stored by name.
+A *format* is the notation of all cells of a column, by which "1,234" is the same number and "3/4/2020" the same day in
+all rows. It is inferred from the training rows and stored by name.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import numpy as np
 
 from protonet.tables.delimited import MISSING_TEXTS
 
-#: Minimum fraction of a column's cells that must match its format; the others count as missing.
+#: Minimum fraction of the cells of a column that must match its format; the other cells count as missing.
 MIN_PARSED_FRACTION = 0.9
-#: Letters of cells that mean "missing" in columns of numbers or dates, in lower case; elsewhere they may be categories.
+#: The letters of cells that mean "missing" in columns of numbers or dates, in lower case; elsewhere, such cells may be
+#: categories.
 MISSING_WORDS = frozenset(
     {"", "na", "nan", "nat", "nil", "null", "none", "missing", "unknown", "undefined", "unspecified", "blank", "empty"}
     | {"notavailable", "notapplicable", "notknown", "notmeasured", "notrecorded", "nodata", "novalue", "nd", "tbd"}
     | {"err"}
 )
-#: Spellings of yes and no, in lower case.
-BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), "1") | dict.fromkeys(
-    ("false", "f", "no", "n", "off", "0"), "0"
-)
+#: "1" or "0" for each spelling of yes and no, in lower case.
+BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), "1")
+BOOLEANS |= dict.fromkeys(("false", "f", "no", "n", "off", "0"), "0")
 #: Maximum number of date formats in a column, and the minimum fraction of its cells for every format but the first.
 MAX_DATE_FORMATS, MIN_EXTRA_FORMAT_FRACTION = 3, 0.02
-#: Joins the formats of a column that mixes several.
+#: Separates the formats in the name of a combined date format.
 FORMAT_SEPARATOR = " or "
-#: Cells that are tried before the whole column is parsed.
+#: Number of cells that are tried before all cells of a column are parsed.
 PROBE_CELLS = 100
 SECONDS_PER_DAY = 86_400.0
 
@@ -71,7 +71,7 @@ _DAY_FORMATS = (
     *("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y"),
     *("%d %b %Y", "%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%Y", "%d-%b-%y", "%b %Y", "%B %Y"),
 )
-#: Dates as plain digits, which are dates only beside other date formats: a column of digits alone holds numbers.
+#: Format of dates such as 20240306, which is only used beside other date formats: digits alone are numbers.
 COMPACT_DATE = "%Y%m%d"
 _TIME_FORMATS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
 #: Formats of dates, times and both, in the order in which they are tried: the first of several that match is used.
@@ -88,16 +88,18 @@ COMMA_OVER_POINT = ("plain", "comma", "point")
 
 
 def is_missing(values: np.ndarray) -> np.ndarray:
-    """Return a mask (n,) bool of the missing values of a column (n,) of any type, after `blank_missing`."""
+    """Compute a mask (n,) bool of the missing values of a column (n,) of any type, after `blank_missing`."""
     if values.dtype.kind == "O":
         return np.asarray(values == "", bool)
     return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values))
 
 
 def blank_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) -> np.ndarray:
-    """Replace the cells of a column (n,) that mean "missing", texts given in lower case, by "", NaN or NaT.
+    """Replace the cells of a column (n,) that mean "missing" by "", NaN or NaT; a column without any is not copied.
 
-    Numbers and dates are compared by value. The column itself is returned if it has no such cell.
+    Args:
+        values: (n,) the cells; numbers and dates are compared by value.
+        missing: The texts that mean "missing", in lower case.
     """
     if values.dtype.kind != "O":
         return _blank_missing_values(values, frozenset(missing))
@@ -109,7 +111,7 @@ def blank_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) 
 
 
 def _blank_missing_values(values: np.ndarray, missing: frozenset[str]) -> np.ndarray:
-    """Replace numbers or dates (n,) that mean "missing" by NaN or NaT; integers then become float64."""
+    """Replace numbers or dates (n,) that mean "missing" by NaN or NaT; integers become float64 if there are any."""
     numbers, days = _parse_missing_values(missing)
     if values.dtype.kind == "M":
         mask = np.isin(parse_dates(values, ""), days)
@@ -135,13 +137,13 @@ def count_missing_cells(values: np.ndarray) -> int:
 
 
 def is_missing_word(cell: str) -> bool:
-    """Test whether a cell among numbers or dates means "missing": "n.a.", "(unknown)", "***"; hidden text does not."""
+    """Test whether a cell among numbers or dates means "missing", such as "n.a.", "(unknown)" or "***"."""
     visible = cell.isascii() or not any(unicodedata.category(char) == "Cf" for char in cell)
     return visible and not any(map(str.isdigit, cell)) and "".join(filter(str.isalpha, cell)).lower() in MISSING_WORDS
 
 
 def is_missing_or_word(values: np.ndarray) -> np.ndarray:
-    """Mask the cells (n,) of a column of numbers or dates that are missing, or a word for "missing": (n,) bool."""
+    """Compute a mask (n,) bool of the cells of a column of numbers or dates that are missing or mean "missing"."""
     missing = is_missing(values)
     if values.dtype.kind != "O":
         return missing
@@ -150,7 +152,7 @@ def is_missing_or_word(values: np.ndarray) -> np.ndarray:
 
 
 def format_cells(values: np.ndarray) -> np.ndarray:
-    """Format cells (n,) of any type, each by itself, as text (n,): "" if missing, integral floats as integers."""
+    """Format cells (n,) of any type as text (n,): missing values as "", and floats without a fraction as integers."""
     missing = is_missing(values)
     texts = values.astype(object) if values.dtype.kind == "O" else values.astype(str).astype(object)
     if values.dtype.kind == "f":
@@ -162,7 +164,7 @@ def format_cells(values: np.ndarray) -> np.ndarray:
 
 
 def map_unique(parse: Callable[[str], float], cells: np.ndarray) -> np.ndarray:
-    """Apply a function to cells (n,), once per distinct cell: (n,) float64."""
+    """Parse text cells (n,) to numbers (n,) float64 by a function, which is called once for each distinct cell."""
     return np.fromiter(map(cache(parse), cells), np.float64, len(cells))
 
 
@@ -175,7 +177,10 @@ def parse_plain(cell: str) -> float:
 
 
 def parse_formatted(cell: str, decimal: str) -> float:
-    """Parse a number with currency, unit, per cent sign or separators, with a decimal "point" or "comma"; or NaN."""
+    """Parse a number with a decimal "point" or "comma" and perhaps currency, unit, per cent sign or separators.
+
+    The result is NaN for other text.
+    """
     text = _UNIT.sub("", cell)
     if text[:1] + text[-1:] == "()":  # accountants' negative numbers
         text = f"-{text[1:-1]}"
@@ -202,7 +207,7 @@ def parse_duration(cell: str) -> float:
 
 
 def are_durations(cells: Iterable[str], *, allow_times_of_day: bool = False) -> bool:
-    """Test whether most distinct, non-missing cells are durations, and not all of them could be times of day."""
+    """Test whether most of the distinct, non-missing cells are durations that are not all possible times of day."""
     cells = [cell for cell in cells if not is_missing_word(cell)]
     if not cells or all(math.isnan(parse_duration(cell)) for cell in cells[:PROBE_CELLS]):
         return False
@@ -212,9 +217,10 @@ def are_durations(cells: Iterable[str], *, allow_times_of_day: bool = False) -> 
 
 
 def parse_numeric(cell: str, numeric_format: str) -> float:
-    """Parse a number of any format but "interval"; NaN for other text.
+    """Parse a number in any format other than "interval"; NaN for other text.
 
-    New rows of a plain column may have thousands separators, a unit or durations; those of durations plain seconds.
+    In a plain column, new cells may also have thousands separators, units or durations. In a column of durations, they
+    may be numbers of seconds.
     """
     if numeric_format not in {"plain", "duration"}:
         return parse_formatted(cell, numeric_format)
@@ -225,7 +231,7 @@ def parse_numeric(cell: str, numeric_format: str) -> float:
 
 
 def parse_numeric_column(values: np.ndarray, numeric_format: str) -> np.ndarray:
-    """Parse the cells (n,) of a number column: (n,) float64, NaN for missing values and other text."""
+    """Parse the cells (n,) of a column of numbers to (n,) float64, NaN for missing values and other text."""
     if values.dtype.kind == "M":  # Excel stores durations below a day as times
         seconds = SECONDS_PER_DAY * parse_dates(values, "")
         return seconds if numeric_format == "duration" else np.full(len(values), math.nan)
@@ -240,7 +246,7 @@ def parse_numeric_column(values: np.ndarray, numeric_format: str) -> np.ndarray:
 
 
 def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
-    """Detect the decimal marks, "point" or "comma", that at least one cell requires, as "1.5" and "0,205" do."""
+    """Detect the decimal marks, "point" or "comma", that cells such as "1.5" and "0,205" require."""
     marked = [cell for cell in cells if "," in cell or "." in cell]
     return {
         mark
@@ -254,8 +260,8 @@ def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
 def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, order: Sequence[str] = POINT_FIRST) -> str:
     """Infer the number format that most of the distinct, non-missing cells match; "" if few match any.
 
-    Of the formats in ``order``, the first wins among equals. Zero-padded cells of equal length are codes, not numbers,
-    unless ``allow_codes``.
+    Of the formats in ``order``, the first wins among equals. Zero-padded cells of equal length are codes, which are
+    numbers only if ``allow_codes``.
     """
     cells = list(cells)
     if not (plain := _are_plain(cells)):
@@ -287,13 +293,13 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
 
 
 def are_grouped(cells: Sequence[str]) -> bool:
-    """Test whether plain numbers have points between thousands: all of 1000 or more have them, and no others do."""
+    """Test whether points in plain numbers are between thousands: only numbers of 1000 or more have them, and all do."""
     others = [float(cell) for cell in cells if "." not in cell]
     return are_ambiguous_points(cells) and bool(others) and max(map(abs, others)) < 1000
 
 
 def are_ambiguous_points(cells: Iterable[str]) -> bool:
-    """Test whether cells have points, all of which may be decimal or between thousands, as in "22.361"."""
+    """Test whether cells have points, each of which may be a decimal point or between thousands, as in "22.361"."""
     marked = [cell for cell in cells if "." in cell]
     return bool(marked) and all(re.fullmatch(rf"[-+]?{_GROUPED_POINTS}", cell) for cell in marked)
 
@@ -304,7 +310,7 @@ def _are_plain(cells: list[str]) -> bool:
 
 
 def parse_interval(cell: str) -> float:
-    """Return the midpoint of an interval such as "10 to 20", or the bound of an open one; NaN for other text."""
+    """Parse an interval such as "10 to 20" to its midpoint, or an open interval to its bound; NaN for other text."""
     match = _INTERVAL.fullmatch(_UNIT.sub("", cell) if not cell.lower().endswith(("over", "more", "above")) else cell)
     if match is None:
         return math.nan
@@ -315,7 +321,7 @@ def parse_interval(cell: str) -> float:
 
 
 def are_intervals(cells: Iterable[str]) -> bool:
-    """Test whether all distinct cells are intervals or numbers, and at least one is not a number."""
+    """Test whether all distinct cells are intervals or numbers, and not all are numbers."""
     cells = [cell for cell in cells if not is_missing_word(cell)]
     return (
         len(cells) > 2
@@ -333,9 +339,8 @@ def parse_date(cell: str, date_format: str) -> float:
         if date_format == "iso":
             if not _ISO.fullmatch(cell):
                 return math.nan
-            local, zone = (
-                (cell, "") if len(cell) < 17 else (_TIME_ZONE.sub("", cell), "".join(_TIME_ZONE.findall(cell)))
-            )
+            zone = "" if len(cell) < 17 else "".join(_TIME_ZONE.findall(cell))
+            local = cell.removesuffix(zone)
             days = float(np.datetime64(local[:26], "us").astype(np.int64)) / (1e6 * SECONDS_PER_DAY)
             minutes = 0 if zone in {"", "Z"} else int(zone[1:3]) * 60 + int(zone[3:].strip(":") or 0)
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
@@ -350,7 +355,7 @@ def parse_date(cell: str, date_format: str) -> float:
 
 
 def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
-    """Parse the cells (n,) of a date column, text or datetime64: (n,) float64 as `parse_date`, NaN if missing."""
+    """Parse the cells (n,) of a column of dates to days (n,) float64 since 1970, NaN for missing and other cells."""
     if values.dtype.kind == "M":
         days = values.astype("datetime64[us]").astype(np.int64) / (1e6 * SECONDS_PER_DAY)
         return np.where(np.isnat(values), math.nan, days)
@@ -366,9 +371,10 @@ def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
 
 
 def infer_date_format(cells: Iterable[str]) -> str:
-    """Infer the date format that most distinct, non-missing cells match, the first among equals; "" if few do.
+    """Infer the date format that most of the distinct, non-missing cells match; "" if few match any.
 
-    Several formats are combined if one alone is not enough and no cell is a different day in two of them.
+    The first format wins among equals. Several formats are combined if one alone is not enough and no cell is a
+    different day in two of them.
     """
     cells = [cell for cell in cells if not is_missing_word(cell)]
     formats, unmatched = list[str](), cells
@@ -385,7 +391,7 @@ def infer_date_format(cells: Iterable[str]) -> str:
 
 
 def are_mixed_dates(cells: Iterable[str]) -> bool:
-    """Test whether most distinct cells are dates, whatever their format."""
+    """Test whether most of the distinct cells are dates, in any mixture of formats."""
     cells = list(cells)
     formats = [
         date_format
@@ -397,7 +403,7 @@ def are_mixed_dates(cells: Iterable[str]) -> bool:
 
 
 def _best_date_format(cells: list[str]) -> tuple[str, int]:
-    """Return the date format that most cells match, the first among equals, and how many match it."""
+    """Find the date format that most cells match, the first among equals; return it and the number of its matches."""
     probe = [cell for cell in cells if any(map(str.isdigit, cell))][:PROBE_CELLS]
     best, best_count = "", 0
     for date_format in DATE_FORMATS:

@@ -1,45 +1,37 @@
-"""Columns of free text: principal components of TF-IDF weights of words and character n-grams, and embeddings.
-
-`EmbeddedText` combines a pretrained embedding with components of the words.
-"""
+"""Columns of free text, encoded by principal components of TF-IDF weights and by pretrained embeddings."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from protonet.tables.columns.base import FittedColumn
+from protonet.embeddings.opening import reopen
+from protonet.embeddings.representation import Record, Representation
+from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.parsing import format_cells
-from protonet.views.config import Stored
+from protonet.views.config import Stored, expect
 
 if TYPE_CHECKING:
     from scipy import sparse
-from collections.abc import Sequence
-from dataclasses import field, replace
-from typing import Any
-
-from protonet.embeddings.opening import reopen
-from protonet.embeddings.representation import Record, Representation
-from protonet.tables.columns.base import OpenRepresentation
-from protonet.views.config import expect
 
 
 @dataclass(frozen=True)
 class TextRules:
     """Which n-grams and how many components are used; chosen on the data sets of docs/decisions/texts.md."""
 
-    sizes: tuple[int, ...] = (2, 3, 4, 5)  #: Lengths of character n-grams of a word; its ends count as a space each.
+    sizes: tuple[int, ...] = (2, 3, 4, 5)  #: Lengths of character n-grams of a word with a space at both ends.
     bigrams: bool = True  #: Whether pairs of adjacent words are counted as well.
     min_rows: int = 1  #: Minimum rows of an n-gram: new rows may share one that a single training row has.
-    min_shared_rows: int = 2  #: At least one n-gram must have this many rows, or the column has no features.
-    max_grams: int = 16384  #: Maximum words, and maximum character n-grams, the most frequent ones.
+    min_shared_rows: int = 2  #: Minimum rows of the most frequent n-gram; otherwise the column has no features.
+    max_grams: int = 16384  #: Maximum number of words, and of character n-grams: the most frequent ones are used.
     max_rows: int = 4096  #: Maximum training rows that are used, equally spaced in sorted order.
     max_rank: int = 512  #: Maximum number of components.
     rank_per_row: float = 1.0  #: Maximum number of components per training row.
@@ -49,7 +41,7 @@ class TextRules:
 
 
 TEXT_RULES = TextRules()
-#: For texts beside other columns, which many components would dominate.
+#: Rules for texts beside other columns, which would be dominated by many components.
 SECONDARY_TEXT_RULES = TextRules(
     (3, 4, 5),
     bigrams=False,
@@ -65,7 +57,7 @@ SECONDARY_TEXT_RULES = TextRules(
 
 @dataclass(frozen=True, eq=False)
 class Text(FittedColumn):
-    """A column of free text.
+    """A column of free text, encoded by the principal components of its TF-IDF weights.
 
     Source: Manning, Raghavan and Schuetze, "Introduction to Information Retrieval" (2008), sec. 6.4 (weights) and 18.4
         (components by singular values).
@@ -73,15 +65,18 @@ class Text(FittedColumn):
 
     grams: tuple[str, ...]  #: The words and character n-grams of the vocabulary, in lower case.
     scales: np.ndarray  #: (grams,) inverse document frequencies.
-    basis: np.ndarray  #: (grams, components).
-    mean: np.ndarray  #: (components,) of the training rows.
+    basis: np.ndarray  #: (grams, components) the map from TF-IDF weights to components.
+    mean: np.ndarray  #: (components,) the mean of the training rows.
     apart: bool = True  #: Whether words and character n-grams are normalized separately.
     kind: ClassVar[str] = "text"
     modality: ClassVar[str | None] = "text"
 
     @classmethod
     def fit(cls, cells: np.ndarray, *, secondary: bool = False) -> Text:
-        """Fit to cells (n,), as ``secondary`` to other columns of the table; no features if no n-gram is shared."""
+        """Fit a column of text to cells (n,); it has no features if rows share no n-gram.
+
+        ``secondary`` says whether the table has other columns, so that the text gets fewer components.
+        """
         rules = SECONDARY_TEXT_RULES if secondary else TEXT_RULES
         cells = np.sort(format_cells(cells))  # the row order must not influence components of equal variance
         cells = cells[:: max(1, -(-len(cells) // rules.max_rows))]
@@ -125,16 +120,16 @@ class Text(FittedColumn):
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The components, by decreasing variance."""
+        """The suffix of each component, in the order of decreasing variance."""
         return tuple(f" text {index + 1}" for index in range(len(self.mean)))
 
     @cached_property
     def _gram_indices(self) -> dict[str, int]:
-        """The index of each n-gram."""
+        """The index of each n-gram of the vocabulary."""
         return {gram: index for index, gram in enumerate(self.grams)}
 
     def _tf_idf(self, cells: np.ndarray) -> sparse.csr_matrix:
-        """Return TF-IDF rows (n, grams) of unit norm, or zeros for texts without a known n-gram."""
+        """Compute the TF-IDF weights (n, grams) of texts (n,), with unit norm; 0 for texts without a known n-gram."""
         from scipy import sparse  # noqa: PLC0415 - slow to import
 
         row_ends, indices, values = [0], [], []
@@ -154,20 +149,20 @@ class Text(FittedColumn):
         return _normalize_rows(parts[0] + parts[1])
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Return the features (n, components) float32."""
+        """Compute the components (n, components) float32 of texts (n,)."""
         return np.asarray(self._tf_idf(format_cells(cells)) @ self.basis - self.mean, np.float32)
 
     def is_uninformative(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of the cells without a known n-gram."""
+        """Compute a mask (n,) bool of the cells without a known n-gram."""
         return np.asarray(self._tf_idf(format_cells(cells)).getnnz(axis=1) == 0)
 
     def summary(self) -> str:
-        """Return the type and its size."""
+        """Summarize the number of components and of n-grams in one line."""
         return f"text: {len(self.mean)} components of {len(self.grams)} words and character n-grams"
 
     @classmethod
     def restore(cls, stored: Stored) -> Text:
-        """Restore the column."""
+        """Restore the column from the untrusted entries of a model file."""
         grams, mean = stored.get_strings("grams"), stored.pop("mean", None)
         apart = stored.entry("apart", bool)
         scales, basis = stored.pop("scales", len(grams)), stored.pop("basis", len(grams), len(mean))
@@ -183,19 +178,19 @@ def _normalize_rows(x: sparse.csr_matrix) -> sparse.csr_matrix:
 
 
 def _centred_gram_matrix(x: sparse.csr_matrix, mean: np.ndarray) -> np.ndarray:
-    """Return the Gram matrix (n, n) of the rows minus their mean (grams,), without making the rows dense."""
+    """Compute the Gram matrix (n, n) of rows minus their mean (grams,), without dense rows."""
     products = (x @ x.T).toarray()
     projections = np.asarray(x @ mean).ravel()
     return np.asarray(products - projections[:, None] - projections[None, :] + mean @ mean)
 
 
 def is_word(gram: str) -> bool:
-    """Test whether an n-gram is a word or a pair of words: it has a space at both ends."""
+    """Test whether an n-gram is a word or a pair of words, which have a space at both ends."""
     return len(gram) > 2 and gram[0] == gram[-1] == " "
 
 
 def count_grams(text: str, sizes: tuple[int, ...] = TEXT_RULES.sizes, *, bigrams: bool = False) -> Counter[str]:
-    """Count the words of a text (with a space at both ends), their character n-grams and, if asked, pairs of words."""
+    """Count the words of a text, with a space at both ends, their character n-grams and, optionally, word pairs."""
     counts: Counter[str] = Counter()
     words = [f" {word} " for word in re.findall(r"\w+", text.lower())]
     for word in words:
@@ -207,25 +202,26 @@ def count_grams(text: str, sizes: tuple[int, ...] = TEXT_RULES.sizes, *, bigrams
     return counts
 
 
-#: Weight of the words beside an embedding, and of a text beside other columns: docs/decisions/representations.md.
+#: Weight of words relative to an embedding, and of an embedded text relative to other columns; chosen in
+#: docs/decisions/representations.md.
 WORD_WEIGHT, SECONDARY_WEIGHT = 0.5, 0.3
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnEmbedding:
-    """The embedding of a column's cells, with a total variance of 1 over the training rows."""
+    """Embeds the cells of a column by a pretrained network, scaled to a total variance of 1 over the training rows."""
 
-    record: Record  #: Identifies the representation.
-    mean: np.ndarray  #: (width,) of the training rows, subtracted.
-    scale: float  #: > 0, the divisor.
-    #: The opened representation, which model files do not store.
+    record: Record  #: Identifies the pretrained representation.
+    mean: np.ndarray  #: (width,) the mean of the training rows, which is subtracted.
+    scale: float  #: The divisor of embeddings, > 0.
+    #: The opened representation, which model files do not store; None to open it when it is needed.
     representation: Representation | None = field(default=None, repr=False)
     show_progress: bool = False  #: Whether to show a progress bar.
     path: str = ""  #: The folder or file that the user opened, to open it again; model files do not store it.
 
     @classmethod
     def fit(cls, representation: Representation, items: Sequence[Any], *, show_progress: bool) -> ColumnEmbedding:
-        """Fit to the non-missing items (n,): texts, or paths of pictures."""
+        """Fit the mean and the scale to non-missing items (n,): texts, or paths of pictures."""
         rows = representation.embed(items, shown=show_progress).astype(np.float64)
         mean = rows.mean(axis=0) if len(rows) else np.zeros(representation.record.width)
         scale = math.sqrt(float(np.square(rows - mean).sum(axis=1).mean())) if len(rows) else 0.0
@@ -233,19 +229,19 @@ class ColumnEmbedding:
         return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.source)
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
-        """Compute the embeddings (n, width) float32; blank and unread texts are zeros, as the mean."""
+        """Compute the embeddings (n, width) float32 of items; texts without a known word are zeros, as the mean is."""
         rows = self._open().embed(items, shown=self.show_progress)
         x = (rows - self.mean) / np.float32(self.scale)
         if self.record.modality == "text":
-            x[self.is_unread(items)] = 0
+            x[self.has_no_known_word(items)] = 0
         return np.asarray(x, np.float32)
 
-    def is_unread(self, texts: Sequence[str]) -> np.ndarray:
-        """Return a mask (n,) bool of the texts in which the network knows nothing."""
+    def has_no_known_word(self, texts: Sequence[str]) -> np.ndarray:
+        """Compute a mask (n,) bool of the texts without a word that the network knows."""
         return ~self._open().contains_known_words(texts)
 
     def encode_class_names(self, texts: Sequence[str]) -> np.ndarray | None:
-        """Embed texts (n, width) float32 with a joint network, at the norm of items; None for other networks."""
+        """Embed class names (n,) to (n, width) float32, at the norm of items; None if the network embeds no texts."""
         embed_texts = self._open().embed_texts
         if embed_texts is None:
             return None
@@ -255,25 +251,25 @@ class ColumnEmbedding:
         return np.asarray(rows / norms * norm / self.scale, np.float32)
 
     def _open(self) -> Representation:
-        """Return the representation, opened again after pickling or loading."""
+        """Return the representation, which is opened again after pickling or loading."""
         return self.representation or reopen(self.record, [self.path] if self.path else None)
 
     def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> ColumnEmbedding:
-        """Return the embedding with its representation opened."""
+        """Return the embedding with its pretrained representation opened."""
         representation = open_representation(self.record)
         return replace(self, representation=representation, show_progress=show_progress, path=representation.source)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the representation out."""
+        """Return the state without the representation, which pickles omit."""
         return {**vars(self), "representation": None}
 
     def describe(self) -> dict[str, object]:
-        """Return the record and the scale."""
+        """Return the record and the scale as JSON values."""
         return {"representation": self.record.describe(), "scale": float(self.scale)}
 
     @classmethod
     def restore(cls, stored: Stored) -> ColumnEmbedding:
-        """Restore the embedding, without its representation, from an untrusted description."""
+        """Restore the embedding, without its representation, from the untrusted entries of a model file."""
         record = Record.restore(Stored(stored.entry("representation", dict), {}))
         scale = stored.get_float("scale", 1e-30)
         return cls(record, stored.pop("centre", record.width).numpy(), scale)
@@ -281,11 +277,11 @@ class ColumnEmbedding:
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedText(FittedColumn):
-    """A column of free text: its embedding, and components of its words."""
+    """A column of free text, encoded by a pretrained embedding and by components of its words."""
 
-    embedding: ColumnEmbedding  #: The embedding.
-    words: Text  #: The components of the words; there may be none.
-    weight: float = 1.0  #: Multiplies all features: less than 1 beside other columns, which they would dominate.
+    embedding: ColumnEmbedding  #: The pretrained embedding.
+    words: Text  #: The components of the words, of which there may be none.
+    weight: float = 1.0  #: The factor of all features, less than 1 if they would dominate other columns.
     kind: ClassVar[str] = "embedded text"
     modality: ClassVar[str | None] = "text"
     dominates: ClassVar[bool] = True
@@ -301,78 +297,86 @@ class EmbeddedText(FittedColumn):
         words: Text | None = None,
         secondary: bool = False,
     ) -> EmbeddedText:
-        """Fit to cells (n,), as is ``words``; ``secondary`` tells whether the table has other columns."""
+        """Fit a column of text to cells (n,).
+
+        Args:
+            cells: (n,) the texts.
+            representation: The pretrained representation.
+            show_progress: Whether to show a progress bar.
+            words: The components of the words, fitted to the same cells; None to fit them.
+            secondary: Whether the table has other columns.
+        """
         present = [text for text in format_cells(cells).tolist() if text.strip()]
         embedding = ColumnEmbedding.fit(representation, present, show_progress=show_progress)
         return cls(embedding, Text.fit(cells) if words is None else words, SECONDARY_WEIGHT if secondary else 1.0)
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The embedding, and the components of the words."""
+        """The suffixes of the dimensions of the embedding and of the components of the words."""
         meanings = (f" meaning {index + 1}" for index in range(self.embedding.record.width))
         return (*meanings, *self.words.feature_suffixes)
 
     @property
     def block_sizes(self) -> list[int]:
-        """Sizes of the embedding and of the words' components, which are rescaled separately."""
+        """The number of dimensions of the embedding and of components of the words, which are rescaled separately."""
         return [size for size in (self.embedding.record.width, len(self.words.feature_suffixes)) if size]
 
     @property
     def standalone_sizes(self) -> list[int]:
-        """The size of all features: views may use them without the other columns."""
+        """The number of all features, which a view may use without the other columns."""
         return [len(self.feature_suffixes)]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Compute the features (n, features) float32."""
+        """Compute the features (n, features) float32 of texts (n,)."""
         cells = format_cells(cells)
         embeddings, words = self.embedding.encode(cells.tolist()), self.words.encode(cells)
         return np.concatenate([embeddings, np.float32(WORD_WEIGHT) * words], axis=1) * np.float32(self.weight)
 
     def is_uninformative(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of the cells that neither the network nor the words know."""
+        """Compute a mask (n,) bool of the cells without a word or n-gram that the network or the vocabulary knows."""
         cells = format_cells(cells)
-        return np.asarray(self.embedding.is_unread(cells.tolist()) & self.words.is_uninformative(cells))
+        return np.asarray(self.embedding.has_no_known_word(cells.tolist()) & self.words.is_uninformative(cells))
 
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
-        """Return a mask (n,) bool of the texts that are treated as missing."""
+        """Compute a mask (n,) bool of the texts without a known word, which are treated as missing."""
         cells = format_cells(cells)
         filled = np.array([bool(cell.strip()) for cell in cells], bool)
         return np.asarray(filled & self.is_uninformative(cells))
 
     @property
     def invalid_reason(self) -> str:
-        """The message about texts without a known word."""
+        """The reason in messages why cells are invalid: they have no known word."""
         return "a text without a word that the model knows, treated as missing"
 
     @property
     def record(self) -> Record:
-        """The record of the representation."""
+        """The record of the pretrained representation."""
         return self.embedding.record
 
     def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> EmbeddedText:
-        """Return the column with its representation opened."""
+        """Return the column with its pretrained representation opened."""
         return replace(self, embedding=self.embedding.attach(open_representation, show_progress=show_progress))
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray:
-        """Embed class names (n,) as if they were cells."""
+        """Embed class names (n,) as cells are embedded."""
         return self.encode(texts)
 
     def summary(self) -> str:
-        """Return the type, the representation and the size of the words."""
+        """Summarize the representation and the components of the words in one line."""
         words = f", and {self.words.summary().removeprefix('text: ')}" if self.words.feature_suffixes else ""
         return f"text by {self.record.summary()}{words}"
 
     def describe(self) -> dict[str, object]:
-        """Return the embedding, the words and the weight."""
+        """Return the settings of the embedding, the words and the weight as JSON values."""
         return self.embedding.describe() | self.words.describe() | {"share": self.weight}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the mean of the embedding and the weights of the words."""
+        """Return the mean of the embedding and the arrays of the words by the names of their tensors."""
         return {"centre": self.embedding.mean, **self.words.tensors()}
 
     @classmethod
     def restore(cls, stored: Stored) -> EmbeddedText:
-        """Restore the column, without its representation."""
+        """Restore the column, without its representation, from the untrusted entries of a model file."""
         embedding = ColumnEmbedding.restore(stored)
         expect(embedding.record.modality == "text", "a text column whose representation does not take texts")
         weight = stored.get_float("share", 1e-3, 1.0)
