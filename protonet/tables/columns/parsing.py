@@ -293,7 +293,7 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
 
 
 def are_grouped(cells: Sequence[str]) -> bool:
-    """Test whether points in plain numbers are between thousands: only numbers of 1000 or more have them, and all do."""
+    """Test whether points in plain numbers are between thousands: exactly the numbers of 1000 or more have them."""
     others = [float(cell) for cell in cells if "." not in cell]
     return are_ambiguous_points(cells) and bool(others) and max(map(abs, others)) < 1000
 
