@@ -19,7 +19,7 @@ from torch import Tensor
 from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.commands.data import UnlabelledTable
-from protonet.commands.explain import COLUMNS
+from protonet.commands.explain import MAX_ROW_COLUMNS
 from protonet.commands.report import project
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.fit.active import Suggestion
@@ -323,7 +323,7 @@ class LabelQueue:
         support: list[dict[str, object]] = []
         if len(sizes) > 1:
             scores = compute_contributions(model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes)
-            top = scores.abs().argsort(descending=True, stable=True)[:COLUMNS].tolist()
+            top = scores.abs().argsort(descending=True, stable=True)[:MAX_ROW_COLUMNS].tolist()
             support = [{"name": names[at], "support": float(scores[at])} for at in top]
         near = self.find_similar_rows(model.network.embed(x)[0])
         return {"likely": likely, "near": near, "farther": farther, "support": support}
