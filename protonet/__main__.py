@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from protonet.commands.arguments import COMMANDS, parse
-from protonet.commands.options import OPTION_NAMES, FitOptions
+from protonet.commands.options import COMMAND_LINE_NAMES, FitOptions
 from protonet.errors import DISTRIBUTION, installed_version, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, run_command
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         return run_command(PROG, print_help, arguments[:1])
 
     def command(arguments: Sequence[str] | None) -> None:
-        with renamed_arguments(**OPTION_NAMES):
+        with renamed_arguments(**COMMAND_LINE_NAMES):
             options = parse(name, arguments)  # errors here are raised before torch is imported
             if name == "fit":
                 run_fit(options)

@@ -258,16 +258,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def _check(
         self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
     ) -> tuple[Any, np.ndarray | None]:
-        """Validate rows X and, unless y is `NO_LABELS`, their labels (n,) with scikit-learn.
+        """Validate rows X (n, n_features) and, unless y is `NO_LABELS`, labels (n,) with scikit-learn.
 
-        Args:
-            X: (n, n_features) rows.
-            y: (n,) labels.
-            encoded: Whether the estimator is fitted and encodes columns.
-            reset: Whether the rows are those of a fit.
-
-        Returns:
-            A `Frame` of the rows if their columns are encoded, or else a float64 array or CSR matrix; and the labels.
+        Rows whose columns are encoded become a `Frame`, others a float64 array or CSR matrix. ``encoded`` says whether
+        the fitted estimator encodes columns, ``reset`` whether the rows are those of a fit.
         """
         frame = read_frame(X)
         if frame is not None and (reset or encoded):

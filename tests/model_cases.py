@@ -1,4 +1,4 @@
-"""Models for the tests of files: every kind of view, fitted in milliseconds."""
+"""Models with all kinds of views, fitted in milliseconds, for tests of model files."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.strategies import blobs
 
 
 def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork:
-    """Build a network of all kinds of views; three read one source.
+    """Build a network with all kinds of views, of which three share a source.
 
     Args:
-        learned: With learned views, which read the raw features.
-        raw: With the raw features as a view of their own.
+        learned: Whether to add learned views, which read the raw features.
+        raw: Whether to add the raw features as a view.
     """
     x, y = blobs(0)
     rows = TrainingRows(x, y, 5)
@@ -63,7 +63,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
 
 
 def make_model(*, learned: bool = True, raw: bool = False) -> Model:
-    """Return a model with seven classes, eight columns, metadata and held tensors."""
+    """Build a model with seven classes, eight columns, metadata and tensors of held-out rows."""
     classes = ("ant", "bee", "Käfer", "ждун", 'a "b",\nc', "", "new")
     columns = tuple(f"column {index}" for index in range(8))
     held_out = {"rows": torch.arange(6.0).reshape(2, 3).T, "labels": torch.tensor([1, 0]), "none": torch.zeros(0, 8)}
@@ -78,13 +78,13 @@ def make_model(*, learned: bool = True, raw: bool = False) -> Model:
 
 
 def split_archive(content: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the config and the serialized tensors of a model file."""
+    """Read the config and the serialized tensors from the bytes of a model file."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return json.loads(archive.read(CONFIG)), archive.read(TENSORS)
 
 
 def join_archive(config: Any, tensors: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
-    """Return a model file of a config, which may be anything that Python's JSON writes, and of tensors."""
+    """Write a model file of a config, which may be any JSON value, and of serialized tensors; return its bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
         archive.writestr(CONFIG, json.dumps(config))

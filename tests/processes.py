@@ -1,4 +1,4 @@
-"""Processes that are forks of one that has imported the library, which takes seconds."""
+"""Start commands in processes that are forked from one that has imported the library, which takes seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROCESSES.set_forkserver_preload(list(SERVER_MODULES.values()))
 
 
 def run_command(arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[Connection]) -> None:
-    """Run a command in this new process, with its own session, environment, stdout and stderr, on one thread."""
+    """Run a command in a new process with a new session, the given environment and outputs, and one thread."""
     os.setsid()
     torch.set_num_threads(1)
     os.environ.clear()
@@ -35,7 +35,7 @@ def run_command(arguments: Sequence[str], environment: Mapping[str, str], output
 def start_command(
     *arguments: object, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[BaseProcess, TextIO, TextIO]]:
-    """Start a command; give its process, stdout and stderr; kill it at the end if it still runs."""
+    """Start a command, which is killed at the end of the context, and return its process, stdout and stderr."""
     settings = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     readers, writers = zip(*(PROCESSES.Pipe(duplex=False) for _ in range(2)), strict=True)
     process = PROCESSES.Process(target=run_command, args=([*map(str, arguments)], settings, writers))

@@ -26,9 +26,9 @@ from protonet.views.tabular_transformer import TabularTransformerFamily
 from protonet.views.view import TrainingRows
 
 seeds = st.integers(0, 2**31 - 1)
-#: How many damages are tried of each kind of table: PROTONET_FUZZ=10000 tries that many.
+#: Number of examples of damaged tables in each test, such as PROTONET_FUZZ=10000.
 EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
-#: A search with little of every kind of views, for what must hold whatever is tried.
+#: A search with a few candidates of every kind of view, for tests of properties that hold for all kinds.
 EVERY_KIND = (
     replace(EFFORTS["default"], folds=2)
     .with_kind(KernelRidgeFamily(KERNEL_RIDGE_VIEWS[1:2], (2.0,), (0.1,)))
@@ -36,9 +36,9 @@ EVERY_KIND = (
     .with_kind(ForestFamily(10))
     .with_kind(MLPFamily(sizes=1, steps=(10,)))
 )
-#: The same without the slowest kind: a tenth of a default fit's time.
+#: `EVERY_KIND` without the slowest kind, which takes a tenth of the time of a default fit.
 LITTLE = EVERY_KIND.without(TabularTransformerFamily)
-#: Linear views alone, where accuracy is not what is tested.
+#: A search with linear views only, for tests that do not depend on accuracy.
 PLAIN = (
     replace(Search(), folds=3, partitions=1)
     .without(KernelRidgeFamily)
@@ -49,7 +49,7 @@ PLAIN = (
 
 
 def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: float = 0.4) -> tuple[Tensor, Tensor]:
-    """Return shuffled Gaussian classes around random directions: features (n, dim), labels (n,)."""
+    """Draw shuffled Gaussian classes around random directions: features (n, dim) and labels (n,)."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.nn.functional.normalize(torch.randn(classes, dim, generator=generator), dim=1) * 2.5
     labels = torch.arange(classes).repeat_interleave(rows)
@@ -58,7 +58,7 @@ def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: fl
 
 
 def make_noise_evaluator(held_out: int, reference: float) -> CandidateEvaluator:
-    """Return a judge of 60 rows of two classes of noise, and of those held out, beside a best loss of each of these."""
+    """Create an evaluator of 60 rows of noise in two classes, and of held-out rows with the same reference loss."""
     generator = torch.Generator().manual_seed(0)
     n = 60 + held_out
     x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 2
@@ -77,7 +77,7 @@ def select_views(
 
 
 def write_columns(path: Path, columns: dict[str, Any]) -> str:
-    """Write a CSV file of columns by name; return its path."""
+    """Write columns to a CSV file, by name, and return its path."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -86,7 +86,7 @@ def write_columns(path: Path, columns: dict[str, Any]) -> str:
 
 
 def load_wine_split() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return all rows of wine, mixed, their classes, and the numbers of five rows of each class."""
+    """Load the shuffled rows and classes of wine, and the indices of five rows of each class."""
     from sklearn.datasets import load_wine
 
     x, y = load_wine(return_X_y=True)
@@ -96,13 +96,13 @@ def load_wine_split() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def same_state(first: nn.Module, second: nn.Module) -> bool:
-    """Return whether two networks have the same parameters and buffers, to the bit."""
+    """Test whether two networks have equal parameters and buffers, bit for bit."""
     a, b = first.state_dict(), second.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 def spoil(data: st.DataObject, described: Any, odd: st.SearchStrategy[Any]) -> None:
-    """Replace one to three values of what JSON holds, by odd ones or by others of its own, or take them away."""
+    """Replace one to three random values of a JSON value by odd or other ones, or remove them."""
     for _ in range(data.draw(st.integers(1, 3))):
         indices = list(_list_locations(described))
         (container, key), (other, name) = (data.draw(st.sampled_from(indices)) for _ in range(2))
@@ -114,7 +114,7 @@ def spoil(data: st.DataObject, described: Any, odd: st.SearchStrategy[Any]) -> N
 
 
 def _list_locations(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every place of a JSON value, as container and key."""
+    """Yield the container and the key of each value in a JSON value."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         yield node, key

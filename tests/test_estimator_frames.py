@@ -126,7 +126,7 @@ def test_the_commands_agree_with_the_estimator_and_read_its_files(tmp_path: Path
 
 
 class Capsule:
-    """A frame that has only the Arrow interface."""
+    """A data frame with the Arrow PyCapsule interface only."""
 
     def __init__(self, table: Any) -> None:
         self.table = table
@@ -136,7 +136,7 @@ class Capsule:
 
 
 def test_frames_of_other_libraries_give_the_same_model() -> None:
-    """Of Arrow, in two parts and by its interface alone, and of Polars, which shares the encoding."""
+    """Compare pandas with an Arrow table of two chunks, and with Polars."""
     pyarrow, polars = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
     frame, new = (item.assign(zone=item["zone"].astype(str).astype("category")) for item in (FRAME, NEW))
     parts = pyarrow.concat_tables([pyarrow.table(frame[:20]), pyarrow.table(frame[20:])])
@@ -153,7 +153,7 @@ def test_frames_of_other_libraries_give_the_same_model() -> None:
 
 
 class Arrays:
-    """A frame that numpy can read and whose Arrow interface raises."""
+    """A data frame that NumPy can read, whose Arrow interface raises an error."""
 
     def __init__(self, values: Any) -> None:
         self.values = np.array(values)

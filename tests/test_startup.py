@@ -1,4 +1,4 @@
-"""Start of the commands: Ctrl-C during imports, and errors before torch is imported."""
+"""The start of commands: Ctrl-C during imports, and errors that are raised before torch is imported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPISODES = ["protonet.episodes", *(f"protonet.episodes {name}" for name in ("tra
 
 
 def run(tmp_path: Path, imported: str, source: str, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command where an import runs another source."""
+    """Run a command in which the import of a module runs other source code."""
     (tmp_path / f"{imported}.py").write_text(source)
     code = f"import sys, runpy; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; "
     code += f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
@@ -33,7 +33,7 @@ def run(tmp_path: Path, imported: str, source: str, module: str, *arguments: str
 
 
 def write_files(folder: Path) -> None:
-    """Write a table, a model that no one can read, and a file where a folder may be meant."""
+    """Write tables, an unreadable model, and a file in place of a folder."""
     (folder / "t.csv").write_text("a,b,kind\n" + 10 * "1,2,x\n3,4,y\n")
     (folder / "gaps.csv").write_text("a,b,kind\n1,2,\n3,4,\n")
     (folder / "m.safetensors").write_text("junk")

@@ -157,7 +157,9 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     labels = torch.from_numpy(rows.labels)
     unlabelled, unlabelled_positions = None, list[int]()
     if rows.unlabelled is not None:
-        unlabelled = _encode_unlabelled(table, rows.unlabelled, columns, encoding)
+        used = rows.unlabelled._replace(columns=_select_columns(table, rows.unlabelled, columns))
+        x = encode_block(replace(table, columns=columns), used, encoding)
+        unlabelled = torch.from_numpy(np.ascontiguousarray(x))
         unlabelled_positions = list(rows.unlabelled.positions)
     elif rows.all_unlabelled:
         unlabelled, unlabelled_positions, features = features, list(block.positions), features[:0]
@@ -230,14 +232,6 @@ def raise_no_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> 
         remedy = f"Run {install_command('text')}, pass --representation, or label some rows."
         raise_input_error("table", "have labels, or texts and a pretrained encoder", "texts alone", remedy)
     raise_input_error("table", "have labels, or texts", "neither", "Label some rows.")
-
-
-def _encode_unlabelled(
-    table: Table, block: RowBlock, columns: tuple[str, ...] | None, encoding: Encoding | None
-) -> Tensor:
-    """Encode the unlabelled rows of a partly labelled table as features (m, dim)."""
-    block = block._replace(columns=_select_columns(table, block, columns))
-    return torch.from_numpy(np.ascontiguousarray(encode_block(replace(table, columns=columns), block, encoding)))
 
 
 class UnlabelledRows:

@@ -97,7 +97,9 @@ def train(options: FitOptions, rows: TableRows) -> None:
                 seed=options.seed,
                 progress=partial(show_part, 0),
             )
-            data.notes.extend(warn_near_duplicates(data, solution))
+            if not data.has_group_columns:  # otherwise a note names such a column
+                near_duplicates = describe_near_duplicates(solution.problem.rows, "`group` NAME")
+                data.notes.extend([] if near_duplicates is None else [f"warning: {near_duplicates}"])
             data.notes.extend(model.warn_cancelled_classes())
             data.notes.extend(warn_unevaluated_classes(data.classes, data.y, solution.problem))
             until = deadline if limit is None or options.report is None else started + REPORT_START * limit
@@ -202,12 +204,6 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
     return f"{path}: {size}; next: protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"
 
 
-def warn_near_duplicates(data: EncodedTable, solution: Solution) -> list[str]:
-    """Warn of many near-duplicates within classes, unless there is already a note about a group column."""
-    note = None if data.has_group_columns else describe_near_duplicates(solution.problem.rows, "`group` NAME")
-    return [] if note is None else [f"warning: {note}"]
-
-
 def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, problem: TrainingSet) -> list[str]:
     """Format notes about classes without a held-out row, if other classes have some.
 
@@ -268,23 +264,13 @@ def format_evaluation(crossed: Crossfit, compared: Sequence[JsonDict], classes: 
     """Format the results of cross-validation and the comparison with baselines."""
     if not len(crossed.labels):
         return "no cross-validation: no class has two distinct rows\n"
-    metrics = measure_held_out(crossed)
+    metrics, frequent = measure_held_out(crossed), compared[1]
     rows = count(round(float(crossed.weights.sum())), "row")
-    return "".join(
-        [
-            format_baselines(compared),
-            format_no_lead(compared),
-            f"{len(crossed.folds)}-fold cross-validation on {rows}: {format_probability_metrics(vars(metrics))}",
-            format_confusions(metrics.confusion, classes),
-        ]
-    )
-
-
-def format_no_lead(compared: Sequence[JsonDict]) -> str:
-    """Format a warning if the model is not more accurate than the most frequent class, else ""."""
-    if any(result["name"] == FREQUENT and result["difference"] <= 0 for result in compared):
-        return f"warning: the model is not more accurate than the {FREQUENT}\n"
-    return ""
+    text = format_baselines(compared)
+    if frequent["difference"] <= 0:
+        text += f"warning: the model is not more accurate than the {frequent['name']}\n"
+    text += f"{len(crossed.folds)}-fold cross-validation on {rows}: {format_probability_metrics(vars(metrics))}"
+    return text + format_confusions(metrics.confusion, classes)
 
 
 def results_to_dict(

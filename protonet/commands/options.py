@@ -347,7 +347,7 @@ class ServeOptions(AddressOptions):
 
 _KINDS = (FitOptions, PredictOptions, EvaluateOptions, UpdateOptions, SuggestOptions, ExplainOptions, PageOptions)
 #: The option or positional argument of the command line for each argument that error messages of functions name.
-OPTION_NAMES = {
+COMMAND_LINE_NAMES = {
     **{declared.name: flag_of(declared) for kind in (*_KINDS, ServeOptions) for declared in fields(kind)},
     **{"ignored": "--drop", "labels": "--labels-file", "rate": "--unknown", "model": "model", "table": "table"},
     **dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table"),
@@ -363,7 +363,7 @@ def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
 
 def name_options(notes: Sequence[str]) -> list[str]:
     """Replace each argument name in backquotes by the name of its option, in notes for the user."""
-    return [re.sub(r"`(\w+)`", lambda name: OPTION_NAMES.get(name[1], name[0]), note) for note in notes]
+    return [re.sub(r"`(\w+)`", lambda name: COMMAND_LINE_NAMES.get(name[1], name[0]), note) for note in notes]
 
 
 def make_options(kind: type[OptionsT], parsed: object) -> OptionsT:

@@ -27,7 +27,7 @@ from protonet._text import escape_control_chars, to_printable
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.pipeline import MAX_SCALE, TablePipeline
 from protonet.server.app import JSON
-from protonet.tables.columns.numeric import MAX_FLOAT32
+from protonet.tables.columns.ordered import MAX_FLOAT32
 from protonet.tables.columns.parsing import blank_missing, is_missing, is_missing_or_word
 from protonet.tables.features import adapt_table
 from protonet.tables.formats import text_array

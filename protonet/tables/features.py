@@ -16,7 +16,7 @@ from protonet.errors import raise_input_error
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import InferredType, fit_column_as, infer_column_type
-from protonet.tables.columns.numeric import MAX_FLOAT32, Numeric
+from protonet.tables.columns.ordered import MAX_FLOAT32, Numeric
 from protonet.tables.columns.parsing import COMMA_FIRST, COMMA_OVER_POINT, POINT_FIRST, is_missing, parse_numeric_column
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text

@@ -19,7 +19,7 @@ from protonet.errors import InputTypeError, optional_packages, raise_input_error
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import InferredType
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import blank_missing, is_missing, parse_plain
 from protonet.tables.features import adapt_table, encode_block, fit_columns
 from protonet.tables.formats import ROW_FORMAT, arrow_to_numpy, native_dtype, text_array

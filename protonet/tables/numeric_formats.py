@@ -15,7 +15,7 @@ import numpy as np
 
 from protonet._text import to_printable
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import (
     COMMA_FIRST,
     POINT_FIRST,

@@ -1,4 +1,4 @@
-"""What tests of commands share: a command run in this process, and what it printed, read again."""
+"""Helpers for tests of commands, which run them in this process and parse their output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from protonet.__main__ import main
 
-#: The least that a fit does, of a table whose classes are in the column `kind`.
+#: Options of the fastest fit to a table whose label column is `kind`.
 FAST = ("--label", "kind", "--effort", "fast")
 
 
@@ -38,27 +38,27 @@ class Run:
         return out
 
     def read_json(self, *arguments: object) -> tuple[dict[str, Any], str]:
-        """Return the figures that a command writes, and what it printed."""
+        """Run a command with ``--json``; return the JSON that it writes, and its output."""
         path = self.folder / "new" / "figures.json"
         output = self(*arguments, "--json", path)
         return json.loads(path.read_text(encoding="utf-8")), output
 
     def read_rows(self, *arguments: object) -> list[dict[str, str]]:
-        """Return the rows of CSV that a command printed, by the names of their columns."""
+        """Run a command that prints CSV; return a dict for each row."""
         return read_table(self(*arguments))
 
     def count_samples(self, model: Path) -> list[int]:
-        """Count the samples of each class of a model, as info does."""
+        """Return the number of samples of each class that ``info`` prints for a model."""
         return [item["samples"] for item in json.loads(self("info", model, "--json"))["classes"]]
 
 
 def read_table(text: str) -> list[dict[str, str]]:
-    """Return the rows of CSV, by the names of its columns."""
+    """Parse CSV text to a dict for each row."""
     return list(csv.DictReader(io.StringIO(text)))
 
 
 def read_lines(text: str) -> list[list[str]]:
-    """Return the rows of CSV, its header the first."""
+    """Parse CSV text to lists of cells, beginning with the header."""
     return list(csv.reader(text.splitlines()))
 
 
@@ -70,12 +70,12 @@ def parse_accuracy(output: str) -> float:
 
 
 def do(*arguments: object) -> None:
-    """Run a command quietly, for a fixture of many tests."""
+    """Run a command without output, for fixtures of a module."""
     assert main([*map(str, arguments), "-q"]) == 0
 
 
 def fit_model(table: str | Path, *options: object) -> Path:
-    """Fit a model to a table with little effort, for a fixture; it lies beside the table."""
+    """Fit a model to a table with little effort, for fixtures of a module; it is saved beside the table."""
     model = Path(table).with_name("model.safetensors")
     do("fit", table, *FAST, *options, "-o", model)
     return model

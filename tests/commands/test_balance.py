@@ -1,4 +1,4 @@
-"""Classes of unequal size: what naming the most frequent one gives stands beside every figure, and --balanced."""
+"""Imbalanced classes: results beside those of the most frequent class, and ``fit --balanced``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.strategies import write_columns
 
 
 def make_table(path: Path, shift: float, *, rows: int = 100, rare: int = 5, seed: int = 0) -> str:
-    """Write rows of two classes, some of a rare one, a shift in two of four columns of noise apart."""
+    """Write a table of a rare and a usual class, which differ by a shift in two of four columns of noise."""
     rng = np.random.default_rng(seed)
     kinds = np.arange(rows) < rare
     x = rng.normal(size=(rows, 4)) + shift * kinds[:, None] * np.array([1, 1, 0, 0])

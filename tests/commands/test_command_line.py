@@ -1,4 +1,4 @@
-"""Commands: output, files, and one-line errors."""
+"""The output, the files and the error messages of commands on tables of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns that are far from the training rows are named by every command that takes a model and a table."""
+"""Commands that take a model and a table warn of drifted columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""evaluate: metrics equal scikit-learn's, unknown classes are unknown rows, and misspelled classes an error."""
+"""``evaluate``: metrics equal those of scikit-learn, unknown classes are counted, misspelled classes are errors."""
 
 from __future__ import annotations
 

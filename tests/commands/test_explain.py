@@ -1,4 +1,4 @@
-"""explain: its figures are scikit-learn's, columns move as one, and what it says of a row can be worked out by hand."""
+"""``explain``: column importance and row explanations equal slow computations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = {"ant": "small black worker", "bee": "yellow wild flyer", "cat": "soft f
 
 
 def make_informative(seed: int, n: int = 48) -> dict[str, Any]:
-    """Two classes that only the second column determines."""
+    """Make a table of two classes that only the second column determines."""
     rng = np.random.default_rng(seed)
     y = rng.permutation(n) % 2
     x = rng.normal(size=(n, 4))
@@ -38,7 +38,7 @@ def make_informative(seed: int, n: int = 48) -> dict[str, Any]:
 
 
 def mixed(seed: int, n: int = 42) -> dict[str, Any]:
-    """Three classes determined by words and sometimes by a colour; a numeric column is noise with missing cells."""
+    """Make a table of three classes that words, and partly colours, determine; its numeric column is noise."""
     rng = np.random.default_rng(seed)
     kinds = [("ant", "bee", "cat")[at] for at in rng.permutation(n) % 3]
     colours = [("red", "blue", "grey")[("ant", "bee", "cat").index(kind)] for kind in kinds]
@@ -61,7 +61,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model of 40 columns without names, and without rows that were held out."""
+    """A model of 40 columns without names and without held-out rows."""
     path = tmp_path_factory.mktemp("bare") / "m.safetensors"
     network = solve([blobs(0, classes=3, rows=3, dim=40)], effort="fast")
     save_model(path, Model(network=network, classes=(5, 6, 7)))
@@ -84,7 +84,7 @@ def test_permutation_importance_is_that_of_a_slow_loop(numeric: str) -> None:
     y, w = crossed.labels.numpy(), crossed.weights.numpy()
 
     def judge(x: Tensor) -> tuple[list[float], np.ndarray]:
-        """Return log-loss and error rate, and both of each row (n, 2)."""
+        """Compute the log-loss and the error rate, and both for each row (n, 2)."""
         p = predict_held_out(replace(crossed, features=x)).double().softmax(dim=1).numpy()
         wrong = p.argmax(axis=1) != y
         rates = [log_loss(y, p, sample_weight=w), 1 - accuracy_score(y, p.argmax(axis=1), sample_weight=w)]

@@ -1,4 +1,4 @@
-"""A folder of Parquet files gives the predictions of each file, by processes and on Dask, also if some are killed."""
+"""Predictions of folders of Parquet files, by processes and on Dask, also if some are killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_rows(path: Path, rows: int, seed: int, names: list[str] = COLUMNS) -> 
 
 
 def write_fault(folder: Path) -> None:
-    """Write a file, and one whose numbers no model takes."""
+    """Write a valid file, and a file whose numbers are too large."""
     write_rows(folder / "a.parquet", 3, 0)
     x = np.full((6, 3), 1e38)
     parquet.write_table(pa.table(dict(zip(COLUMNS, x, strict=True))), folder / "b.parquet")
@@ -55,7 +55,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files in two folders, one of them without a row, and what holds none."""
+    """Parquet files in two folders, an empty one, and hidden files that are not read."""
     folder = tmp_path_factory.mktemp("rows")
     for index in range(FILES):
         write_rows(folder / f"day={index % 2}" / f"part-{index}.parquet", ROWS, index)
@@ -68,7 +68,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What each file gives alone, by the name of its output."""
+    """The predictions of each file by itself, by the name of its output."""
     output, result = tmp_path_factory.mktemp("alone") / "out.csv", {}
     for path in rows.glob("day=*/*.parquet"):
         do("predict", model, path, "-o", output, "--unknown", "0.1")
@@ -94,7 +94,7 @@ def list_children(process: int) -> list[int]:
 
 
 def is_working(process: int) -> bool:
-    """Has a process come so far that it has read torch's threads, and not just been begun?"""
+    """Test whether a process is a spawned worker, rather than a helper of multiprocessing."""
     path = Path(f"/proc/{process}/cmdline")
     return path.exists() and b"spawn_main" in path.read_bytes()
 
@@ -198,7 +198,7 @@ def test_argument_errors(model: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two workers, each a process with one thread and a nurse that begins it anew."""
+    """A Dask cluster of two single-threaded worker processes, which are restarted if they are killed."""
     distributed = pytest.importorskip("distributed")
     path = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[2]), path])

@@ -1,4 +1,4 @@
-"""The first screen of every command: what most people need, and examples that it takes."""
+"""The help of each command fits a screen, and its examples can be parsed."""
 
 from __future__ import annotations
 

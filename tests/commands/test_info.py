@@ -1,4 +1,4 @@
-"""info and --version: the contents of a model file as text and JSON."""
+"""``info`` and ``--version``: the contents of a model file as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands on a table as people have them: text, booleans, dates, money and gaps."""
+"""Commands on tables of text, booleans, dates, money and missing values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_columns(n: int = 45, seed: int = 0) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, beside its table."""
+    """A model in the folder of its training table."""
     return fit_model(write(tmp_path_factory.mktemp("mixed") / "train.csv", make_columns()))
 
 

@@ -1,4 +1,4 @@
-"""The commands on pictures in folders, in real files."""
+"""Commands on folders of pictures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("embedding_cache")
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with pictures to learn from, others, and a model."""
+    """A folder with training pictures, test pictures and a model."""
     root = tmp_path_factory.mktemp("pictures")
     write_folders(root / "train", per_class=6)
     write_folders(root / "test", per_class=4, first=20)

@@ -1,4 +1,4 @@
-"""Bars on stderr say how long it will take yet, and blocks are worked on side by side."""
+"""Progress bars show the remaining time, and blocks are processed in parallel."""
 
 from __future__ import annotations
 

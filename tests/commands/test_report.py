@@ -1,4 +1,4 @@
-"""The report in the browser: its figures are those of --json, and nothing that came from outside is markup in it.
+"""The HTML report: its numbers are those of ``--json``, and text of tables is never markup.
 
 In a real Chromium it works by keyboard, dark and light, on a phone, without network and without an error.
 """
@@ -48,7 +48,7 @@ def write_table(path: Path, rows: int = 8) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the reports and the figures of a fit and of an evaluation."""
+    """A folder with the reports and the JSON results of ``fit`` and ``evaluate``."""
     folder = tmp_path_factory.mktemp("page")
     table, model, more = write_table(folder / "t.csv"), folder / "m.safetensors", folder / "more.csv"
     outputs = {name: ["--report", folder / f"{name}.html", "--json", folder / f"{name}.json"] for name in COMMANDS}
@@ -136,7 +136,7 @@ def test_results_of_evaluate(made: Path, run: Run) -> None:
 
 
 def test_unavailable_sections_are_omitted(tmp_path: Path, run: Run) -> None:
-    """One row per class: nothing can be held out; and a time limit that is over at once."""
+    """Fit to one row per class, so that no row is held out, and with a time limit that passes at once."""
     table, page = tmp_path / "t.csv", tmp_path / "r.html"
     fit = ["fit", table, *FAST, "--drop", "name", "--report", page]
     write_table(table, rows=1)
@@ -151,7 +151,7 @@ def test_unavailable_sections_are_omitted(tmp_path: Path, run: Run) -> None:
 
 
 def test_rows_keep_their_indices_and_equal_rows_count_once(tmp_path: Path, run: Run) -> None:
-    """Unlabelled rows are dropped and some are repeated: the reported rows keep their indices."""
+    """Fit to a table with dropped unlabelled rows and with repeated rows."""
     table, page = write_table(tmp_path / "t.csv", rows=12), tmp_path / "r.html"
     header, *lines = table.read_text(encoding="utf-8").splitlines()
     lines = [f"<b>x</b>,1,2,3,4,{end}" for end in ("", "NA")] + lines + lines[:12]

@@ -1,4 +1,4 @@
-"""What predict writes beside its predictions, what is safe in it, and how it is read again."""
+"""The rows that commands read and write: escaped formulas, copied columns, headers and missing values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(path: Path, lines: list[list[str]]) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model of a table whose classes look like formulas."""
+    """A model whose class names look like spreadsheet formulas."""
     rows = [[f"{index % 6 + RNG.normal() / 9:.3f}", escape_formula(CLASSES[index % 6])] for index in range(36)]
     return fit_model(write(tmp_path_factory.mktemp("rows") / "train.csv", [["x", "kind"], *rows]))
 

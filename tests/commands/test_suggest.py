@@ -1,4 +1,4 @@
-"""The command ``suggest``: rows to label next, from a model and from nothing, and what can go wrong."""
+"""``suggest`` with and without a model, and its errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ("ant", "bee", "cat")
 
 
 def read_printed(text: str) -> list[Suggestion]:
-    """Return the rows, from 0, and reasons that are printed by the lines of a file whose header is line 1."""
+    """Parse printed suggestions: the index of each row in the table, from 0, and its reason."""
     assert re.match(r"\| line of .*\.csv +\| reason", text)
     result = re.findall(r"^\| (\d+) +\| (.*?) +\|$", text, re.MULTILINE)
     return [Suggestion(int(line) - 2, reason) for line, reason in result]
@@ -28,14 +28,14 @@ def read_printed(text: str) -> list[Suggestion]:
 X, Y = blobs(0, classes=3, rows=14, dim=4, noise=1.0)
 CELLS = [[f"{value:.3f}" for value in row] for row in X.tolist()]
 COLUMNS = ("c0", "c1", "c2", "c3")
-#: Those that a model is not fitted to.
+#: The rows to which the model is not fitted.
 REST = [[f"no. {index}", *row] for index, row in enumerate(CELLS[12:])]
 REST_X = torch.tensor([[float(cell) for cell in row[1:]] for row in REST])
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, and a table of rows without classes."""
+    """A folder with a model and a table of unlabelled rows."""
     folder = tmp_path_factory.mktemp("suggest")
     train = dict(zip(COLUMNS, zip(*CELLS[:12], strict=True), strict=True))
     fit_model(write_columns(folder / "train.csv", train | {"kind": [NAMES[c] for c in Y[:12].tolist()]}))

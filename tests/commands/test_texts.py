@@ -1,4 +1,4 @@
-"""The commands, and the estimator, on texts that a representation reads, and on classes whose names say something."""
+"""Commands and the estimator on embedded texts, and on classes with informative names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.embeddings.cases import write_vectors
 pytest.importorskip("wordllama", reason="it brings vectors of words")
 pytest.importorskip("tokenizers", reason="it turns texts into tokens")
 pytestmark = pytest.mark.usefixtures("embedding_cache")
-#: By class, four texts to learn from and two to be judged by.
+#: Four training texts and two test texts of each class.
 TEXTS = {
     "card_arrival": [
         "when will my new card arrive",
@@ -76,7 +76,7 @@ FAST = ("--representation", "words", "--effort", "fast")
 def write_table(
     path: Path, rows: slice, names: Mapping[str, str] | None = None, classes: Sequence[str] = NAMES
 ) -> Path:
-    """Write some texts of each class, with the classes by other names, or with none for ""."""
+    """Write a table of some texts of each class; ``names`` maps the classes to other names."""
     names = dict(zip(NAMES, NAMES, strict=True)) if names is None else names
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -93,7 +93,7 @@ def count_right(predicted: str, rows: int) -> int:
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with tables, a file of the classes, and a model."""
+    """A folder with tables, a table of classes, and a model."""
     root = tmp_path_factory.mktemp("meaning")
     write_table(root / "train.csv", slice(0, 4))
     write_table(root / "test.csv", slice(4, 6))
@@ -131,7 +131,7 @@ def test_texts_are_classified_by_their_embeddings(fitted: Path, tmp_path: Path, 
 
 
 def spoil(model: Path, path: Path, **changes: Any) -> Path:
-    """Write a model again, with something else in the record of what reads its texts."""
+    """Save a copy of a model with changes in the record of its text encoder."""
     loaded = load_model(model, for_update=True)
     assert loaded.encoding is not None
     (column,) = loaded.encoding.columns
@@ -257,7 +257,7 @@ def test_invalid_class_files_are_errors(fitted: Path, tmp_path: Path, run: Run) 
 
 
 def make_frame(path: Path) -> tuple[Any, list[str]]:
-    """Return texts as a pandas frame, and their classes."""
+    """Read a table of texts as a pandas frame and a list of classes."""
     pandas = pytest.importorskip("pandas", reason="it makes frames")
     frame = pandas.read_csv(path)
     return frame[["text"]], frame["intent"].tolist()

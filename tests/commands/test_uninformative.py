@@ -1,4 +1,4 @@
-"""Rows without information: their probabilities are the class frequencies, and every command counts them."""
+"""Uninformative rows: their probabilities are the class frequencies, and commands count them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTE = "3 rows have no information"
 
 
 def make_frame(gaps: float = 0.0) -> Any:
-    """Make rows with one quarter of bees; a fraction of the cells of both columns is missing."""
+    """Make a table with a quarter of the rows in the class "bee" and a fraction of missing cells."""
     draw = np.random.default_rng(0)
     bee = np.arange(N) < SHARE * N
     size = draw.normal(9 * bee, 1.0).round(3).astype(object)

@@ -1,4 +1,4 @@
-"""``fit`` with rows that have no class: empty cells, another file, and what is said of them."""
+"""``fit`` with unlabelled rows: empty label cells, or another table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings of fit and update: duplicates, groups, leakage, row indices, labels; and the files after Ctrl-C."""
+"""Warnings of ``fit`` and ``update`` about duplicates, groups, leakage and labels; the files after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_duplicates_are_counted_and_held_out_together(model: Path, tmp_path: Pat
 
 
 def test_a_row_index_is_dropped_by_name(model: Path, tmp_path: Path, run: Run) -> None:
-    """Beside it, a date that determines the class by the order of the rows, and a class with a single row."""
+    """Fit to a table that also has a date that leaks the class, and a class with a single row."""
     days = [str(np.datetime64("2024-01-01T08:00") + np.timedelta64(7 * row, "h")) for row in range(40)]
     indices = np.cumsum(RNG.integers(1, 50, 40)).tolist()
     kinds = [*SORTED[:-1], "\x1b[31mred\x07"]

@@ -151,7 +151,7 @@ def test_programs_of_mixed_columns_are_refused(tmp_path: Path) -> None:
 
 
 def views_of(network: PrototypeNetwork, *kinds: str) -> PrototypeNetwork:
-    """Return a network with the views of some kinds alone."""
+    """Build a network from the views of some kinds of another network."""
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     views = [view for view in encoder.list_views() if view.kind in kinds]

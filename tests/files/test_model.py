@@ -1,4 +1,4 @@
-"""Model files: the same network again, and one line for whatever else is in a file."""
+"""Model files: loaded networks equal the saved ones, and invalid files give one-line errors."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_files_of_other_versions_are_refused_with_one_line(tmp_path: Path, versi
 
 
 def make_archive(*entries: tuple[str, bytes]) -> bytes:
-    """Return a ZIP archive of such entries, compressed."""
+    """Compress entries to a ZIP archive."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of duplicate names

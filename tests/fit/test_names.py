@@ -26,7 +26,7 @@ from protonet.fit.training_set import ClassNameRows
 from protonet.selection.folds import split_folds
 from protonet.selection.scoring import WEIGHTS
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
 from tests.strategies import PLAIN, blobs, seeds

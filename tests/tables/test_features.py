@@ -1,4 +1,4 @@
-"""Features of tables: dropped columns, warnings, and errors that locate the cell."""
+"""Features of tables: dropped columns, warnings, and errors that name the cell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from protonet.errors import InputError
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import blank_missing
 from protonet.tables.features import TableFeatures, check_column_types, encode_block, fit_features
 from protonet.tables.table import RowBlock, Table

@@ -44,7 +44,7 @@ def corrupt(content: bytes, damages: Sequence[tuple[float, int, bytes]]) -> byte
 
 
 def read(source: TableSource, *indices: int) -> tuple[list[list[Any]], list[int]]:
-    """Read some columns of a file, or all of them, and the positions of its rows."""
+    """Read columns of a file, by default all, and the positions of its rows."""
     columns: list[list[Any]] = [[] for _ in indices or range(source.width)]
     positions: list[int] = []
     for chunk in source.read(indices or range(source.width)):

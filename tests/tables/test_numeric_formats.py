@@ -1,4 +1,4 @@
-"""Number formats of several countries: a model fitted to one of them reads all others alike."""
+"""Number formats of several countries: a model that is fitted to one reads all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.ordered import Numeric
 from protonet.tables.features import TableFeatures, encode_block, fit_features
 from protonet.tables.numeric_formats import detect_numeric_conversion
 from protonet.tables.table import RowBlock, Table
@@ -22,7 +22,7 @@ def swap(text: str) -> str:
 
 
 def group_lakhs(value: float, digits: int) -> str:
-    """Write a number as in India: 12,34,567.8."""
+    """Format a number as in India, such as 12,34,567.8."""
     integer, point, fraction = f"{abs(value):.{digits}f}".partition(".")
     head, tail = integer[:-3], integer[-3:]
     parts = [head[max(0, end - 2) : end] for end in range(len(head), 0, -2)][::-1]

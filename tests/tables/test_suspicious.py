@@ -14,7 +14,7 @@ MODELS = np.array(NAMES.split())
 
 
 def draw_subjects(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the subject (n,) of each row and the class (n,), of 8 to 60 subjects with 2 to 20 rows each."""
+    """Draw the subject (n,) and the class (n,) of each row, and the number of subjects."""
     while True:
         count = int(rng.integers(8, 61))
         classes = rng.integers(2 if count < 12 else 3, size=count)
@@ -60,7 +60,7 @@ def test_evidence_without_a_name() -> None:
 
 
 def test_categories_that_determine_the_class_are_features() -> None:
-    """Car models of a country of origin, equally frequent or not; integers of one class each; wrong labels."""
+    """Test car models as a feature for the country of origin, and hours as a feature for a class."""
     for seed in range(30):
         rng = np.random.default_rng(1000 + seed)
         count = int(rng.integers(10, 21))
@@ -75,7 +75,7 @@ def test_categories_that_determine_the_class_are_features() -> None:
 
 
 def test_other_features_are_not_groups() -> None:
-    """Categories, integers, thresholds, rounded numbers and identifiers; also classes with few rows."""
+    """Test categories, integers, rounded numbers and identifiers."""
     for seed in range(50):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(20, 400))

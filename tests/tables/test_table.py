@@ -1,4 +1,4 @@
-"""Tables in every format: the same rows, matched columns, and one-line errors."""
+"""Tables in all formats: equal rows, matched columns, and error messages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_all_formats_and_block_sizes_give_the_same_rows(
 
 
 def to_floats(block: RowBlock) -> np.ndarray:
-    """Return the cells of a block as floats (b, columns), missing ones as 0."""
+    """Convert the cells of a block to floats (b, columns), missing values to 0."""
     return np.stack([np.where(cells == "", 0, cells).astype(float) for cells in block.columns], axis=1)
 
 

@@ -1,22 +1,21 @@
 """The interface of fitted columns, which encode the cells of a column as features.
 
 A column type is a frozen dataclass, and a fitted column is an instance of it. Fitting uses no labels. To add a type,
-write one file with such a class, list it in `protonet.tables.columns.encoding.COLUMN_CLASSES`, and detect it in
+write such a class, list it in `protonet.tables.columns.encoding.COLUMN_CLASSES`, and detect it in
 `protonet.tables.columns.inference`.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import ClassVar
 
 import numpy as np
 
 from protonet.embeddings.representation import Record, Representation
-from protonet.tables.columns.parsing import format_cells, is_missing, is_missing_or_word
+from protonet.tables.columns.parsing import format_cells, is_missing
 from protonet.views.config import Stored
 from protonet.views.view import Graph
 
@@ -148,62 +147,3 @@ class FittedColumn(ABC):
             ONNX does not support the type: dates, texts and pictures.
         """
         return None
-
-
-@dataclass(frozen=True)
-class OrderedColumn(FittedColumn):
-    """A column of numbers or times. It is standardized; missing values become the median and have an indicator."""
-
-    format: str  #: The format in which cells are written.
-    median: float  #: The median of the training rows, which replaces missing values.
-    mean: float  #: The mean of the training rows, with missing values replaced.
-    scale: float  #: The standard deviation of the training rows, with missing values replaced; 1 instead of 0.
-    missing: float  #: The fraction of missing values in the training rows.
-
-    @abstractmethod
-    def to_numeric(self, cells: np.ndarray) -> np.ndarray:
-        """Parse cells (n,) to numbers (n,) float64, NaN if missing or in another format."""
-
-    @staticmethod
-    def fit_statistics(values: np.ndarray, usable: np.ndarray) -> tuple[float, float, float, float]:
-        """Compute median, mean, scale and missing fraction of values (n,); other than ``usable`` ones are replaced."""
-        median = float(np.median(values[usable])) if usable.any() else 0.0
-        filled = np.where(usable, values, median)
-        mean = float(filled.mean())
-        return median, mean, float((filled - mean).std()) or 1.0, float(np.isnan(values).mean())
-
-    @property
-    def feature_suffixes(self) -> tuple[str, ...]:
-        """The suffixes of the standardized value and of the missing indicator."""
-        return ("", " missing") if 0 < self.missing < 1 else ("",)
-
-    def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Compute the features (n, features) float32, standardized in float64; values beyond float32 are infinite."""
-        values = self.to_numeric(cells)
-        missing = np.isnan(values)
-        filled = np.where(missing, self.median, values)
-        with np.errstate(over="ignore"):
-            features = [(filled - self.mean) / self.scale, *self.further_features(filled)]
-            if 0 < self.missing < 1:
-                features.append((missing - self.missing) / math.sqrt(self.missing * (1 - self.missing)))
-            return np.stack(features, axis=1).astype(np.float32)
-
-    def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
-        """Compute further features (n,) of values (n,) whose missing values are replaced."""
-        return []
-
-    def is_invalid(self, cells: np.ndarray) -> np.ndarray:
-        """Compute a mask (n,) bool of non-missing cells that are in another format."""
-        unparsed: np.ndarray = np.isnan(self.to_numeric(cells))
-        return unparsed & ~is_missing_or_word(cells) if unparsed.any() else unparsed
-
-    @property
-    def missing_note(self) -> str:
-        """The fraction of missing values in a summary, such as ", 12 % missing"; "" for 0."""
-        return f", {100 * self.missing:.2g} % missing" if self.missing else ""
-
-    @staticmethod
-    def restore_statistics(stored: Stored) -> tuple[float, float, float, float]:
-        """Restore the result of `fit_statistics` from the untrusted entries of a model file."""
-        median, mean = stored.get_float("median"), stored.get_float("mean")
-        return median, mean, stored.get_float("scale", math.ulp(0.0)), stored.get_float("missing", 0, 1)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
-from protonet.tables.columns.date import Date
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.ordered import Date, Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
 from protonet.views.config import Stored, expect

@@ -11,8 +11,7 @@ import numpy as np
 from protonet.errors import raise_input_error
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import Category
-from protonet.tables.columns.date import Date
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.ordered import Date, Numeric
 from protonet.tables.columns.parsing import (
     POINT_FIRST,
     are_durations,

@@ -1,1 +1,1 @@
-"""Tests of the kinds of columns."""
+"""Tests of the types of columns."""

@@ -1,4 +1,4 @@
-"""Inferred types of untidy columns, and types that users name."""
+"""Inferred types of untidy columns, and types that users set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protonet.errors import InputError
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.inference import INFERENCE_RULES, fit_column_as, infer_column_type
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import blank_missing
 from protonet.tables.features import fit_columns
 

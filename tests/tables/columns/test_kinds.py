@@ -1,4 +1,4 @@
-"""Every column type: features of known, missing and unknown cells, and round trips through descriptions."""
+"""All column types: features of known, missing and unknown cells, and round trips through model files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import CATEGORIES, Category
-from protonet.tables.columns.date import CYCLES, Date
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import infer_column_type
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.ordered import CYCLES, Date, Numeric
 from protonet.tables.columns.parsing import blank_missing
 from protonet.tables.columns.text import TEXT_RULES, Text
 from tests.strategies import spoil

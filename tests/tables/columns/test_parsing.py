@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.tables.columns.date import Date
 from protonet.tables.columns.inference import infer_column_type
-from protonet.tables.columns.numeric import Numeric
+from protonet.tables.columns.ordered import Date, Numeric
 from protonet.tables.columns.parsing import (
     DATE_FORMATS,
     are_durations,

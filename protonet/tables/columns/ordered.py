@@ -1,0 +1,257 @@
+"""Columns of numbers and of dates, which are standardized; missing values become the median and have an indicator."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from protonet._text import to_printable
+from protonet.tables.columns.base import FittedColumn
+from protonet.tables.columns.parsing import (
+    BOOLEANS,
+    DATE_FORMATS,
+    FORMAT_SEPARATOR,
+    NUMERIC_FORMATS,
+    SECONDS_PER_DAY,
+    is_missing_or_word,
+    map_unique,
+    parse_dates,
+    parse_duration,
+    parse_numeric_column,
+)
+from protonet.views.config import Stored, expect
+from protonet.views.view import Graph
+
+#: The largest absolute value of a number in a table.
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+#: Length of each cycle in days, and minimum time span in days of the dates for which it is used.
+CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
+MIN_SPANS = {"day": 0.0, "week": 7.0, "year": 60.0}
+#: Radius of the features of a cycle; the linear time, which is more often informative, has standard deviation 1.
+CYCLE_RADIUS = 0.4
+#: Minimum circular variance (1 minus the mean resultant length) of dates over a cycle.
+MIN_CYCLE_SPREAD = 0.01
+#: Maximum distinct days of the month of dates whose weekdays are accidental, as those of the first of each month.
+MAX_FIXED_MONTH_DAYS = 2
+
+
+@dataclass(frozen=True)
+class OrderedColumn(FittedColumn):
+    """A column of numbers or times. It is standardized; missing values become the median and have an indicator."""
+
+    format: str  #: The format in which cells are written.
+    median: float  #: The median of the training rows, which replaces missing values.
+    mean: float  #: The mean of the training rows, with missing values replaced.
+    scale: float  #: The standard deviation of the training rows, with missing values replaced; 1 instead of 0.
+    missing: float  #: The fraction of missing values in the training rows.
+
+    @abstractmethod
+    def to_numeric(self, cells: np.ndarray) -> np.ndarray:
+        """Parse cells (n,) to numbers (n,) float64, NaN if missing or in another format."""
+
+    @staticmethod
+    def fit_statistics(values: np.ndarray, usable: np.ndarray) -> tuple[float, float, float, float]:
+        """Compute median, mean, scale and missing fraction of values (n,); other than ``usable`` ones are replaced."""
+        median = float(np.median(values[usable])) if usable.any() else 0.0
+        filled = np.where(usable, values, median)
+        mean = float(filled.mean())
+        return median, mean, float((filled - mean).std()) or 1.0, float(np.isnan(values).mean())
+
+    @property
+    def feature_suffixes(self) -> tuple[str, ...]:
+        """The suffixes of the standardized value and of the missing indicator."""
+        return ("", " missing") if 0 < self.missing < 1 else ("",)
+
+    def encode(self, cells: np.ndarray) -> np.ndarray:
+        """Compute the features (n, features) float32, standardized in float64; values beyond float32 are infinite."""
+        values = self.to_numeric(cells)
+        missing = np.isnan(values)
+        filled = np.where(missing, self.median, values)
+        with np.errstate(over="ignore"):
+            features = [(filled - self.mean) / self.scale, *self.further_features(filled)]
+            if 0 < self.missing < 1:
+                features.append((missing - self.missing) / math.sqrt(self.missing * (1 - self.missing)))
+            return np.stack(features, axis=1).astype(np.float32)
+
+    def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
+        """Compute further features (n,) of values (n,) whose missing values are replaced."""
+        return []
+
+    def is_invalid(self, cells: np.ndarray) -> np.ndarray:
+        """Compute a mask (n,) bool of non-missing cells that are in another format."""
+        unparsed: np.ndarray = np.isnan(self.to_numeric(cells))
+        return unparsed & ~is_missing_or_word(cells) if unparsed.any() else unparsed
+
+    @property
+    def missing_note(self) -> str:
+        """The fraction of missing values in a summary, such as ", 12 % missing"; "" for 0."""
+        return f", {100 * self.missing:.2g} % missing" if self.missing else ""
+
+    @staticmethod
+    def restore_statistics(stored: Stored) -> tuple[float, float, float, float]:
+        """Restore the result of `fit_statistics` from the untrusted entries of a model file."""
+        median, mean = stored.get_float("median"), stored.get_float("mean")
+        return median, mean, stored.get_float("scale", math.ulp(0.0)), stored.get_float("missing", 0, 1)
+
+
+@dataclass(frozen=True)
+class Numeric(OrderedColumn):
+    """A column of numbers in one of ``NUMERIC_FORMATS``."""
+
+    kind: ClassVar[str] = "number"
+
+    @classmethod
+    def fit(cls, cells: np.ndarray, numeric_format: str = "plain") -> Numeric:
+        """Fit a column of numbers to cells (n,); other text and numbers beyond float32 are replaced by the median."""
+        numeric = parse_numeric_column(cells, numeric_format)
+        return cls(numeric_format, *cls.fit_statistics(numeric, np.abs(numeric) <= MAX_FLOAT32))  # False for NaN
+
+    @property
+    def plain(self) -> bool:
+        """Whether no value of the training rows is missing."""
+        return not self.missing
+
+    @property
+    def _is_binary(self) -> bool:
+        """Whether all training values are 0 or 1, judged by their mean and mean square without missing values."""
+        if self.format != "plain" or self.missing >= 1:
+            return False
+        # No other values in [0, 1] have as large a mean square. The statistics include medians for missing values.
+        mean = (self.mean - self.missing * self.median) / (1 - self.missing)
+        mean_square = (self.scale**2 + self.mean**2 - self.missing * self.median**2) / (1 - self.missing)
+        return 0 < mean < 1 and math.isclose(mean, mean_square, rel_tol=1e-9)
+
+    def to_numeric(self, cells: np.ndarray) -> np.ndarray:
+        """Parse cells (n,) to numbers (n,) float64; a binary column also accepts words such as yes and no."""
+        if cells.dtype.kind == "O" and self._is_binary:
+            cells = np.array([BOOLEANS.get(cell.casefold(), cell) for cell in cells], object)
+        return parse_numeric_column(cells, self.format)
+
+    def describe_other_spelling(self, cells: np.ndarray) -> str:
+        """Describe the first of cells (n,) that spells 0 or 1 as a word; "" if there is none."""
+        if cells.dtype.kind != "O" or not self._is_binary:
+            return ""
+        words = (cell for cell in cells if cell.isalpha() and cell.casefold() in BOOLEANS)
+        return next((f"{to_printable(cell)!r} is {BOOLEANS[cell.casefold()]}" for cell in words), "")
+
+    def preparse(self, cells: np.ndarray) -> np.ndarray:
+        """Convert cells (n,) to numbers, unless one is too large: an error message will quote its text."""
+        if cells.dtype.kind != "O":
+            return cells
+        numeric = self.to_numeric(cells)
+        return cells if (np.abs(numeric) > MAX_FLOAT32).any() else numeric
+
+    def comparable_values(self, cells: np.ndarray) -> np.ndarray:
+        """Convert cells (n,) to numbers with missing values filled in; floats keep their type, others are float64."""
+        numeric = cells if cells.dtype.kind == "f" else self.to_numeric(cells)
+        missing = np.isnan(numeric)
+        return np.where(missing, numeric.dtype.type(self.median), numeric) if missing.any() else numeric
+
+    def summary(self) -> str:
+        """Summarize the number format and the fraction of missing values in one line."""
+        formats = {
+            "plain": "",
+            "point": ", as 1,234.5",
+            "comma": ", as 1.234,5",
+            "interval": ", midpoints of intervals",
+            "duration": ", durations in seconds",
+        }
+        return f"number{formats[self.format]}{self.missing_note}"
+
+    @classmethod
+    def restore(cls, stored: Stored) -> Numeric:
+        """Restore the column from the untrusted entries of a model file."""
+        numeric_format = stored.entry("format", str)
+        expect(numeric_format in NUMERIC_FORMATS, "numbers of an unknown format")
+        return cls(numeric_format, *cls.restore_statistics(stored))
+
+    def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
+        """Add the standardized numbers and the missing indicator to an ONNX graph."""
+        missing = graph.add("IsNaN", cells)
+        filled = graph.add("Where", missing, np.float64(self.median), cells)
+        z = graph.add("Div", graph.add("Sub", filled, np.float64(self.mean)), np.float64(self.scale))
+        if len(self.feature_suffixes) > 1:
+            indicator = graph.add("Sub", graph.cast(missing, "DOUBLE"), np.float64(self.missing))
+            indicator = graph.add("Div", indicator, np.sqrt(np.float64(self.missing * (1 - self.missing))))
+            z = graph.add("Concat", z, indicator, axis=1)
+        return graph.cast(z, "FLOAT"), missing
+
+
+@dataclass(frozen=True)
+class Date(OrderedColumn):
+    """A column of dates, times or both, in days since 1970.
+
+    The format is one of ``DATE_FORMATS``, or several joined by ``FORMAT_SEPARATOR``.
+    """
+
+    cycles: tuple[str, ...]  #: The names of the ``CYCLES`` that are encoded: the dates are spread over them.
+    kind: ClassVar[str] = "date"
+    may_be_group: ClassVar[bool] = False  #: Most tables have many rows of the same day.
+
+    @classmethod
+    def fit(cls, cells: np.ndarray, date_format: str = "iso") -> Date:
+        """Fit a column of dates to cells (n,); text in another format counts as missing."""
+        days = parse_dates(cells, date_format)
+        present = ~np.isnan(days)
+        cycles = tuple(name for name in CYCLES if _covers_cycle(name, days[present]))
+        return cls(date_format, *cls.fit_statistics(days, present), cycles)
+
+    @property
+    def feature_suffixes(self) -> tuple[str, ...]:
+        """The suffixes of the linear time, of two features for each cycle, and of the missing indicator."""
+        time, *missing = super().feature_suffixes
+        return (time, *(f" {part} of {name}" for name in self.cycles for part in ("cosine", "sine")), *missing)
+
+    def to_numeric(self, cells: np.ndarray) -> np.ndarray:
+        """Parse cells (n,) to days (n,) since 1970, NaN if missing.
+
+        If the training times are below an hour, cells such as 2:27 are minutes and seconds.
+        """
+        days = parse_dates(cells, self.format)
+        if cells.dtype.kind == "O" and self.format == "%H:%M:%S" and self.mean + self.scale < 1 / 24:
+            unparsed = np.isnan(days)
+            days[unparsed] = map_unique(parse_duration, cells[unparsed]) / SECONDS_PER_DAY
+        return days
+
+    def comparable_values(self, cells: np.ndarray) -> np.ndarray:
+        """Convert cells (n,) to days (n,) since 1970, with missing values filled in."""
+        days = self.to_numeric(cells)
+        return np.where(np.isnan(days), self.median, days)
+
+    def format_value(self, value: float) -> str:
+        """Format a number of days since 1970 as a date."""
+        return str(np.datetime64(0, "D") + np.timedelta64(round(value), "D"))
+
+    def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
+        """Compute the cosine and the sine (n,) of days (n,) in each cycle."""
+        angles = [2 * math.pi * filled / CYCLES[name] for name in self.cycles]
+        return [CYCLE_RADIUS * function(angle) for angle in angles for function in (np.cos, np.sin)]
+
+    def summary(self) -> str:
+        """Summarize the format, the cycles and the fraction of missing values in one line."""
+        date_format = "" if self.format == "iso" else f" as {self.format}"
+        cycles = f", in {', '.join(self.cycles)}" if self.cycles else ""
+        return f"date{date_format}{cycles}{self.missing_note}"
+
+    @classmethod
+    def restore(cls, stored: Stored) -> Date:
+        """Restore the column from the untrusted entries of a model file."""
+        date_format, cycles = stored.entry("format", str), stored.get_strings("cycles")
+        known = set(date_format.split(FORMAT_SEPARATOR)) <= set(DATE_FORMATS) and set(cycles) <= set(CYCLES)
+        expect(known, "dates of an unknown format or cycle")
+        return cls(date_format, *cls.restore_statistics(stored), cycles)
+
+
+def _covers_cycle(cycle: str, days: np.ndarray) -> bool:
+    """Test whether dates (n,), in days since 1970, span enough time for a cycle and are spread over it."""
+    if np.ptp(days) <= MIN_SPANS[cycle]:
+        return False
+    if cycle == "week":
+        dates = np.floor(days).astype("datetime64[D]")
+        return len(np.unique(dates - dates.astype("datetime64[M]"))) > MAX_FIXED_MONTH_DAYS
+    angles = 2 * math.pi * days / CYCLES[cycle]
+    return 1 - math.hypot(np.cos(angles).mean(), np.sin(angles).mean()) > MIN_CYCLE_SPREAD
