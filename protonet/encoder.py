@@ -1,7 +1,7 @@
 """The encoder: the concatenation of views to one embedding.
 
-Each part of a view is scaled to a norm of the square root of its weight, so that the cosine of two embeddings is the
-weighted sum of the parts' cosines.
+A view has one or more parts. Each part is scaled to a norm of the square root of its weight. The cosine of two
+embeddings then is the weighted sum of the cosines of their parts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from protonet.views.view import Graph, Source, View
 
-#: A mean of unit rows with a smaller norm has no direction: it consists of rounding errors.
+#: Means of unit rows with a smaller norm consist of rounding errors and count as zero.
 NO_DIRECTION = 1e-6
 
 
 def keep_float32(convert: Callable[[Tensor], Tensor], tensors: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
-    """Wrap a conversion for `torch.nn.Module._apply`, so that some tensors keep at least float32."""
+    """Wrap a conversion for `torch.nn.Module._apply`, so that the given tensors are not converted below float32."""
     protected = {id(tensor): tensor for tensor in tensors}
 
     def apply(tensor: Tensor) -> Tensor:
@@ -41,10 +41,10 @@ class Encoder(nn.Module):
     scales of table columns differ by more than the range of half precision.
 
     Args:
-        views: At least one. Views with the same input share one source.
-        weights: (parts,) weight of the cosine of each part of each view, >= 0, summing to 1; see `split_weights`.
-        origin: (input_dim,) subtracted first, in the precision of the features; nonzero for columns far from 0.
-        scale: 0-d or a number, > 0: divides the centred features, so that no unit of measurement over- or underflows.
+        views: The views, at least one. Views that read the same map of the features share one `Source`.
+        weights: (parts,) weight of each part of each view, >= 0, summing to 1; see `split_weights`.
+        origin: (input_dim,) subtracted from the features; nonzero for columns far from 0.
+        scale: Divisor of the centred features, > 0, so that no unit of measurement over- or underflows.
 
     Weights, origin and scale are stored in float32 buffers.
     """
@@ -66,11 +66,11 @@ class Encoder(nn.Module):
 
     @property
     def embedding_dim(self) -> int:
-        """Width of the embedding: the sum of the sizes of all parts."""
+        """Width of the embedding: the sum of the widths of all parts."""
         return sum(self.sizes)
 
     def list_sources(self) -> list[Source]:
-        """List the sources, each once, in the order of the views."""
+        """List the maps of features that views read, each once, in the order of the views."""
         return list(self.sources)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,26 +90,22 @@ class Encoder(nn.Module):
         return self._join(parts)
 
     def normalize(self, embedding: Tensor) -> Tensor:
-        """Scale every part of each row (n, embedding_dim) to its norm, as for class means.
+        """Scale every part of rows (n, embedding_dim), such as class means, to the norm that it has in an embedding.
 
-        A part without a direction, such as the mean of rows that cancel, becomes zero.
+        A part whose norm is nearly zero, such as the mean of opposite rows, becomes zero.
         """
-        parts = embedding.split(self.sizes, dim=1)
-        norms = [torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in parts]
-        sizes = self.weights.sqrt()
-        return self._join(
-            [
-                part.masked_fill(norm < NO_DIRECTION * size, 0)
-                for part, norm, size in zip(parts, norms, sizes, strict=True)
-            ]
-        )
+        parts: list[Tensor] = []
+        for part, size in zip(embedding.split(self.sizes, dim=1), self.weights.sqrt(), strict=True):
+            norm = torch.linalg.vector_norm(part, dim=1, keepdim=True)
+            parts.append(part.masked_fill(norm < NO_DIRECTION * size, 0))
+        return self._join(parts)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoder:
         super()._apply(keep_float32(fn, self.buffers()), recurse)  # type: ignore[no-untyped-call]
         return self
 
     def add_to_graph(self, graph: Graph, features: str) -> str:
-        """Add the encoder to an ONNX graph, and return the name of the embedding."""
+        """Add the encoder to an ONNX graph; return the name of the value with the embeddings."""
         if bool(self.origin.any()):  # in that case, the features are float64
             features = graph.cast(graph.add("Sub", features, graph.array(self.origin.double())), "FLOAT")
         x = graph.add("Div", features, graph.array(self.scale))
@@ -124,13 +120,13 @@ class Encoder(nn.Module):
         return graph.add("Concat", *scaled, axis=1)
 
     def list_views(self) -> Iterator[View]:
-        """Yield the views in their order."""
+        """Iterate over the views."""
         for view in self.views:
             assert isinstance(view, View)
             yield view
 
     def _join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Concatenate parts, each scaled to the norm sqrt(weight): (n, embedding_dim)."""
+        """Scale each part (n, width) to the square root of its weight, and concatenate them: (n, embedding_dim)."""
         min_norm = max(1e-12, torch.finfo(parts[0].dtype).tiny)
         scaled = [
             part * (weight / torch.linalg.vector_norm(part, dim=1, keepdim=True).clamp_min(min_norm))
@@ -140,7 +136,7 @@ class Encoder(nn.Module):
 
 
 def split_weights(views: Sequence[View], weights: Sequence[float]) -> Tensor:
-    """Split the weight > 0 of each view evenly among its parts: (parts,) float32, summing to 1."""
+    """Divide the weight > 0 of each view by its number of parts: weights of parts (parts,) float32, summing to 1."""
     parts = [weight / len(view.sizes) for view, weight in zip(views, weights, strict=True) for _ in view.sizes]
     part_weights = torch.tensor(parts, dtype=torch.float32)
     return part_weights / part_weights.sum()

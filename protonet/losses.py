@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 8192  #: Number of rows that are processed at once, which bounds the memory.
+CHUNK = 8192  #: Maximum number of rows that are processed at once, which bounds the memory.
 
 
 def weigh(rows: Tensor, weights: Tensor | None) -> Tensor:
-    """Multiply rows (..., n, dim) by their weights (..., n); None for weights of 1."""
+    """Multiply rows (..., n, dim) by their weights (..., n), or return them unchanged if the weights are None."""
     return rows if weights is None else rows * weights.to(rows.dtype)[..., None]
 
 
@@ -21,8 +21,8 @@ def episodic_loss(
 ) -> Tensor:
     """Compute the weighted mean cross-entropy of queries classified by their cosine to the episode's prototypes.
 
-    Embeddings (..., n_way, n_shot + n_query, dim) have rows of unit norm, support first. The temperature divides the
-    cosines; weights are (..., n_way, n_shot + n_query).
+    Embeddings (..., n_way, n_shot + n_query, dim) have unit norm; the support rows of a class come before its queries.
+    Weights are (..., n_way, n_shot + n_query). The temperature divides the cosines.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 2, with cosines instead
         of squared distances. https://arxiv.org/abs/1703.05175
@@ -48,7 +48,7 @@ def cosine_cross_entropy(
 ) -> Tensor:
     """Compute the weighted mean cross-entropy of rows classified by their cosine to one learned proxy per class.
 
-    Embeddings (..., n, dim) have unit norm, proxies (..., num_classes, dim) any; targets and weights are (..., n).
+    Embeddings (..., n, dim) have unit norm. Proxies are (..., num_classes, dim), targets and weights (..., n).
 
     Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), eq. 3.
         https://arxiv.org/abs/1804.09458
@@ -59,7 +59,7 @@ def cosine_cross_entropy(
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, weights: Tensor | None) -> Tensor:
-    """Compute the weighted mean cross-entropy, 0-d, of logits (n, classes); None for equal weights."""
+    """Compute the weighted mean cross-entropy of logits (n, classes) for targets and weights (n,)."""
     if weights is None:
         return F.cross_entropy(logits, targets, label_smoothing=smoothing)
     losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")
@@ -67,7 +67,10 @@ def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, weights: T
 
 
 def add_by_class(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Add blocks of embeddings (m, dim), n rows in all, to the sums (num_classes, dim) of their classes, in place."""
+    """Add embeddings to the sums (num_classes, dim) of their classes, in place.
+
+    The embeddings of n rows come in blocks (m, dim). Labels and weights are (n,).
+    """
     first = 0
     for block in blocks:
         rows = slice(first, first + len(block))
@@ -79,13 +82,13 @@ def add_by_class(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, weights
 def class_means(
     embeddings: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Average the rows (n, dim) of each class: means (num_classes, dim), and summed weights (num_classes,).
+    """Compute the weighted mean (num_classes, dim) of the rows of each class, and its total weight (num_classes,).
 
-    The mean of a class without rows is zero.
+    Embeddings are (n, dim), labels and weights (n,). The mean of a class without rows is zero.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 1.
         https://arxiv.org/abs/1703.05175
     """
     sums = add_by_class(embeddings.new_zeros(num_classes, embeddings.shape[1]), [embeddings], labels, weights)
     counts = torch.bincount(labels, weights, minlength=num_classes).to(embeddings.dtype)
-    return sums / torch.where(counts > 0, counts, 1)[:, None], counts  # (num_classes, dim), (num_classes,)
+    return sums / torch.where(counts > 0, counts, 1)[:, None], counts

@@ -1,4 +1,4 @@
-"""Metrics of logits with confidence intervals, and scores for the rejection of unknown rows."""
+"""Metrics of logits with confidence intervals, and scores by which rows of unknown classes are rejected."""
 
 from __future__ import annotations
 
@@ -265,11 +265,10 @@ def _estimate_calibration_error(
         for squares, Kumar, Liang and Ma, "Verified uncertainty calibration" (2019), sec. 4.1.
     """
     design_effect = effective_sample_size(weights) / rows
-    n_bins = CALIBRATION_BINS
-    position = (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
     gaps = confidence - correct
     values = torch.stack([weights * gaps, weights.square() * confidence * (1 - confidence), (weights * gaps).square()])
-    gap, honest, observed = values.new_zeros(3, n_bins).index_add_(1, position, values)
+    bins = _confidence_bins(confidence, CALIBRATION_BINS)
+    gap, honest, observed = values.new_zeros(3, CALIBRATION_BINS).index_add_(1, bins, values)
     error = float((gap.square() - design_effect * honest).clamp_min(0).sqrt().sum())
     excess = float(gap.abs().sum() - (2 / math.pi * design_effect * honest).sqrt().sum())
     variance = (1 - 2 / math.pi) * design_effect * float(torch.maximum(honest, observed).sum())
@@ -277,7 +276,7 @@ def _estimate_calibration_error(
 
 
 class ClassMetrics(NamedTuple):
-    """Metrics of each class; 0 if undefined."""
+    """Recall, precision and F1 of each class, 0 where undefined, and its numbers of rows and predictions."""
 
     recall: Tensor  #: (num_classes,) float64.
     precision: Tensor  #: (num_classes,) float64.
@@ -298,10 +297,10 @@ class ClassMetrics(NamedTuple):
 
 
 def measure_classes(confusion: Tensor) -> ClassMetrics:
-    """Compute recall, precision and F1 of each class.
+    """Compute recall, precision and F1 of each class from a confusion matrix.
 
     Args:
-        confusion: (num_classes, num_classes) int64 of `measure`: rows of each true class, by predicted class.
+        confusion: (num_classes, num_classes) int64: numbers of rows by true class (row) and predicted class (column).
 
     Source: van Rijsbergen, "Information retrieval" (1979), ch. 7.
     """
@@ -332,11 +331,11 @@ def score_label_errors(logits: Tensor, labels: Tensor) -> Tensor:
     """Score how likely the label of each row is wrong.
 
     Args:
-        logits: (n, num_classes) floating, by networks that were not trained on the rows.
-        labels: (n,) int64, the given labels.
+        logits: (n, num_classes) floating, of networks that were not trained on the rows.
+        labels: (n,) int64, the labels to be checked.
 
     Returns:
-        (n,) float64, in nats: the log-probability of the most likely other class, minus that of the given one. It is
+        (n,) float64, in nats: the log-probability of the most likely other class minus that of the label. The score is
         positive if another class is predicted.
 
     Source: the normalised margin of Northcutt, Jiang and Chuang, "Confident learning: estimating uncertainty in
@@ -349,20 +348,20 @@ def score_label_errors(logits: Tensor, labels: Tensor) -> Tensor:
     return scores
 
 
-#: Maximal number of scores that are stored to compute thresholds.
+#: Maximum number of scores that are stored to compute rejection thresholds.
 MAX_SCORES = 2000
 
 
 def score_known(logits: Tensor) -> Tensor:
-    """Score how likely each row is of a known class: the negative free energy, the log-sum-exp of the logits.
+    """Score how likely each row belongs to a known class, by the log-sum-exp of its logits.
 
-    Unlike the largest probability, it also depends on the distance from all classes.
+    Unlike the largest probability, the score also falls with the distance from all classes.
 
     Args:
         logits: (n, num_classes) floating.
 
     Returns:
-        (n,) float64, higher for rows that are more likely of a known class.
+        (n,) float64, higher for rows that more likely belong to a known class.
 
     Source: Liu, Wang, Owens and Li, "Energy-based out-of-distribution detection" (2020), eq. 4.
     """
@@ -373,15 +372,15 @@ def score_known(logits: Tensor) -> Tensor:
 
 
 def calibrate(scores: Tensor, offset: float = 0.0) -> Tensor:
-    """Estimate the scores of new rows of known classes, in ascending order, for `rejection_threshold`.
+    """Estimate the scores that the final network will give to new rows of known classes.
 
     Args:
         scores: (n,) float64 of held-out rows, from `protonet.fit.crossfit.score_held_out`.
-        offset: Added to the scores: the mean difference to a network that is fitted to all rows, from
+        offset: Mean score by the network of all rows minus that by the cross-validation networks, from
             `protonet.fit.crossfit.Crossfit.offset`.
 
     Returns:
-        (min(n, MAX_SCORES),) float64.
+        (min(n, MAX_SCORES),) float64, ascending, for `rejection_threshold`.
     """
     scores = scores.sort().values + offset
     indices = torch.linspace(0, len(scores) - 1, min(len(scores), MAX_SCORES), dtype=torch.float64)
@@ -392,11 +391,8 @@ def rejection_threshold(scores: Tensor, rate: float) -> float:
     """Compute the score at and below which rows are rejected as unknown, given a false-rejection rate.
 
     Args:
-        scores: (n,) of `calibrate`.
+        scores: (n,) ascending scores of rows of known classes, from `calibrate`.
         rate: The fraction of rows of known classes that may be rejected, in (0, 1).
-
-    Returns:
-        The threshold.
 
     Raises:
         InputTypeError: The rate is not a number.
@@ -419,10 +415,10 @@ def rejection_threshold(scores: Tensor, rate: float) -> float:
 def fill_bins(
     confidence: Tensor, right: Tensor, n_bins: int = CALIBRATION_BINS, *, weights: Tensor | None = None
 ) -> Tensor:
-    """Sort predictions into bins of equal width by confidence, for the calibration error.
+    """Count predictions in bins of equal width by confidence, for the calibration error.
 
-    Bin b holds the confidences in (b / n_bins, (b + 1) / n_bins]; the first one also holds 0. Bins of several batches
-    add up.
+    Bin b holds the confidences in (b / n_bins, (b + 1) / n_bins]; the first bin also holds 0. The results of several
+    batches can be added.
 
     Args:
         confidence: Floating, of any shape, in [0, 1]: the probability of the predicted class.
@@ -436,10 +432,14 @@ def fill_bins(
     Source: Guo et al., "On calibration of modern neural networks" (2017), sec. 2. https://arxiv.org/abs/1706.04599
     """
     confidence = confidence.flatten().double()  # (n,)
-    position = (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
     values = torch.stack([torch.ones_like(confidence), confidence, right.flatten().double()], dim=1)  # (n, 3)
     values = values if weights is None else values * weights.flatten()[:, None]
-    return values.new_zeros(n_bins, 3).index_add_(0, position, values)
+    return values.new_zeros(n_bins, 3).index_add_(0, _confidence_bins(confidence, n_bins), values)
+
+
+def _confidence_bins(confidence: Tensor, n_bins: int) -> Tensor:
+    """Compute the index (n,) int64 of the bin of each confidence (n,), as in `fill_bins`."""
+    return (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
 
 
 def calibration_error(bins: Tensor) -> float:

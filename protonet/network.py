@@ -16,10 +16,10 @@ from protonet.errors import raise_input_error
 from protonet.losses import CHUNK, add_by_class
 from protonet.views.distances import row_matmul
 
-#: Maximum number of values and of rows in one chunk of embeddings, which fits in the processor's cache.
+#: Maximum numbers of values and of rows that are embedded at once, so that they fit in the processor's cache.
 CHUNK_VALUES, CHUNK_ROWS = 2**20, 1024
-#: Types that may hold more digits than float32.
-EXACT = {torch.float64, torch.int32, torch.int64}
+#: Types whose values may have more digits than float32 keeps.
+HIGH_PRECISION_DTYPES = {torch.float64, torch.int32, torch.int64}
 
 
 class PrototypeNetwork(nn.Module):
@@ -32,12 +32,12 @@ class PrototypeNetwork(nn.Module):
         encoder: Maps (n, input_dim) to (n, embedding_dim). If it has a method ``normalize``, its output is normalized
             already, and ``normalize`` is applied to class means. Otherwise rows are scaled to unit norm.
         embedding_dim: Width of the encoder's output, >= 1.
-        num_classes: Number of classes, >= 1. None has a prototype before ``set_prototypes`` is called.
-        temperature: > 0, divides the cosines.
+        num_classes: Number of classes, >= 1. No class has a prototype before ``set_prototypes`` is called.
+        temperature: Divisor of the cosines, > 0.
 
     Attributes:
-        prototypes: (num_classes, embedding_dim), zero for a class without samples, and for one whose embeddings cancel.
-        sums: (num_classes, embedding_dim), the sum of the embeddings of each class's samples; float32 at least.
+        prototypes: (num_classes, embedding_dim), zero for a class without samples or whose embeddings sum to zero.
+        sums: (num_classes, embedding_dim), the sum of the embeddings of each class's samples; float32 or float64.
         counts: (num_classes,) int64, the number of samples of each class.
         temperature: 0-d.
         offsets: (num_classes,) in nats, added to the logits; zero unless set.
@@ -70,14 +70,14 @@ class PrototypeNetwork(nn.Module):
 
     @property
     def seen(self) -> Tensor:
-        """Mask (num_classes,) bool of the classes with samples; the others are never predicted."""
+        """Mask (num_classes,) bool of the classes that have samples; classes without samples are never predicted."""
         return self.counts > 0
 
     @property
     def cancelled(self) -> Tensor:
-        """Mask (num_classes,) bool of the classes with samples but no prototype, since their embeddings cancel.
+        """Mask (num_classes,) bool of the classes whose embeddings sum to zero, so that they have no prototype.
 
-        Such a class has no direction. It gets the lowest logit, so that it is never predicted.
+        Such a class gets the lowest logit, so that it is never predicted.
         """
         return self.seen & ~self.prototypes.any(dim=1)
 
@@ -88,11 +88,15 @@ class PrototypeNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute logits (n, num_classes). The logits of a row do not depend on the other rows of the batch."""
         scaled, rows = (self.prototypes / self.temperature).T, self._flatten(x)
-        if torch.compiler.is_compiling():  # a loop over chunks would fix the number of rows
+
+        def classify(rows: Tensor) -> Tensor:
             return self.mask_logits(row_matmul(self._embed(rows), scaled) + self.offsets)
-        count = min(CHUNK_ROWS, max(1, CHUNK_VALUES // len(scaled)))
-        parts = (row_matmul(self._embed(part), scaled) + self.offsets for part in rows.split(count))
-        return torch.cat([self.mask_logits(part) for part in parts])
+
+        if torch.compiler.is_compiling():  # a loop over chunks would fix the number of rows
+            return classify(rows)
+        return torch.cat(
+            [classify(chunk) for chunk in rows.split(min(CHUNK_ROWS, max(1, CHUNK_VALUES // len(scaled))))]
+        )
 
     def mask_logits(self, logits: Tensor) -> Tensor:
         """Lower the logits (n, num_classes) of classes without a prototype, so that they are never predicted.
@@ -119,8 +123,7 @@ class PrototypeNetwork(nn.Module):
             InputTypeError: Not tensors, or labels that are not integers.
             InputError: No row, non-finite features, a label outside the range, or a weight that is not positive.
         """
-        x, y, w = self._check(features, labels, len(self.counts), weights)
-        self.set_sums(*self._add(torch.zeros_like(self.sums), torch.zeros_like(self.counts), x, y, w))
+        self._set_total(torch.zeros_like(self.sums), torch.zeros_like(self.counts), features, labels, weights)
 
     @torch.no_grad()
     def add_samples(
@@ -132,7 +135,7 @@ class PrototypeNetwork(nn.Module):
             features: (n, ...) real, finite, n >= 1.
             labels: (n,) integers in [0, num_classes).
             num_classes: New number of classes, at least as many as before; None for no new class.
-            weights: As in `set_prototypes`.
+            weights: (n,) finite and > 0: number of samples that each row counts as; None for one.
 
         Raises:
             InputTypeError: Not tensors, or labels that are not integers.
@@ -140,12 +143,8 @@ class PrototypeNetwork(nn.Module):
                 classes than before.
         """
         before = len(self.counts)
-        n_classes = before if num_classes is None else check_int("num_classes", num_classes, low=before)
-        x, y, w = self._check(features, labels, n_classes, weights)
-        n_new = n_classes - before
-        sums = torch.cat([self.sums, self.sums.new_zeros(n_new, self.sums.shape[1])])
-        counts = torch.cat([self.counts, self.counts.new_zeros(n_new)])
-        self.set_sums(*self._add(sums, counts, x, y, w))
+        n_new = 0 if num_classes is None else check_int("num_classes", num_classes, low=before) - before
+        self._set_total(F.pad(self.sums, (0, 0, 0, n_new)), F.pad(self.counts, (0, n_new)), features, labels, weights)
 
     def add_class(self, features: Tensor) -> int:
         """Add one new class, without training.
@@ -161,7 +160,7 @@ class PrototypeNetwork(nn.Module):
             InputError: No row, or non-finite features.
         """
         label = len(self.counts)
-        x, *_ = self._check(features, None, label + 1)
+        x = check_features("features", features, dim=self._input_dim)
         self.add_samples(x, torch.full((len(x),), label, device=x.device), num_classes=label + 1)
         return label
 
@@ -170,8 +169,8 @@ class PrototypeNetwork(nn.Module):
         """Reorder, append or drop classes.
 
         Args:
-            order: (new classes,) int64: the present index of each new class, -1 for a class without samples. Classes
-                that do not occur are dropped.
+            order: (classes after the call,) int64: the present index of each class, or -1 for a new class without
+                samples. Present classes that do not occur are dropped.
 
         Raises:
             InputError: An index is out of range.
@@ -179,22 +178,17 @@ class PrototypeNetwork(nn.Module):
         if len(order) and not -1 <= int(order.min()) <= int(order.max()) < len(self.counts):
             got = f"{int(order.min())} to {int(order.max())}"
             raise_input_error("order", f"be in [-1, {len(self.counts)})", got, "Pass indices of present classes.")
-        known = order >= 0
-        sums = self.sums.new_zeros(len(order), self.sums.shape[1])
-        counts = self.counts.new_zeros(len(order))
-        sums[known], counts[known] = self.sums[order[known]], self.counts[order[known]]
-        offsets = self.offsets.new_zeros(len(order))
-        offsets[known] = self.offsets[order[known]]
-        self.set_sums(sums, counts)
+        offsets = F.pad(self.offsets, (0, 1))[order]  # the last entry, of index -1, is that of a class without samples
+        self.set_sums(F.pad(self.sums, (0, 0, 0, 1))[order], F.pad(self.counts, (0, 1))[order])
         self.set_offsets(offsets)
 
     def count_parameters(self) -> int:
-        """Count the trainable scalars, which are the encoder's."""
+        """Count the trainable parameters, which are all in the encoder."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def count_buffer_elements(self) -> int:
-        """Count the scalars in buffers: prototypes, statistics, temperature."""
-        stored = {id(value) for value in self.state_dict(keep_vars=True).values()}  # excludes constants of views
+        """Count the elements of the buffers in ``state_dict``, such as prototypes and the statistics of views."""
+        stored = {id(value) for value in self.state_dict(keep_vars=True).values()}
         return sum(b.numel() for b in self.buffers() if id(b) in stored)
 
     @property
@@ -202,26 +196,15 @@ class PrototypeNetwork(nn.Module):
         """Number of features per row, if the encoder declares it."""
         return getattr(self.encoder, "input_dim", None)
 
-    def _check(
-        self, features: Tensor, labels: Tensor | None, num_classes: int, weights: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Validate samples (n, input_dim), labels and weights (n,), and convert them to canonical types."""
-        x = check_features("features", features, dim=self._input_dim)
-        y = x.new_zeros(len(x), dtype=torch.int64) if labels is None else labels
-        y = check_labels("labels", y, n=len(x), num_classes=num_classes)
-        if len(x) == 0:
-            raise_input_error("features", "have at least one row", "none", "Pass labelled samples.")
-        return x, y, None if weights is None else check_weights("weights", weights, n=len(x))
-
     def _flatten(self, x: Tensor) -> Tensor:
-        """Flatten features (n, ...) to (n, input_dim), in the network's dtype or a wider one that the encoder uses."""
+        """Flatten features (n, ...) to (n, input_dim), in the dtype that the encoder expects."""
         width = self._input_dim
         if x.ndim < 2 or width not in {None, math.prod(x.shape[1:])}:
             remedy = "Pass rows of the features that the network was fitted to, x[None] for a single one."
             raise_input_error("x", f"have shape (n, {width or 'dim'})", f"shape {tuple(x.shape)}", remedy)
         dtype = self.prototypes.dtype
         if hasattr(self.encoder, "origin"):
-            dtype = torch.float64 if x.dtype in EXACT else torch.promote_types(dtype, torch.float32)
+            dtype = torch.float64 if x.dtype in HIGH_PRECISION_DTYPES else torch.promote_types(dtype, torch.float32)
         return x.flatten(1).to(dtype)
 
     def _embed(self, x: Tensor) -> Tensor:
@@ -229,27 +212,32 @@ class PrototypeNetwork(nn.Module):
         embedding: Tensor = self.encoder(x).to(self.prototypes.dtype)
         return embedding if hasattr(self.encoder, "normalize") else F.normalize(embedding, dim=1)
 
-    def _add(self, sums: Tensor, counts: Tensor, x: Tensor, y: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Add the embeddings of rows x (n, input_dim) of classes y (n,) to sums and counts, in place; return both.
+    def _set_total(
+        self, sums: Tensor, counts: Tensor, features: Tensor, labels: Tensor, weights: Tensor | None
+    ) -> None:
+        """Set the sums and counts of classes to the given ones plus those of validated samples.
 
-        Counts are integers: a sum of weights is rounded, to 1 at least.
+        Counts are integers: the summed weights of a class are rounded, to 1 at least.
         """
-        y = y.to(sums.device)
-        total = torch.bincount(y, minlength=len(counts))
+        x = check_features("features", features, dim=self._input_dim)
+        y = check_labels("labels", labels, n=len(x), num_classes=len(counts)).to(sums.device)
+        if len(x) == 0:
+            raise_input_error("features", "have at least one row", "none", "Pass labelled samples.")
+        added = torch.bincount(y, minlength=len(counts))
         if weights is not None:
-            weights = weights.to(sums.device)
-            weighed = torch.bincount(y, weights, minlength=len(counts))
-            total = torch.where(total > 0, weighed.round().clamp_min(1).to(total), 0)
-            weights = weights * (total / weighed)[y]
+            weights = check_weights("weights", weights, n=len(x)).to(sums.device)
+            summed_weights = torch.bincount(y, weights, minlength=len(counts))
+            added = torch.where(added > 0, summed_weights.round().clamp_min(1).to(added), 0)
+            weights = weights * (added / summed_weights)[y]
         blocks = (self.embed(rows.to(sums.device)).to(sums.dtype) for rows in x.split(CHUNK))
-        return add_by_class(sums, blocks, y, weights), counts.add_(total)
+        self.set_sums(add_by_class(sums.clone(), blocks, y, weights), counts + added)
 
     @torch.no_grad()
     def set_sums(self, sums: Tensor, counts: Tensor) -> None:
-        """Set the class sums and counts, and recompute the prototypes; without validation.
+        """Set the class sums and counts, and recompute the prototypes; the arguments are not validated.
 
         Args:
-            sums: (num_classes, embedding_dim), of the dtype of `sums`.
+            sums: (num_classes, embedding_dim), of the dtype of the attribute ``sums``.
             counts: (num_classes,) int64.
         """
         normalize = getattr(self.encoder, "normalize", None)
@@ -266,7 +254,7 @@ class PrototypeNetwork(nn.Module):
 
     @torch.no_grad()
     def set_offsets(self, offsets: Tensor) -> None:
-        """Set the logit offsets (num_classes,), in nats; without validation."""
+        """Set the offsets (num_classes,) that are added to the logits, in nats; they are not validated."""
         with torch.inference_mode(False):
             self.offsets = offsets.to(self.offsets).clone()
 

@@ -1,4 +1,4 @@
-"""Draw N-way K-shot episodes as index tensors, a whole batch of them at once.
+"""Batches of N-way K-shot episodes, drawn as indices of rows.
 
 Training uses `sample_episodes`, which takes a generator. Experiments use `protonet.episodes.samplers`, where
 every episode has a number and can be drawn alone.
@@ -16,14 +16,14 @@ from protonet.errors import raise_input_error
 
 
 class ClassIndex(NamedTuple):
-    """Row indices grouped by class: those of class c are ``rows[start[c] : start[c] + size[c]]``."""
+    """Row indices grouped by class: the rows of class c are ``rows[start[c] : start[c] + size[c]]``."""
 
-    rows: Tensor  #: (n,) int64 row numbers, class by class.
-    start: Tensor  #: (num_classes,) int64, where each class begins in ``rows``.
-    size: Tensor  #: (num_classes,) int64, the number of rows of each class.
+    rows: Tensor  #: (n,) int64: indices of the rows of class 0, then of class 1, and so on.
+    start: Tensor  #: (num_classes,) int64: position in ``rows`` of the first row of each class.
+    size: Tensor  #: (num_classes,) int64: number of rows of each class.
 
     def take(self, classes: Tensor) -> ClassIndex:
-        """Select classes (k,), each at most once, and relabel them 0, 1, ... in the order given."""
+        """Select distinct classes (k,), which become classes 0, 1, ..., k - 1 in the order given."""
         return ClassIndex(self.rows, self.start[classes], self.size[classes])
 
 
@@ -32,9 +32,6 @@ def index_classes(labels: Tensor) -> ClassIndex:
 
     Args:
         labels: (n,) int64; the distinct values in ascending order become classes 0, 1, ...
-
-    Returns:
-        The index: ``rows`` (n,), ``start`` and ``size`` (num_classes,), int64.
 
     Raises:
         InputTypeError: The labels are not a tensor.
@@ -45,14 +42,13 @@ def index_classes(labels: Tensor) -> ClassIndex:
 
 
 def list_pieces(index: ClassIndex) -> list[Tensor]:
-    """List the row indices (rows,) int64 of each class."""
-    return [
-        index.rows[start : start + size] for start, size in zip(index.start.tolist(), index.size.tolist(), strict=True)
-    ]
+    """List the row indices (rows of the class,) int64 of each class."""
+    starts, sizes = index.start.tolist(), index.size.tolist()
+    return [index.rows[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 def index_pieces(pieces: list[Tensor]) -> ClassIndex:
-    """Build an index from the row indices (rows,) int64 of each class."""
+    """Build a `ClassIndex` from the row indices (rows of the class,) int64 of each class."""
     size = torch.tensor(list(map(len, pieces)))
     return ClassIndex(torch.cat(pieces), size.cumsum(0) - size, size)
 
@@ -62,11 +58,11 @@ def sample_episodes(
 ) -> Tensor:
     """Draw episodes: classes without replacement, then rows of each class without replacement.
 
-    A class with fewer than ``n_shot + n_query`` rows is used in rounds: once all its rows are drawn, all of them can be
-    drawn again. With one row per class the query is the support row itself, which only augmentation can change.
+    Returns row indices (n_episodes, n_way, n_shot + n_query) int64; the support rows come before the queries. The label
+    of a row within its episode is its index along the second axis. If a class has fewer than ``n_shot + n_query`` rows,
+    all of them are drawn once before any is drawn again. With a single row, the query thus is the support row.
 
-    The row numbers are (n_episodes, n_way, n_shot + n_query) int64, support first along the last axis. A row's label
-    within its episode is its position along the axis of ``n_way``. Raises an InputError for a count outside its range.
+    Raises an InputError for a count outside its range.
 
     Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 2.2. https://arxiv.org/abs/1606.04080
     """
@@ -82,9 +78,10 @@ def sample_episodes(
 
 
 def draw_distinct(uniform: Tensor, count: Tensor) -> Tensor:
-    """Turn uniform numbers (..., slots) into draws without replacement from ``count`` (...) items each.
+    """Draw items without replacement from uniform random numbers: indices (..., slots) int64 below ``count``.
 
-    Once all items are drawn, a new round begins. A draw depends only on its own slot and the slots before it.
+    ``uniform`` (..., slots) has one number per draw, in [0, 1), and ``count`` (...) the number of items. Once all items
+    are drawn, each can be drawn again. A draw depends only on its own number and on those before it.
     """
     shape, slots, count = uniform.shape, uniform.shape[-1], count.reshape(-1).int()  # count: (n,)
     left = count - torch.arange(slots, dtype=torch.int32)[:, None] % count  # (slots, n), items not yet drawn

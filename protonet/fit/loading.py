@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from protonet._validation import check_labels
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.losses import CHUNK
-from protonet.network import EXACT
+from protonet.network import HIGH_PRECISION_DTYPES
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def read_loaders(
                 )
             rows += len(inputs)
             # More digits than float32 has are kept until columns are centred.
-            inputs = inputs.to(torch.float64 if inputs.dtype in EXACT else torch.float32)
+            inputs = inputs.to(torch.float64 if inputs.dtype in HIGH_PRECISION_DTYPES else torch.float32)
             single = inputs.to(torch.float32)
             non_finite += int((~torch.isfinite(inputs)).any(dim=1).sum())
             out_of_range += int((~torch.isfinite(single)).any(dim=1).sum()) + int(
@@ -184,7 +184,7 @@ def _check_unlabelled(batch: object, batch_index: int, dim: int) -> Tensor:
     if bad:
         got = f"NaN, infinity or more than float32 holds in {bad} of {len(rows)} rows of batch {batch_index}"
         raise_input_error("unlabelled", "be finite", got, "Drop or impute those rows.")
-    return rows.to(torch.float64 if rows.dtype in EXACT else torch.float32)
+    return rows.to(torch.float64 if rows.dtype in HIGH_PRECISION_DTYPES else torch.float32)
 
 
 def _to_tensor(part: object) -> Tensor | None:
