@@ -12,22 +12,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FoldRules:
-    """Number and size of folds. The bounds limit time and memory; see analysis/results/scale.md."""
+    """Number and size of folds, which limit time and memory; see analysis/results/scale.md."""
 
     count: int = 5  #: Default number of folds.
-    max_rows: int = 16384  #: With more rows, a single held-out part replaces the folds ...
-    max_cosines: int = 1 << 24  #: ... and with more cosines of rows and classes.
-    held_out: int = 4096  #: Maximal number of rows of a single held-out part.
+    max_rows: int = 16384  #: With more rows, there is a single fold, which holds out a part of the rows.
+    max_cosines: int = 1 << 24  #: There also is a single fold if rows times classes exceed this.
+    held_out: int = 4096  #: Maximum number of rows that a single fold holds out.
 
 
 FOLDS = FoldRules()
 
 
 class Fold(NamedTuple):
-    """Indices of the rows to fit on, and of the rows to evaluate on."""
+    """A fold of cross-validation: the indices of its training rows and of its held-out rows."""
 
-    train: Tensor  #: (n,) int64.
-    held_out: Tensor  #: (m,) int64, disjoint from ``train``.
+    train: Tensor  #: (n,) int64: indices of the rows to fit to.
+    held_out: Tensor  #: (m,) int64: indices of the rows to evaluate on, disjoint from ``train``.
 
     def to(self, device: torch.device) -> Fold:
         """Move the indices to a device."""
@@ -45,11 +45,17 @@ def split_folds(
 ) -> list[Fold]:
     """Split rows into folds stratified by class.
 
-    The folds follow from the order of the rows: rows in canonical order always have the same folds. ``partition``
-    numbers random partitions. Rows of one of the ``groups`` (n,) stay in one fold. Rows that are names of classes,
-    ``is_class_name`` (n,) bool, are never held out. A single fold holds out a part of many rows or classes. There is
-    none if no class has two rows, or if ``max_folds`` is 0. A class with a single row or group is in the training rows
-    of every fold, with all rows of that group.
+    The folds depend on the order of the rows and on ``partition``, the index of a random partition. A class with a
+    single row or group is never held out. With many rows or classes, a single fold holds out a part of them; see
+    `FoldRules`. There is no fold if no class has two rows.
+
+    Args:
+        labels: (n,) int64 in [0, num_classes).
+        num_classes: The number of classes.
+        partition: The index of the partition: each index gives other folds.
+        max_folds: The maximum number of folds; 0 for none.
+        groups: (n,) int64: rows of one group are in the same fold.
+        is_class_name: (n,) bool: rows that embed class names, which are never held out.
     """
     if is_class_name is not None:
         samples, others = (~is_class_name).nonzero().flatten(), is_class_name.nonzero().flatten()
@@ -61,7 +67,7 @@ def split_folds(
     if not len(labels):
         return []
     first = torch.full((num_classes,), len(labels)).scatter_reduce_(0, labels, torch.arange(len(labels)), "amin")
-    labels = first.argsort(stable=True).argsort()[labels]  # by first appearance: names of classes do not matter
+    labels = first.argsort(stable=True).argsort()[labels]  # by first appearance: indices of classes do not matter
     generator = torch.Generator().manual_seed(partition)
     if groups is not None:
         return _split_groups(labels, num_classes, groups, generator, max_folds)
@@ -88,22 +94,26 @@ def split_folds(
 def _split_groups(
     labels: Tensor, num_classes: int, groups: Tensor, generator: torch.Generator, max_folds: int
 ) -> list[Fold]:
-    """Split groups (n,) as `split_folds` does: the largest first, each into the fold with the fewest of its classes."""
+    """Split rows by their groups (n,), as `split_folds` does.
+
+    Starting with the largest, each group is held out by the fold that holds out the fewest rows of its classes.
+    """
     n, (_, group, size) = len(labels), groups.unique(return_inverse=True, return_counts=True)
-    pairs, count = (group * num_classes + labels).unique(return_counts=True)  # of a group and a class in it
+    pairs, count = (group * num_classes + labels).unique(return_counts=True)  # a group and a class in it
     pair_group, pair_class = pairs // num_classes, pairs % num_classes
     folds = min(max_folds, int(torch.bincount(pair_class).max()))
     if folds < 2:
         return []
     order = torch.randperm(len(size), generator=generator)
-    part = torch.full_like(size, -1)  # (groups,): the fold that holds it out
+    part = torch.full_like(size, -1)  # (groups,): the fold that holds the group out
     if n > FOLDS.max_rows or n * num_classes > FOLDS.max_cosines:
         held_out = max(256, min(FOLDS.held_out, FOLDS.max_cosines // num_classes, n // max_folds))
         part[order[size[order].cumsum(dim=0) <= held_out]] = 0
     else:
         order = order[size[order].argsort(descending=True, stable=True)]
         fractions = (count / torch.bincount(labels)[pair_class]).tolist()
-        classes_of: list[list[tuple[int, float]]] = [[] for _ in size]  # of each group, with fractions of their rows
+        # For each group, its classes, and the fraction of the rows of each class that are in the group.
+        classes_of: list[list[tuple[int, float]]] = [[] for _ in size]
         for index, label, fraction in zip(pair_group.tolist(), pair_class.tolist(), fractions, strict=True):
             classes_of[index].append((label, fraction))
         filled = [[0.0] * num_classes for _ in range(folds)]

@@ -1,7 +1,7 @@
 """L-BFGS with a line search by the strong Wolfe conditions, for smooth problems of few variables.
 
-The steps are those of `torch.optim.LBFGS`. Its first use takes a second of CPU, because it imports torch's compiler;
-the import of `scipy.optimize` takes 0.4 seconds, and contest submissions have torch and numpy alone.
+It takes the same steps as `torch.optim.LBFGS`, whose first use imports torch's compiler and takes a second. SciPy is
+not available to contest submissions.
 
 Source: Nocedal and Wright, "Numerical optimization" (2006), algorithms 3.5, 3.6, 7.4 and 7.5.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-#: Computes a function's value and its gradient (n,) at x (n,).
+#: Function of x (n,) that returns its value and its gradient (n,).
 Objective = Callable[[Tensor], tuple[float, Tensor]]
 
 
@@ -23,15 +23,16 @@ Objective = Callable[[Tensor], tuple[float, Tensor]]
 class LBFGSRules:
     """Settings of the line search and the stopping criteria; the values are those of `torch.optim.LBFGS`."""
 
-    max_steps: int = 60  #: Maximal number of steps.
-    max_trials: int = 25  #: Maximal number of step sizes that a line search tries.
+    max_steps: int = 60  #: Maximum number of steps.
+    max_trials: int = 25  #: Maximum number of step sizes that a line search tries.
     armijo: float = 1e-4  #: Sufficient decrease, as a fraction of the decrease that the slope predicts.
-    wolfe: float = 0.9  #: Curvature condition: maximal slope after a step, as a fraction of the slope before it.
+    wolfe: float = 0.9  #: Curvature condition: maximum slope after a step, as a fraction of the slope before it.
     extrapolation: tuple[float, float] = (0.01, 10.0)
-    """Bounds on the next step size: a fraction of the last increase beyond the last size, and a multiple of it."""
-    margin: float = 0.1  #: Minimal distance of an interpolated size from both ends, as a fraction of the interval.
-    gradient_tolerance: float = 1e-7  #: Largest derivative at which the search stops.
-    tolerance: float = 1e-9  #: Change of the value, or of every variable, at which the search stops.
+    """Bounds on an extrapolated step size: the last size plus this fraction of its last increase, and this multiple of
+    the last size."""
+    margin: float = 0.1  #: Minimum distance of an interpolated size from both ends, as a fraction of the interval.
+    gradient_tolerance: float = 1e-7  #: The search stops if no derivative is larger.
+    tolerance: float = 1e-9  #: The search stops if the value, or all variables, change by less.
     min_curvature: float = 1e-10  #: Steps along which the curvature is lower do not update the inverse Hessian.
 
 
@@ -39,16 +40,19 @@ LBFGS = LBFGSRules()
 
 
 class Trial(NamedTuple):
-    """The function at one step size."""
+    """The value and the derivatives of the objective at one step size."""
 
-    size: float
+    size: float  #: The step size.
     value: float
-    slope: float  #: Along the step.
+    slope: float  #: Derivative along the step.
     gradient: Tensor  #: (n,)
 
 
 def minimize(objective: Objective, x: Tensor) -> Tensor:
-    """Minimize a smooth function from x (n,) float64: the minimum, or the last of ``LBFGS.max_steps`` points."""
+    """Minimize a smooth function, starting at x (n,) float64; return the minimizer (n,).
+
+    If the search has not converged after ``LBFGS.max_steps`` steps, the last point is returned.
+    """
     value, gradient = objective(x)
     pairs: list[tuple[Tensor, Tensor]] = []  # steps s, and the changes y of the gradient along them
     direction = -gradient
@@ -57,7 +61,7 @@ def minimize(objective: Objective, x: Tensor) -> Tensor:
         start = Trial(0.0, value, float(gradient @ direction), gradient)
         if float(gradient.abs().max()) <= LBFGS.gradient_tolerance or start.slope > -LBFGS.tolerance:
             break
-        end = _search_line(objective, x, direction, start, size)
+        end = _line_search(objective, x, direction, start, size)
         s, y, decrease = end.size * direction, end.gradient - gradient, value - end.value
         x, value, gradient, size = x + s, end.value, end.gradient, 1.0
         if float(s.abs().max()) <= LBFGS.tolerance or abs(decrease) < LBFGS.tolerance:
@@ -69,7 +73,7 @@ def minimize(objective: Objective, x: Tensor) -> Tensor:
 
 
 def _multiply_by_inverse_hessian(pairs: list[tuple[Tensor, Tensor]], vector: Tensor) -> Tensor:
-    """Multiply a vector (n,) by the estimate of the inverse Hessian from steps and changes of the gradient."""
+    """Multiply a vector (n,) by the inverse Hessian that pairs of steps and gradient changes imply."""
     coefficients = []
     for s, y in reversed(pairs):
         coefficients.append(s @ vector / (y @ s))
@@ -82,8 +86,8 @@ def _multiply_by_inverse_hessian(pairs: list[tuple[Tensor, Tensor]], vector: Ten
     return vector
 
 
-def _search_line(objective: Objective, x: Tensor, direction: Tensor, start: Trial, size: float) -> Trial:
-    """Find a step size along a descent direction (n,) that satisfies the strong Wolfe conditions."""
+def _line_search(objective: Objective, x: Tensor, direction: Tensor, start: Trial, size: float) -> Trial:
+    """Choose a step size along a descent direction (n,) that satisfies the strong Wolfe conditions."""
     low, high = start, None  # the lowest trial so far; once there is a high one, a minimum lies between the two
     for _ in range(LBFGS.max_trials):
         value, gradient = objective(x + size * direction)
@@ -109,7 +113,7 @@ def _search_line(objective: Objective, x: Tensor, direction: Tensor, start: Tria
 
 
 def _interpolate(one: Trial, other: Trial, lowest: float, highest: float) -> float:
-    """Minimize the cubic through the values and slopes of two trials, within bounds of the size (eq. 3.59)."""
+    """Compute the step size in [lowest, highest] that minimizes the cubic interpolation of two trials (eq. 3.59)."""
     left, right = sorted((one, other), key=lambda trial: trial.size)
     width = right.size - left.size
     d1 = left.slope + right.slope + 3 * (left.value - right.value) / width

@@ -1,4 +1,4 @@
-"""Scores on held-out rows: temperatures, the weights of views, and the one-standard-error rule."""
+"""Log-losses of held-out rows: the temperature and weights of views that minimize them, and how losses are compared."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from protonet.selection.lbfgs import minimize
 
 @dataclass(frozen=True)
 class WeightRules:
-    """How out-of-fold scores become weights.
+    """Constants of the temperature and of the weights of views, which are fitted to held-out rows.
 
     The values were set on three of the five splits of analysis/results/robustness.md; analysis/results/ablations.md
-    shows the effect of selection as a whole.
+    shows the effect of the selection.
     """
 
     logit_scale: float = 3.0  # of 5, 3 and 2 on 240 development tasks, confirmed on 200 others
@@ -26,52 +26,52 @@ class WeightRules:
     """Prior mean of the factor on the logarithms of class frequencies ..."""
     frequency_deviation: float = 0.5  #: ... and its prior standard deviation.
     equal_classes: float = 0.1  #: Log frequencies that are all nearer to their mean than this count as equal, in nats.
-    tie: float = 2e-3  #: Log-loss differences up to this one are ties, in nats per row.
+    tie: float = 2e-3  #: Mean log-losses that differ by at most this are equal, in nats per row.
     softness: float = 0.15  #: Excess log-loss that divides a view's weight by e, in nats per row ...
     total_softness: float = 4.0  #: ... or in nats over all rows, if that is more.
-    shrinkage: float = 10.0  #: Nats, over all rows, for each nat of divergence of joint weights from their start.
-    max_cosines: int = 2**22  #: Maximal number of cosines that joint weights are fitted to.
-    block: int = 2**20  #: Maximal number of cosines or logits that are processed at once, which bounds the memory.
-    min_influence: float = 0.01  #: A view with a smaller fraction of the influence is left out.
+    shrinkage: float = 10.0  #: Penalty on the divergence of joint weights from their start, in nats over all rows.
+    max_cosines: int = 2**22  #: Maximum number of cosines that joint weights are fitted to.
+    block: int = 2**20  #: Maximum number of cosines or logits that are processed at once, which bounds the memory.
+    min_influence: float = 0.01  #: A view with a smaller fraction of the influence gets weight 0.
     max_tolerated: float = 0.02
-    """Excess of raw cosine's log-loss over the mixture's that chance never explains, in nats per row."""
+    """If the log-loss of raw cosine exceeds that of the mixture by more, the mixture is used, in nats per row."""
     mixture_prior: float = 1.0
-    """Nats, over all rows, of evidence that raw cosine needs to replace the mixture."""
+    """Prior evidence for the mixture of views against raw cosine alone, in nats over all rows."""
 
 
 @dataclass(frozen=True)
 class NewtonRules:
-    """Settings of the convex problem of the temperature, which takes about five steps."""
+    """Settings of Newton's method for the temperature, which takes about five steps."""
 
-    max_steps: int = 50  #: Maximal number of Newton steps.
+    max_steps: int = 50  #: Maximum number of steps.
     backtracking: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)
     """Fractions of a step that are tried until the loss decreases."""
-    tolerance: float = 1e-7  #: Decrease of the loss below which a step is the last, in nats per row.
+    tolerance: float = 1e-7  #: The search stops if the loss decreases by less, in nats per row.
     min_variance: float = 1e-12
-    """Mean variance of a row's cosines below which they do not separate classes; also the minimal curvature."""
+    """Cosines with a lower mean variance over the classes do not separate classes; also the minimum curvature."""
 
 
 WEIGHTS, NEWTON = WeightRules(), NewtonRules()
 
 
 def row_blocks(n: int, width: int) -> Iterator[slice]:
-    """Split n rows of so many values each into blocks of at most ``WEIGHTS.block`` values, but one row at least."""
+    """Split n rows of ``width`` values into slices of at most ``WEIGHTS.block`` values, but of at least one row."""
     step = max(1, WEIGHTS.block // max(1, width))
     return (slice(first, first + step) for first in range(0, n, step))
 
 
 def select_seen(cosines: Tensor, seen: Tensor) -> Tensor:
-    """Select the classes of cosines (..., num_classes) that can win; no copy if all can."""
+    """Select the cosines (..., num_classes) to the seen classes, without a copy if all classes are seen."""
     return cosines if bool(seen.all()) else cosines[..., seen]
 
 
 def fit_temperature(
     cosines: Tensor, labels: Tensor, seen: Tensor, weights: Tensor | None = None
 ) -> tuple[float, Tensor]:
-    """Fit the factor >= 0 on cosines, the inverse temperature, for which their softmax has the least log-loss.
+    """Fit the inverse temperature >= 0 that minimizes the log-loss of cosines; also return the losses of the rows.
 
-    Cosines are (n, num_classes), labels (n,) int64, ``seen`` (num_classes,) the classes that can win, and weights (n,)
-    > 0 and about 1. Also returns the log-losses (n,) float64 times the weights; their mean is the weighted log-loss.
+    The cosines are (n, num_classes), the labels (n,) int64, ``seen`` (num_classes,) a mask of the classes that can be
+    predicted, and the weights (n,) > 0 with a mean of about 1. The losses (n,) float64 are multiplied by the weights.
 
     Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
@@ -82,15 +82,16 @@ def fit_temperature(
 def fit_scale_and_offsets(
     cosines: Tensor, labels: Tensor, sizes: Tensor, weights: Tensor | None = None, repeats: int = 1
 ) -> tuple[float, Tensor | None, Tensor]:
-    """Fit the factor on the cosines jointly with a factor on the logarithms of the class frequencies.
+    """Fit an inverse temperature and class offsets that minimize the log-loss of cosines.
 
-    Cosines to prototypes treat all classes alike, while votes of a forest depend on how frequent classes are. Held-out
-    rows show by how much the frequencies have to be added to the logits. A Gaussian prior on this factor, and one on
-    the size of the logits, keep few rows from driving them to extremes.
+    The offsets are a fitted factor times the logarithms of the class frequencies: cosines to prototypes treat all
+    classes alike, while votes of a forest depend on how frequent classes are. A Gaussian prior on this factor, and one
+    on the size of the logits, keep few rows from driving them to extremes.
 
-    Arguments are those of `fit_temperature`, but with the weight ``sizes`` (num_classes,) of each class's labelled
-    rows, and how often each row occurs in repeated cross-validation. Returns the factor, the offsets (num_classes,),
-    which sum to zero, or None if all are zero, and the weighted log-losses (n,).
+    The arguments are those of `fit_temperature`. In addition, ``sizes`` (num_classes,) is the total weight of the
+    labelled rows of each class, 0 for a class that cannot be predicted, and ``repeats`` the number of times that each
+    row occurs. Returns the inverse temperature, the offsets (num_classes,), which sum to zero, or None if all are zero,
+    and the weighted log-losses (n,).
 
     Source: Platt, "Probabilistic outputs for support vector machines" (1999), with class frequencies as in Menon et
         al., "Long-tail learning via logit adjustment" (2021).
@@ -101,7 +102,7 @@ def fit_scale_and_offsets(
 
 
 def log_frequencies(sizes: Tensor) -> Tensor | None:
-    """Compute logarithms (num_classes,) of class frequencies, less their mean; None if these are equal."""
+    """Compute the centred logarithms (num_classes,) of class frequencies; None if the classes are equally frequent."""
     logs = torch.where(sizes > 0, sizes, 1.0).log()
     logs = torch.where(sizes > 0, logs - logs.sum() / (sizes > 0).sum(), 0.0)
     return None if float(logs.abs().max()) <= WEIGHTS.equal_classes else logs
@@ -110,10 +111,10 @@ def log_frequencies(sizes: Tensor) -> Tensor | None:
 def _fit_logits(
     cosines: Tensor, labels: Tensor, seen: Tensor, frequencies: Tensor | None, weights: Tensor | None, repeats: int = 1
 ) -> tuple[float, float, Tensor]:
-    """Fit the factor on the cosines, and that on the logarithms of the class frequencies, if any.
+    """Fit the factors on the cosines and on the logarithms of class frequencies; also return the losses (n,).
 
-    A Gaussian prior on the size of the logits keeps few or separable rows from driving the factor to infinity. The
-    problem is convex in two variables; Newton steps with backtracking solve it. Also returns the losses (n,).
+    The problem is convex in the two factors; Newton steps with backtracking solve it. If the frequencies are None,
+    their factor is 0.
     """
     targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
     true = cosines.gather(1, labels[:, None])[:, 0]
@@ -132,7 +133,7 @@ def _fit_logits(
     prior = 0.0 if logs is None else repeats / (WEIGHTS.frequency_deviation**2 * len(cosines))
 
     def evaluate(factor: float, exponent: float) -> tuple[float, Tensor, Tensor]:
-        """Compute the objective, the losses (n,), and the means and products of cosines and logarithms (5, n)."""
+        """Compute the objective, the losses (n,), and moments (5, n) of the cosines and log frequencies."""
         log_p_true, moments = torch.empty_like(true), true.new_zeros(5, len(true))  # parts would fragment the memory
         for rows, block in blocks:
             logits = factor * block
@@ -178,10 +179,11 @@ def _fit_logits(
 
 
 def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
-    """Weigh views by their separate losses: ``exp(-excess loss / softness)`` over the spread of the view's cosines.
+    """Compute weights (views,) of views from the held-out losses (n,) of each view alone.
 
-    Weights fitted jointly to few out-of-fold rows overfit them; these depend on the mean losses (n,) of the views only.
-    They sum to 1; views below ``WEIGHTS.min_influence`` get 0.
+    A weight is ``exp(-excess loss / softness)``, divided by the standard deviation of the view's cosines over the
+    classes. Weights sum to 1; those of views below ``WEIGHTS.min_influence`` are 0. Unlike weights that are fitted
+    jointly, they do not overfit to few rows.
 
     Source: exponential weights, as in Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008).
     """
@@ -199,12 +201,12 @@ def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
 def fit_weights(
     cosines: Sequence[Tensor], labels: Tensor, sizes: Tensor, start: Tensor, row_weights: Tensor | None = None
 ) -> Tensor:
-    """Fit the weights (views,) of views jointly to out-of-fold rows, shrunk towards their start (views,).
+    """Fit the weights (views,) of views jointly to held-out rows, shrunk towards the weights ``start`` (views,).
 
-    The objective is the log-loss of the mixture of cosines (n, num_classes), with offsets for class ``sizes``. For each
-    nat of the Kullback-Leibler divergence of the influences from those of the start, ``WEIGHTS.shrinkage`` nats are
-    added, over all rows. Few rows thus hardly change them. A weight is 0 where the start is 0. Otherwise, its influence
-    is at least ``WEIGHTS.min_influence``.
+    The objective is the log-loss of the weighted cosines (n, num_classes), with offsets for class ``sizes``, plus a
+    penalty on the Kullback-Leibler divergence from the start; see ``WEIGHTS.shrinkage``. Few rows thus hardly change
+    the weights. The influence of a view is its weight times the standard deviation of its cosines, and at least
+    ``WEIGHTS.min_influence`` unless the start is 0.
 
     Source: stacking, Wolpert, "Stacked generalization" (1992), with non-negative weights as in Breiman (1996).
     """
@@ -245,11 +247,11 @@ def fit_weights(
 def worse_by_one_error(
     losses: Tensor, reference: Tensor, *, max_tolerated: float = math.inf, margin: float = 0.0
 ) -> bool:
-    """Check whether losses (n,) exceed a reference (n,) by more than one standard error of the difference.
+    """Test whether losses (n,) exceed reference losses (n,) by more than one standard error of the mean difference.
 
-    A mean excess up to ``WEIGHTS.tie`` is a tie: two fits of the same kind differ slightly, but systematically. One
-    above ``max_tolerated`` always counts: for few rows, one standard error is large. The margin is a prior in favour of
-    the candidate: nats, over all rows, that are added to the tolerance.
+    The mean difference must also exceed ``WEIGHTS.tie``, since two fits of the same kind differ systematically. A mean
+    difference above ``max_tolerated`` always counts, since one standard error of few rows is large. The margin, in nats
+    over all rows, is added to the tolerance.
 
     Source: the one-standard-error rule of Breiman et al., "Classification and regression trees" (1984), sec. 3.4.3.
     """
@@ -259,6 +261,9 @@ def worse_by_one_error(
 
 
 def simplest_within_one_error(losses: list[Tensor]) -> int:
-    """Find the first candidate, the simplest first, that is not worse than the best by one standard error."""
+    """Choose the first of several candidates that is not worse than the best one by one standard error.
+
+    The losses (n,) of the candidates are in order of increasing complexity. Returns the index of the chosen one.
+    """
     best = min(losses, key=lambda loss: float(loss.mean()))
     return next(index for index, loss in enumerate(losses) if not worse_by_one_error(loss, best))
