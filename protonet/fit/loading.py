@@ -1,4 +1,4 @@
-"""Read labelled and unlabelled rows from loaders, datasets and arrays; the canonical order of labelled rows."""
+"""Reading of labelled and unlabelled rows from loaders, datasets and arrays, and their canonical order."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from protonet.network import HIGH_PRECISION_DTYPES
 
 @dataclass(frozen=True)
 class RangeRules:
-    """Columns far from 0: limits of the standard deviation as a fraction of the mean."""
+    """Limits of the ratio of a column's standard deviation to its mean, and the rounding of statistics of rows."""
 
     far: float = 1e-3
-    """Below this, float32 keeps less than four digits of the differences between rows: the column is centred."""
+    """Columns with a lower ratio are centred: float32 would keep less than four digits of differences between rows."""
     single: float = 1e-6
-    """Below this, differences of float32 inputs are rounding errors: the column counts as constant."""
-    double: float = 1e-10  #: The same limit for float64 inputs, since the origin is float32.
-    resolution: float = 1e-5  #: Rounding of the statistics that sort rows: smaller differences may come from the units.
+    """Float32 columns with a lower ratio count as constant: the differences between rows are rounding errors."""
+    double: float = 1e-10  #: Float64 columns with a lower ratio count as constant, since the origin is float32.
+    resolution: float = 1e-5  #: Rows are sorted by statistics rounded to this, so that units do not change the order.
 
 
 RANGES = RangeRules()
 REMEDY = "Pass a DataLoader, a Dataset, a pair (x, y), or a list of such pairs."
 UNLABELLED_REMEDY = "Pass a tensor (m, ...), or batches of inputs."
-#: Batches ``(inputs, labels)``; or a dataset of samples; or one pair of all inputs and all labels.
+#: Labelled samples: batches ``(inputs, labels)``, a dataset of samples, or one pair of all inputs and all labels.
 Samples = Iterable[Any] | Dataset[Any]
-#: A tensor or array (m, ...); or batches of inputs, alone or with labels.
+#: Unlabelled samples: a tensor or array (m, ...), or batches of inputs with or without labels.
 Unlabelled = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
 
 
 def read_loaders(
     train_loader: Samples, val_loader: Samples | None, metadata: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, int]:
-    """Read two loaders once: features (n, dim), labels (n,) int64 in [0, num_classes), and num_classes.
+    """Read labelled samples from two loaders, once; return features, labels and the number of classes.
 
-    Features are float64 if a batch has more digits than float32 can hold, else float32. The metadata's ``input_dim``
-    and ``num_classes`` apply if present. Errors are those of `protonet.solve`.
+    Features (n, dim) are float64 if a batch has a type of more digits than float32, else float32. Labels (n,) are int64
+    in [0, num_classes). The metadata may set ``input_dim`` and ``num_classes``. Raises the errors of `protonet.solve`.
     """
     if train_loader is None:
         raise_input_error("train_loader", "be a loader", "None", REMEDY, kind=InputTypeError)
@@ -55,7 +55,7 @@ def read_loaders(
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
         rows = non_finite = out_of_range = 0
         first = len(labels)
-        batches = [loader] if _is_pair(loader) else () if loader is None else _open(name, loader, REMEDY)
+        batches = [loader] if _is_pair(loader) else () if loader is None else _iterate_batches(name, loader, REMEDY)
         for batch_index, batch in enumerate(batches):
             inputs, targets = _check_batch(name, batch_index, batch)
             if not len(inputs):
@@ -64,52 +64,47 @@ def read_loaders(
             if not dim:
                 raise_input_error(name, "have at least one feature", f"none in batch {batch_index}", "Pass features.")
             if inputs.shape[1] != dim:
+                got = f"{inputs.shape[1]} in batch {batch_index}"
                 remedy = "Check metadata['input_dim'] and that every batch has the same features."
-                raise_input_error(
-                    name, f"have {dim} features per sample", f"{inputs.shape[1]} in batch {batch_index}", remedy
-                )
+                raise_input_error(name, f"have {dim} features per sample", got, remedy)
             rows += len(inputs)
-            # More digits than float32 has are kept until columns are centred.
-            inputs = inputs.to(torch.float64 if inputs.dtype in HIGH_PRECISION_DTYPES else torch.float32)
+            inputs = _to_float(inputs)
             single = inputs.to(torch.float32)
+            underflows = bool(inputs.any()) and not bool(single.any())
             non_finite += int((~torch.isfinite(inputs)).any(dim=1).sum())
-            out_of_range += int((~torch.isfinite(single)).any(dim=1).sum()) + int(
-                bool(inputs.any()) and not bool(single.any())
-            )
+            out_of_range += int((~torch.isfinite(single)).any(dim=1).sum()) + underflows
             features.append(inputs)
             labels.append(targets)
         if name == "train_loader" and not rows:
             raise_input_error(name, "have at least one sample", "none", "Pass labelled samples.")
         if non_finite:
-            raise_input_error(
-                name, "be finite", f"NaN or infinity in {non_finite} of {rows} rows", "Drop or impute those rows."
-            )
+            got = f"NaN or infinity in {non_finite} of {rows} rows"
+            raise_input_error(name, "be finite", got, "Drop or impute those rows.")
         if out_of_range:
-            raise_input_error(
-                name, "lie within the range of float32", f"{out_of_range} values beyond it", "Rescale them."
-            )
+            got = f"{out_of_range} values beyond it"
+            raise_input_error(name, "lie within the range of float32", got, "Rescale them.")
         if rows:
             targets = torch.cat(labels[first:])
             check_labels(f"{name} labels", targets, n=rows, num_classes=metadata.get("num_classes"))
     y = torch.cat(labels).to(torch.int64)
     num_classes = metadata.get("num_classes") or max(2, int(y.max()) + 1)
     if "num_classes" not in metadata and num_classes > 1000 + 10 * len(y.unique()):
-        remedy = (
-            "Encode the classes as 0, 1, ..., or pass metadata['num_classes'] if classes without samples are intended."
-        )
-        raise_input_error("train_loader labels", "be class indices", f"{num_classes - 1} as the largest", remedy)
+        got = f"{num_classes - 1} as the largest"
+        remedy = "pass metadata['num_classes'] if classes without samples are intended."
+        remedy = f"Encode the classes as 0, 1, ..., or {remedy}"
+        raise_input_error("train_loader labels", "be class indices", got, remedy)
     return torch.cat(features), y, num_classes
 
 
 def read_rows(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, int]:
     """Read unlabelled rows once, and sample up to ``max_rows`` of them, independently of their order.
 
-    Returns features (sampled, dim), the indices (sampled,) int64 among all rows, and the number of all rows. Raises an
-    InputTypeError or InputError if the source does not hold rows of ``dim`` finite real numbers.
+    Returns the features (m, dim) of the sample, the indices (m,) int64 of its rows, and the number of all rows. Raises
+    an InputTypeError or InputError if the source does not hold rows of ``dim`` finite real numbers.
     """
     sampled, keys, indices = torch.empty(0, dim, dtype=torch.float32), np.empty(0, np.int64), np.empty(0, np.int64)
     total = 0
-    for batch_index, batch in enumerate(_open("unlabelled", source, UNLABELLED_REMEDY)):
+    for batch_index, batch in enumerate(_iterate_batches("unlabelled", source, UNLABELLED_REMEDY)):
         rows = _check_unlabelled(batch, batch_index, dim)
         if not len(rows):
             continue
@@ -124,11 +119,11 @@ def read_rows(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, 
 
 
 def _is_pair(samples: object) -> bool:
-    """Test whether samples are one pair of all inputs and all labels."""
+    """Test whether samples are a pair of all inputs and all labels, not a sequence of batches."""
     return isinstance(samples, (tuple, list)) and len(samples) == 2 and isinstance(samples[0], (Tensor, np.ndarray))
 
 
-def _open(name: str, source: object, remedy: str) -> Iterable[Any]:
+def _iterate_batches(name: str, source: object, remedy: str) -> Iterable[Any]:
     """Convert a tensor, an array, a dataset or an iterable of batches to an iterable of batches."""
     if isinstance(source, (Tensor, np.ndarray)):
         return (source[first : first + CHUNK] for first in range(0, len(source), CHUNK))
@@ -152,7 +147,7 @@ def _open(name: str, source: object, remedy: str) -> Iterable[Any]:
 
 
 def _check_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Tensor]:
-    """Validate one batch; return its inputs (b, dim) and labels (b,) on the CPU."""
+    """Validate one labelled batch; return its inputs (b, dim) and labels (b,) on the CPU."""
     constraint, remedy = "give (inputs, labels) batches", "Wrap the data in a TensorDataset(inputs, labels)."
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         got = f"{type(batch).__name__} in batch {batch_index}"
@@ -169,7 +164,7 @@ def _check_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Te
 
 
 def _check_unlabelled(batch: object, batch_index: int, dim: int) -> Tensor:
-    """Validate one batch of unlabelled rows, alone or with labels; return its inputs (b, dim) on the CPU."""
+    """Validate one batch of inputs, perhaps with labels; return the inputs (b, dim) on the CPU."""
     first = batch[0] if isinstance(batch, (tuple, list)) and 1 <= len(batch) <= 2 else batch
     inputs = _to_tensor(first)
     if inputs is None:
@@ -184,18 +179,23 @@ def _check_unlabelled(batch: object, batch_index: int, dim: int) -> Tensor:
     if bad:
         got = f"NaN, infinity or more than float32 holds in {bad} of {len(rows)} rows of batch {batch_index}"
         raise_input_error("unlabelled", "be finite", got, "Drop or impute those rows.")
+    return _to_float(rows)
+
+
+def _to_float(rows: Tensor) -> Tensor:
+    """Convert rows to float32, or to float64 if their type has more digits: centring columns needs them."""
     return rows.to(torch.float64 if rows.dtype in HIGH_PRECISION_DTYPES else torch.float32)
 
 
 def _to_tensor(part: object) -> Tensor | None:
-    """Convert real numbers to a tensor on the CPU, and copy arrays; None if the part does not hold any."""
+    """Convert an array or tensor of real numbers to a tensor on the CPU; None for any other object."""
     if isinstance(part, np.ndarray):  # it may be read-only or reversed
         return torch.from_numpy(np.array(part)) if part.dtype.kind in "biuf" else None
     return part.detach().cpu() if isinstance(part, Tensor) and not part.is_complex() else None
 
 
 def _hash_rows(rows: Tensor) -> np.ndarray:
-    """Hash rows (n, dim) to (n,) int64."""
+    """Compute a hash (n,) int64 of each row (n, dim)."""
     bits = rows.to(torch.float32).add(0.0).numpy().view(np.int32).astype(np.int64)  # -0.0 becomes 0.0
     odd = np.random.default_rng(0).integers(0, 2**62, rows.shape[1]) * 2 + 1
     mixed = (bits * odd).sum(axis=1)
@@ -204,16 +204,16 @@ def _hash_rows(rows: Tensor) -> np.ndarray:
 
 
 def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Centre the columns whose offset is so large that float32 would lose the differences of rows.
+    """Subtract the mean of columns that is so large that float32 would lose the differences between rows.
 
-    Weights (n,) are > 0. Returns the features (n, dim) float32, less the origin (dim,) float32, which is 0 for all
-    other columns.
+    Features are (n, dim), weights (n,) > 0. Returns the centred features (n, dim) float32, and the subtracted means
+    (dim,) float32, which are 0 for all other columns.
     """
     parts = features.split(CHUNK)
     weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK)
 
     def average(values: Iterable[Tensor]) -> Tensor:
-        """Compute the weighted mean (dim,) float64 of values (n, dim) that come in chunks."""
+        """Compute the weighted mean (dim,) float64 of rows (n, dim) that come in chunks."""
         sums = (
             part.sum(dim=0, dtype=torch.float64) if weight_part is None else weight_part @ part.double()
             for part, weight_part in zip(values, weight_parts, strict=True)
@@ -232,10 +232,10 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
 
 
 def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute a canonical order (n,) of rows, independent of their order, units, columns and class indices.
+    """Compute a canonical order (n,) of rows: indices that do not depend on the rows' order, units and class indices.
 
-    Classes are sorted by their weight, and rows (n, dim) float32 by sums of powers of their standardised values. Ties
-    are broken by the bytes of the rows, so that equal rows are adjacent; -0.0 becomes 0.0 in place.
+    Rows are sorted by class, classes by their total weight, and the rows (n, dim) float32 of a class by moments of
+    their standardised values. Equal rows are adjacent. The features -0.0 become 0.0 in place.
     """
     rows = features.add_(0.0).numpy()
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
@@ -256,6 +256,6 @@ def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) 
 
 
 def _round(values: Tensor) -> np.ndarray[Any, Any]:
-    """Round statistics (n,) coarsely enough that a change of units does not alter them."""
+    """Round statistics (n,) to multiples of ``RANGES.resolution``: their integer numbers of multiples."""
     rounded: np.ndarray[Any, Any] = np.round(values.numpy() / RANGES.resolution)
     return rounded

@@ -1,4 +1,4 @@
-"""Training set: labelled rows in the form that views are fitted to, and unlabelled rows."""
+"""Training sets: labelled rows as views are fitted to them, sorted, scaled and without duplicates."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from protonet.views.view import CPU, TrainingRows
 
 
 class ClassNameRows(NamedTuple):
-    """Class names as rows, which views are fitted to but never evaluated on; see `protonet.fit.names`."""
+    """Embedded class names, which are rows that views are fitted to but never evaluated on."""
 
-    x: Tensor  #: (m, dim) features.
+    x: Tensor  #: (m, dim) features of the names; see `protonet.fit.names`.
     labels: Tensor  #: (m,) int64, the class index of each name.
-    weight: float  #: Samples that each name counts as.
+    weight: float  #: Number of samples that each name counts as.
     descriptions: tuple[str, ...] = ()  #: One per class, "" for none; empty if no class has a description.
 
     def count_samples(self, num_classes: int) -> Tensor:
-        """Compute the number of samples that the names of each class count as: (num_classes,) int64."""
+        """Compute the number (num_classes,) int64 of samples that the name of each class counts as."""
         return torch.bincount(self.labels, minlength=num_classes) * round(self.weight)
 
     def describe(self, classes: Sequence[str | int]) -> dict[str, Any]:
-        """Describe the names for a model file: their weight, the classes that have one, all descriptions."""
+        """Describe the names for a model file: their weight, the classes with a name, and the descriptions."""
         named = [classes[label] for label in self.labels.tolist()]
         return {"weight": self.weight, "classes": named, "descriptions": list(self.descriptions)}
 
 
 @dataclass(frozen=True)
 class RowSampleRules:
-    """The sample that views are fitted to if rows are many; see analysis/results/scale.md."""
+    """Size of the sample of rows that views are fitted to if rows are many; see analysis/results/scale.md."""
 
     max_rows: int = 32768
-    """With more distinct rows, a sample of them: views have at most 1,024 units and trees of 4,096 rows."""
-    max_per_class: int = 512  #: All rows of a class with at most this many are in the sample, if classes are few.
+    """Maximum number of distinct rows in the sample: views have at most 1,024 units and trees of 4,096 rows."""
+    max_per_class: int = 512  #: A class with at most this many rows is in the sample as a whole, if classes are few.
 
 
 ROW_SAMPLE = RowSampleRules()
@@ -49,30 +49,30 @@ ROW_SAMPLE = RowSampleRules()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingSet:
-    """Labelled rows in canonical order, scaled and without duplicates; of very many rows, a sample."""
+    """Labelled rows in canonical order, scaled and without duplicates, or a sample of very many rows."""
 
-    rows: TrainingRows  #: In canonical order, of unit scale, equal rows merged.
-    scale: float  #: Scale of the input features, less the origin.
-    origin: Tensor  #: (dim,) float32; see `protonet.fit.loading.centre_columns`.
+    rows: TrainingRows  #: The rows, in canonical order and of unit scale; equal rows are merged.
+    scale: float  #: The number by which the centred input features were divided.
+    origin: Tensor  #: (dim,) float32, subtracted from the input features; see `protonet.fit.loading.centre_columns`.
     repeated: int  #: Number of input rows that are duplicates or near-duplicates of another one.
     indices: Tensor
-    """(n,) int64: index in ``rows`` of each input row, in the order of the loaders; -1 for rows outside of a sample."""
-    rows_per_sample: float = 1.0  #: Distinct input rows per row of a sample; 1 if there is no sample.
+    """(n,) int64: index in ``rows`` of each input row, in the order of the loaders; -1 for a row outside the sample."""
+    rows_per_sample: float = 1.0  #: Number of distinct input rows for each row of the sample; 1 without a sample.
     pool: Pool | None = None  #: Unlabelled rows.
     device: torch.device = CPU  #: Device on which views are fitted; the tensors here are on the CPU.
 
     def add_pool(self, features: Tensor, indices: Tensor, total: int) -> TrainingSet:
-        """Add unlabelled rows (m, dim), given their indices and the number of all unlabelled rows."""
+        """Copy the training set with unlabelled rows (m, dim), of ``indices`` (m,) among all ``total`` rows."""
         scaled = ((features - self.origin) / self.scale).to(torch.float32)
         return replace(self, pool=Pool(scaled, indices, total))
 
     def original_features(self, indices: Tensor) -> Tensor:
-        """Compute the input features (m, dim) of rows (m,): float32, or float64 where float32 would lose digits."""
+        """Compute the input features (m, dim) of the rows with these indices (m,), in their original units."""
         return to_input_units(self.rows.features[indices], self.origin, self.scale)
 
 
 def to_input_units(rows: Tensor, origin: Tensor, scale: Tensor | float) -> Tensor:
-    """Convert rows (n, dim) of unit scale to input units: float64 where float32 would lose digits."""
+    """Convert rows (n, dim) of unit scale to the units of the input; float64 if float32 would lose digits."""
     x = rows * scale
     return x.double() + origin if bool(origin.any()) else x
 
@@ -87,7 +87,7 @@ def prepare_training_set(
     blocks: Tensor | None = None,
     names: ClassNameRows | None = None,
 ) -> tuple[TrainingSet, Tensor | None]:
-    """Prepare the training set from samples, and map the input groups to its group ids (groups,).
+    """Build a training set from samples; also return the group id (groups,) of each input group, in ascending order.
 
     Features (n, dim) are finite; the other arguments are those of `protonet.fit.solver.solve_problem`.
     """
@@ -136,8 +136,8 @@ def prepare_training_set(
 def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
     """Sample about ``ROW_SAMPLE.max_rows`` rows, weighted so that each class keeps its total weight.
 
-    Rows are sorted by class; a sample is evenly spaced in each class. All rows of class names stay. Also returns the
-    index (n,) of each row in the sample, -1 for others.
+    The rows must be sorted by class. The sample is evenly spaced in each class, and has all rows of class names. Also
+    returns the index (n,) in the sample of each row, -1 for rows that are not in it.
 
     Source: stratified systematic sampling, Cochran, "Sampling techniques" (1977), sec. 8.
     """
@@ -147,7 +147,7 @@ def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
     counts = torch.bincount(labels)
     minimum = counts.clamp(max=min(ROW_SAMPLE.max_per_class, ROW_SAMPLE.max_rows // (2 * int((counts > 0).sum()))))
     others = (counts - minimum) * ((ROW_SAMPLE.max_rows - int(minimum.sum())) / max(1, n - int(minimum.sum())))
-    size, count = (minimum + others.long())[labels], counts[labels]  # (n,): rows of its class in the sample, and in all
+    size, count = (minimum + others.long())[labels], counts[labels]  # (n,): rows of the class in the sample, and in all
     rank = torch.arange(n) - (counts.cumsum(dim=0) - counts)[labels]
     chosen = (rank + 1) * size // count > rank * size // count
     if rows.is_class_name is not None:
@@ -163,23 +163,17 @@ def add_names(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
     """Append class names to rows; return features, labels, weights, groups, and a mask of the names."""
     n, m = len(labels), len(names.labels)
+    features, labels = torch.cat([features, names.x.to(features)]), torch.cat([labels, names.labels])
     weights = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
-    is_class_name = torch.arange(n + m) >= n
     mean = float(weights.mean()) if n else 1.0
     weights = torch.cat([weights, torch.full((m,), names.weight * mean, dtype=torch.float64)])
     if groups is not None:
         groups = torch.cat([groups, int(groups.max()) + 1 + torch.arange(m)])
-    return (
-        torch.cat([features, names.x.to(features)]),
-        torch.cat([labels, names.labels]),
-        weights,
-        groups,
-        is_class_name,
-    )
+    return features, labels, weights, groups, torch.arange(n + m) >= n
 
 
 def _compute_scale(features: Tensor, weights: Tensor | None) -> float:
-    """Compute the root mean square of features (n, dim) of weighted rows, to the nearest power of two.
+    """Compute the weighted root mean square of features (n, dim), rounded to a power of two; 0 if all are 0.
 
     Division by a power of two keeps all digits: a model file holds each row once, for views and in its input units.
     """
@@ -192,10 +186,10 @@ def _compute_scale(features: Tensor, weights: Tensor | None) -> float:
 
 
 def _canonical_weights(rows: TrainingRows, n: float) -> TrainingRows:
-    """Scale the weights so that the largest is 1; None if all are equal. ``n`` is the number of input samples.
+    """Scale the weights so that the largest is 1, or remove them if all are equal. There are ``n`` input samples.
 
-    From here on, a row of weight 2 and a repeated row are equal to the last digit: selection on held-out rows and
-    training would amplify the smallest difference.
+    A row of weight 2 then is equal to a repeated row to the last digit. Otherwise, the selection on held-out rows and
+    the training would amplify the difference.
     """
     if rows.weights is None:
         return rows
