@@ -35,9 +35,7 @@ VOWELS = {"spectra", "JapaneseVowels"}
 FAMILIES = {name: VOWELS if name in VOWELS else {name} for name in DATASETS}
 NUMBERS = ROOT / "protonet/fit/prior_numbers.py"
 LEFT_OUT, MIXED_NAME = Path("build/prior-left-out"), "mixed"
-HEADER = (
-    '"""The numbers of the published prior, as `python -m analysis prior --write` makes them: float16, base64."""\n'
-)
+HEADER = '"""Parameters of the pretrained prior in base64 of float16, from `python -m analysis prior --write`."""\n'
 NOTE = """
 Mean over tasks of families that the prior was not trained on, in nats and percent, ± one standard error of the
 difference to the first line, whose log-loss is large for one task in which cosines hardly differ. "Judged" tasks have

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.prior.measure import Measured
-from protonet.fit.prior import LEAST, LEAST_SPREAD, TRAITS, Prior
+from protonet.fit.prior import MIN_LOG_INFLUENCE, MIN_SPREAD, TRAITS, Prior
 
 #: Passes over the tasks, tasks a step, the step size, and the decay of the weights.
 EPOCHS, BATCH, RATE, DECAY = 40, 64, 2e-3, 0.05
@@ -50,16 +50,16 @@ def collate(tasks: Sequence[Measured]) -> Batch:
 
     evidence = [task.evidence for task in tasks]
     scaled = [
-        (task.cosines[:, :m].float() / task.evidence.spread.clamp_min(LEAST_SPREAD).float()[:, None, None])
+        (task.cosines[:, :m].float() / task.evidence.spread.clamp_min(MIN_SPREAD).float()[:, None, None])
         for task in tasks
     ]
-    there = torch.stack([pad(task.spread > LEAST_SPREAD, n_views) for task in evidence])
+    there = torch.stack([pad(task.spread > MIN_SPREAD, n_views) for task in evidence])
     there[~there.any(dim=1), 0] = True
     return Batch(
         torch.stack([pad(task.views, n_views, task.views.shape[1]) for task in evidence]),
         torch.stack([pad(task.traits, n_views, len(TRAITS)) for task in evidence]),
         torch.stack([task.problem for task in evidence]),
-        torch.stack([pad(task.start, n_views, fill=LEAST) for task in evidence]),
+        torch.stack([pad(task.start, n_views, fill=MIN_LOG_INFLUENCE) for task in evidence]),
         there,
         torch.tensor([task.factor for task in evidence]),
         torch.stack([pad(task.clamp(-6e4, 6e4).half(), n_views, m, classes) for task in scaled]),

@@ -1,7 +1,6 @@
-"""Active learning: rows to label next, and clusters of rows that look like novel classes.
+"""Active learning: which rows to label next, and clusters of unlabelled rows that look like novel classes.
 
-The suggested rows cover the uncertain rows: each is similar to many of them, and far from the other suggestions and
-from the labelled rows.
+A suggested row is similar to many uncertain rows, and far from the other suggestions and from the labelled rows.
 """
 
 from __future__ import annotations
@@ -26,14 +25,11 @@ from protonet.network import PrototypeNetwork
 
 @dataclass(frozen=True)
 class AskRules:
-    """Parameters of suggestions and of their reasons.
-
-    They were chosen on the development half of analysis/results/active_learning.md.
-    """
+    """Parameters of suggestions, chosen on the development half of analysis/results/active_learning.md."""
 
     bandwidth: float = 0.1  #: Minimum bandwidth: rows whose cosine is this much below 1 have a similarity of exp(-1).
     neighbours: int = 10
-    """If rows have fewer such neighbours in the median, the bandwidth is raised until they have this many."""
+    """The bandwidth is raised until the median row has this many neighbours of a similarity of exp(-1) or more."""
     max_rows: int = 4096
     """Maximum number of rows, since all pairs are compared. From more rows, this many are sampled in proportion to
     their uncertainty."""
@@ -57,19 +53,19 @@ RULES, GROUPS = AskRules(), GroupRules()
 
 
 class Suggestion(NamedTuple):
-    """A row to be labelled."""
+    """A row that should be labelled next."""
 
     row: int  #: Index of the row, from 0.
-    reason: str  #: Reason, as a phrase.
+    reason: str  #: Why the row was chosen, as a phrase.
 
 
 class ClassPredictions(NamedTuple):
-    """Class probabilities of rows by a network."""
+    """The two most probable classes of each row."""
 
-    classes: Tensor  #: (n, 2) int64, the two most probable classes; the first twice if there is one class.
-    probabilities: Tensor  #: (n, 2) the probabilities of both.
-    nearness: Tensor  #: (n,) the largest logit.
-    by_name: Tensor | None = None  #: (n,) int64, the class whose name is nearest; None if names are uninformative.
+    classes: Tensor  #: (n, 2) int64: the two most probable classes; twice the same if there is only one class.
+    probabilities: Tensor  #: (n, 2): their probabilities.
+    nearness: Tensor  #: (n,): the largest logit, which is lower for rows that are far from all classes.
+    by_name: Tensor | None = None  #: (n,) int64: the class with the nearest name; None if names are uninformative.
 
     @property
     def uncertainty(self) -> Tensor:
@@ -95,10 +91,11 @@ def suggest_rows(
     uncertainty times the largest similarity to a suggested row, a labelled row or a prototype. Without a network all
     rows have the same uncertainty, so the batch represents the data.
 
-    Of x (total, dim), the unlabelled rows are ``rows`` (m,) int64; None for all. Labelled rows ``known`` (k, dim), to
-    which the network was not fitted, count as covered. If the network predicts another class than ``by_name`` (total,),
-    the class with the nearest name, the row has uncertainty 1. Of more than ``AskRules.max_rows`` rows, a sample is
-    drawn. Raises an InputError if n exceeds the number of rows, or features are not finite or too large.
+    The rows with the indices ``rows`` (m,) of x (total, dim) are unlabelled; None for all. Labelled rows ``known``
+    (k, dim), to which the network was not fitted, count as covered. A row has uncertainty 1 if the network predicts
+    another class than ``by_name`` (total,), the class with the nearest name. If there are more than
+    ``AskRules.max_rows`` rows, they are sampled. Raises an InputError if n exceeds the number of rows, or features are
+    not finite or too large.
 
     Source: generalised coverage, Bae et al., "Generalized coverage for more robust low-budget active learning" (2024),
         with each row weighted by its uncertainty, as in Bae et al., "Uncertainty herding" (2025), eq. 3. Weighted
@@ -136,7 +133,7 @@ def suggest_rows(
 
 
 def predict_classes(network: PrototypeNetwork, x: Tensor) -> ClassPredictions:
-    """Compute the two most probable classes of rows (n, dim); raise an InputError if an embedding overflows."""
+    """Predict the two most probable classes of rows (n, dim); raise an InputError if an embedding overflows."""
     parts: list[tuple[Tensor, ...]] = []
     for block in x.split(CHUNK):
         logits = network(block)
@@ -151,7 +148,7 @@ def predict_classes(network: PrototypeNetwork, x: Tensor) -> ClassPredictions:
 
 
 def sample_rows(weights: Tensor, size: int, seed: int) -> Tensor:
-    """Sample rows without replacement in proportion to weights (n,) > 0: ascending indices (min(n, size),) int64."""
+    """Sample rows without replacement in proportion to weights (n,) > 0; return ascending indices (min(n, size),)."""
     if len(weights) <= size:
         return torch.arange(len(weights))
     noise = torch.empty(len(weights), dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(seed))
@@ -159,15 +156,16 @@ def sample_rows(weights: Tensor, size: int, seed: int) -> Tensor:
 
 
 def kernel_similarity(rows: Tensor, others: Tensor, bandwidth: float) -> Tensor:
-    """Compute exp(-squared distance / (2 bandwidth)) (n, m) of rows (n, dim) and others (m, dim)."""
+    """Compute the similarities (n, m) exp(-squared distance / (2 bandwidth)) of rows (n, dim) and others (m, dim)."""
     squares = rows.square().sum(dim=1)[:, None] + others.square().sum(dim=1)
     return torch.addmm(squares, rows, others.T, alpha=-2).clamp_(min=0).div_(-2 * bandwidth).exp_()
 
 
 def maximize_coverage(rows: Tensor, weights: Tensor, known: Tensor, n: int, bandwidth: float) -> Tensor:
-    """Choose n rows (m, dim) greedily that maximize the weighted similarity of all rows to the nearest one.
+    """Choose n of the rows (m, dim) greedily so that all rows are similar to a chosen row; return their indices (n,).
 
-    ``known`` (k, dim) count as chosen. The sum is at least 1 - 1/e of the maximum for n rows.
+    The objective is the sum over all rows of their weight (m,) times their largest similarity to a chosen row or to a
+    row of ``known`` (k, dim). It reaches at least 1 - 1/e of its maximum.
 
     Source: Nemhauser, Wolsey and Fisher, "An analysis of approximations for maximizing submodular set functions"
         (1978), sec. 4.
@@ -188,9 +186,9 @@ def maximize_coverage(rows: Tensor, weights: Tensor, known: Tensor, n: int, band
 
 
 def median_bandwidth(rows: Tensor, neighbours: int) -> float:
-    """Compute the bandwidth at which the median row of (m, dim) has k neighbours of similarity exp(-1) or more.
+    """Compute the bandwidth with which the median row has this many neighbours of similarity exp(-1) or more.
 
-    Here k is ``neighbours``, or all rows if they are fewer. The median is over up to 1,024 rows.
+    The median is over at most 1,024 of the rows (m, dim). If they are fewer than the neighbours, all are neighbours.
     """
     sample = rows[:: math.ceil(len(rows) / 1024)]
     count = min(len(rows), neighbours + 1)  # with the row itself
@@ -199,7 +197,7 @@ def median_bandwidth(rows: Tensor, neighbours: int) -> float:
 
 
 class Standardised:
-    """Embedding without labels: columns of mean 0 and equal variance, rows of mean square 1."""
+    """An embedding that needs no labels: columns have mean 0 and equal variance, rows a mean squared norm of 1."""
 
     def __init__(self, x: Tensor) -> None:
         self.mean = x.mean(dim=0, dtype=torch.float64)
@@ -209,7 +207,7 @@ class Standardised:
         self.scale = torch.where(varies, deviation * math.sqrt(max(1, int(varies.sum()))), math.inf)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Compute embeddings (n, dim) float32 of rows (n, dim)."""
+        """Embed rows (n, dim) as standardised rows (n, dim) float32."""
         return ((x - self.mean) / self.scale).float()
 
 
@@ -221,7 +219,7 @@ def _explain(
     names: Sequence[object],
     bandwidth: float,
 ) -> Iterator[str]:
-    """Yield the reason for each chosen row (m,), as a phrase."""
+    """Yield a phrase for each chosen row (m,) that says why it was chosen."""
     picked, counts = space.embed(x[chosen]).float(), torch.zeros(len(chosen), dtype=torch.int64)
     for block in x.split(CHUNK):  # count the rows (n, dim) that are nearest to each chosen one, and similar to it
         similarity, nearest = kernel_similarity(space.embed(block).float(), picked, bandwidth).max(dim=1)
@@ -247,7 +245,7 @@ def _explain(
 
 
 def cluster_unknown(solution: Solution) -> list[list[int]]:
-    """Cluster the unlabelled rows that look like novel classes: indices of each cluster, the largest first.
+    """List clusters of unlabelled rows that look like novel classes, by the indices of their rows, the largest first.
 
     All rows are clustered by the embedding of the network and the standardised features, concatenated: the labels do
     not show which features separate other classes. A cluster is novel if it has no labelled row, and if its rows score
@@ -261,10 +259,9 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
     n = len(problem.rows.labels)
     some = problem.rows.select(torch.arange(0, n, -(-n // GROUPS.max_labelled)))  # rows are sorted by label
     rows = torch.cat([some.features, problem.pool.features])
+    untrained = solution.choice._replace(views=select_pooled_views(solution.choice.views, 1.0))
     with untouched_globals():
-        network = fit_rows(
-            problem.rows, solution.choice._replace(views=select_pooled_views(solution.choice.views, 1.0))
-        )
+        network = fit_rows(problem.rows, untrained)
     with torch.no_grad():
         embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
         plain = Standardised(rows).embed(rows)
@@ -274,10 +271,10 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
 
 
 def group_rows(embedding: Tensor, labels: Tensor, ranks: Tensor) -> list[list[int]]:
-    """Cluster n labelled and m unlabelled rows (n + m, dim); list the novel clusters, the largest first.
+    """Cluster labelled and unlabelled rows; list the novel clusters by indices of unlabelled rows, the largest first.
 
-    Labels are (n,); ``ranks`` (m,) are those of `protonet.fit.networks.PseudoLabelResult`. A cluster is listed by its
-    indices among the unlabelled rows.
+    The embedding (n + m, dim) has n rows with labels (n,), then m unlabelled rows with ``ranks`` (m,) of
+    `protonet.fit.networks.PseudoLabelResult`.
     """
     from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415 - slow to import, seldom used
 

@@ -1,4 +1,4 @@
-"""Balanced class weights: all classes count equally, however many rows each has."""
+"""Balanced class weights, with which all classes have the same total weight in a fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protonet.network import PrototypeNetwork
 
 
 def balance_classes(labels: Tensor) -> Tensor:
-    """Compute weights (n,) float64 of mean 1 that give all classes of labels (n,) int64 the same total.
+    """Compute weights (n,) float64 of mean 1 for labels (n,) int64, with the same total weight for each class.
 
     Source: King and Zeng, "Logistic regression in rare events data" (2001), eq. 8.
     """
@@ -21,11 +21,11 @@ def balance_classes(labels: Tensor) -> Tensor:
 
 
 def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, name_counts: Tensor | None = None) -> Crossfit:
-    """Restore the row counts of a crossfit that was fitted with class weights, and of its networks.
+    """Replace the class weights of a crossfit and its networks by numbers of rows, after training with class weights.
 
-    The weights (n,), of mean 1 and equal within a class, apply to training alone. Metrics are of the unweighted rows,
-    and samples that are added later move a prototype by the number of rows. ``labels`` (n,) are of all input rows;
-    ``name_counts`` (num_classes,) are the samples that the class names count as, which are part of every fold.
+    Metrics then are of unweighted rows, and samples that are added later move a prototype as much as its training rows.
+    ``labels`` and ``weights`` (n,) are those of all input rows; the weights have mean 1 and are equal within a class.
+    ``name_counts`` (num_classes,) are the numbers of samples that class names count as, in every fold.
     """
     class_weights = torch.ones(len(crossed.whole.counts), dtype=torch.float64).scatter_(0, labels, weights)
     counts = (crossed.weights / class_weights[crossed.labels]).round()
@@ -40,5 +40,5 @@ def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, name_counts: 
 
 
 def count_samples(network: PrototypeNetwork, counts: Tensor) -> None:
-    """Set the sample counts (num_classes,) int64 of a network's classes, with unchanged prototypes."""
+    """Set the sample counts (num_classes,) int64 of the classes of a network, without changing the prototypes."""
     network.set_sums(network.sums * (counts / network.counts.clamp_min(1))[:, None], counts)

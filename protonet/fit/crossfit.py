@@ -1,7 +1,7 @@
-"""Cross-validation of the whole procedure: the selection and the fit are repeated without each fold.
+"""Cross-validation: the selection and the fit are repeated without each fold, and evaluated on that fold.
 
-A network cannot be evaluated on its training rows. Each fold model is fitted without one fold, and evaluated on that
-fold: its accuracy, the scores of rows of known classes, and the effect of new samples.
+A *fold model* is a network that is fitted to all rows except one fold. Fold models estimate the accuracy of the network
+of all rows, the scores of new rows of known classes, and the effect of samples that are added later.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from protonet.views.config import expect
 from protonet.views.linear import shrink_covariance
 from protonet.views.view import TrainingRows
 
-#: Below this number of rows per class, scores depend noticeably on the size of the training set.
+#: With fewer rows per class, scores depend noticeably on the size of the training set.
 FEW_ROWS = 20
-#: Number of cross-validations for the scores of single rows; see analysis/results/mislabelled.md.
+#: Number of cross-validations that are averaged in `repeat_held_out`; see analysis/results/mislabelled.md.
 REPEATS = 3
-#: The fields of `Crossfit` that are tensors, as a model file holds them.
+#: The fields of `Crossfit` that are tensors, which a model file stores.
 HELD_OUT_TENSORS = ("features", "labels", "weights", "fold", "groups", "offset", "gain")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Crossfit:
-    """The network of all rows, the fold models, and their held-out rows."""
+    """The result of cross-validation: the network of all rows, the fold models, and the held-out rows."""
 
-    whole: PrototypeNetwork  #: Fitted to all rows.
+    whole: PrototypeNetwork  #: The network that is fitted to all rows.
     folds: tuple[PrototypeNetwork, ...]
     """The fold models, each fitted without one fold; empty if no class has two rows."""
-    features: Tensor  #: (held_out, dim) input features, float32, or float64 where float32 would lose digits.
+    features: Tensor  #: (held_out, dim) input features, float32, or float64 if float32 would lose digits.
     labels: Tensor  #: (held_out,) int64.
     weights: Tensor  #: (held_out,) float64: number of merged duplicates per row.
-    fold: Tensor  #: (held_out,) int64: index of the fold model that the row was held out from.
+    fold: Tensor  #: (held_out,) int64: index of the fold model that was fitted without the row.
     groups: Tensor
     """(held_out,) int64: rows with the same id were held out together, as near-duplicates or as rows of a group of
     `protonet.fit.solver.Solution`; -1 for single rows."""
     offset: Tensor
-    """0-d float64: difference of the scores of held-out rows between the network of all rows and the fold models; see
+    """0-d float64: mean score of new rows by the network of all rows, minus that by the fold models; see
     `protonet.metrics.calibrate`."""
     gain: Tensor
-    """(2,) float64: estimated difference of the accuracy between the network of all rows and the fold models, and its
-    standard error."""
+    """(2,) float64: estimated accuracy of the network of all rows minus that of the fold models, and its standard
+    error."""
 
     @property
     def sample(self) -> Sample:
-        """The held-out rows as a sample, for intervals of the performance of the network of all rows on new rows."""
+        """The weights and groups of the held-out rows, for confidence intervals of the network of all rows."""
         sample = Sample.of(len(self.labels), self.weights, self.groups)
         if len(self.folds) < 2:  # a single model is evaluated
             return sample
@@ -68,11 +68,11 @@ class Crossfit:
 
 
 def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progress = ignore) -> Crossfit:
-    """Cross-validate the selection and the fit; the networks and all held-out rows.
+    """Cross-validate a solution: select views and fit a network without each fold.
 
-    The folds differ from those of the selection. The out-of-fold evaluations of single views are not repeated: the
-    model is selected again from their results on the rows of the other folds. The solution's network is moved to the
-    CPU and becomes part of the result. After the deadline, training takes no further step.
+    The folds differ from those of the selection. Single views are not evaluated again: for each fold, views are
+    selected by their out-of-fold results on the other rows. The network of the solution is moved to the CPU and becomes
+    part of the result. After the deadline, training takes no further step.
 
     Source: cross-fitting, Stone, "Cross-validatory choice and assessment of statistical predictions" (1974).
     """
@@ -102,10 +102,10 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
 
 
 def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
-    """Collect all tensors except the networks' by name, for a model file.
+    """Collect the held-out rows of a crossfit as tensors by name, for a model file.
 
-    Features are stored in the units of the networks, whose buffers hold the same rows, so that the file compresses
-    well; in their input units if digits would be lost.
+    Features are in the units of the networks, whose buffers hold the same rows, so that the file compresses well; they
+    are in input units if digits would be lost.
     """
     tensors = {name: getattr(crossed, name) for name in HELD_OUT_TENSORS}
     encoder = need_encoder(crossed.whole)
@@ -119,7 +119,10 @@ def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
 def restore_crossfit(
     network: PrototypeNetwork, folds: Sequence[PrototypeNetwork], tensors: Mapping[str, Tensor]
 ) -> Crossfit:
-    """Restore a crossfit from networks and the untrusted tensors of `list_tensors`, or raise a ValueError."""
+    """Restore a crossfit from networks and tensors of `list_tensors`, which are not trusted.
+
+    Raises a ValueError for tensors that are missing or invalid.
+    """
     available, encoder = dict(tensors), need_encoder(network)
     if "rows" in available:
         rows = available["rows"]
@@ -141,12 +144,12 @@ def restore_crossfit(
 
 
 def make_folds(problem: TrainingSet, repeat: int = 0) -> list[Fold]:
-    """Split a training set into the folds of `crossfit`, or into those of another ``repeat``."""
+    """Split a training set into the folds of `crossfit`; each ``repeat`` > 0 gives other folds."""
     return split_rows(problem.rows, 1 + repeat)
 
 
 def fit_part(solution: Solution, rows: Tensor, held_out: Tensor, deadline: float) -> PrototypeNetwork:
-    """Fit a network to rows (m,) int64, with a selection that does not use the held-out rows (k,) int64."""
+    """Fit a network to the rows with indices ``rows`` (m,), with a selection that does not use ``held_out`` (k,)."""
     problem = solution.problem
     return fit_choice(replace(problem, rows=problem.rows.select(rows)), solution.choose_without(held_out), deadline)
 
@@ -154,12 +157,12 @@ def fit_part(solution: Solution, rows: Tensor, held_out: Tensor, deadline: float
 def _extrapolate(
     solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the offset and the gain of `Crossfit`, between the network of all rows and the fold models.
+    """Estimate the ``offset`` and the ``gain`` of `Crossfit`: how the network of all rows differs from the fold models.
 
-    A network without two folds is compared with the fold model without one of them, on the rows of that fold. Both have
-    the selection of the fold model, so that the difference is due to the rows alone. It is extrapolated to all rows:
-    scores and accuracy are approximately linear in the reciprocal of the number of rows. If rows are many, the offset
-    is 0, and every other fold is enough for the gain.
+    A network that is fitted without two folds is compared with the fold model without one of them, on the rows of that
+    fold. Both use the same selection. The difference is extrapolated to all rows: scores and accuracy are approximately
+    linear in the reciprocal of the number of rows. If rows are many, the offset is 0, and every other fold is enough
+    for the gain.
     """
     problem, labels = solution.problem, solution.problem.rows.labels
     few = len(labels) < FEW_ROWS * len(labels.unique())
@@ -190,7 +193,7 @@ def _extrapolate(
 
 @torch.no_grad()
 def predict_held_out(crossed: Crossfit) -> Tensor:
-    """Compute the logits (held_out, num_classes) of each row by the fold model that it was held out from."""
+    """Compute the logits (held_out, num_classes) of each held-out row by the fold model that was fitted without it."""
     logits = crossed.whole.sums.new_empty(len(crossed.labels), len(crossed.whole.counts))
     for fold, network in enumerate(crossed.folds):
         rows = crossed.fold == fold
@@ -200,9 +203,9 @@ def predict_held_out(crossed: Crossfit) -> Tensor:
 
 @torch.no_grad()
 def score_held_out(crossed: Crossfit) -> Tensor:
-    """Compute `protonet.metrics.score_known` (held_out,) of each row by the fold model that it was held out from.
+    """Compute the score (held_out,) of each held-out row by the fold model that was fitted without it.
 
-    Scores of several networks are compared at the temperature and the class offsets of the network of all rows.
+    The scores are those of `protonet.metrics.score_known`, at the temperature and offsets of the network of all rows.
     """
     scores = torch.zeros(len(crossed.labels), dtype=torch.float64)
     for fold, network in enumerate(crossed.folds):
@@ -212,13 +215,13 @@ def score_held_out(crossed: Crossfit) -> Tensor:
 
 
 def _score_logits(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
-    """Score how well logits (n, num_classes) fit a known class, with the full fit's temperature and offsets: (n,)."""
+    """Compute the scores (n,) of logits of a network as if it had the temperature and offsets of a reference."""
     cosines = (logits - network.offsets) * network.temperature
     return score_known(network.mask_logits(cosines / reference.temperature + reference.offsets))
 
 
 def measure_held_out(crossed: Crossfit) -> Metrics:
-    """Compute metrics on the held-out rows, at least one."""
+    """Compute metrics of the fold models on the held-out rows, at least one."""
     return measure(predict_held_out(crossed), crossed.labels, crossed.sample)
 
 
@@ -230,10 +233,10 @@ def repeat_held_out(
     deadline: float = math.inf,
     progress: Progress = ignore,
 ) -> Tensor:
-    """Average the held-out probabilities over repeated cross-validations, which reduces their variance.
+    """Average held-out probabilities over repeated cross-validations; return the logarithms of the means.
 
-    The first one is ``crossed``. If only a part of many rows is held out, there is one. A repeat that the deadline
-    interrupts is discarded. Returns the logarithm (held_out, num_classes) float64 of the mean.
+    The result (held_out, num_classes) is float64. ``crossed`` is the first cross-validation. It is not repeated if only
+    a part of many rows is held out. A repeat that the deadline interrupts is discarded.
 
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
@@ -243,24 +246,25 @@ def repeat_held_out(
     with untouched_globals():
         for repeat in range(1, times if len(held_out) > 1 else 1):
             progress(f"cross-fit {repeat + 1} of {times}", (repeat - 1) / (times - 1))
-            again = torch.full((len(problem.rows.labels), total.shape[1]), math.nan, dtype=torch.float64)
+            probabilities = torch.full((len(problem.rows.labels), total.shape[1]), math.nan, dtype=torch.float64)
             for fold in make_folds(problem, repeat):
                 if time.monotonic() >= deadline:
                     return (total / count).log()
                 network = fit_part(solution, *fold, deadline)
                 with torch.no_grad():
-                    again[fold.held_out] = network(problem.original_features(fold.held_out)).double().softmax(dim=1)
-            again = again[torch.cat(held_out)]
-            total += torch.where(again.isnan(), total / count, again)  # a row that these folds never hold out
+                    logits = network(problem.original_features(fold.held_out))
+                probabilities[fold.held_out] = logits.double().softmax(dim=1)
+            probabilities = probabilities[torch.cat(held_out)]
+            total += torch.where(probabilities.isnan(), total / count, probabilities)  # NaN: held out by no fold
             count += 1
     return (total / count).log()
 
 
 def held_out_indices(problem: TrainingSet) -> Tensor:
-    """Map the input rows to indices (n,) of the held-out rows, in the order of the loaders.
+    """Compute the index (n,) int64 among the held-out rows of each input row, in the order of the loaders.
 
-    The index is -1 for a row that is never held out, or outside of the sample of many rows. Merged duplicates share an
-    index.
+    The index is -1 for a row that is never held out, or that is not in the sample of many rows. Merged duplicates share
+    an index.
     """
     indices = torch.full_like(problem.rows.labels, -1)
     held_out = [rows for _, rows in make_folds(problem)]
@@ -269,43 +273,40 @@ def held_out_indices(problem: TrainingSet) -> Tensor:
     return torch.where(problem.indices < 0, -1, indices[problem.indices])
 
 
-#: Name of the baseline `score_frequent`.
+#: Name of the baseline of `score_frequent`.
 FREQUENT = "most frequent class"
 
 
 def score_frequent(counts: Tensor, rows: int) -> Tensor:
-    """Compute class scores (rows, num_classes) float64 from class frequencies (num_classes,) alone."""
+    """Score each of n rows by the class frequencies (num_classes,) alone: (rows, num_classes) float64."""
     return counts.double().expand(rows, -1)
 
 
 def predict_baselines(problem: TrainingSet) -> dict[str, Tensor]:
-    """Score each held-out row by baselines that are fitted to the other folds: (held_out, num_classes) each.
+    """Score held-out rows by the baselines "raw cosine" and "LDA", which are fitted to the rows of the other folds.
 
-    The baselines are "raw cosine" and "LDA" with a shrunken covariance. The scores are not calibrated: only their order
-    is meaningful. Empty if no row is held out.
+    Returns the scores (held_out, num_classes) by name, nothing if no row is held out. The scores are not calibrated:
+    only their order is meaningful.
     """
-    folds, baselines = make_folds(problem), {"raw cosine": score_cosine, "LDA": score_lda}
-    if not folds:
-        return {}
-    rows = problem.rows
-    return {
-        name: torch.cat([score(rows.select(fold.train), rows.features[fold.held_out]) for fold in folds])
-        for name, score in baselines.items()
-    }
+    rows, folds, scores = problem.rows, make_folds(problem), dict[str, Tensor]()
+    for name, score in (("raw cosine", score_cosine), ("LDA", score_lda)) if folds else ():
+        parts = [score(rows.select(fold.train), rows.features[fold.held_out]) for fold in folds]
+        scores[name] = torch.cat(parts)
+    return scores
 
 
 def score_cosine(rows: TrainingRows, queries: Tensor) -> Tensor:
-    """Compute the cosines (m, num_classes) float64 of queries (m, dim) to the class means of rows of unit norm."""
+    """Compute the cosines (m, num_classes) float64 of queries (m, dim) to class means of normalized rows."""
     unit = F.normalize(rows.features.double(), dim=1)
     means, _ = class_means(unit, rows.labels, rows.num_classes, rows.class_balanced_weights)
     return F.normalize(queries.double(), dim=1) @ F.normalize(means, dim=1).T
 
 
 def score_lda(rows: TrainingRows, queries: Tensor) -> Tensor:
-    """Score queries (m, dim) by linear discriminant analysis, fitted to rows with a shrunken covariance.
+    """Score queries (m, dim) by linear discriminant analysis with a shrunken covariance, fitted to rows.
 
-    The scores (m, num_classes) float64 are log posteriors up to a constant per row; minus infinity for a class without
-    rows.
+    The scores (m, num_classes) float64 are log-posteriors up to a constant per row, and minus infinity for a class
+    without rows.
 
     Source: Fisher, "The use of multiple measurements in taxonomic problems" (1936); see `shrink_covariance`.
     """
@@ -324,43 +325,43 @@ def score_lda(rows: TrainingRows, queries: Tensor) -> Tensor:
 
 
 def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:
-    """Add samples (n, ...) to the network and to the fold models; `predict_held_out` then shows the effect.
+    """Add samples (n, ...) to the network of all rows and to the fold models, in place.
 
-    A fold model gets no sample that is a duplicate or near-duplicate of its held-out rows, or belongs to their groups:
-    ``groups`` (n,) are ids as in ``crossed.groups``, -1 for others. Raises the errors of
-    `PrototypeNetwork.add_samples`.
+    `predict_held_out` then shows the effect on the held-out rows. A fold model thus gets no sample that is a duplicate
+    or near-duplicate of its held-out rows, or belongs to one of their groups: ``groups`` (n,) are ids as in
+    ``crossed.groups``, -1 for samples without a group. Raises the errors of `PrototypeNetwork.add_samples`.
     """
     known = len(crossed.whole.counts)
     crossed.whole.add_samples(features, labels, num_classes=num_classes)
     n_held_out, copies = len(crossed.labels), _group_duplicates(crossed, features)
     for fold, network in enumerate(crossed.folds):
-        judged = crossed.fold == fold
-        fresh = ~torch.isin(copies[n_held_out:], copies[:n_held_out][judged])
+        held_out = crossed.fold == fold
+        unrelated = ~torch.isin(copies[n_held_out:], copies[:n_held_out][held_out])
         if groups is not None:
-            fresh &= (groups < 0) | ~torch.isin(groups, crossed.groups[judged])
+            unrelated &= (groups < 0) | ~torch.isin(groups, crossed.groups[held_out])
         network.arrange_classes(torch.cat([torch.arange(known), torch.full((num_classes - known,), -1)]))
-        if bool(fresh.any()):
-            network.add_samples(features[fresh], labels[fresh])
+        if bool(unrelated.any()):
+            network.add_samples(features[unrelated], labels[unrelated])
 
 
 def match_held_out(crossed: Crossfit, features: Tensor) -> Tensor:
-    """Test which rows of features (n, dim), real and finite, equal a held-out row: (n,) bool."""
+    """Test for each row of features (n, dim) whether it equals a held-out row: (n,) bool."""
     return match_rows(features, crossed.features, need_encoder(crossed.whole).origin) >= 0
 
 
 def find_contradicted(crossed: Crossfit, features: Tensor, labels: Tensor) -> Tensor:
-    """Find the class (n,) int64 of an equal held-out row with another label than that (n,) of a row, or -1."""
-    found = torch.full_like(labels, -1)
+    """Detect rows (n, dim) that equal a held-out row with another label: its class (n,) int64, or -1 for none."""
+    contradicting = torch.full_like(labels, -1)
     matched = match_held_out(crossed, features)
     for label in labels[matched].unique().tolist():
         rows, others = (matched & (labels == label)).nonzero().flatten(), crossed.labels != label
         indices = match_rows(features[rows], crossed.features[others], need_encoder(crossed.whole).origin)
-        found[rows[indices >= 0]] = crossed.labels[others][indices[indices >= 0]]
-    return found
+        contradicting[rows[indices >= 0]] = crossed.labels[others][indices[indices >= 0]]
+    return contradicting
 
 
 def _group_duplicates(crossed: Crossfit, features: Tensor) -> Tensor:
-    """Group duplicates among held-out rows and features: (held_out + n,) int64."""
+    """Compute the duplicate group (held_out + n,) int64 of each held-out row and of each row of features (n, dim)."""
     rows = torch.cat([crossed.features.double(), features.double()])
     encoder = need_encoder(crossed.whole)
     groups = group_duplicates(((rows - encoder.origin) / encoder.scale).float())

@@ -1,10 +1,10 @@
-"""Duplicate rows: equal ones become one row of their weight, and near-equal ones are held out together.
+"""Duplicate rows: equal rows become one weighted row, and nearly equal rows are held out together.
 
-A model that has seen a row knows its duplicate. In different folds, duplicates would reward overfitting.
+A model that was fitted to a row knows its duplicate. In different folds, duplicates would reward overfitting.
 
-Near-duplicates are rows whose nearest neighbours of the same class are far closer than all others: copies with some
-noise, windows of one recording, pictures of one object. The distances do not prove a common source. So they are
-reported, and users who know the source name it as groups.
+Near-duplicates are rows whose nearest neighbours of the same class are far closer than all other rows: copies with some
+noise, windows of one recording, pictures of one object. Distances do not prove a common source. So near-duplicates are
+only reported; users who know the source pass it as groups.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ class DuplicateRules:
     """Thresholds of duplicates; tests/fit/test_duplicates.py has tables with and without them."""
 
     max_distances: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
-    """Largest distance of duplicates: root mean square over the features, in their standard deviations. If chance
-    explains the pairs at one distance, the next one is tried."""
+    """Largest distances of duplicates, in root mean square of the standardised features. If chance explains the pairs
+    at one distance, the next one is tried."""
     chance: float = 5.0
     """Chance explains the neighbours of a row if there are at most this many times the expected number."""
     explained: float = 0.9  #: Pairs are due to chance if it explains this fraction of the rows that have neighbours.
-    total: float = 2.0  #: On a fine grid, all rows together may have this many times the expected number.
+    total: float = 2.0  #: On a fine grid, all rows together may have this many times the expected neighbours.
     shared: float = 0.5
     """A table is discrete if in each column this fraction of the distinct rows share their value. Then equal rows are
     due to chance."""
     smoothing: float = 3.0
     """Added to the numbers of values that occur equally often, which vary by chance; see `_is_sampled`."""
-    neighbours: int = 16  #: Maximal number of rows from which the expected number is extrapolated, ...
-    locality: int = 8  #: ... and the number of rows for each of them: neighbours in other clusters are too far.
+    neighbours: int = 16  #: Maximum number of neighbours from which the expected number is extrapolated; at most ...
+    locality: int = 8  #: ... the number of rows divided by this, since neighbours in other clusters are too far.
     often: float = 4.0  #: If values occur this many times on average, chance may repeat them.
     dense: float = 2.0  #: Largest distance between discrete points, in steps of one column, that chance repeats.
-    grid_parts: int = 5  #: Maximal number of steps of a grid in the smallest gap between values.
-    grid_reach: float = 50.0  #: Wider gaps, in steps, are not tested: rounding errors of float32 add up.
-    grid_error: float = 0.1  #: Largest deviation of a gap from whole steps.
+    grid_parts: int = 5  #: Maximum number of steps of a grid in the smallest gap between values.
+    grid_reach: float = 50.0  #: Gaps of more steps are not tested: rounding errors of float32 add up.
+    grid_error: float = 0.1  #: Largest deviation of a gap from an integer number of steps.
     max_fraction: float = 0.1
-    """Largest fraction of the rows in one group. A value that more rows share belongs to the distribution, as the zeros
-    of counts do."""
+    """Largest fraction of the rows in one group. A value that more rows share belongs to the distribution, such as the
+    zeros of counts."""
     min_limit: int = 10  #: A group of this many rows is never too large.
-    max_queries: int = 512  #: Maximum number of rows whose neighbours are counted.
-    max_pairs: int = 2**24  #: Maximum number of distances, which lowers the number of these rows.
+    max_queries: int = 512  #: Maximum number of rows whose neighbours are counted; fewer if ...
+    max_pairs: int = 2**24  #: ... there would be more distances than this.
     directions: int = 4  #: Number of random projections that are compared first.
-    reach: float = 4.0  #: In the projections, duplicates are at most this many maximum distances apart.
-    window: int = 16  #: Each row is compared with this many rows that follow in the order of the first projection.
+    reach: float = 4.0  #: Largest distance of duplicates in a projection, in units of the largest distance.
+    window: int = 16  #: Number of following rows, in the order of the first projection, that a row is compared with.
     rounding: float = 1e-6  #: Relative rounding error of rows that were saved in a model file and read again.
     constant: float = 1e-6
     """A feature is constant if its standard deviation is below this fraction of its root mean square."""
@@ -61,9 +61,8 @@ DUPLICATES = DuplicateRules()
 def group_duplicates(x: Tensor) -> Tensor | None:
     """Group rows (n, dim) float32 that are equal or nearly equal, unless chance explains their number.
 
-    A group holds the near neighbours of one of its rows. Groups are not chained: rows of one group are at most twice
-    the largest distance apart. Returns the index (n,) of the first row of each row's group; None if no row has a
-    duplicate.
+    Returns the index (n,) of the first row in the group of each row; None if no row has a duplicate. A group holds the
+    near neighbours of one of its rows, so that rows of one group are at most twice the largest distance apart.
     """
     n = len(x)
     deviation = x.std(dim=0, correction=0)
@@ -92,7 +91,7 @@ def group_duplicates(x: Tensor) -> Tensor | None:
 
 
 def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
-    """List pairs (2, m) of points (k, dim) that may be duplicates, and their distances (m,)."""
+    """List pairs of points (k, dim) that may be duplicates: indices (2, m), and the distances (m,) of the pairs."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(points.shape[1], DUPLICATES.directions, generator=generator, dtype=points.dtype)
     projected = points @ directions
@@ -110,13 +109,14 @@ def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
-    """Group points with their neighbours: (count,) int64, the index of the point at the centre of the group.
+    """Group ``count`` points with their neighbours, given pairs (2, m) of neighbours.
 
-    The centres are a maximal independent set of the graph: in random order, a point without a group becomes a centre.
+    Returns the index (count,) of the point at the centre of the group of each point. The centres are a maximal
+    independent set of the graph: in random order, a point without a group becomes a centre.
 
     Source: Luby, "A simple parallel algorithm for the maximal independent set problem" (1986), algorithm B.
     """
-    group, points = torch.arange(count), torch.arange(count)
+    group = torch.arange(count)
     rank = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     edges = torch.cat([pairs, pairs.flip(0)], dim=1)
     free = torch.ones(count, dtype=torch.bool)
@@ -128,15 +128,15 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
         free &= ~centre
         free[assigned[1]] = False
         edges = edges[:, free[edges].all(dim=0)]
-    return torch.where(group == points, points, group)
+    return group
 
 
 def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float) -> bool:
-    """Test whether the density of points (k, dim) explains the rows within a distance of chosen points (m,).
+    """Test whether the density of points (k, dim) explains how many rows are within the distance ``near`` of others.
 
-    Within a distance d of a row, a density of intrinsic dimension D has rows in proportion to d^D. Both the number and
-    D come from the nearest points beyond ``near``, so that dependent columns count once. Values on a grid count as if
-    they filled half of the gap to the next one. Each point counts as ``counts`` (k,) rows.
+    A density of intrinsic dimension D has rows in proportion to d^D within a distance d of a row. The number and D are
+    estimated from points farther than ``near`` from the points ``chosen`` (m,), so that dependent columns count once.
+    Values on a grid count as if they filled half of the gap to the next one. A point stands for ``counts`` (k,) rows.
 
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
@@ -149,26 +149,29 @@ def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float
 
 @dataclass(frozen=True)
 class _Neighbours:
-    """Numbers of rows around some points (m,)."""
+    """Numbers of rows around some points (m,), within a small distance and within larger ones."""
 
-    within: Tensor  #: (m,) rows within a distance.
-    gap: Tensor  #: (m,) the distance of the next point.
-    outer: Tensor  #: (m,) a distance farther out, ...
-    outside: Tensor  #: (m,) ... and the number of rows within it.
+    within: Tensor  #: (m,): number of rows within the small distance.
+    gap: Tensor  #: (m,): distance of the nearest point beyond the small distance.
+    outer: Tensor  #: (m,): a larger distance, ...
+    outside: Tensor  #: (m,): ... and the number of rows within it.
     dimension: float  #: The intrinsic dimension.
 
     def extrapolate(self, radius: Tensor, dimension: float) -> Tensor:
-        """Extrapolate the number of rows (m,) within radii (m,)."""
+        """Extrapolate the number (m,) of rows within radii (m,) from those within the larger distances."""
         return self.outside * (radius / self.outer).pow(dimension)
 
     def is_explained(self, radius: Tensor, dimension: float) -> bool:
-        """Test whether the numbers within the distance are not far above those within radii (m,), for most points."""
+        """Test whether the rows within the small distance are about as many as within radii (m,), for most points."""
         explained = self.within <= DUPLICATES.chance * self.extrapolate(radius, dimension)
         return float(explained.double().mean()) >= DUPLICATES.explained
 
 
 def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: float, neighbours: int) -> _Neighbours:
-    """Count the rows around some of the query points (q,), within the distance ``near`` and that of farther points."""
+    """Count the rows around at most ``max_queries`` of the query points (q,); see `_Neighbours`.
+
+    The small distance is ``near``, and the larger distances are those of this many neighbours beyond it.
+    """
     max_queries = max(1, min(DUPLICATES.max_queries, DUPLICATES.max_pairs // len(points)))
     queries = queries[:: -(-len(queries) // max_queries)]
     distance = torch.cdist(points[queries].double(), points.double())  # (m, k)
@@ -188,9 +191,9 @@ def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: flo
 
 
 def _is_equal_by_chance(points: Tensor, counts: Tensor, chosen: Tensor) -> bool:
-    """Test whether independent samples can be equal as often as points (k, dim) occur ``counts`` (k,) times.
+    """Test whether independent samples can repeat points (k, dim) as often as ``counts`` (k,) says.
 
-    They can if values are few, or on a grid that is coarse for the density at the chosen points (m,).
+    They can if there are few different values, or a grid that is coarse for the density at the chosen points (m,).
     """
     rules = DUPLICATES
     if not _is_sampled(counts):
@@ -219,11 +222,11 @@ def _is_equal_by_chance(points: Tensor, counts: Tensor, chosen: Tensor) -> bool:
 
 
 def _measure_steps(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Measure the step (dim,) of the grid of each column of points (k, dim), NaN without one; and mask (dim,) columns.
+    """Measure the step (dim,) of the grid of each column of points (k, dim), NaN for columns without a grid.
 
-    The mask has the columns in which no two points agree. They have the finest grids, and decide where there are some.
-    If they are on no grid, chance does not repeat them. Functions of other columns, such as a logarithm, are on none
-    either; so one column on a grid is enough.
+    Also returns a mask (dim,) of the columns in which no two points are equal. These have the finest grids; if they are
+    on no grid, chance does not repeat points. One such column on a grid is enough, since functions of it, such as a
+    logarithm, are on no grid.
     """
     gaps = points.double().sort(dim=0).values.diff(dim=0)  # (k - 1, dim)
     smallest = gaps.masked_fill(gaps == 0, torch.inf).amin(dim=0)
@@ -236,7 +239,7 @@ def _measure_steps(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_discrete(points: Tensor) -> bool:
-    """Test whether most of the distinct points (k, dim) share their value with another one in every column."""
+    """Test whether, in every column, most of the distinct points (k, dim) share their value with another point."""
     for column in points.T:
         _, counts = column.unique(return_counts=True)
         if int(counts[counts > 1].sum()) < DUPLICATES.shared * len(points):
@@ -245,10 +248,10 @@ def _is_discrete(points: Tensor) -> bool:
 
 
 def _is_sampled(counts: Tensor) -> bool:
-    """Test whether independent samples of some distribution can repeat with these counts (k,).
+    """Test whether independent samples of some distribution can occur with these counts (k,).
 
-    A count is a mixture of Poisson distributions: if m_k values occur k times, k! m_k is log-convex in k. If a table
-    holds each row twice, there are many pairs, but hardly any single rows or triples.
+    Such counts are a mixture of Poisson variables: if m_k values occur k times, k! m_k is log-convex in k. In a table
+    that holds each row twice, there are many pairs, but hardly any single rows or triples.
     """
     occurring = counts.bincount(minlength=2)[1:].double()  # index 0: values that occur once
     occurring = torch.cat([occurring, occurring.new_zeros(1)])
@@ -259,10 +262,10 @@ def _is_sampled(counts: Tensor) -> bool:
 
 
 def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
-    """Find a known row (m, dim) that equals each row x (n, dim) up to rounding: its index (n,) int64, -1 for none.
+    """Compute for each row x (n, dim) the index (n,) of a known row (m, dim) that equals it up to rounding, or -1.
 
-    Known rows were stored in float32, less the origin (dim,). Each row is compared with its two neighbours along a
-    random direction.
+    Known rows were stored in float32 after the origin (dim,) was subtracted. Each row is compared with its two
+    neighbours along a random direction.
     """
     if not len(known):
         return torch.full((len(x),), -1)
@@ -281,7 +284,7 @@ def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
 
 
 def hash_rows(x: Tensor) -> Tensor:
-    """Hash rows (n, dim), as float32, to (n,) int64; a million rows have a collision with probability 10^-7.
+    """Compute a hash (n,) int64 of each row (n, dim); a million rows have a collision with probability 10^-7.
 
     Source: multilinear hashing, Carter and Wegman, "Universal classes of hash functions" (1979), of bits mixed as by
         Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
@@ -295,11 +298,11 @@ def hash_rows(x: Tensor) -> Tensor:
 
 
 def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, Tensor]:
-    """Merge equal rows of one class and one group into one weighted row; group duplicates.
+    """Merge equal rows of one class and one group into one weighted row, and assign duplicates to groups.
 
-    Rows are sorted by class, equal rows adjacent. Returns the rows and the number of rows that have an earlier
-    duplicate. The last two results are the new id of each input group (groups,), None without groups, and the new index
-    (n,) of each row.
+    The rows must be sorted by class, with equal rows adjacent. Returns the merged rows, the number of rows that have an
+    earlier duplicate, the new id (groups,) of each input group, or None without groups, and the new index (n,) of each
+    row.
     """
     duplicates, groups, group_ids = group_duplicates(rows.features), rows.groups, None
     if groups is not None:
@@ -326,9 +329,9 @@ def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | No
 
 
 def _join_groups(groups: Tensor, duplicates: Tensor) -> Tensor:
-    """Join groups (n,) that share duplicates (n,), unless the joined group would hold a large fraction of the rows.
+    """Join groups that share duplicates, unless the joined group would hold a large fraction of the rows.
 
-    Groups and duplicates are identified by the index of their first row.
+    Each row has a group (n,) and a set of duplicates (n,), both identified by the index of their first row.
     """
     n, joined = len(groups), groups
     while True:
@@ -343,51 +346,52 @@ def _join_groups(groups: Tensor, duplicates: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NearDuplicateRules:
-    """Thresholds of the detection; tests/fit/test_near_duplicates.py has tables with and without near-duplicates."""
+    """Thresholds of near-duplicates; tests/fit/test_near_duplicates.py has tables with and without them."""
 
     max_neighbours: tuple[int, ...] = (5, 10, 20)
-    """Maximum numbers of near-duplicates of a row, tried in this order. As many neighbours beyond them give the
-    intrinsic dimension."""
+    """Maximum numbers of near-duplicates of a row that are tried, in this order. The intrinsic dimension is estimated
+    from as many neighbours beyond them."""
     chance: float = 0.05
     """False-positive rate: fraction of the rows of a smooth density that seem to have near-duplicates."""
     min_fraction: float = 1 / 3  #: Near-duplicates are reported if this fraction of the rows has some ...
     min_rows: int = 30  #: ... and at least this many rows are examined.
     max_mixed: float = 0.25
-    """Limit of the near-duplicates of another class, as a fraction of those expected by chance. Natural clusters hold
-    all classes; copies of a row hold its own."""
+    """Limit of near-duplicates of another class, as a fraction of the number by chance. Natural clusters hold rows of
+    all classes, copies of a row are of its class."""
     max_class_fraction: float = 0.5
-    """Largest fraction of its class that a row and its near-duplicates may be: a class may be a cluster."""
-    min_gap: float = 1.5  #: Minimum mean gap beyond near-duplicates, in units of the gap by chance, ...
+    """Largest fraction of its class that a row and its near-duplicates may be, since a class may be a cluster."""
+    min_gap: float = 1.5  #: Minimum mean gap beyond near-duplicates, in units of the gap by chance.
     deviations: float = 3.0
-    """... and standard errors above it. Neighbours before the gap must agree in class by as many more."""
+    """Number of standard errors by which the gap exceeds that by chance, and by which neighbours before the gap agree
+    in class more often than neighbours after it."""
     max_ties: float = 0.1
-    """If more distances than this fraction equal the next one, values are discrete, and nothing is reported."""
+    """If a larger fraction of the distances equals the next one, values are discrete, and nothing is reported."""
     max_tied: float = 0.5
     """Largest fraction of near-duplicate pairs that may be equal in a column. Rows of one date, for instance, need not
     have one source. Such columns are removed, and the detection runs again."""
-    max_queries: int = 512  #: Maximum number of rows examined, at equal steps.
-    max_pairs: int = 2**27  #: Maximum number of distances, which lowers the number of rows examined.
-    chunk_size: int = 2**24  #: Distances in memory at once.
+    max_queries: int = 512  #: Maximum number of rows examined, at equal steps; fewer if ...
+    max_pairs: int = 2**27  #: ... there would be more distances than this.
+    chunk_size: int = 2**24  #: Maximum number of distances in memory at once.
 
 
 NEAR_DUPLICATES = NearDuplicateRules()
 
 
 def describe_near_duplicates(rows: TrainingRows, remedy: str) -> str | None:
-    """Describe the fraction of rows with near-duplicates and the argument that groups them; None if it is small."""
+    """Describe how many rows have near-duplicates, as a note that names the ``remedy``; None if few rows have some."""
     fraction = near_duplicate_fraction(rows)
     if fraction < NEAR_DUPLICATES.min_fraction:
         return None
-    text = f"{100 * fraction:.0f} % of rows have near-duplicates in their class"
-    return f"{text}; if these have a common source, pass its column with {remedy}"
+    text = f"{100 * fraction:.0f} % of rows have near-duplicates in their class; if these have a common source, "
+    return f"{text}pass its column with {remedy}"
 
 
 def near_duplicate_fraction(rows: TrainingRows) -> float:
-    """Estimate the fraction of rows that have near-duplicates; 0 if they are no more similar than by chance.
+    """Estimate the fraction of rows that have near-duplicates; 0 if rows are no more similar than by chance.
 
-    For a smooth density, let the ratio be the distance to the k-th neighbour over the distance to the next one. This
-    ratio to the power of k times the intrinsic dimension is uniform in [0, 1]. A row has near-duplicates if the power
-    is improbably small for some k. Neighbours of a row's own group do not count: they are held out together.
+    For a smooth density, the distance to the k-th neighbour divided by the distance to the next one, to the power of k
+    times the intrinsic dimension, is uniform in [0, 1]. A row has near-duplicates if this number is improbably small
+    for some k. Rows of one group are not neighbours, since they are held out together.
 
     Source: Facco, d'Errico, Rodriguez and Laio, "Estimating the intrinsic dimension of datasets by a minimal
         neighborhood information" (2017), eq. 3, for all k; the dimension after Levina and Bickel, "Maximum likelihood
@@ -412,9 +416,9 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
 def _near_duplicate_fraction(
     rows: TrainingRows, queries: Tensor, distance: Tensor, nearest: Tensor, max_neighbours: int
 ) -> float:
-    """Estimate the fraction of query rows (m,) that have up to ``max_neighbours`` near-duplicates.
+    """Estimate the fraction of the query rows (m,) that have up to ``max_neighbours`` near-duplicates.
 
-    Their neighbours (m, 2 * max_neighbours) have the distances and indices of `_nearest_neighbours`.
+    ``distance`` and ``nearest`` (m, 2 * max_neighbours) are of `_nearest_neighbours`.
     """
     rules, n, everywhere = NEAR_DUPLICATES, len(rows.labels), queries
     sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
@@ -428,9 +432,8 @@ def _near_duplicate_fraction(
     n_near = index + 1  # near-duplicates of a row, if it has some
     labels = rows.labels[queries]
     class_fractions = torch.bincount(rows.labels).double()[labels] / n
-    has_duplicates = (chance * max_neighbours < rules.chance) & (
-        n_near + 1 <= rules.max_class_fraction * class_fractions * n
-    )
+    small = n_near + 1 <= rules.max_class_fraction * class_fractions * n
+    has_duplicates = small & (chance * max_neighbours < rules.chance)
     other = rows.labels[nearest] != labels[:, None]  # (queries, neighbours)
     mixed = other.cumsum(dim=1).gather(1, index[:, None])[:, 0] > 0
     expected = float((1 - class_fractions[has_duplicates].pow(n_near[has_duplicates])).sum())
@@ -455,12 +458,12 @@ def _near_duplicate_fraction(
 
 
 def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
-    """Estimate the fraction of rows with near-duplicates from all rows together; and mask the probable ones.
+    """Estimate the fraction of rows with near-duplicates from all query rows together; also mask probable ones.
 
-    With noise, few rows are significant one by one. Together they are, if two conditions hold. After the same number of
-    neighbours, the gaps (queries, neighbours - 1) are wide on average; for a smooth density, they are exponential with
-    mean 1. And neighbours before that gap agree in class, ``same`` (queries, neighbours), far more often than those
-    after it. ``sizes`` (queries,) are numbers of rows of the class. The mask is (queries, max_neighbours).
+    With noise, single rows are not significant. All rows are, if two conditions hold. After some number of neighbours,
+    the gaps (queries, neighbours - 1) are wide on average; for a smooth density, they are exponential with mean 1. And
+    neighbours before that gap agree in class, ``same`` (queries, neighbours), far more often than neighbours after it.
+    ``sizes`` (queries,) are the sizes of the rows' classes. The mask is (queries, max_neighbours).
     """
     rules = NEAR_DUPLICATES
     n_near = 1 + int(gaps[:, :max_neighbours].mean(dim=0).argmax())
@@ -477,7 +480,7 @@ def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours
 
 
 def _detect_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
-    """Detect the features (dim,) of columns in which too many of the pairs of rows (pairs,) are equal."""
+    """Compute a mask (dim,) of features: those of columns in which too many pairs of rows (pairs,) are equal."""
     dim = rows.features.shape[1]
     blocks = torch.arange(dim) if rows.blocks is None else rows.blocks.unique(return_inverse=True)[1]
     differs = (rows.features[first] != rows.features[second]).float()
@@ -486,9 +489,9 @@ def _detect_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _nearest_neighbours(rows: TrainingRows, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Compute distances (m, count) float64, ascending, and indices of the nearest neighbours of query rows (m,).
+    """Compute distances (m, count) float64 of query rows to their nearest neighbours, and the indices.
 
-    Features are divided by their standard deviations.
+    Rows of one group have an infinite distance.
     """
     deviation = rows.features.std(dim=0, correction=0)
     z = rows.features[:, deviation > 0] / deviation[deviation > 0]

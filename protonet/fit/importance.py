@@ -1,4 +1,4 @@
-"""Column importance: the loss from shuffled cells, and the contribution of each column to the class of a row."""
+"""Importance of columns: how shuffled cells change the log-loss, and how a column contributes to the class of a row."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from protonet.fit.crossfit import Crossfit, measure_held_out, predict_held_out
 from protonet.fit.search import Progress, ignore
 from protonet.network import PrototypeNetwork
 
-#: Maximum number of shuffles per column, and of predictions in all. With many columns and rows, first the shuffles are
-#: reduced, then the rows.
+#: Maximum number of shuffles of a column, and of all predictions. If predictions would be too many, there are fewer
+#: shuffles; if one shuffle is still too much, also fewer rows.
 SHUFFLES, PREDICTIONS = 10, 500_000
-#: Minimum number of rows in the computation.
+#: Minimum number of rows for permutation importance.
 MIN_ROWS = 100
-#: The number of nearest held-out rows of an explanation, and of held-out rows whose cells replace those of a row.
+#: Number of nearest rows in an explanation, and number of held-out rows whose cells replace those of the explained row.
 NEIGHBOURS, SAMPLE = 3, 50
-#: The number of rows embedded at a time.
+#: Maximum number of rows that are embedded at once.
 EMBEDDED_ROWS = 1024
 
 
 class Importance(NamedTuple):
-    """Permutation importance of one column, the mean over rows."""
+    """Permutation importance of one column: how log-loss and accuracy change if its cells are shuffled."""
 
-    log_loss_rise: float  #: In nats.
-    log_loss_interval: tuple[float, float]  #: 95 % interval of the rise.
-    accuracy_fall: float  #: As a fraction of 1.
-    accuracy_interval: tuple[float, float]  #: 95 % interval of the fall.
+    log_loss_rise: float  #: Increase of the log-loss, in nats per row.
+    log_loss_interval: tuple[float, float]  #: 95 % interval of the increase.
+    accuracy_fall: float  #: Decrease of the accuracy, as a fraction of 1.
+    accuracy_interval: tuple[float, float]  #: 95 % interval of the decrease.
 
 
 def rank_columns(
@@ -46,8 +46,8 @@ def rank_columns(
 ) -> JsonDict:
     """Compute the permutation importance of each column, the most important first, as a JSON-compatible dict.
 
-    A column has ``sizes`` features. About ``predictions`` predictions are computed; None for `PREDICTIONS`. Raises a
-    FloatingPointError if the embedding of a row, original or shuffled, overflows.
+    ``sizes`` are the numbers of features of the columns. About ``predictions`` predictions are computed; None for
+    `PREDICTIONS`. Raises a FloatingPointError if the embedding of a row, original or shuffled, overflows.
     """
     total_rows = count_rows(crossfit)
     predictions = PREDICTIONS if predictions is None else predictions
@@ -75,9 +75,10 @@ def rank_columns(
 
 
 def compute_importances(crossfit: Crossfit, sizes: Sequence[int], indices: Sequence[int], width: int) -> np.ndarray:
-    """Compute the rise of the log-loss if a column is shuffled: (width,) float64, 0 for columns without features.
+    """Compute how much the log-loss increases if each column is shuffled: (width,) float64.
 
-    ``sizes`` are the numbers of features of the columns in use, ``indices`` their indices among all ``width`` columns.
+    ``sizes`` are the numbers of features of the columns that have features, ``indices`` their indices among all
+    ``width`` columns. The result is 0 for other columns.
     """
     ranking = rank_columns(crossfit, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
     importances = np.zeros(width)
@@ -87,12 +88,12 @@ def compute_importances(crossfit: Crossfit, sizes: Sequence[int], indices: Seque
 
 
 def count_rows(crossfit: Crossfit) -> int:
-    """Count the rows, merged duplicates included."""
+    """Count the held-out rows, including merged duplicates."""
     return round(float(crossfit.weights.sum()))
 
 
 def score_rows(crossfit: Crossfit) -> Tensor:
-    """Compute the log-loss of each row, in nats, and its error, 0 or 1: (2, rows) float64."""
+    """Compute (2, rows) float64: the log-loss of each held-out row in nats, and 1 if it is misclassified, else 0."""
     logits = predict_held_out(crossfit).double()
     losses = -logits.log_softmax(dim=1).gather(1, crossfit.labels[:, None])[:, 0]
     return torch.stack([losses, (logits.argmax(dim=1) != crossfit.labels).double()])
@@ -101,13 +102,13 @@ def score_rows(crossfit: Crossfit) -> Tensor:
 def measure_columns(
     crossfit: Crossfit, sizes: Sequence[int], orders: Tensor, progress: Progress = ignore
 ) -> list[Importance]:
-    """Measure the change of log-loss and accuracy if the cells of one column are shuffled among the rows.
+    """Measure how log-loss and accuracy change if the cells of one column are shuffled among the rows, for each column.
 
-    A column has ``sizes`` features, which are shuffled together: ``orders`` (shuffles, rows) has the row whose cell
-    each row gets. The result of a column is the mean over the shuffles, with an interval over groups. The influence of
-    a row has two parts: the loss from its shuffled cell, and the loss that its own cell causes in other rows, since
-    these are a sample too. (With the first part alone, 95 % intervals of 10 shuffles held the truth in 85 to 87 % of
-    simulated tables.)
+    ``sizes`` are the numbers of features of the columns; the features of a column are shuffled together. In a shuffle,
+    each row gets the cell of the row with the index in ``orders`` (shuffles, rows). A result is the mean over the
+    shuffles, with an interval over groups of rows. The influence of a row on it has two parts: the loss from its
+    shuffled cell, and the loss that its own cell causes in other rows. (With the first part alone, 95 % intervals of 10
+    shuffles covered the true value in 85 to 87 % of simulated tables.)
 
     Source: Breiman, "Random forests" (2001), sec. 10; Fisher, Rudin and Dominici, "All models are wrong, but many are
         useful" (2019), sec. 3.
@@ -121,7 +122,7 @@ def measure_columns(
         x = crossfit.features.repeat(times, 1)
         x[:, features] = crossfit.features[:, features][orders.flatten()]
         after = score_rows(replace(repeated, features=x)).unflatten(1, orders.shape)
-        costs = relative_weights * (after - before[:, None])  # (2, shuffles, judged)
+        costs = relative_weights * (after - before[:, None])  # (2, shuffles, rows)
         mean = costs.mean(dim=(1, 2))
         given = torch.zeros_like(before).index_add_(1, orders.flatten(), costs.flatten(1)) / times
         influence = costs.mean(dim=1) - relative_weights * mean[:, None] + given - mean[:, None]
@@ -135,9 +136,10 @@ def measure_columns(
 def compute_contributions(
     network: PrototypeNetwork, row: Tensor, label: int, others: Tensor, weights: Tensor, sizes: Sequence[int]
 ) -> Tensor:
-    """Compute the contribution of each column to the log-probability of a row's class: (columns,) float64, nats.
+    """Compute the contribution of each column to the log-probability of a row's class: (columns,) float64, in nats.
 
-    It is the log-probability for the row (dim,) minus its mean if the cell is replaced by those of others (m, dim).
+    A contribution is the log-probability of class ``label`` for the row (dim,), minus its weighted mean if the cell is
+    replaced by the cells of other rows (m, dim) of weights (m,). ``sizes`` are the numbers of features of the columns.
 
     Source: Robnik-Sikonja and Kononenko, "Explaining classifications for individual instances" (2008), sec. 3.
     """
@@ -156,11 +158,11 @@ def compute_contributions(
 
 
 class Explanation(NamedTuple):
-    """Why a row gets its class: similar held-out rows, and the contribution of each column."""
+    """Explanation of a row's class by similar held-out rows and by the contribution of each column."""
 
-    neighbors: list[tuple[int, float]]  #: The index of each of the nearest held-out rows, and its cosine.
+    neighbors: list[tuple[int, float]]  #: The index of each of the nearest held-out rows, and its cosine to the row.
     contributions: Tensor  #: (columns,) float64, from `compute_contributions`.
-    sample: int  #: The number of held-out rows that the contributions are relative to.
+    sample: int  #: Number of held-out rows whose cells replace those of the row.
 
 
 @torch.inference_mode()
@@ -172,7 +174,7 @@ def explain_rows(
     generator: torch.Generator,
     progress: Progress = ignore,
 ) -> list[Explanation]:
-    """Explain the classes ``labels`` (n,) of rows x (n, dim) by held-out rows, at least one."""
+    """Explain why rows x (n, dim) get the classes ``labels`` (n,), by the held-out rows of a crossfit."""
     sample = torch.randperm(len(crossfit.labels), generator=generator)[:SAMPLE]
     others, weights = crossfit.features[sample], crossfit.weights[sample]
     cosines = embed_rows(crossfit.whole, x) @ embed_rows(crossfit.whole, crossfit.features).T
@@ -188,5 +190,5 @@ def explain_rows(
 
 @torch.no_grad()
 def embed_rows(network: PrototypeNetwork, x: Tensor) -> Tensor:
-    """Compute the embeddings (n, embedding_dim) of rows (n, dim)."""
+    """Compute the embeddings (n, embedding_dim) of rows (n, dim) in batches, which bounds the memory."""
     return torch.cat([network.embed(rows) for rows in x.split(EMBEDDED_ROWS)])

@@ -19,15 +19,15 @@ from protonet._text import to_printable
 from protonet._validation import check_groups
 from protonet.errors import InputTypeError, raise_input_error
 
-#: If at most this fraction of the rows is -1, and -1 means unlabelled, a warning says so.
+#: If at most this fraction of the labels is -1, a warning says that -1 means unlabelled.
 MAX_UNLABELLED_WARNING = 0.5
 
 
 def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Detect rows without a label: their indices (m,), and all labels (n,).
+    """Detect rows without a label; return their indices (m,), and the labels (n,) of all rows as an array.
 
-    None, NaN and pandas' NA mean unlabelled. So does -1 if all other labels are integers >= 0 of at least two classes,
-    or if there are no others; a warning says so if at most half of the rows are unlabelled.
+    None, NaN and pandas' NA mean unlabelled. The label -1 does, too, if all other labels are integers >= 0 of at least
+    two classes, or if there are no others. A warning says so if at most half of the rows are unlabelled.
     """
     labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -36,23 +36,22 @@ def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
         return np.empty(0, np.int64), labels
     cells = labels.tolist()
     missing = [_is_missing(cell) for cell in cells]
-    there = [cell for cell, is_missing in zip(cells, missing, strict=True) if not is_missing]
-    if all(map(_is_integer, there)) and -1 in there:
-        others = set(there) - {-1}
+    present = [cell for cell, is_missing in zip(cells, missing, strict=True) if not is_missing]
+    if all(map(_is_integer, present)) and -1 in present:
+        others = set(present) - {-1}
         if len(others) != 1 and min(others, default=0) >= 0:
             missing = [is_missing or cell == -1 for cell, is_missing in zip(cells, missing, strict=True)]
-            marked = there.count(-1)
             if others and sum(missing) <= MAX_UNLABELLED_WARNING * len(cells):
-                text = f"{marked} of {len(cells)} rows have the label -1, which means unlabelled."
+                text = f"{present.count(-1)} of {len(cells)} rows have the label -1, which means unlabelled."
                 warnings.warn(f"{text} If it is a class, rename the classes: y.astype(str).", stacklevel=4)
     return np.flatnonzero(missing), labels
 
 
 def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
-    """Separate labelled and unlabelled rows, as `detect_unlabelled` does.
+    """Separate labelled and unlabelled rows, which `detect_unlabelled` detects.
 
-    Returns X, y, ``sample_weight`` and ``groups`` of the labelled rows, and a list that holds X of the unlabelled rows;
-    empty if there are none. Raises an InputError if no row has a label.
+    Returns X, y, ``sample_weight`` and ``groups`` of the labelled rows, and a list with X of the unlabelled rows, which
+    is empty if there are none. Raises an InputError if no row has a label.
     """
     missing, labels = detect_unlabelled(y)
     if not len(missing):
@@ -79,7 +78,7 @@ def _is_missing(label: Any) -> bool:
 
 
 def _is_integer(label: Any) -> bool:
-    """Test whether a label is an integer, of any numeric type."""
+    """Test whether a label is a number without a fraction, of any type but bool."""
     numeric = isinstance(label, (int, float)) and not isinstance(label, bool)
     return numeric and math.isfinite(label) and label % 1 == 0
 
@@ -97,7 +96,7 @@ def check_one_kind(argument: str, labels: np.ndarray) -> None:
 
 
 def check_labels(labels: np.ndarray) -> None:
-    """Raise an error if labels (n,) are no classes: of mixed types, with fractions, or of several columns."""
+    """Raise an error if labels (n,) are not classes: of mixed types, numbers with fractions, or of several columns."""
     from sklearn.utils.multiclass import check_classification_targets, type_of_target  # noqa: PLC0415 - optional
 
     check_one_kind("y", labels)
@@ -112,9 +111,8 @@ def check_weights_and_groups(
 ) -> tuple[np.ndarray, Tensor | None, Tensor | None]:
     """Validate the weights and groups of labelled rows, and drop rows of weight 0.
 
-    Returns the indices (m,) of the rows of weight > 0, their weights (m,) float64 in (0, 1], and their groups (m,)
-    int64; None for those that are not given. Raises an InputError if no weight is above 0, or a group holds a whole
-    class.
+    Returns the indices (m,) of the other rows, their weights (m,) float64 in (0, 1] or None, and their groups (m,)
+    int64 or None. Raises an InputError if no weight is above 0, or if a group has all rows of a class.
     """
     chosen, weights = np.arange(len(labels)), None
     if groups is not None:
@@ -135,12 +133,12 @@ def check_weights_and_groups(
 
 
 def encode_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:
-    """Compute the indices (n,) of labels (n,) in the sorted classes."""
+    """Compute the class index (n,) int64 of each label (n,), given the sorted classes."""
     return torch.from_numpy(np.searchsorted(classes, labels))
 
 
 def name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
-    """Convert classes (n,) to strings or integers for a model file; raise an InputError if they are of other types."""
+    """Convert classes to strings or integers for a model file; raise an InputError if they have other types."""
     names = classes.tolist()
     unsupported = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
     texts = tuple(str(name) for name in names if isinstance(name, str))
@@ -151,14 +149,14 @@ def name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
 
 
 def normalize_weights(weights: Tensor | None) -> Tensor | None:
-    """Scale weights (n,) to a mean of 1; None for None."""
+    """Scale weights (n,) to a mean of 1, or return None if they are None."""
     return None if weights is None else weights / weights.mean()
 
 
 def weigh_classes(
     class_weight: str | Mapping[Any, float] | None, y: np.ndarray, weights: Tensor | None
 ) -> Tensor | None:
-    """Multiply sample weights (n,) by the weights of the classes of labels y (n,); None for equal weights."""
+    """Multiply sample weights (n,) by the class weight of each label y (n,); None stands for equal weights."""
     if class_weight is None:
         return weights
     is_sound = isinstance(class_weight, Mapping) and all(weight > 0 for weight in class_weight.values())

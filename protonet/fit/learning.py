@@ -14,26 +14,31 @@ from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.metrics import Sample
 
-#: Maximum number of times that the rows are halved, and minimum number of rows per class, on average.
+#: Maximum number of times that the number of rows is halved, and minimum mean number of rows per class.
 HALVINGS, MIN_PER_CLASS = 3, 2.0
 #: Number of bootstrap samples of the groups for the interval of the expected accuracy.
 BOOTSTRAPS = 500
 
 
 class LearningCurve(NamedTuple):
-    """Training set sizes, ascending, with the correctness of each held-out row."""
+    """Whether each held-out row is classified correctly after training on sets of several sizes."""
 
-    per_class: list[float]  #: Training rows per class, the mean over classes.
-    correct: Tensor  #: (sizes, held_out) bool.
+    per_class: list[float]  #: Sizes, ascending: mean number of training rows per class.
+    correct: Tensor  #: (sizes, held_out) bool: whether the prediction is correct.
+
+    @classmethod
+    def of(cls, correct: dict[float, Tensor]) -> LearningCurve:
+        """Make a curve from the correctness (held_out,) bool of the held-out rows by training rows per class."""
+        return cls(sorted(correct), torch.stack([correct[size] for size in sorted(correct)]))
 
 
 class ExpectedAccuracy(NamedTuple):
-    """Expected accuracy with more rows of the same kind."""
+    """Expected accuracy of a model that is fitted to more rows of the same kind."""
 
-    accuracy: float  #: As a fraction of 1.
+    accuracy: float  #: In [0, 1].
     interval: tuple[float, float]
     """95 % interval from the sampling of held-out rows, without the uncertainty of the power law. It contains the
-    binomial interval of the measured accuracy: without an error, resampling alone would give a point."""
+    binomial interval of the measured accuracy, since resampling rows without an error would give a point."""
 
 
 def measure_learning_curve(
@@ -41,12 +46,11 @@ def measure_learning_curve(
 ) -> LearningCurve:
     """Measure the held-out accuracy of models that are fitted to 1/2, 1/4 and 1/8 of the training rows.
 
-    The last size of the curve is that of the cross-validation. At each size, the views are those selected on all rows.
-    A size without all of its folds, because ``time.monotonic()`` exceeds the deadline, is left out.
+    The last size of the curve is that of the cross-validation. A size whose folds are not all finished at the deadline,
+    a value of ``time.monotonic()``, is left out.
     """
     problem, folds = solution.problem, make_folds(solution.problem)
-    labels, classes = problem.rows.labels, problem.rows.num_classes
-    is_class_name = problem.rows.is_class_name
+    labels, classes, is_class_name = problem.rows.labels, problem.rows.num_classes, problem.rows.is_class_name
     is_class_name = torch.zeros_like(labels, dtype=torch.bool) if is_class_name is None else is_class_name
     full_size = sum(len(fold.train) for fold in folds) / len(folds) / classes
     correct = {full_size: predict_held_out(crossed).argmax(dim=1) == crossed.labels}
@@ -58,7 +62,7 @@ def measure_learning_curve(
             generator, rows, fold_correct = torch.Generator().manual_seed(0), 0, []
             for fold in folds:
                 if time.monotonic() >= deadline:
-                    return LearningCurve(sorted(correct), torch.stack([correct[size] for size in sorted(correct)]))
+                    return LearningCurve.of(correct)
                 samples = subsample_rows(labels, fold.train[~is_class_name[fold.train]], fraction, generator)
                 some = torch.cat([samples, is_class_name.nonzero().flatten()]).sort().values
                 network = fit_part(solution, some, fold.held_out, deadline)
@@ -67,11 +71,14 @@ def measure_learning_curve(
                 fold_correct.append(logits.argmax(dim=1) == labels[fold.held_out])
                 rows += len(samples)
             correct[rows / len(folds) / classes] = torch.cat(fold_correct)
-    return LearningCurve(sorted(correct), torch.stack([correct[size] for size in sorted(correct)]))
+    return LearningCurve.of(correct)
 
 
 def subsample_rows(labels: Tensor, rows: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    """Sample a fraction in (0, 1] of each class's rows (m,), at least one: ascending indices."""
+    """Sample a fraction in (0, 1] of the rows of each class, at least one; return ascending indices.
+
+    ``rows`` (m,) are indices of the rows to sample from, ``labels`` (n,) the classes of all rows.
+    """
     order = rows[torch.randperm(len(rows), generator=generator)]
     order = order[labels[order].argsort(stable=True)]
     count = torch.bincount(labels[order])
@@ -82,8 +89,8 @@ def subsample_rows(labels: Tensor, rows: Tensor, fraction: float, generator: tor
 def extrapolate_accuracy(curve: LearningCurve, sample: Sample, per_class: float) -> ExpectedAccuracy | None:
     """Extrapolate the accuracy to ``per_class`` rows per class with a power law; None for fewer than three sizes.
 
-    The expected error is that of the last size times a power of the ratio of the numbers of rows. The exponent is
-    fitted to the logarithms.
+    The expected error rate is that of the last size times a power of the ratio of the numbers of rows. The exponent is
+    fitted to the logarithms of the error rates. ``sample`` has the weights and groups of the held-out rows.
 
     Source: Cortes, Jackel, Solla, Vapnik and Denker, "Learning curves: asymptotic values and rate of convergence"
         (1993). The interval: Efron, "Bootstrap methods: another look at the jackknife" (1979), and

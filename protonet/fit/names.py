@@ -1,7 +1,7 @@
-"""Class names as data: a name is embedded like the rows, and counts as several samples of its class.
+"""Class names as training data: a name is embedded like a text, and counts as several samples of its class.
 
-The network stays one of prototypes. Names contribute to the sums and counts of the prototypes, so that the influence of
-a name falls with the number of samples. See docs/decisions/names.md.
+Names contribute to the sums and counts of the prototypes, so that the influence of a name falls with the number of
+samples. See docs/decisions/names.md.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from protonet.views.linear import LinearFamily
 class NameRules:
     """Weights and thresholds of class names; chosen on the development half of the sets of docs/decisions/names.md."""
 
-    scale: float = 10.0  #: Factor from cosines of rows and names to logits, to check whether names fit their rows.
+    scale: float = 10.0  #: Inverse temperature of the cosines of rows and names in the test whether names fit the rows.
     prior: float = 1.0  #: Prior evidence for names, in nats: names are rarely uninformative.
-    weight: float = 2.0  #: Samples that a name counts as, if no class has two rows.
+    weight: float = 2.0  #: Number of samples that a name counts as, if no class has two rows.
     weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)
-    """Candidates of this weight, for the selection on held-out rows."""
+    """Numbers of samples that a name may count as, from which held-out rows choose."""
     sharper: float = 12.0
-    """Without rows, the temperature is chosen so that logits are multiplied by 1 and this over the classes."""
+    """Without rows, the logits are multiplied by 1 plus this over the number of classes."""
     min_letters: int = 3  #: Minimum number of letters of an informative word.
-    shared: float = 0.5  #: A word in more than this fraction of the names does not distinguish them.
+    shared: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
 
 
 NAMES = NameRules()
@@ -58,14 +58,14 @@ GENERIC_WORDS = {
     "the",
     "and",
 }
-#: First code point of Chinese, Japanese and Korean characters, which count as two letters each.
+#: First Chinese, Japanese or Korean character in Unicode; these characters count as two letters each.
 FIRST_CJK = "\u2e80"
-#: Search space if there are only names: without rows, other views cannot be validated.
+#: Search space of a fit to class names alone: without rows, other views cannot be validated.
 NAMES_ONLY = Search((LinearFamily((RAW.scaling,)),), folds=0)
 
 
 def extract_words(name: str | int) -> str:
-    """Split a class name into words, also "cardArrival" and "card_arrival"; "" for a code or a number."""
+    """Rewrite a class name as words with spaces, such as "card arrival" for "card_arrival"; "" for a code or number."""
     pairs = pairwise(f" {unicodedata.normalize('NFC', str(name))}")
     parts = [f" {char}" if before.islower() and char.isupper() else char for before, char in pairs]
     words = "".join(part if _is_word_character(part[-1]) else " " for part in parts).split()
@@ -79,7 +79,7 @@ def extract_words(name: str | int) -> str:
 
 
 def distinctive_words(names: Sequence[str | int]) -> list[str]:
-    """Split class names into words; "" for a name without a word that distinguishes it: "intent 1", "Klasse 3"."""
+    """Rewrite class names as words with spaces; "" for names that share all their words, such as "intent 1"."""
     texts = list(map(extract_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
     shared = {word for word, count in counts.items() if count > max(NAMES.shared * len(texts), 2)}
@@ -101,18 +101,18 @@ def embed_class_names(
 ) -> ClassNameRows | None:
     """Embed class names as rows, and choose how many samples a name counts as.
 
-    Names become cells of the text columns of the encoding, and of pictures with a joint network; other columns get the
-    mean of the rows x (n, dim) of the class. Descriptions are one per class, "" for none. None if no column takes
-    names, if fewer than two names are informative, or if rows contradict the names.
+    A name becomes the cell of text columns, and of picture columns of a joint network of pictures and texts; other
+    features are the means of the rows x (n, dim) of the class. Descriptions are one per class, "" for none. The result
+    is None if no column takes names, if fewer than two names are informative, or if rows contradict the names.
     """
     embedded = _embed_names(encoding, classes, descriptions)
     if embedded is None:
         return None
-    rows, known, of_names = embedded
+    rows, named, has_names = embedded
     means, _ = class_means(x.double(), labels, len(classes))
-    rows = torch.where(of_names, rows, means[known].float())
-    weight = weigh_names(x[:, of_names].float(), labels, rows[:, of_names], known, len(classes))
-    return ClassNameRows(rows, known, weight, tuple(descriptions or ())) if weight else None
+    rows = torch.where(has_names, rows, means[named].float())
+    weight = weigh_names(x[:, has_names].float(), labels, rows[:, has_names], named, len(classes))
+    return ClassNameRows(rows, named, weight, tuple(descriptions or ())) if weight else None
 
 
 def classify_by_names(
@@ -122,49 +122,51 @@ def classify_by_names(
     embedded = _embed_names(encoding, classes, descriptions)
     if embedded is None:
         return None
-    rows, known, of_names = embedded
-    cosines = F.normalize(x[:, of_names].float(), dim=1) @ F.normalize(rows[:, of_names], dim=1).T
-    return known[cosines.argmax(dim=1)]
+    rows, named, has_names = embedded
+    cosines = F.normalize(x[:, has_names].float(), dim=1) @ F.normalize(rows[:, has_names], dim=1).T
+    return named[cosines.argmax(dim=1)]
 
 
 def _embed_names(
     encoding: Encoding | None, classes: Sequence[str | int], descriptions: Sequence[str] | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Embed names as rows (m, dim), with zeros in other features; their classes (m,); a mask of set features (dim,)."""
+    """Embed the informative class names; return rows (m, dim), their classes (m,), and a mask (dim,) of features.
+
+    The mask has the features of columns that take names; the other features of the rows are 0. None if there are fewer
+    than two different names or no such column.
+    """
     pairs = list(zip(distinctive_words(classes), descriptions or [""] * len(classes), strict=True))
     phrases = {index: ": ".join(filter(None, pair)) for index, pair in enumerate(pairs) if any(pair)}
-    columns = () if encoding is None else encoding.columns
     if encoding is None or len(set(phrases.values())) < 2:
         return None
     cells = np.array(list(phrases.values()), object)
     rows = torch.zeros(len(phrases), sum(encoding.sizes))
-    of_names = torch.zeros(rows.shape[1], dtype=torch.bool)
-    for index, column in enumerate(columns):
+    has_names = torch.zeros(rows.shape[1], dtype=torch.bool)
+    for index, column in enumerate(encoding.columns):
         encoded = column.encode_class_names(cells)
         if encoded is not None:
             features = torch.from_numpy(encoded)
             feature_indices = list(encoding.feature_range(index))[: features.shape[1]]
             # Without their mean: names differ from texts in the same way.
             rows[:, feature_indices] = features - features.mean(dim=0)
-            of_names[feature_indices] = True
-    return (rows, torch.tensor(list(phrases)), of_names) if bool(of_names.any()) else None
+            has_names[feature_indices] = True
+    return (rows, torch.tensor(list(phrases)), has_names) if bool(has_names.any()) else None
 
 
-def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_classes: int) -> float:
+def weigh_names(x: Tensor, labels: Tensor, names: Tensor, named: Tensor, num_classes: int) -> float:
     """Choose the number of samples that a name counts as; 0 if rows contradict the names.
 
-    Rows x (n, dim) have the features that the names (m, dim) of the classes ``known`` (m,) have. If some classes have
-    two rows, the weight is that of the smallest leave-one-out log-loss. It is > 0 if a class has a name and no row.
-    Without such classes, it is `NameRules.weight`.
+    Rows x (n, dim) and names (m, dim) have the same features; the names are of the classes ``named`` (m,). If no class
+    has two rows, the number is `NameRules.weight`. Otherwise, it has the smallest leave-one-out log-loss, and is > 0 if
+    a class has a name and no row.
     """
-    name_index = torch.full((num_classes,), -1).scatter_(0, known, torch.arange(len(known)))
+    name_index = torch.full((num_classes,), -1).scatter_(0, named, torch.arange(len(named)))
     x, names = F.normalize(x, dim=1), F.normalize(names, dim=1)
     has_name = name_index[labels] >= 0
     if bool(has_name.any()):
         log_p = (NAMES.scale * x[has_name] @ names.T).log_softmax(dim=1)
-        evidence = log_p.gather(1, name_index[labels[has_name]][:, None]).sum() + int(has_name.sum()) * math.log(
-            len(known)
-        )
+        evidence = log_p.gather(1, name_index[labels[has_name]][:, None]).sum()
+        evidence = evidence + int(has_name.sum()) * math.log(len(named))
         if float(evidence) + NAMES.prior < 0:
             return 0.0
     count = torch.bincount(labels, minlength=num_classes)
@@ -172,9 +174,9 @@ def weigh_names(x: Tensor, labels: Tensor, names: Tensor, known: Tensor, num_cla
     if not bool(several.any()):
         return NAMES.weight
     sums = torch.zeros(num_classes, x.shape[1]).index_add_(0, labels, x)
-    losses, weights = [], [weight for weight in NAMES.weights if weight or bool(count[known].all())]
+    losses, weights = [], [weight for weight in NAMES.weights if weight or bool(count[named].all())]
     for weight in weights:
-        totals = sums.index_add(0, known, weight * names)
+        totals = sums.index_add(0, named, weight * names)
         cosines = x @ F.normalize(totals, dim=1).T
         without_row = F.normalize(totals[labels] - x, dim=1)  # class sum without the row
         cosines[torch.arange(len(x)), labels] = (x * without_row).sum(dim=1)

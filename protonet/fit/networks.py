@@ -17,6 +17,7 @@ from protonet.fit.unlabelled import detect_outliers, pool_rows, propagate_labels
 from protonet.losses import CHUNK
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
+from protonet.selection.folds import Fold
 from protonet.selection.scoring import fit_temperature, worse_by_one_error
 from protonet.views.view import TrainingRows, View, ViewSpec
 
@@ -25,10 +26,10 @@ from protonet.views.view import TrainingRows, View, ViewSpec
 class PseudoLabelRules:
     """Parameters of the fit to unlabelled rows."""
 
-    folds: int = 3  #: Folds for the decision whether they are used: each takes two fits.
+    folds: int = 3  #: Number of folds that decide whether unlabelled rows are used: each takes two fits.
     weight_fraction: float = 0.9
-    """Views are fitted to unlabelled rows in the order of their weights, until they hold this fraction."""
-    max_seeds: int = 4096  #: Maximum number of labelled rows that labels propagate from.
+    """Views of the largest weights are fitted to unlabelled rows, until they have this fraction of all weights."""
+    max_seeds: int = 4096  #: Maximum number of labelled rows from which labels propagate.
 
 
 POOLING = PseudoLabelRules()
@@ -37,13 +38,13 @@ POOLING = PseudoLabelRules()
 def fit_choice(problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
     """Fit the selected views to all rows of a training set; call it within `untouched_globals`.
 
-    After the deadline, training ends, and only the view with the largest weight is fitted. The network is in eval mode,
-    on the problem's device, for the original features.
+    After the deadline, training ends, and only the view with the largest weight is fitted. The network classifies
+    features in their original units. It is in eval mode, on the device of the training set.
     """
     network = fit_rows(problem.rows.to(problem.device), choice, deadline)
     if choice.pooling is not None and time.monotonic() < deadline:
         pooled = fit_pooled(problem, choice, choice.pooling, pseudo_label_weights(problem, network)[0], deadline)
-        # Prototypes are means of all, but count as the labelled rows alone: samples added later move them as before.
+        # Prototypes are means of all rows, but count as the labelled rows alone: samples added later move them as much.
         pooled.set_sums(pooled.sums * (network.counts / pooled.counts.clamp_min(1))[:, None], network.counts)
         network = pooled if time.monotonic() < deadline else network
     encoder = need_encoder(network)
@@ -53,13 +54,13 @@ def fit_choice(problem: TrainingSet, choice: SelectedModel, deadline: float = ma
 
 
 def need_encoder(network: PrototypeNetwork) -> Encoder:
-    """Get the encoder of a network of the solver or of a model file."""
+    """Get the encoder of a network that was made by the solver or read from a model file."""
     assert isinstance(network.encoder, Encoder)
     return network.encoder
 
 
 def fit_rows(rows: TrainingRows, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
-    """Fit the selected views to labelled rows, for features in the units and on the device of these rows."""
+    """Fit the selected views to labelled rows; return a network of features in the units of these rows."""
     rows = replace(rows, shifts=choice.shifts, deadline=deadline)
     fitted: dict[ViewSpec, View] = {}
     for spec, _ in sorted(choice.views, key=lambda view: -view[1]):
@@ -85,9 +86,9 @@ def fit_pooled(
     probabilities: Tensor,
     deadline: float = math.inf,
 ) -> PrototypeNetwork:
-    """Fit the selected views to labelled and unlabelled rows, in the units of the problem's rows.
+    """Fit the views of `select_pooled_views` to labelled and unlabelled rows, in the units of the problem's rows.
 
-    Only views of `select_pooled_views` are fitted. ``probabilities`` (m, num_classes) are of `pseudo_label_weights`.
+    The class probabilities (m, num_classes) of the unlabelled rows are from `pseudo_label_weights`.
     """
     assert problem.pool is not None
     choice = choice._replace(views=select_pooled_views(choice.views), temperature=pooling.temperature)
@@ -97,9 +98,9 @@ def fit_pooled(
 
 @torch.no_grad()
 def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
-    """Compute the class probabilities (m, num_classes) of the unlabelled rows, and their logits.
+    """Propagate labels to the unlabelled rows: class probabilities (m, num_classes); also return the network's logits.
 
-    The network of `fit_rows` embeds on the problem's device; labels propagate on the CPU.
+    The network is from `fit_rows`. It embeds the rows on the problem's device, and labels propagate on the CPU.
     """
     assert problem.pool is not None
     n = len(problem.rows.labels)
@@ -114,18 +115,22 @@ def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tup
 def select_pooled_views(
     views: tuple[tuple[ViewSpec, float], ...], fraction: float = POOLING.weight_fraction
 ) -> tuple[tuple[ViewSpec, float], ...]:
-    """Select the views that are also fitted to unlabelled rows: untrained ones (else all) of the largest weights."""
-    closed = [view for view in views if not view[0].trained] or list(views)
-    ordered = sorted(closed, key=lambda view: -view[1])
+    """Select the views that are also fitted to unlabelled rows: those of the largest weights that are not trained.
+
+    The selected views have at least this fraction of the weight of all untrained views, or of all views if all are
+    trained.
+    """
+    untrained = [view for view in views if not view[0].trained] or list(views)
+    ordered = sorted(untrained, key=lambda view: -view[1])
     total = sum(weight for _, weight in ordered)
     chosen: list[tuple[ViewSpec, float]] = []
     while ordered and sum(weight for _, weight in chosen) < fraction * total:
         chosen.append(ordered.pop(0))
-    return tuple(view for view in closed if view in chosen)
+    return tuple(view for view in untrained if view in chosen)
 
 
 def fit_view(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View]) -> View:
-    """Fit a view to rows, and first the view that it reads, each once."""
+    """Fit a view, and the view whose source it reads, to rows; views in ``fitted`` are reused, new ones are added."""
     if spec not in fitted:
         source = None if spec.source is None else fit_view(spec.source, rows, fitted).source
         fitted[spec] = spec.fit(rows, source)
@@ -133,14 +138,15 @@ def fit_view(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View]) -
 
 
 class PseudoLabelResult(NamedTuple):
-    """Outcome of fitting to unlabelled rows."""
+    """Whether unlabelled rows are used for the fit, and the results that this depends on."""
 
-    learned: bool  #: Whether the network is fitted to them.
-    losses: tuple[float, float] | None  #: Mean held-out log-loss without and with them; None if no row was held out.
+    learned: bool  #: Whether the network is fitted to the unlabelled rows.
+    losses: tuple[float, float] | None
+    """Mean held-out log-losses without and with the unlabelled rows; None if no row was held out."""
     decided: bool  #: Whether these losses differ by more than one standard error.
     ranks: Tensor
-    """(m,) float64: for each row of the pool, the fraction of held-out rows of known classes with a lower score; 0 if
-    no row was held out."""
+    """(m,) float64: for each unlabelled row, the fraction of held-out rows of known classes with a lower score; 0 if no
+    row was held out."""
 
 
 def decide_pooling(
@@ -148,13 +154,18 @@ def decide_pooling(
 ) -> tuple[SelectedModel, PseudoLabelResult]:
     """Decide on held-out labelled rows whether the network is fitted to the unlabelled rows.
 
-    Outliers among them have no weight. The others are used if the held-out log-loss is lower with them, or if no row
-    can be held out. A difference within one standard error is reported as undecided. If the deadline passes, they are
-    not used. Returns the selection, with its pooling if the pool is used, and the outcome.
+    Outliers among the unlabelled rows have no weight. The others are used if the held-out log-loss is lower with them,
+    or if no row can be held out, but not after the deadline. A difference within one standard error is reported as
+    undecided. Returns the selection, with ``pooling`` if the unlabelled rows are used, and the result.
     """
     rows, pool = problem.rows, problem.pool
     assert pool is not None
     folds = split_rows(rows, 1, POOLING.folds)
+
+    def predict_fold(network: PrototypeNetwork, fold: Fold) -> Tensor:
+        logits: Tensor = network(rows.features[fold.held_out].to(problem.device))
+        return logits.detach().cpu()
+
     probabilities, labelled_only = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
     timed_out = choice, PseudoLabelResult(False, None, False, torch.zeros_like(scores))
@@ -164,7 +175,7 @@ def decide_pooling(
         network = fit_rows(part.rows.to(problem.device), choice, deadline)
         if time.monotonic() >= deadline:
             return timed_out
-        labelled_only.append(network(rows.features[fold.held_out].to(problem.device)).detach().cpu())
+        labelled_only.append(predict_fold(network, fold))
         fold_probabilities, logits = pseudo_label_weights(part, network)
         probabilities.append(fold_probabilities)
         scores += score_known(logits) / len(folds)
@@ -180,7 +191,7 @@ def decide_pooling(
         network = fit_pooled(part, choice, pooling, fold_probabilities, deadline)
         if time.monotonic() >= deadline:
             return timed_out
-        pooled.append(network(rows.features[fold.held_out].to(problem.device)).detach().cpu())
+        pooled.append(predict_fold(network, fold))
     held_out = torch.cat([fold.held_out for fold in folds])
     labels, seen = rows.labels[held_out], torch.bincount(rows.labels, minlength=rows.num_classes) > 0
     weights = None if rows.weights is None else rows.weights[held_out] / rows.weights[held_out].mean()

@@ -1,9 +1,9 @@
-"""Prior learned from thousands of small problems: the weight of each view, and the temperature.
+"""A network that weights the views, trained on thousands of small data sets.
 
-A small network, permutation-equivariant over views, maps statistics of a problem and of the held-out predictions of
-each view to mixture weights and a temperature. It starts from the weights that the held-out rows alone suggest. Each
-training episode was a whole problem, its loss the log-loss of test rows: `python -m analysis prior`. Its weights are
-fixed: nothing in them is fitted to a user's data.
+Its input are statistics of the training rows and of the held-out predictions of each view, its output the weights of
+the views and a correction of the temperature. It corrects the weights that the held-out rows alone suggest. In its
+training (`python -m analysis prior`), an example is a whole data set, and the loss is the log-loss of test rows. Its
+parameters are constants: nothing is fitted to a user's data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from protonet.selection.scoring import (
 )
 from protonet.views.view import TrainingRows, ViewSpec, order_columns, select_evenly
 
-#: Traits of views; see `protonet.views.view.ViewSpec.traits`.
+#: All traits of views; see `protonet.views.view.ViewSpec.traits`.
 TRAITS = (
     "raw",
     "centred",
@@ -48,28 +48,28 @@ TRAITS = (
     "learned",
     "transformer",
 )
-VIEW_FEATURES, PROBLEM_FEATURES = 10, 23  #: Numbers of input features per view, and per problem.
-#: Indices of the problem features that the factor depends on: counts, and held-out results. Other statistics of
-#: rows do not transfer between data sets.
-SIZED = [0, 2, 3, 4, 18, 19, 20, 21, 22]
+VIEW_FEATURES, PROBLEM_FEATURES = 10, 23  #: Numbers of statistics of each view, and of each data set.
+#: Indices of the statistics of a data set that the temperature depends on: counts, and held-out results. Other
+#: statistics of rows do not transfer between data sets.
+TEMPERATURE_FEATURES = [0, 2, 3, 4, 18, 19, 20, 21, 22]
 HIDDEN = 32  #: Units of each layer.
-LEAST_SPREAD = 1e-6  #: Spread of a view's cosines; below it, the view does not separate rows.
-LEAST = -9.0  #: Lower limit of the logarithm of an influence.
-MAX_CORRELATED = 512  #: Maximal number of rows, and of features in no order, whose correlations are computed.
-LEAST_FACTOR = 0.05  #: Lower limit of the factor on the cosines over their spread.
-SPREAD = 1.5  #: Standard deviation of the logits without held-out rows, before the learned correction.
-FEW = 8  #: Held-out rows that weigh as much as the learned temperature.
+MIN_SPREAD = 1e-6  #: A view whose cosines have a lower standard deviation over the classes does not separate rows.
+MIN_LOG_INFLUENCE = -9.0  #: Lower limit of the logarithm of a view's influence.
+MAX_CORRELATED = 512  #: Maximum number of rows, and of features in no order, whose correlations are computed.
+MIN_SCALE = 0.05  #: Lower limit of the inverse temperature of cosines in units of their standard deviation.
+LOGIT_DEVIATION = 1.5  #: Standard deviation of the logits without held-out rows, before the network's correction.
+LEARNED_ROWS = 8  #: Number of held-out rows that determine the temperature as much as the network does.
 
 
 class Evidence(NamedTuple):
-    """Statistics of a problem and its views."""
+    """The input of the prior: statistics of a data set and of its views."""
 
-    views: Tensor  #: (views, view features) float32
-    traits: Tensor  #: (views, traits) float32, 0 or 1
-    problem: Tensor  #: (problem features,) float32
-    start: Tensor  #: (views,) float32: logarithms of the influences that held-out rows suggest
-    spread: Tensor  #: (views,) float64: standard deviation of each view's cosines over the classes of a row
-    factor: float  #: On the sum of the influences times the cosines over their spread: what held-out rows suggest.
+    views: Tensor  #: (views, VIEW_FEATURES) float32: statistics of each view.
+    traits: Tensor  #: (views, traits) float32, 0 or 1: the traits of each view.
+    problem: Tensor  #: (PROBLEM_FEATURES,) float32: statistics of the data set.
+    start: Tensor  #: (views,) float32: logarithms of the influences that held-out rows suggest.
+    spread: Tensor  #: (views,) float64: standard deviation of each view's cosines over the classes of a row.
+    factor: float  #: Inverse temperature that held-out rows suggest, for cosines in units of their spread.
 
 
 def encode_traits(specs: Sequence[ViewSpec]) -> Tensor:
@@ -79,7 +79,7 @@ def encode_traits(specs: Sequence[ViewSpec]) -> Tensor:
 
 
 def describe_rows(rows: TrainingRows) -> Tensor:
-    """Compute statistics of labelled rows, (problem features,) float32, whatever units their features have."""
+    """Compute statistics of labelled rows that do not depend on the unit of the features: (18,) float32."""
     x = rows.features
     n, dim = x.shape
     counts = torch.bincount(rows.labels, minlength=rows.num_classes)
@@ -105,8 +105,8 @@ def describe_rows(rows: TrainingRows) -> Tensor:
         float(rows.blocks is not None),
         math.log(blocks / dim),
         math.log(len(rows.shifts)),
-        math.log(_spread_of_spectrum(centred) / min(n, dim)),
-        math.log(_spread_of_spectrum(unit) / min(n, dim)),
+        math.log(_effective_dimension(centred) / min(n, dim)),
+        math.log(_effective_dimension(unit) / min(n, dim)),
         float(deviation.log().std(correction=0)),
         math.log1p(float(x.mean(dim=0).double().square().sum() / deviation.square().sum())),
         math.log(float(unit.pow(4).mean()) + 0.1),
@@ -121,7 +121,7 @@ def describe_rows(rows: TrainingRows) -> Tensor:
 def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
     """Compute the mean absolute correlation of standardized features (n, dim).
 
-    It is that of neighbours if features are in an order, else of all pairs.
+    The mean is over neighbouring features if ``ordered``, else over all pairs of evenly spaced features.
     """
     n, dim = unit.shape
     if dim < 2:
@@ -134,8 +134,8 @@ def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
     return float((correlation.sum() - correlation.trace()) / (len(columns) * (len(columns) - 1)))
 
 
-def _spread_of_spectrum(x: Tensor) -> float:
-    """Compute the participation ratio of the eigenvalues of rows (n, dim), >= 1: their effective dimension."""
+def _effective_dimension(x: Tensor) -> float:
+    """Compute the effective dimension >= 1 of rows (n, dim): the participation ratio of the eigenvalues."""
     gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
     square = float(gram.square().sum())
     return max(1.0, float(gram.trace()) ** 2 / square) if square > 0 else 1.0
@@ -150,12 +150,17 @@ def gather_evidence(
     losses: Sequence[Tensor] | None = None,
     statistics: Tensor | None = None,
 ) -> Evidence:
-    """Compute the evidence on each view, the input of the prior.
+    """Compute the input of the prior from training rows and the out-of-fold cosines of each view.
 
-    Rows have their shifts; ``traits`` (views, traits) are of `encode_traits`. The cosines (n, num_classes) of each
-    view, the labels (n,) and the weights (n,) are of rows held out. If no row can be held out, the cosines are of the
-    labelled rows, and only their spread is used. The losses (n,) of each view are of `fit_scale_and_offsets`, the
-    statistics of `describe_rows`; None to compute them here.
+    Args:
+        rows: The training rows, with their shifts.
+        traits: (views, traits) of `encode_traits`.
+        cosines: (n, num_classes) of the held-out rows, for each view. If the labels are None, the cosines of the
+            training rows, of which only the spread is used.
+        labels: (n,) int64 of the held-out rows; None if no row can be held out.
+        weights: (n,) of the held-out rows; None for equal weights.
+        losses: (n,) log-losses of each view, of `fit_scale_and_offsets`; None to compute them here.
+        statistics: Statistics of the rows, of `describe_rows`; None to compute them here.
     """
     sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
     seen = sizes > 0
@@ -164,20 +169,20 @@ def gather_evidence(
     blocks = list(row_blocks(shape[0], len(cosines) * shape[1]))
 
     def stack(block: slice) -> Tensor:
-        """Stack the cosines (views, m, seen) float64 of some rows; those of all rows may not fit in memory."""
+        """Stack the cosines (views, m, seen) float64 of a block of rows, since all rows may not fit in memory."""
         return torch.stack([view[block] for view in seen_cosines]).double()
 
     variance = torch.empty(len(cosines), shape[0], dtype=torch.float64)
     for block in blocks:
         variance[:, block] = stack(block).var(dim=2, correction=0)
     spread = variance.mean(dim=1).sqrt()
-    size = (spread.clamp_min(LEAST_SPREAD) / spread.max().clamp_min(LEAST_SPREAD)).log()
-    columns = [size.clamp_min(LEAST), (spread < LEAST_SPREAD).double()]
+    size = (spread.clamp_min(MIN_SPREAD) / spread.max().clamp_min(MIN_SPREAD)).log()
+    columns = [size.clamp_min(MIN_LOG_INFLUENCE), (spread < MIN_SPREAD).double()]
     problem = describe_rows(rows) if statistics is None else statistics
     if labels is None:
-        start = torch.where(spread > LEAST_SPREAD, 0.0, LEAST)
+        start = torch.where(spread > MIN_SPREAD, 0.0, MIN_LOG_INFLUENCE)
         columns += [torch.zeros(len(traits), dtype=torch.float64)] * 8
-        problem, factor = torch.cat([problem, torch.zeros(5)]), SPREAD
+        problem, factor = torch.cat([problem, torch.zeros(5)]), LOGIT_DEVIATION
     else:
         n, max_loss = len(labels), math.log(max(2, int(seen.sum())))
         if losses is None:
@@ -190,8 +195,8 @@ def gather_evidence(
         soft = soft_weights(cosines, losses)
         joint = fit_weights(cosines, labels, sizes, soft, weights)
         influences = [(view * spread / (view * spread).sum().clamp_min(1e-30)) for view in (soft, joint)]
-        start = influences[1].clamp_min(math.exp(LEAST)).log()
-        divisor = spread.clamp_min(LEAST_SPREAD)[:, None, None]
+        start = influences[1].clamp_min(math.exp(MIN_LOG_INFLUENCE)).log()
+        divisor = spread.clamp_min(MIN_SPREAD)[:, None, None]
         targets = (seen.cumsum(dim=0) - 1)[labels]
         mixed = torch.empty(shape, dtype=torch.float64)
         for block in blocks:
@@ -209,13 +214,13 @@ def gather_evidence(
             inner += torch.einsum("vnc,nc->v", flat, common)
             squares += flat.square().sum(dim=(1, 2))
             mixed_square += float(common.square().sum())
-        alike = inner / (squares.sqrt() * math.sqrt(mixed_square)).clamp_min(LEAST_SPREAD)
+        alike = inner / (squares.sqrt() * math.sqrt(mixed_square)).clamp_min(MIN_SPREAD)
         columns += [
             (means - means[best]).clamp_max(3.0),
             ((means - means[best]) / error.clamp_min(1e-3)).clamp_max(6.0),
             means / max_loss,
             right - right.max(),
-            influences[0].clamp_min(math.exp(LEAST)).log(),
+            influences[0].clamp_min(math.exp(MIN_LOG_INFLUENCE)).log(),
             start,
             (pull - (influences[1] * pull).sum()).clamp(-3, 3),
             alike,
@@ -226,17 +231,18 @@ def gather_evidence(
             math.log(n),
             float(mixture_losses.mean()) / max_loss,
             mixed_right,
-            math.log(max(factor, LEAST_FACTOR)),
+            math.log(max(factor, MIN_SCALE)),
         ]
         problem = torch.cat([problem, torch.tensor(held_out)])
     views = torch.stack(columns, dim=1).float()
-    return Evidence(views, traits, problem.float(), start.float(), spread, max(factor, LEAST_FACTOR))
+    return Evidence(views, traits, problem.float(), start.float(), spread, max(factor, MIN_SCALE))
 
 
 class Layer(nn.Module):
-    """A linear layer of zeros; `torch.nn.Linear` would draw from the global random state.
+    """A linear layer whose parameters are initialized with zeros.
 
-    To go without that draw, `torch.nn.utils.skip_init` imports five hundred modules, for 0.7 s.
+    `torch.nn.Linear` would draw from the global random state, and `torch.nn.utils.skip_init`, which avoids this,
+    imports five hundred modules in 0.7 s.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -250,7 +256,10 @@ class Layer(nn.Module):
 
 
 class Prior(nn.Module):
-    """Network from evidence to influences and the temperature; untrained, it returns those of the held-out rows."""
+    """A network that maps `Evidence` to the weights of views and a correction of the inverse temperature.
+
+    Before training, it returns the weights that the held-out rows suggest, and no correction.
+    """
 
     view_mean: Tensor
     view_deviation: Tensor
@@ -265,45 +274,49 @@ class Prior(nn.Module):
         self.first = Layer(VIEW_FEATURES + len(TRAITS) + PROBLEM_FEATURES, HIDDEN)
         self.second = Layer(2 * HIDDEN, HIDDEN)
         self.score = Layer(HIDDEN, 1)
-        self.belief = Layer(len(SIZED), HIDDEN)
+        self.belief = Layer(len(TEMPERATURE_FEATURES), HIDDEN)
         self.size = Layer(HIDDEN, 1)
-        self.trust = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # in what the held-out rows suggest, a logarithm
+        self.trust = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # log factor on the start
 
     def forward(
-        self, views: Tensor, traits: Tensor, problem: Tensor, start: Tensor, there: Tensor
+        self, views: Tensor, traits: Tensor, problem: Tensor, start: Tensor, present: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute the logarithms of the influences (tasks, views) and of the correction of the factor (tasks,).
+        """Compute log influences (tasks, views) of views, and the log correction (tasks,) of the inverse temperature.
 
-        Inputs are views (tasks, views, view features), traits (tasks, views, traits), problem (tasks, problem
-        features), start (tasks, views), and the mask ``there`` (tasks, views) of the present views, at least one.
+        Args:
+            views: (tasks, views, VIEW_FEATURES) statistics of the views.
+            traits: (tasks, views, traits), 0 or 1.
+            problem: (tasks, PROBLEM_FEATURES) statistics of the data sets.
+            start: (tasks, views) log influences that held-out rows suggest.
+            present: (tasks, views) mask of the views that each data set has, at least one.
         """
         views = (views - self.view_mean) / self.view_deviation
         problem = (problem - self.problem_mean) / self.problem_deviation
         wide = problem[:, None].expand(-1, views.shape[1], -1)
         hidden = F.gelu(self.first(torch.cat([views, traits, wide], dim=2)))
-        influence = start.masked_fill(~there, -torch.inf).softmax(dim=1)
+        influence = start.masked_fill(~present, -torch.inf).softmax(dim=1)
         context = (influence[..., None] * hidden).sum(dim=1)  # (tasks, hidden)
         both = torch.cat([hidden, context[:, None].expand_as(hidden)], dim=2)
         second = F.gelu(self.second(both))
         score = start * self.trust.exp() + self.score(second)[..., 0]
-        log_influence = score.masked_fill(~there, -torch.inf).log_softmax(dim=1)
-        size = self.size(F.gelu(self.belief(problem[:, SIZED])))[:, 0]
+        log_influence = score.masked_fill(~present, -torch.inf).log_softmax(dim=1)
+        size = self.size(F.gelu(self.belief(problem[:, TEMPERATURE_FEATURES])))[:, 0]
         return log_influence, size
 
     @torch.no_grad()
     def weigh(self, evidence: Evidence) -> tuple[Tensor, float]:
-        """Compute the weights (views,) float64 of the views' cosines, summing to 1, and the correction of the factor.
+        """Compute weights (views,) float64 of the cosines of views, and the correction of the inverse temperature.
 
-        Views of less than ``WEIGHTS.min_influence`` of the influence get 0, as do views that do not separate rows,
-        possibly all.
+        The weights sum to 1. They are 0 for views with less than ``WEIGHTS.min_influence`` of the influence, and for
+        views that do not separate rows; if no view separates rows, all are 0.
         """
-        there = evidence.spread > LEAST_SPREAD
-        if not bool(there.any()):
+        separates = evidence.spread > MIN_SPREAD
+        if not bool(separates.any()):
             return torch.zeros_like(evidence.spread), 1.0
-        given = (evidence.views, evidence.traits, evidence.problem, evidence.start, there)
-        log_influence, size = self(*(tensor[None] for tensor in given))
+        inputs = (evidence.views, evidence.traits, evidence.problem, evidence.start, separates)
+        log_influence, size = self(*(tensor[None] for tensor in inputs))
         influence = drop_small_influence(log_influence[0].double().exp())
-        weights = torch.where(there, influence / evidence.spread.clamp_min(LEAST_SPREAD), 0.0)
+        weights = torch.where(separates, influence / evidence.spread.clamp_min(MIN_SPREAD), 0.0)
         return weights / weights.sum(), float(size.exp())
 
 
@@ -313,13 +326,13 @@ def drop_small_influence(influence: Tensor) -> Tensor:
 
 
 def serialize_prior(prior: Prior) -> str:
-    """Encode the weights of a prior as text: float16, little-endian, base64."""
-    every = torch.cat([value.flatten() for value in prior.state_dict().values()])
-    return base64.b64encode(every.to(torch.float16).numpy().astype("<f2").tobytes()).decode()
+    """Encode the parameters of a prior as text: float16, little-endian, base64."""
+    parameters = torch.cat([value.flatten() for value in prior.state_dict().values()])
+    return base64.b64encode(parameters.to(torch.float16).numpy().astype("<f2").tobytes()).decode()
 
 
 def deserialize_prior(text: str) -> Prior:
-    """Decode the prior that `serialize_prior` wrote."""
+    """Decode a prior from the text of `serialize_prior`."""
     prior = Prior()
     values = torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f2").astype(np.float32))
     state = prior.state_dict()
@@ -330,5 +343,5 @@ def deserialize_prior(text: str) -> Prior:
 
 @functools.cache
 def load_published_prior() -> Prior:
-    """Load the pretrained prior of the library, trained on all tasks."""
+    """Load the pretrained prior of the library."""
     return deserialize_prior("".join(NUMBERS))

@@ -1,4 +1,4 @@
-"""The numbers of the published prior, as `python -m analysis prior --write` makes them: float16, base64."""
+"""Parameters of the pretrained prior in base64 of float16, from `python -m analysis prior --write`."""
 
 NUMBERS = (
     "9aTbukcDJjGePXY4Vq9JwWbBqCneOZU8HyEgMyw+YzaZMFY+hD6mMCI170DHQZ48Lz3kPMO20zEjr/M0P7wautg5yzzvOzc6cirxNcY3qTqE",

@@ -1,7 +1,7 @@
-"""The search: cross-validation decides which views are used, and with which weights.
+"""Model selection: cross-validation decides which views are used, and with which weights.
 
-Each candidate view is evaluated by the log-loss of its out-of-fold cosines. Among candidates within one standard error
-of the best, the simplest is chosen. Untrained raw cosine is always a candidate.
+Each candidate view is evaluated by the log-loss of its out-of-fold cosines to the class prototypes. The cosine of the
+raw features is always a candidate. The result is a weighted mixture of views, or raw cosine alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from protonet.fit.prior import (
-    FEW,
-    LEAST_SPREAD,
-    SPREAD,
+    LEARNED_ROWS,
+    LOGIT_DEVIATION,
+    MIN_SPREAD,
     Prior,
     describe_rows,
     drop_small_influence,
@@ -40,13 +40,13 @@ from protonet.views.linear import Linear
 from protonet.views.shifts import detect_order
 from protonet.views.view import CPU, TrainingRows, ViewSpec, select_evenly
 
-#: The fallback: linear views of the raw features.
+#: The linear view of the raw features, which is used if no other view is better.
 RAW = Linear("raw")
-#: The smallest factor on the cosines: with it, logits differ by at most 0.1.
+#: The smallest inverse temperature: with it, logits differ by at most 0.1.
 MIN_FACTOR = 0.05
-#: Fraction of the solve time that the search takes, for progress; the final fit takes the remainder.
+#: Progress at the end of the search, as a fraction of the solve; the remainder is for the final fit.
 SEARCH_SHARE = 0.8
-#: Called with the name of the current stage and the completed fraction, from 0 to 1.
+#: Function that is called with the name of the current stage and the completed fraction, from 0 to 1.
 Progress = Callable[[str, float], None]
 
 
@@ -56,110 +56,114 @@ def ignore(stage: str, fraction: float) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """The search space. Change it with ``dataclasses.replace``, and a family in it with `with_kind`."""
+    """The search space: families of views, and how their candidates are evaluated.
 
-    kinds: tuple[ViewFamily, ...] = field(default_factory=lambda: _kinds("default"))
+    Change it with ``dataclasses.replace``, and a single family with `with_kind`.
+    """
+
+    kinds: tuple[ViewFamily, ...] = field(default_factory=lambda: _list_families("default"))
     """Families of views, in the order of `protonet.views.VIEW_FAMILIES`, each with its candidates."""
     folds: int = FOLDS.count  #: Number of cross-validation folds; 0 for none.
-    shifts: bool = True  #: Whether rows are shifted if features are ordered.
+    shifts: bool = True  #: Whether views are also fitted to shifted rows, if the features are a series or an image.
     partitions: int = 3
-    """Fold partitions that the weights, the temperature and the offsets are fitted on, if rows are few, >= 1."""
-    prior: Prior | None = None  #: Prior that weights the views; None for the pretrained one.
+    """Number of partitions into folds to which weights, temperature and offsets are fitted if rows are few, >= 1."""
+    prior: Prior | None = None  #: Network that weights the views; None for the pretrained one.
     row_cost: float = 0.25
-    """A view with a small weight is kept if its fraction of the weight is at least this times its fraction of the
+    """A view of small weight is used if its fraction of the weight is at least this times its fraction of the
     prediction time."""
 
     def with_kind(self, kind: ViewFamily) -> Search:
-        """Copy the search with a family replaced by another instance of its class."""
+        """Copy the search, and replace the family of the same class as ``kind`` by it."""
         return replace(self, kinds=tuple(kind if type(family) is type(kind) else family for family in self.kinds))
 
     def with_spans(self, spans: Sequence[tuple[int, int]]) -> Search:
-        """Copy the search with views of spans of adjacent features: pairs (start, stop)."""
+        """Copy the search, and add views of spans of adjacent features, each given as (start, stop)."""
         return replace(self, kinds=tuple(kind.with_spans(spans) for kind in self.kinds)) if spans else self
 
     def without(self, kind: type[ViewFamily]) -> Search:
-        """Copy the search without a family."""
+        """Copy the search without the families of a class."""
         return replace(self, kinds=tuple(family for family in self.kinds if type(family) is not kind))
 
 
-def _kinds(effort: str) -> tuple[ViewFamily, ...]:
-    """Get all families of views at an effort."""
+def _list_families(effort: str) -> tuple[ViewFamily, ...]:
+    """List all families of views with the hyperparameters of an effort: "fast", "default" or "best"."""
     return tuple(kind.for_effort(effort) for kind, _ in VIEW_FAMILIES)
 
 
-#: Search spaces of ``solve(effort=...)``: closed-form views alone, the default, and an extended one.
+#: The search space of each ``effort`` of `protonet.solve`.
 EFFORTS = {
-    "fast": Search(_kinds("fast"), folds=3, partitions=1),
+    "fast": Search(_list_families("fast"), folds=3, partitions=1),
     "default": Search(),
-    "best": Search(_kinds("best"), folds=10),
+    "best": Search(_list_families("best"), folds=10),
 }
 
 
 @dataclass(frozen=True)
-class ThinRules:
-    """Limits below which views with a high prediction time are dropped."""
+class SlowViewRules:
+    """When a view with a small weight and a high prediction time is dropped."""
 
-    most_share: float = 0.05  #: A view with a larger fraction of the weight is always kept.
-    rise: float = 0.1  #: The held-out log-loss may rise by this many standard errors ...
-    least: float = 1e-5  #: ... or by this many nats per row.
+    max_fraction: float = 0.05  #: A view with a larger fraction of the weight is never dropped.
+    max_rise_errors: float = 0.1  #: Dropping a view may raise the log-loss by this many standard errors ...
+    max_rise: float = 1e-5  #: ... or by this many nats per row.
 
 
-THIN = ThinRules()
+SLOW_VIEWS = SlowViewRules()
 
 
 @dataclass(frozen=True)
 class PartitionRules:
-    """Limits of repeated cross-validation."""
+    """When cross-validation is repeated with other partitions into folds."""
 
-    max_rows: int = 1024  #: With more rows, the choice of the folds no longer matters, and there is one partition.
-    max_cosines: int = 2**18  #: The same for rows times classes.
-    step: int = 1009  #: Between the numbers of partitions; `protonet.fit.crossfit` uses the next few.
+    max_rows: int = 1024  #: It is not repeated with more rows, since the partition then hardly matters ...
+    max_cosines: int = 2**18  #: ... or if rows times classes exceed this.
+    step: int = 1009  #: Difference between the indices of partitions; `protonet.fit.crossfit` uses those in between.
     shared: frozenset[str] = frozenset({"forest", "convolution", "shifted", "transformer"})
-    """Traits of views that take long: like those that are trained, they are evaluated on the first partition alone."""
+    """Traits of slow views, which are evaluated on the first partition alone, as trained views are."""
 
 
 PARTITIONS = PartitionRules()
 
 
 class PseudoLabels(NamedTuple):
-    """Weights and temperature of unlabelled rows."""
+    """Weights of unlabelled rows in a fit, and the temperature of the network that is fitted to them."""
 
-    known: Tensor  #: (m,) in [0, 1]: weight of each row of the pool, where a labelled row has 1.
-    temperature: float  #: Temperature of the network that is fitted to them.
+    known: Tensor  #: (m,) in [0, 1]: weight of each unlabelled row, where a labelled row has weight 1.
+    temperature: float  #: Divisor of the cosines.
 
 
 class SelectedModel(NamedTuple):
-    """The views, weights and scales that cross-validation selected."""
+    """The views that cross-validation selected, their weights, the temperature and the offsets."""
 
     views: tuple[tuple[ViewSpec, float], ...]  #: The selected views and their weights, > 0.
-    temperature: float  #: Divides the cosines.
-    shifts: tuple[int, ...] = (0,)  #: Offsets of the copies that shifted views are fitted to.
-    offsets: tuple[float, ...] = ()  #: Per class, added to the logits, in nats; empty for zeros.
+    temperature: float  #: Divisor of the cosines.
+    shifts: tuple[int, ...] = (0,)  #: Offsets in features of the shifted copies that shifted views are fitted to.
+    offsets: tuple[float, ...] = ()  #: Numbers that are added to the logits of each class, in nats; empty for zeros.
     losses: dict[str, float] = {}  # noqa: RUF012 - never changed
-    """Mean out-of-fold log-loss of each candidate by its name, at its best scale; "mixture" for the mixture's."""
-    pooling: PseudoLabels | None = None  #: None if there are no unlabelled rows, or they are not learned from.
+    """Mean out-of-fold log-loss of each candidate by name, at its best temperature; "mixture" for the mixture."""
+    pooling: PseudoLabels | None = None  #: How unlabelled rows are used; None if they are not used.
 
 
 class SearchResult(NamedTuple):
     """Candidate views with their out-of-fold cosines, from which a mixture is chosen."""
 
-    rows: TrainingRows  #: With their shifts, on the CPU.
+    rows: TrainingRows  #: The training rows, with their shifts, on the CPU.
     evaluator: CandidateEvaluator
     """Evaluator on the held-out rows; if no row is held out, on all rows that views were fitted to."""
     partitions: tuple[list[Candidate], ...]
-    """The candidates on each fold partition, with the rows in the order of the first one. Raw cosine comes first.
-    Of the trained candidates, only the selected one is there, last."""
-    losses: dict[str, float]  #: Mean log-loss of all evaluated candidates by name, at their best scale.
+    """The candidates on each partition into folds, with held-out rows in the order of the first partition. Raw cosine
+    is the first candidate. A trained candidate is the last one; only the best of them is included."""
+    losses: dict[str, float]  #: Mean log-loss of all evaluated candidates by name, at their best temperature.
     judged: bool  #: Whether rows were held out.
-    statistics: Tensor | None = None  #: `protonet.fit.prior.describe_rows` of the rows; None if raw cosine is alone.
+    statistics: Tensor | None = None
+    """Statistics of the rows, of `protonet.fit.prior.describe_rows`; None if raw cosine is the only candidate."""
 
     @property
     def candidates(self) -> list[Candidate]:
-        """The candidates on the first fold partition."""
+        """The candidates on the first partition into folds."""
         return self.partitions[0]
 
     def without_rows(self, rows: Tensor) -> SearchResult:
-        """Copy the result without the evidence of rows (m,) int64; unchanged if no evidence would be left."""
+        """Copy the result without the cosines of held-out rows (m,) int64, unless these are all held-out rows."""
         evaluator = self.evaluator
         masks = [~torch.isin(fold.held_out, rows.to(fold.held_out.device)) for fold in evaluator.folds]
         keep = torch.cat(masks).cpu()
@@ -177,21 +181,21 @@ class SearchResult(NamedTuple):
 def evaluate_candidates(
     rows: TrainingRows, plan: EncoderPlan, search: Search, progress: Progress = ignore, device: torch.device = CPU
 ) -> SearchResult | None:
-    """Evaluate candidate views on held-out folds; if these cover too few classes, only views without validation.
+    """Evaluate candidate views on held-out folds.
 
-    Views are fitted on the device. Folds are sampled, and held-out rows evaluated, on the CPU. Nothing more is tried
-    after the deadline of the rows. The result is None if only raw cosine remains: with one class, without a parameter
-    budget, or without time.
+    If most classes cannot be held out, only views that need no validation are fitted. Views are fitted on the device;
+    folds are sampled, and held-out rows evaluated, on the CPU. Nothing is evaluated after the deadline of the rows. The
+    result is None if only raw cosine remains: with one class, without a parameter budget, or without time.
     """
     folds = split_rows(rows, 0, search.folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
-    unjudged = not folds or 2 * _count_judged_classes(rows, folds) < seen  # most classes could not be judged
-    if seen < 2 or (unjudged and not plan.sizes) or time.monotonic() > rows.deadline:
+    without_validation = not folds or 2 * _count_held_out_classes(rows, folds) < seen
+    if seen < 2 or (without_validation and not plan.sizes) or time.monotonic() > rows.deadline:
         return None
     progress(search.kinds[0].stage, 0.0)
     if plan.sizes and search.shifts and rows.blocks is None:  # features of several kinds are in no order
         rows = replace(rows, **detect_order(rows.features)._asdict())
-    if unjudged:
+    if without_validation:
         everything = torch.arange(len(rows.labels))
         some = select_evenly(len(everything), max(1, FOLDS.max_cosines // rows.num_classes))
         evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, some).to(device)], plan)
@@ -207,21 +211,20 @@ def evaluate_candidates(
     for stage, kind in enumerate(search.kinds):
         if stage:  # the first stage is reported before shifts are detected
             progress(kind.stage, SEARCH_SHARE * sum(times[:stage]) / sum(times))
-        for candidate in kind.candidates(evaluator):
-            evaluator.candidates.append(candidate)
+        evaluator.candidates += kind.candidates(evaluator)
         if evaluator.reference_losses is None:
-            evaluator.reference_losses = min(evaluator.candidates, key=lambda tried: tried.loss).losses
-    losses = {tried.spec.name: tried.loss for tried in evaluator.candidates}
-    closed = [tried for tried in evaluator.candidates if not tried.spec.trained]
-    learned = [tried for tried in evaluator.candidates if tried.spec.trained]
-    chosen = [learned[simplest_within_one_error([tried.losses for tried in learned])]] if learned else []
-    candidates = [*closed, *chosen]
-    partitions = (candidates, *_repeat(rows, folds, evaluator, candidates, search))
+            evaluator.reference_losses = min(evaluator.candidates, key=lambda candidate: candidate.loss).losses
+    losses = {candidate.spec.name: candidate.loss for candidate in evaluator.candidates}
+    candidates = [candidate for candidate in evaluator.candidates if not candidate.spec.trained]
+    trained = [candidate for candidate in evaluator.candidates if candidate.spec.trained]
+    if trained:
+        candidates.append(trained[simplest_within_one_error([candidate.losses for candidate in trained])])
+    partitions = (candidates, *_evaluate_repeats(rows, folds, evaluator, candidates, search))
     return SearchResult(rows, evaluator, partitions, losses, judged=True, statistics=describe_rows(rows))
 
 
-def _count_judged_classes(rows: TrainingRows, folds: Sequence[Fold]) -> int:
-    """Count the classes that are held out, or that could be: if classes are many, one held-out part has only some."""
+def _count_held_out_classes(rows: TrainingRows, folds: Sequence[Fold]) -> int:
+    """Count the classes with held-out rows; with a single fold, the classes of which a row could be held out."""
     if len(folds) > 1:
         return len(rows.labels[torch.cat([fold.held_out for fold in folds])].unique())
     groups = torch.arange(len(rows.labels)) if rows.groups is None else rows.groups
@@ -231,18 +234,17 @@ def _count_judged_classes(rows: TrainingRows, folds: Sequence[Fold]) -> int:
     return int((torch.bincount(pairs.unique() % rows.num_classes) > 1).sum())
 
 
-def _repeat(
+def _evaluate_repeats(
     rows: TrainingRows,
     first: Sequence[Fold],
     evaluator: CandidateEvaluator,
     candidates: Sequence[Candidate],
     search: Search,
 ) -> list[list[Candidate]]:
-    """Evaluate candidates on other fold partitions; return them for each, with rows in the order of the evaluator's.
+    """Evaluate candidates on further partitions into folds, with held-out rows in the order of the first partition.
 
-    Settings stay as the first partition chose them. Out-of-fold cosines of expensive views are shared: they are out of
-    fold whichever partition they come from. Returns nothing if the rows are many, or time is over. Folds are drawn on
-    the CPU.
+    The hyperparameters that were chosen on the first partition are used. Slow views are not evaluated again: their
+    cosines on the first partition are reused. There are no further partitions if rows are many, or after the deadline.
 
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
@@ -275,7 +277,7 @@ def _repeat(
 
 
 def split_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> list[Fold]:
-    """Split training rows, on the CPU, into folds by `protonet.selection.folds.split_folds`."""
+    """Split training rows into folds by `protonet.selection.folds.split_folds`."""
     return split_folds(
         rows.labels,
         rows.num_classes,
@@ -289,8 +291,8 @@ def split_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> 
 def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Search) -> SelectedModel:
     """Select views with their weights, temperature and offsets from the result of `evaluate_candidates`.
 
-    It is raw cosine, with the smallest MLP on it, or a mixture; without held-out rows, a mixture of the views that need
-    no validation.
+    The selection is a mixture of views, or raw cosine alone if the mixture is worse. If the parameter budget allows,
+    the smallest MLP replaces raw cosine. Without held-out rows, the mixture has the views that need no validation.
     """
     smallest = next(filter(None, (kind.smallest_trained(plan, RAW) for kind in search.kinds)), None)
     raw_alone = SelectedModel(((smallest or RAW, 1.0),), 0.1)
@@ -298,7 +300,7 @@ def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Sea
         return raw_alone
     raw_cosines = [partition[0].cosines for partition in explored.partitions]
     if not plan.sizes:
-        return _scale(raw_alone, explored, raw_cosines)[0]
+        return _fit_scale(raw_alone, explored, raw_cosines)[0]
     mixture, losses = _fit_mixture(explored, search)
     if mixture is None:
         return raw_alone
@@ -307,15 +309,15 @@ def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Sea
         return mixture._replace(views=views)
     raw_losses = torch.stack([partition[0].losses for partition in explored.partitions]).mean(dim=0)
     if not worse_by_one_error(raw_losses, losses, max_tolerated=WEIGHTS.max_tolerated, margin=-WEIGHTS.mixture_prior):
-        mixture = _scale(raw_alone, explored, raw_cosines)[0]
+        mixture = _fit_scale(raw_alone, explored, raw_cosines)[0]
     return mixture._replace(losses=explored.losses | {"mixture": float(losses.mean())})
 
 
 def _fit_mixture(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, Tensor]:
-    """Compute the mixture of the candidates, None if no view separates rows, and its log-losses on held-out rows.
+    """Compute the mixture of the candidates, and its log-losses (held_out,) on held-out rows.
 
-    The weights are the mean over the fold partitions. The temperature and the offsets are fitted to the held-out rows
-    of all partitions at once.
+    The weights are the mean over the partitions into folds. The temperature and the offsets are fitted to the held-out
+    rows of all partitions at once. The mixture is None if no view separates rows.
     """
     evaluator, candidates = explored.evaluator, explored.candidates
     partitions = [[candidate.cosines for candidate in partition] for partition in explored.partitions]
@@ -339,14 +341,14 @@ def _fit_mixture(explored: SearchResult, search: Search) -> tuple[SelectedModel 
     influences = torch.stack(
         [view_weights * evidence.spread for (view_weights, _), evidence in zip(weighed, evidence_list, strict=True)]
     )
-    influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(LEAST_SPREAD**2)).mean(dim=0)
+    influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(MIN_SPREAD**2)).mean(dim=0)
     influence = drop_small_influence(influence)
     spread = torch.stack([evidence.spread for evidence in evidence_list]).mean(dim=0)
-    weights = torch.where(influence > 0, influence / spread.clamp_min(LEAST_SPREAD), 0.0)
+    weights = torch.where(influence > 0, influence / spread.clamp_min(MIN_SPREAD), 0.0)
     weights /= weights.sum()
     size = math.exp(sum(math.log(multiplier) for _, multiplier in weighed) / len(weighed))
     if explored.judged:
-        weights = _thin(explored, partitions[0], weights, spread, search.row_cost)
+        weights = _drop_slow_views(explored, partitions[0], weights, spread, search.row_cost)
     influence_fractions = (weights * spread / (weights * spread).sum()).tolist()
     views = []
     for candidate, weight, fraction in zip(candidates, weights.tolist(), influence_fractions, strict=True):
@@ -356,19 +358,19 @@ def _fit_mixture(explored: SearchResult, search: Search) -> tuple[SelectedModel 
         views += [(spec, weight)] * (weight > 0)
     mixture = SelectedModel(tuple(views), 1.0, explored.rows.shifts)
     if not explored.judged:
-        factor = size * SPREAD / float((weights * spread).sum())
+        factor = size * LOGIT_DEVIATION / float((weights * spread).sum())
         return mixture._replace(temperature=_temperature(factor)), torch.zeros(0, dtype=torch.float64)
-    factor = size ** (FEW / (FEW + len(evaluator.labels)))
-    return _scale(mixture, explored, [_blend(cosines, weights) for cosines in partitions], factor)
+    factor = size ** (LEARNED_ROWS / (LEARNED_ROWS + len(evaluator.labels)))
+    return _fit_scale(mixture, explored, [_sum_cosines(cosines, weights) for cosines in partitions], factor)
 
 
-def _scale(
+def _fit_scale(
     model: SelectedModel, explored: SearchResult, cosines: Sequence[Tensor], factor: float = 1.0
 ) -> tuple[SelectedModel, Tensor]:
-    """Fit the temperature and the class offsets of a model to its out-of-fold cosines of each fold partition.
+    """Fit the temperature and the class offsets of a model to held-out rows; also return the log-losses (held_out,).
 
-    The fitted factor on the cosines (held_out, num_classes) is multiplied by ``factor``. Also returns the log-losses
-    (held_out,), the mean over the partitions.
+    The out-of-fold cosines (held_out, num_classes) are of each partition into folds; losses are the mean over them. The
+    fitted inverse temperature is multiplied by ``factor``.
     """
     evaluator, repeats = explored.evaluator, len(cosines)
     weights = None if evaluator.weights is None else evaluator.weights.repeat(repeats)
@@ -384,42 +386,43 @@ def _scale(
     return model, losses.view(repeats, -1).mean(dim=0)
 
 
-def _blend(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Compute the weighted sum (n, num_classes) of the cosines (n, num_classes) of each candidate."""
+def _sum_cosines(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Compute the sum (n, num_classes) of the cosines (n, num_classes) of candidates by their weights (candidates,)."""
     used, (n, classes) = weights.nonzero().flatten().tolist(), cosines[0].shape
     factors = weights[used].to(cosines[0].dtype)
-    blended = factors.new_empty(n, classes)
+    total = factors.new_empty(n, classes)
     for rows in row_blocks(n, len(used) * classes):
-        blended[rows] = torch.tensordot(factors, torch.stack([cosines[index][rows] for index in used]), dims=1)
-    return blended
+        total[rows] = torch.tensordot(factors, torch.stack([cosines[index][rows] for index in used]), dims=1)
+    return total
 
 
-def _thin(
+def _drop_slow_views(
     explored: SearchResult, cosines: Sequence[Tensor], weights: Tensor, spread: Tensor, row_cost: float
 ) -> Tensor:
-    """Set the weights (candidates,) of views to 0 whose contribution is small for their prediction time.
+    """Set the weights (candidates,) of slow views to 0 if their contribution is small and the log-loss hardly rises.
 
-    Linear and trained views have no cost here: other views share their maps, or they are fast. The contribution of a
-    view is its weight times the spread (candidates,) of its cosines (held_out, num_classes).
+    The contribution of a view is its weight times the standard deviation ``spread`` (candidates,) of its cosines
+    (held_out, num_classes). Linear and trained views are not slow: other views share their maps, or they are fast.
     """
     costs = torch.tensor([candidate.flops for candidate in explored.candidates], dtype=torch.float64)
     fractions = weights * spread / (weights * spread).sum()
     full_weights, full_losses = weights, None  # the losses are seldom needed
     for index in (fractions / costs.clamp_min(1.0)).argsort().tolist():
-        needed = min(THIN.most_share, row_cost * float(costs[index] / costs[weights > 0].sum().clamp_min(1.0)))
+        time_fraction = float(costs[index] / costs[weights > 0].sum().clamp_min(1.0))
+        needed = min(SLOW_VIEWS.max_fraction, row_cost * time_fraction)
         if not 0 < float(fractions[index]) < needed:
             continue
         if full_losses is None:
-            full_losses = explored.evaluator.compute_losses(_blend(cosines, full_weights))
+            full_losses = explored.evaluator.compute_losses(_sum_cosines(cosines, full_weights))
         fewer = weights.clone()
         fewer[index] = 0.0
-        rise = explored.evaluator.compute_losses(_blend(cosines, fewer)) - full_losses
+        rise = explored.evaluator.compute_losses(_sum_cosines(cosines, fewer)) - full_losses
         error = float(rise.std(correction=0)) / math.sqrt(len(rise))
-        if float(rise.mean()) <= max(THIN.least, THIN.rise * error):
+        if float(rise.mean()) <= max(SLOW_VIEWS.max_rise, SLOW_VIEWS.max_rise_errors * error):
             weights = fewer
     return weights / weights.sum()
 
 
 def _temperature(factor: float) -> float:
-    """Convert a factor on the cosines to a temperature, which is finite if no view separates the classes."""
+    """Convert an inverse temperature >= 0 to a temperature of at most ``1 / MIN_FACTOR``."""
     return 1 / max(factor, MIN_FACTOR)

@@ -1,4 +1,4 @@
-"""The solver: data loaders in, a fitted `PrototypeNetwork` out."""
+"""The solver, which fits a `PrototypeNetwork` to the samples of data loaders."""
 
 from __future__ import annotations
 
@@ -37,46 +37,44 @@ from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import CPU
 
-#: The contest's parameter limit, the default.
+#: Default limit of the number of trainable parameters, which is that of the contest.
 PARAM_LIMIT = 500_000
-#: Default time limit of solve() in seconds: well below the contest's hour.
+#: Default time limit of `solve` in seconds: well below the hour of the contest.
 TIME_LIMIT = 900.0
-#: Without ``param_limit``, the default effort trains MLPs from this mean number of rows per class on.
-LEARNED_ROWS_PER_CLASS = 100
-#: Fraction of the time limit for the selection; the remainder is for the final fit.
+#: Without ``param_limit``, the default effort trains MLPs only with at least this mean number of rows per class.
+MIN_ROWS_PER_CLASS_FOR_MLPS = 100
+#: Fraction of the time limit that the selection may take; the remainder is for the final fit.
 SELECTION_SHARE = 0.6
-#: Progress at the start of the final fit, with unlabelled rows.
+#: Progress at the start of the final fit if there are unlabelled rows, as a fraction of the solve.
 FINAL_SHARE = 0.9
-
-
-#: Keys of the metadata.
+#: Keys that the metadata may have.
 METADATA = ("num_classes", "input_dim", "param_limit", "device")
 
 
 class Solution(NamedTuple):
-    """Result of `solve_problem`."""
+    """Result of `solve_problem`: the fitted network, the selected model and the training set."""
 
     network: PrototypeNetwork
     choice: SelectedModel
     problem: TrainingSet
     groups: Tensor | None = None
-    """(groups,) int64: the group id, in the training set, of each input group, in ascending order. Groups that share
-    duplicates or near-duplicates are joined."""
-    pooled: PseudoLabelResult | None = None  #: Outcome of learning from unlabelled rows; None without.
+    """(groups,) int64: the group id in the training set of each input group, in ascending order. Groups that share
+    duplicates or near-duplicates have the same id."""
+    pooled: PseudoLabelResult | None = None  #: Whether unlabelled rows are used; None if there are none.
     rechoose: Callable[[Tensor], SelectedModel] | None = None
-    """Repeats the selection without the evidence of rows (m,) int64; None if no view was evaluated."""
+    """Function that repeats the selection without held-out rows (m,) int64; None if no view was evaluated."""
 
     @property
     def view_weights(self) -> dict[str, float]:
-        """The weight of each view of the network by name, the largest first."""
+        """The weight of each view of the network by name, in descending order; they sum to 1."""
         views = self.choice.views if self.choice.pooling is None else select_pooled_views(self.choice.views)
         total = sum(weight for _, weight in views)
         return {spec.name: weight / total for spec, weight in sorted(views, key=lambda view: -view[1])}
 
     def choose_without(self, rows: Tensor) -> SelectedModel:
-        """Repeat the selection without the evidence of rows (m,) int64.
+        """Repeat the selection without the held-out predictions of rows (m,) int64, on which it is then evaluated.
 
-        A selection must be evaluated on rows that it did not use: with few rows, even the temperature overfits to them.
+        With few rows, even the temperature overfits to the rows that select it.
         """
         if self.rechoose is None:
             return self.choice
@@ -156,12 +154,11 @@ def solve_problem(
     unlabelled: Unlabelled | None = None,
     names: ClassNameRows | None = None,
 ) -> Solution:
-    """Solve as `solve` does, and also return the selection and the training set, for further fits.
+    """Fit a network as `solve` does, and also return the selection and the training set, for further fits.
 
     Weights (n,) > 0 and groups (n,) int64 are in the order of the loaders; rows of one group are held out together.
-    ``blocks`` (dim,) are as in `protonet.views.view.TrainingRows`, spans as in `protonet.fit.search.Search.with_spans`.
-    Embedded class names are not samples: the indices of the solution are of the rows of the loaders. Without a loader,
-    there are only names.
+    ``blocks`` (dim,) are as in `protonet.views.view.TrainingRows`, spans as in `protonet.fit.search.Search.with_spans`,
+    and names are embedded class names. If the loader is None, the network is fitted to the names alone.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
@@ -181,7 +178,7 @@ def solve_problem(
         pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], max_pool_rows)
         problem, joined = prepare_training_set(features, labels, num_classes, seed, weights, groups, blocks, names)
         rows_per_class = len(problem.rows.labels) / len(problem.rows.labels.unique())
-        if effort == "default" and "param_limit" not in metadata and rows_per_class < LEARNED_ROWS_PER_CLASS:
+        if effort == "default" and "param_limit" not in metadata and rows_per_class < MIN_ROWS_PER_CLASS_FOR_MLPS:
             search = search.without(MLPFamily)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
         searched = replace(problem.rows, deadline=started + SELECTION_SHARE * time_limit)
@@ -205,7 +202,7 @@ def solve_problem(
 
 
 def _check_effort(effort: object) -> Search:
-    """Look up the search of an effort, or check a given one."""
+    """Convert an effort to a search space: look up the name of an effort, or validate a `Search`."""
     remedy = "Pass 'default', or a changed protonet.fit.search.EFFORTS['default']."
     if isinstance(effort, str):
         if effort not in EFFORTS:
@@ -229,13 +226,11 @@ def _check_effort(effort: object) -> Search:
 
 
 def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Validate the metadata; return the entries that are present and not None."""
-    if metadata is None:
-        return {"device": CPU}
+    """Validate the metadata of `solve`; return the entries that are not None, and the device."""
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, Mapping):
-        raise_input_error(
-            "metadata", "be a mapping or None", type(metadata).__name__, "Pass a dict.", kind=InputTypeError
-        )
+        got = type(metadata).__name__
+        raise_input_error("metadata", "be a mapping or None", got, "Pass a dict.", kind=InputTypeError)
     for key in metadata:
         if key not in METADATA:
             near = difflib.get_close_matches(str(key), METADATA, n=1)
@@ -253,10 +248,10 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @contextmanager
 def untouched_globals() -> Iterator[None]:
-    """Use one thread with gradients enabled, and restore thread count and global random states afterwards.
+    """Use one thread with gradients enabled, and restore the thread count and the global random states afterwards.
 
     The matrices are small: a second thread gains little, is ten times slower if another process uses the core, and
-    would make the result depend on the number of cores. A shuffling loader takes its seed from the global states.
+    would make the result depend on the number of cores. Random states change if a loader shuffles.
     """
     threads = torch.get_num_threads()
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - the global state itself

@@ -1,7 +1,7 @@
-"""Probabilities of rows without information: all cells are missing, or a text is not readable.
+"""Class probabilities of uninformative rows, of which all cells are missing or not readable.
 
 The embedding of such a row is an artifact of the encoding of missing cells. Its probabilities are the class
-frequencies, updated by the labels of such rows in the training table.
+frequencies, updated by the labels of uninformative rows in the training table.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Rows that the class frequencies count as, relative to the uninformative rows of the training table.
+#: Number of uninformative training rows that the class frequencies of all rows count as.
 PRIOR_ROWS = 10.0
-#: Above this fraction of uninformative training rows, the network predicts them: it was trained on them.
+#: If more of the training rows are uninformative, the network was trained on such rows and predicts them.
 MAX_FRACTION = 0.5
 
 
 def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tensor | None:
-    """Compute the logits (num_classes,) float64 of a row without information.
+    """Compute the logits (num_classes,) float64 of an uninformative row; None if most training rows are uninformative.
 
-    They are the logarithm of the posterior mean of a Dirichlet prior around the class frequencies: ``counts`` are
-    training rows per class, 1 for each class of a balanced model, and ``uninformative`` those without information. None
-    if more than half of the training rows had no information.
+    ``counts`` (num_classes,) are the numbers of training rows, or 1 for each class of a balanced model, and
+    ``uninformative`` (num_classes,) the numbers of uninformative training rows. The logits are the logarithm of the
+    posterior mean of a Dirichlet prior around the class frequencies.
 
     Source: Gelman et al., "Bayesian data analysis" (2013), sec. 3.4.
     """
@@ -32,9 +32,10 @@ def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tenso
 
 
 def replace_uninformative(logits: Tensor, rows: Tensor, constant: Tensor | None) -> int:
-    """Replace the logits (n, num_classes) of rows (n,) bool without information, in place; return their number.
+    """Replace the logits (n, num_classes) of uninformative rows, in place; return the number of replaced rows.
 
-    Nothing is replaced if ``constant``, of `compute_uninformative_logits`, is None.
+    ``rows`` (n,) is a mask of these rows, and ``constant`` (num_classes,) the result of `compute_uninformative_logits`.
+    If it is None, no row is replaced.
     """
     if constant is None or not bool(rows.any()):
         return 0
@@ -43,7 +44,10 @@ def replace_uninformative(logits: Tensor, rows: Tensor, constant: Tensor | None)
 
 
 def parse_counts(counts: object, num_classes: int) -> Tensor:
-    """Parse counts (num_classes,) int64 of the first classes from untrusted metadata; zeros if it is unusable."""
+    """Convert a list of counts from a file that is not trusted to (num_classes,) int64; zeros if it is invalid.
+
+    Classes after the end of the list get 0.
+    """
     parsed = torch.zeros(num_classes, dtype=torch.int64)
     listed = counts if isinstance(counts, list) and len(counts) <= num_classes else []
     if all(type(count) is int and 0 <= count < 2**53 for count in listed):
@@ -52,6 +56,6 @@ def parse_counts(counts: object, num_classes: int) -> Tensor:
 
 
 def describe_uninformative(rows: int) -> str:
-    """Format the number of rows without information as a note."""
+    """Format the number of uninformative rows as a note to the user."""
     what = "1 row has" if rows == 1 else f"{rows:,} rows have"
     return f"{what} no information (all cells missing or unreadable): predicted by class frequency"

@@ -1,7 +1,7 @@
-"""Semi-supervised learning: pseudo-labels of unlabelled rows, and outliers among them.
+"""Semi-supervised learning: pseudo-labels of unlabelled rows, and outliers among these rows.
 
-Labels propagate over the graph of nearest neighbours in the embedding. Each unlabelled row then joins the labelled rows
-with its most probable class, and the views are fitted to all of them.
+Labels propagate over the graph of nearest neighbours in the embedding. Each unlabelled row then gets its most probable
+class as a label, and the views are fitted to labelled and unlabelled rows.
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from protonet.views.view import TrainingRows
 class PropagationRules:
     """Parameters of label propagation; chosen on the development half of analysis/results/semi_supervised.md."""
 
-    max_rows: int = 1024  #: Maximum number of unlabelled rows; more are subsampled ...
-    per_class: int = 64  #: ... to this or to this many rows per class, whichever is more, ...
-    limit: int = 4096  #: ... but never to more than this.
-    neighbours: int = 7  #: Edges of the graph from each row.
+    max_rows: int = 1024  #: Maximum number of unlabelled rows; more rows are subsampled. If classes are many, ...
+    per_class: int = 64  #: ... the maximum is this number of rows per class ...
+    limit: int = 4096  #: ... but never more than this.
+    neighbours: int = 7  #: Number of nearest neighbours to which each row has an edge.
     alpha: float = 0.95  #: Weight of a row's neighbours; the remainder is the weight of its initial probabilities.
     max_steps: int = 200  #: Maximum number of iterations.
-    tolerance: float = 1e-4  #: The iteration stops if no probability changes by more.
+    tolerance: float = 1e-4  #: The iteration stops if all probabilities change by less.
     noise_variance: float = 0.05
-    """Variance of the class frequencies, in units of their mean, that estimation errors explain. Up to it, classes are
-    assumed to be equally frequent; beyond it, frequencies are shrunk less and less."""
-    balancing_steps: int = 30  #: Iterations that scale the probabilities to the shrunken class frequencies.
+    """Variance of relative class frequencies that estimation errors explain. If the variance is lower, the classes are
+    assumed to be equally frequent; if it is higher, frequencies are shrunk less."""
+    balancing_steps: int = 30  #: Number of iterations that scale the probabilities to the shrunken class frequencies.
 
 
 PROPAGATION = PropagationRules()
-#: Fraction of rows of known classes that are rejected as outliers; and minimum number of held-out rows for that.
+#: Fraction of rows of known classes that are rejected as outliers, and number of held-out rows that this requires.
 OUTLIER_RATE, MIN_HELD_OUT = 0.05, 20
 
 
 class Pool(NamedTuple):
-    """Unlabelled rows that were sampled for training."""
+    """A sample of the unlabelled rows, to which views may be fitted."""
 
     features: Tensor  #: (m, dim) float32, in the units of the training set.
-    indices: Tensor  #: (m,) int64: index of each one among all unlabelled rows.
+    indices: Tensor  #: (m,) int64: index of each row of the sample among all unlabelled rows.
     total: int  #: Number of all unlabelled rows.
 
 
 def propagate_labels(embedding: Tensor, labels: Tensor, initial: Tensor) -> Tensor:
-    """Propagate labels over the graph of nearest neighbours: probabilities (m, num_classes) float32.
+    """Propagate labels over the graph of nearest neighbours: class probabilities (m, num_classes) float32.
 
-    The embedding (n + m, dim) holds n rows of the labels (n,), then m unlabelled rows with probabilities ``initial``.
+    The embedding (n + m, dim) has n rows with labels (n,), then m unlabelled rows with initial class probabilities
+    (m, num_classes).
 
     Source: Zhou, Bousquet, Lal, Weston and Schölkopf, "Learning with local and global consistency" (2004), with edges
         scaled by both ends' neighbourhoods as in Zelnik-Manor and Perona, "Self-tuning spectral clustering" (2004).
@@ -72,9 +73,9 @@ def propagate_labels(embedding: Tensor, labels: Tensor, initial: Tensor) -> Tens
 def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor, Tensor]:
     """Build the symmetric graph of nearest neighbours of unit rows (n, dim).
 
-    Let d be the cosine distance of two rows, and s and t the distances to their farthest neighbours. The weight of
-    their edge is exp(-4 d / sqrt(s t)), divided by the square roots of both ends' degrees. Returns the two ends
-    (edges,) of each edge, in both directions, and its weight (edges,) float64.
+    Returns the row at the start (edges,) and at the end (edges,) of each edge, in both directions, and the weight
+    (edges,) float64. If d is the cosine distance of two rows, and s and t are the distances to their farthest
+    neighbours, the weight is exp(-4 d / sqrt(s t)), divided by the square roots of the degrees of both rows.
     """
     n = len(embedding)
     near, far = [torch.empty(0, 1)], [torch.empty(0, 1, dtype=torch.int64)]
@@ -98,10 +99,10 @@ def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
 
 
 def balance_frequencies(probabilities: Tensor) -> Tensor:
-    """Scale probabilities (m, num_classes) float64 so that class frequencies shrink towards equal ones.
+    """Scale class probabilities (m, num_classes) float64 so that the mean of each class is nearer to an equal one.
 
-    The shrinkage is as strong as estimation errors may explain the variation. If ``PropagationRules.noise_variance``
-    explains all of it, the classes become equally frequent.
+    The means are shrunk as much as estimation errors may explain their variance. If their variance is at most
+    ``PropagationRules.noise_variance``, the classes become equally frequent.
 
     Source: shrinkage by the ratio of variances, as James and Stein, "Estimation with quadratic loss" (1961).
     """
@@ -120,10 +121,11 @@ def balance_frequencies(probabilities: Tensor) -> Tensor:
 
 
 def pool_rows(rows: TrainingRows, features: Tensor, probabilities: Tensor, known: Tensor) -> TrainingRows:
-    """Concatenate labelled and unlabelled rows (m, dim), each with its most probable class and that probability.
+    """Append unlabelled rows (m, dim) to labelled rows, labelled by their most probable class.
 
-    Adding a row to its second class, too, would add more wrong rows to a rare class than it has correct ones. ``known``
-    (m,) are the sample weights of the unlabelled rows, where a labelled row has 1. The result has no groups.
+    The weight of an unlabelled row is the probability (m, num_classes) of that class times ``known`` (m,); rows of
+    weight 0 are left out. Adding a row to its second class, too, would add more wrong rows to a rare class than it has
+    correct ones. The result has no groups.
     """
     top_probabilities, classes = probabilities.max(dim=1)
     weights = top_probabilities.double() * known
@@ -139,11 +141,14 @@ def pool_rows(rows: TrainingRows, features: Tensor, probabilities: Tensor, known
 
 
 def rank_scores(known_scores: Tensor, scores: Tensor) -> Tensor:
-    """Compute the fraction of held-out scores of known classes (n,) that are below each score (m,)."""
+    """Compute for each score (m,) the fraction of the scores (n,) of rows of known classes that are lower."""
     counts_below = torch.searchsorted(known_scores.sort().values, scores.contiguous())
     return counts_below.double() / max(1, len(known_scores))
 
 
 def detect_outliers(ranks: Tensor, n_held_out: int) -> Tensor:
-    """Flag rows (m,) whose ranks are below ``OUTLIER_RATE``; none if fewer than ``MIN_HELD_OUT`` rows were held out."""
+    """Compute a mask (m,) of outliers, whose ranks (m,) are below ``OUTLIER_RATE``.
+
+    There are none if fewer than ``MIN_HELD_OUT`` rows were held out.
+    """
     return (ranks < OUTLIER_RATE) & (n_held_out >= MIN_HELD_OUT)

@@ -16,7 +16,7 @@ from protonet.fit.search import (
     Search,
     SearchResult,
     SelectedModel,
-    _thin,
+    _drop_slow_views,
     choose_mixture,
     evaluate_candidates,
 )
@@ -152,7 +152,7 @@ def test_a_view_of_little_weight_that_costs_a_row_much_time_goes_unless_it_is_ne
         names = [Linear(scaling) for scaling in ("raw", "centred", "relevant")]
         result = [evaluator.score(*item) for item in zip(names, cosines, costs, strict=True)]
         explored = SearchResult(evaluator.rows, evaluator, (result,), {}, judged=True)
-        left = _thin(explored, cosines, weights, spread, row_cost)
+        left = _drop_slow_views(explored, cosines, weights, spread, row_cost)
         assert float(left.sum()) == pytest.approx(1)
         return [bool(weight > 0) for weight in left]
 
