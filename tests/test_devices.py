@@ -49,7 +49,7 @@ SHORT = replace(
 #: Functions that copy to the CPU: input checks, rows of trees, labels of episodes, evaluation.
 FETCHED = {"_validation.check_device", "loading._to_tensor", "view.to", "mlp.train", "evaluation.__post_init__"}
 FETCHED |= {"evaluation.compute_fold_cosines", "kernel_ridge.cosines", "fixed_convolution.cosines"}
-FETCHED |= {"networks.pseudo_label_weights", "networks.decide_pooling"}
+FETCHED |= {"networks.pseudo_label_weights", "networks.predict_fold"}
 
 
 class NoValues(FakeTensorMode):

@@ -304,9 +304,8 @@ def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | No
     earlier duplicate, the new id (groups,) of each input group, or None without groups, and the new index (n,) of each
     row.
     """
-    duplicates, groups, group_ids = group_duplicates(rows.features), rows.groups, None
-    if groups is not None:
-        group_ids = torch.arange(int(groups.max()) + 1)
+    duplicates, groups = group_duplicates(rows.features), rows.groups
+    group_ids = None if groups is None else torch.arange(int(groups.max()) + 1)
     if duplicates is None:
         return rows, 0, group_ids, torch.arange(len(rows.labels))
     n = len(duplicates)
@@ -489,10 +488,7 @@ def _detect_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _nearest_neighbours(rows: TrainingRows, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Compute distances (m, count) float64 of query rows to their nearest neighbours, and the indices.
-
-    Rows of one group have an infinite distance.
-    """
+    """Compute the distances (m, count) float64 and indices of the nearest neighbours outside the group of each query."""
     deviation = rows.features.std(dim=0, correction=0)
     z = rows.features[:, deviation > 0] / deviation[deviation > 0]
     groups = torch.arange(len(z)) if rows.groups is None else rows.groups
