@@ -488,7 +488,7 @@ def _detect_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _nearest_neighbours(rows: TrainingRows, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Compute the distances (m, count) float64 and indices of the nearest neighbours outside the group of each query."""
+    """Compute distances (m, count) float64 and indices of the nearest rows outside the group of each query row (m,)."""
     deviation = rows.features.std(dim=0, correction=0)
     z = rows.features[:, deviation > 0] / deviation[deviation > 0]
     groups = torch.arange(len(z)) if rows.groups is None else rows.groups
