@@ -10,6 +10,8 @@ CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
 #: The start of a cell that a spreadsheet may take for a formula (the last four signs are wide), and numbers.
 _FORMULA = re.compile("[\\s']*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[-+][\d.,' ]*\d[\d.,]*(?:[eE][-+]?\d+)?\s?%?")
+_GROUP_SEPARATOR = re.compile(r"[\s'’]")
+_DIGIT_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:[\s'’]\d{3})+(?!\d)")
 
 
 def to_printable(name: object) -> str:
@@ -50,3 +52,8 @@ def shorten_list(names: Iterable[object], max_names: int = 5) -> str:
     """Join the first names, and count the others."""
     texts = list(map(str, names))
     return ", ".join(texts[:max_names]) + (f" and {len(texts) - max_names:,} more" if len(texts) > max_names else "")
+
+
+def join_digit_groups(text: str) -> str:
+    """Remove the spaces and apostrophes that separate groups of three digits, as in 1'234.50 or 1 234,50."""
+    return _DIGIT_GROUPS.sub(lambda groups: _GROUP_SEPARATOR.sub("", groups[0]), text)

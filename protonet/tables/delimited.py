@@ -24,9 +24,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO, NoReturn, cast
 
-from protonet._text import CONTROL, escape_control_chars, to_printable, unescape_formula
+from protonet._text import CONTROL, escape_control_chars, join_digit_groups, to_printable, unescape_formula
 from protonet.errors import raise_input_error, raise_missing_file
 
+_GROUPED_NUMBER = re.compile(r"[-+]?\d{1,3}(?:(?:,\d{3})+(?:\.\d+)?|(?:\.\d{3})+(?:,\d+)?)")
 MAX_LINE_CHARS = 2**26  #: Maximum characters of a line, so that a file without line ends does not fill the memory.
 #: Maximum characters of a cell; the default limit of the csv module is too small for long texts.
 MAX_CELL_CHARS = 2**24
@@ -403,11 +404,12 @@ def add_title_notes(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def is_numeric(cell: str) -> bool:
-    """Test whether a cell is a number, with a decimal point or a decimal comma."""
+    """Test whether a cell is a number with a decimal point or comma, perhaps in groups of three digits."""
+    text = join_digit_groups(cell)
     try:
-        float(cell.replace(",", "."))
+        float(text.replace(",", "."))
     except ValueError:
-        return False
+        return _GROUPED_NUMBER.fullmatch(text) is not None
     return True
 
 

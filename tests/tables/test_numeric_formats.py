@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protonet.tables.columns.ordered import Numeric
+from protonet.tables.columns.parsing import parse_numeric
+from protonet.tables.delimited import locate_header
 from protonet.tables.features import TableFeatures, encode_block, fit_features
 from protonet.tables.numeric_formats import detect_numeric_conversion
 from protonet.tables.table import RowBlock, Table
@@ -109,6 +111,17 @@ def test_commands_read_both_formats(tmp_path: Path, run: Run) -> None:
         assert ("another decimal mark than in training" in run.notes) == (name == "points")
     assert predicted[0] == predicted[1]
     assert "decimal-mark" in run("fit", tmp_path / "commas.csv", *FAST, "--decimal-mark", ";", code=2)
+
+
+@pytest.mark.parametrize("number", ["1'234.50", "1’234’567", "1 234,5", "1,234.50", "1.234,50"])
+def test_a_title_above_grouped_numbers_is_no_header(number: str) -> None:
+    rows = [["Prices", "shops"], ["shop", "price", "kind"], ["north", number, "a"], ["south", number, "b"]]
+    assert locate_header(rows) == 1
+
+
+@pytest.mark.parametrize("cell", ["5'11", "6’2", "3 4", "12 34", "1.234'50"])
+def test_two_numbers_are_not_read_as_one(cell: str) -> None:
+    assert all(np.isnan(parse_numeric(cell, mark)) for mark in ("plain", "point", "comma"))
 
 
 def test_decimal_separators() -> None:

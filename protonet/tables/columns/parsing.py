@@ -17,6 +17,7 @@ from itertools import product
 
 import numpy as np
 
+from protonet._text import join_digit_groups
 from protonet.tables.delimited import MISSING_TEXTS
 
 #: Minimum fraction of the cells of a column that must match its format; the other cells count as missing.
@@ -45,6 +46,8 @@ _GROUPED = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3})"
 _GROUPED_POINTS = r"(?:[1-9]\d{0,2}(?:\.\d{3})+|[1-9]\d?(?:\.\d{2})+\.\d{3})"
 _POINT = re.compile(rf"[-+]?(?:{_GROUPED}(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
 _COMMA = re.compile(rf"[-+]?(?:{_GROUPED_POINTS}(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
+#: Two numbers in a cell, as in feet and inches or "3 4".
+_TWO_NUMBERS = re.compile(r"\d[\s'’]+\d")
 _ZERO_PADDED = re.compile(r"0\d+")
 _UNIT = re.compile(r"\s+([^\W\d_][^\W\d_]*|°\w?)$")
 _INTERVAL = re.compile(
@@ -181,7 +184,9 @@ def parse_formatted(cell: str, decimal: str) -> float:
 
     The result is NaN for other text.
     """
-    text = _UNIT.sub("", cell)
+    text = join_digit_groups(_UNIT.sub("", cell))
+    if _TWO_NUMBERS.search(text):
+        return math.nan
     if text[:1] + text[-1:] == "()":  # accountants' negative numbers
         text = f"-{text[1:-1]}"
     text = "".join(
