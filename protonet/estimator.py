@@ -155,7 +155,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         X, y, sample_weight, groups, rest = split_unlabelled(X, y, sample_weight, groups)
         rest += [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
-        rows = self._read(X, y, sample_weight, groups, reset=True)
+        rows = self._encode_labelled(X, y, sample_weight, groups, reset=True)
         if len(alone := np.unique(rows.labels)) < 2:
             remedy = "Add rows of another one. To start with one class and add others later, use partial_fit."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
@@ -185,7 +185,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         known = [] if classes is None else [np.asarray(classes)]
         first = not self.__sklearn_is_fitted__()
-        rows = self._read(X, y, sample_weight, None, reset=first)
+        rows = self._encode_labelled(X, y, sample_weight, None, reset=first)
         labels = rows.labels
         if first:
             self._fit(rows)
@@ -253,9 +253,9 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def _encode(self, X: object, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
         """Validate rows X; compute their features (n, dim), and a mask (n,) of rows without an informative cell."""
-        return _encode(self._check(X, encoded=encoding is not None)[0], encoding)
+        return _encode(self._validate(X, encoded=encoding is not None)[0], encoding)
 
-    def _check(
+    def _validate(
         self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
     ) -> tuple[Any, np.ndarray | None]:
         """Validate rows X (n, n_features) and, unless y is `NO_LABELS`, labels (n,) with scikit-learn.
@@ -281,11 +281,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             raise_input_error("X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
         return rows, labels
 
-    def _read(self, X: object, y: object, sample_weight: object, groups: object, *, reset: bool) -> _LabelledRows:
+    def _encode_labelled(
+        self, X: object, y: object, sample_weight: object, groups: object, *, reset: bool
+    ) -> _LabelledRows:
         """Validate and encode labelled rows of weight > 0; if ``reset``, first fit the encoding of their columns."""
         name = getattr(y, "name", None)
         encoding = None if reset else self._frame_encoding
-        rows, labels = self._check(X, y, encoded=encoding is not None, reset=reset)
+        rows, labels = self._validate(X, y, encoded=encoding is not None, reset=reset)
         assert labels is not None
         check_labels(labels)
         chosen, weights, groups = check_weights_and_groups(labels, sample_weight, groups)

@@ -237,17 +237,17 @@ class TablePipeline(Model):
             spec: How to read it: `read_spec`, or a changed copy.
             labels: The labels of an NPY table, if they are read.
         """
-        table = self._adapt(open_table(path, spec, labels), spec)
+        table = self._convert_and_monitor(open_table(path, spec, labels), spec)
         return replace(table, blocks=self.mark_uninformative(table.blocks, table))
 
     def read_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[Table, RowBlock]:
         """Read all rows of a table; arguments, notes and errors as in `open_table`, but no row is marked."""
         table, block = read_table(path, spec, labels)
-        table = self._adapt(replace(table, blocks=iter([block])), spec)
+        table = self._convert_and_monitor(replace(table, blocks=iter([block])), spec)
         (block,) = table.blocks
         return table, block
 
-    def _adapt(self, table: Table, spec: ReadSpec) -> Table:
+    def _convert_and_monitor(self, table: Table, spec: ReadSpec) -> Table:
         """Convert the numbers of a table to the formats of fit, check column types, and monitor drift from fit."""
         table = adapt_table(table, self.encoding, decimal=spec.decimal_mark)
         monitor = DriftMonitor(self.metadata.get("seen"), self.encoding, len(self.column_sizes))
@@ -308,10 +308,10 @@ class TablePipeline(Model):
         # Matrix products of few rows, and remainders of vectors, use other instructions: rows are repeated as padding.
         padded = torch.from_numpy(np.resize(x, (-(-len(x) // ALIGNMENT) * ALIGNMENT, x.shape[1])))
         logits = torch.cat([self.network(rows) for rows in padded.split(BATCH)])[: len(x)]
-        far = float(self.network.encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
-        lost = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > far)
-        if bool(lost.any()):
-            got = f"{np.abs(x[lost.numpy()][0]).max():g} as the largest value of a row"
+        max_feature = float(self.network.encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
+        overflows = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > max_feature)
+        if bool(overflows.any()):
+            got = f"{np.abs(x[overflows.numpy()][0]).max():g} as the largest value of a row"
             remedy = "Correct or drop the row."
             raise_input_error(argument, "have numbers of the scale of the training data", got, remedy)
         if uninformative is not None and uninformative.any():

@@ -94,23 +94,6 @@ def test_leftover_temporary_files_are_removed_unless_a_writer_is_active(tmp_path
     assert sorted(tmp_path.iterdir()) == sorted([path, *others])
 
 
-def test_writers_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    contents = [bytes([65 + letter]) * SIZE for letter in range(4)]
-
-    def work(content: bytes) -> None:
-        for _ in range(5):
-            write_atomically(path, lambda file: [file.write(content[:4096]) for _ in range(SIZE // 4096)])
-
-    threads = [threading.Thread(target=work, args=(content,)) for content in contents]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert path.read_bytes() in contents
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are POSIX's")
 def test_links_and_pipes_are_preserved(tmp_path: Path) -> None:
     target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"

@@ -222,10 +222,10 @@ def check_page(options: argparse.Namespace) -> None:
         raise_input_error("--model", must, "both", remedy)
     if options.output is None:
         options.output = options.table.with_name(f"{options.table.name.split('.')[0]}-labelled.csv")
-    check_servers(options)
+    check_server_packages(options)
 
 
-def check_servers(options: argparse.Namespace) -> None:
+def check_server_packages(options: argparse.Namespace) -> None:
     """Check that the packages of the servers are installed."""
     check_packages(SERVER_PACKAGES, "page")
 
@@ -319,6 +319,6 @@ COMMANDS = {
             "wine.protonet iris.protonet --port 8000",
             "wine.protonet --host 0.0.0.0 --allowed-hosts models.example.org",
         ),
-        check_servers,
+        check_server_packages,
     ),
 }

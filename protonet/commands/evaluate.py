@@ -34,7 +34,7 @@ from protonet.tables.table import RowBlock, Table
 from protonet.ui.html import write_outputs
 
 
-class Evaluated(NamedTuple):
+class EvaluatedBlock(NamedTuple):
     """The predictions and labels of a block of rows."""
 
     logits: Tensor  #: (b, num_classes) logits.
@@ -50,7 +50,7 @@ def run(options: EvaluateOptions) -> None:
     spec = replace(spec, drop_unlabelled=options.drop_unlabelled)
     table = model.open_table(options.table, spec, options.labels_file)
 
-    def evaluate_block(block: RowBlock) -> Evaluated:
+    def evaluate_block(block: RowBlock) -> EvaluatedBlock:
         unknown = ~np.isin(block.labels.astype(str), list(map(str, model.classes)))
         names = Counter(block.labels[unknown].astype(str).tolist())
         check_spellings(names, model.classes, "Spell them in the table as the model does.")
@@ -59,7 +59,7 @@ def run(options: EvaluateOptions) -> None:
             labels[torch.from_numpy(~unknown)] = model.class_indices(block.labels[~unknown])
         x = model.encode(table, block)
         rows = (torch.from_numpy(x), block) if options.report is not None else None
-        return Evaluated(model.predict_logits(x, block.uninformative), labels, names, rows)
+        return EvaluatedBlock(model.predict_logits(x, block.uninformative), labels, names, rows)
 
     sequential = model.has_pretrained_encoder
     blocks = map_blocks(evaluate_block, table.blocks, rows=table.n_rows, quiet=options.quiet, sequential=sequential)

@@ -91,9 +91,9 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
     return parts
 
 
-def claim_folder(output: Path, made: JsonDict) -> None:
+def claim_output_folder(output: Path, settings: JsonDict) -> None:
     """Record the model and options in an output folder; raise an InputError if it has outputs of other ones."""
-    path, text = output / RECORD, json.dumps(made, indent=1, sort_keys=True) + "\n"
+    path, text = output / RECORD, json.dumps(settings, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
     if path.exists() or next(output.rglob("*.csv"), None) is not None:
@@ -117,23 +117,23 @@ def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: b
     )
     with bar:
         if isinstance(workers, int):
-            done = _run_here(work, left, min(workers, len(left)), bar.update)
+            done = _run_in_pool(work, left, min(workers, len(left)), bar.update)
         else:
-            done = _run_dask(work, left, workers, bar.update) if left else iter(())
+            done = _run_on_dask(work, left, workers, bar.update) if left else iter(())
         for lines in done:
             notes |= dict.fromkeys(lines)
     return list(notes)
 
 
-def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -> Iterator[Sequence[str]]:
+def _run_in_pool(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -> Iterator[Sequence[str]]:
     """Process files by a pool of single-threaded processes, and yield the notes of each finished file."""
     if not parts:
         return
     context = multiprocessing.get_context("spawn")
     rows, stop = context.Value("q", 0), context.Event()
-    pool = ProcessPoolExecutor(n_processes, context, _begin_process, (rows, stop))
+    pool = ProcessPoolExecutor(n_processes, context, _initialize_process, (rows, stop))
     try:
-        waiting, seen = {pool.submit(_work_here, work, part) for part in parts}, 0
+        waiting, seen = {pool.submit(_process_in_pool, work, part) for part in parts}, 0
         while waiting:
             done, waiting = wait(waiting, POLL_INTERVAL, FIRST_COMPLETED)
             now = rows.value
@@ -149,7 +149,7 @@ def _run_here(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -
         pool.shutdown(cancel_futures=True)
 
 
-def _begin_process(rows: object, stop: object) -> None:
+def _initialize_process(rows: object, stop: object) -> None:
     """Initialize a process of the pool: it uses one thread, ignores Ctrl-C, and exits with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional
@@ -167,7 +167,7 @@ def _begin_process(rows: object, stop: object) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _work_here(work: Work, part: Part) -> Sequence[str]:
+def _process_in_pool(work: Work, part: Part) -> Sequence[str]:
     """Process a file in a process of the pool, and count its rows in the shared state."""
 
     def tick(rows: int) -> None:
@@ -179,13 +179,13 @@ def _work_here(work: Work, part: Part) -> Sequence[str]:
     return work(part, tick)
 
 
-def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> Iterator[Sequence[str]]:
+def _run_on_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> Iterator[Sequence[str]]:
     """Process files on a Dask cluster, and yield the notes of each; if a worker is killed, another repeats its file."""
     with optional_packages("dask"):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
     with _connect(address) as client:
-        futures = client.map(partial(_work_there, work), parts, pure=False)
+        futures = client.map(partial(_process_on_worker, work), parts, pure=False)
         rows = {future.key: part.rows for future, part in zip(futures, parts, strict=True)}
         try:
             for future in as_completed(futures, loop=client.loop):
@@ -201,7 +201,7 @@ def _run_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> It
             client.cancel(futures)
 
 
-def _work_there(work: Work, part: Part) -> Sequence[str]:
+def _process_on_worker(work: Work, part: Part) -> Sequence[str]:
     """Process a file on a Dask worker, unless a worker that was killed later has already finished it."""
     return [] if part.done else work(part, lambda rows: None)
 
@@ -240,7 +240,7 @@ def _connect(address: str) -> Iterator[Any]:
         logger.setLevel(level)
 
 
-def name_file(error: UserError, part: Part) -> UserError:
+def add_file_name(error: UserError, part: Part) -> UserError:
     """Copy an error with the name of the file in its message."""
     if part.table.name in str(error):
         return error

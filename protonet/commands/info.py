@@ -71,11 +71,11 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
         "parameters": header["parameters"],
         "buffer_elements": header["buffer_elements"],
         "cross_validation_networks": len(header["folds"]) or None,
-        "cross_validation": _check_metrics(metadata.get("held_out")),
+        "cross_validation": _validate_metrics(metadata.get("held_out")),
     }
 
 
-def _check_metrics(metrics: object) -> JsonDict | None:
+def _validate_metrics(metrics: object) -> JsonDict | None:
     """Return the metrics of cross-validation in a model file if they are valid, else None."""
     required = ("rows", "accuracy", "log_loss", "calibration_error")
     if not isinstance(metrics, dict) or not all(isinstance(metrics.get(name), int | float) for name in required):

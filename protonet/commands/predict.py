@@ -23,7 +23,7 @@ from protonet._io import clear_folder, write_atomically
 from protonet._text import escape_formula
 from protonet.commands.arguments import check_single_table
 from protonet.commands.data import make_spec, map_blocks
-from protonet.commands.folder import Part, Tick, claim_folder, list_parts, name_file, run_parts
+from protonet.commands.folder import Part, Tick, add_file_name, claim_output_folder, list_parts, run_parts
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
 from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
 from protonet.embeddings.representation import hash_file
@@ -96,7 +96,7 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
     spec, digest = make_output_spec(model, options), hash_file(path)
     output = check_writable("output", options.output, folder=True)
     parts = list_parts(options.table, output)
-    claim_folder(output, {"model": digest, **spec._asdict()})
+    claim_output_folder(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)
     model.attach_encoders(names, shown=False)  # fails before the processes start
     work = partial(predict_part, str(path), digest, names, spec)
@@ -142,7 +142,7 @@ def predict_part(
     try:
         write_atomically(part.output, write)
     except InputError as error:
-        raise name_file(error, part) from None
+        raise add_file_name(error, part) from None
     return notes
 
 

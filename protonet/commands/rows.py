@@ -43,9 +43,9 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
 def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dict[str, str]:
     """Map unknown names to the known classes that they equal except for number format, case, spaces or Unicode form."""
     texts = set(map(str, known))
-    forms = {_simplify(name): name for name in sorted(texts, reverse=True)}
+    forms = {_normalize_name(name): name for name in sorted(texts, reverse=True)}
     unknown = {str(name) for name in names} - texts
-    return {name: forms[_simplify(name)] for name in sorted(unknown) if _simplify(name) in forms}
+    return {name: forms[_normalize_name(name)] for name in sorted(unknown) if _normalize_name(name) in forms}
 
 
 def check_spellings(names: Iterable[object], known: Sequence[str | int], remedy: str) -> None:
@@ -56,7 +56,7 @@ def check_spellings(names: Iterable[object], known: Sequence[str | int], remedy:
 
 def warn_similar_names(names: Sequence[str | int]) -> list[str]:
     """Warn of classes that may be other spellings of each other."""
-    first = {_simplify(str(name)): name for name in reversed(names)}
+    first = {_normalize_name(str(name)): name for name in reversed(names)}
     respellings = find_respellings(names, [*first.values()])
     if not respellings:
         return []
@@ -72,7 +72,7 @@ def _format_respellings(respellings: Mapping[str, str]) -> str:
     return shorten_list(pairs, 3)
 
 
-def _simplify(name: str) -> str | Decimal:
+def _normalize_name(name: str) -> str | Decimal:
     """Normalize the name of a class: all spellings become the same number or the same case-folded words.
 
     Source: The Unicode standard, sec. 3.13, default caseless matching (D145).

@@ -52,18 +52,18 @@ def write_archive(config: JsonDict, tensors: bytes) -> bytes:
 
 def read_config(path: Path) -> JsonDict:
     """Read the config of a model archive; raise a VersionError for another version, a ValueError for another file."""
-    with _open(path) as archive:
+    with _open_archive(path) as archive:
         return _parse_config(archive)
 
 
 def read_archive(path: Path) -> tuple[JsonDict, bytes]:
     """Read the config and the serialized tensors of a model archive; errors as in `read_config`."""
-    with _open(path) as archive:
+    with _open_archive(path) as archive:
         return _parse_config(archive), archive.read(TENSORS)
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[zipfile.ZipFile]:
+def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a model archive; raise a ValueError unless it has the two entries, of sizes that can be read safely."""
     if not path.resolve(strict=True).is_file():  # opening a pipe would block
         raise ValueError("not a file")

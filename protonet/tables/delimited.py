@@ -140,7 +140,7 @@ def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
     line, has_control_chars, balance = 1, False, 0  # continuation bytes of valid characters, less undecoded bytes
     first_invalid = first_binary = 0  # line numbers
 
-    def refuse_text(reason: str, line: int) -> NoReturn:
+    def raise_invalid_text(reason: str, line: int) -> NoReturn:
         got = f"{path} ({reason} in line {line})"
         raise_input_error("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
 
@@ -148,7 +148,7 @@ def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            refuse_text("no UTF-16", line + error.object[: error.start].decode(encoding, "ignore").count("\n"))
+            raise_invalid_text("no UTF-16", line + error.object[: error.start].decode(encoding, "ignore").count("\n"))
         if not text.isascii():
             balance += len(text.encode("utf-8", "ignore")) - len(text)
             if undecoded := UNDECODED_BYTES.search(text):
@@ -158,9 +158,9 @@ def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
         has_control_chars = has_control_chars or CONTROL.search(text) is not None
         line += text.count("\n")
     if first_invalid and (mark or balance >= 0):
-        refuse_text("no UTF-8", first_invalid)
+        raise_invalid_text("no UTF-8", first_invalid)
     if first_binary:
-        refuse_text("neither UTF-8 nor Latin-1", first_binary)
+        raise_invalid_text("neither UTF-8 nor Latin-1", first_binary)
     return len(mark), "cp1252" if first_invalid else encoding, has_control_chars
 
 
@@ -220,11 +220,7 @@ class _TextFile:
 def _detect_layout(
     text: _TextFile, names: Collection[str], text_column: str | None
 ) -> tuple[str, int, list[str], bool]:
-    """Detect how the cells of a file are separated, and where its header is.
-
-    Returns:
-        The separator, the number of lines above the header, notes, and whether the file is a list of texts.
-    """
+    """Detect the separator, the number of lines above the header, notes, and whether the file is a list of texts."""
     skip, declared = 0, None
     comments: list[tuple[int, str]] = []  # they may contain single quotes: each line is parsed by itself
     with closing(text.read_lines()) as lines:
@@ -286,7 +282,7 @@ def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *,
     for index, cells in enumerate(rows):
         n_filled = sum(map(bool, cells))
         is_wider = n_filled > max_title_cells or (n_filled == 1 and index <= MAX_TITLE_ROWS)
-        if names and set(names) <= set(cells) and (not index or (_may_be_names(cells) and is_wider)):
+        if names and set(names) <= set(cells) and (not index or (_could_be_names(cells) and is_wider)):
             return index
         max_title_cells = max_title_cells if index < n_comments else max(max_title_cells, n_filled)
     if n_comments and _is_commented_header(rows[n_comments - 1], rows[n_comments:]):
@@ -309,7 +305,7 @@ def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]])
         bool(others) and all(len(row) > column and is_numeric(row[column]) for row in others)
         for column in range(len(first))
     )
-    return " " not in comment[0] and "".join(comment) != "#" and _may_be_names(comment) and not any(above_values)
+    return " " not in comment[0] and "".join(comment) != "#" and _could_be_names(comment) and not any(above_values)
 
 
 def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
@@ -325,7 +321,7 @@ def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
     wide = (index for index, cells in enumerate(rows) if len(cells) == width and sum(map(bool, cells)) > 1)
     header = next(wide, 0)
     titles, below = rows[:header], rows[header + 1 :]
-    if not titles or not below or len(below[0]) != width or not _may_be_names(rows[header]):
+    if not titles or not below or len(below[0]) != width or not _could_be_names(rows[header]):
         return 0
     long_titles = [cells for cells in titles if sum(map(bool, cells)) > 1]
     if not long_titles and all(len(cells) == width and cells[0] for cells in titles):
@@ -359,7 +355,7 @@ def _check_rows(
     header_hint = f"If the header, line {text.row_start} ({quoted}), is a title, drop it."
     n_blank = n_blank_before = usual_blank = 0  # blank lines: in total, before this row, and below the header
 
-    def refuse_table(reason: str) -> NoReturn:
+    def raise_second_table(reason: str) -> NoReturn:
         remedy = f"Save each table in its own file, without other lines. {header_hint}"
         raise_input_error("path", "hold one table", f"{reason} of {path}", remedy)
 
@@ -372,19 +368,19 @@ def _check_rows(
             following = next((cells for cells in records if not text.is_blank), None)
             same_width_follows = following is not None and len(following) == len(cells) and not _is_comment(cells)
             if n_blank_before or same_width_follows:
-                refuse_table(f"rows of {width} cells, and of {len(cells)} from line {line}")
+                raise_second_table(f"rows of {width} cells, and of {len(cells)} from line {line}")
             remedy = "Comments stand above the header: remove it." if _is_comment(cells) else "Correct that line."
             got = f"{len(cells)} in line {line}"
             raise_input_error("path", f"have {width} cells per row", got, f"{remedy} {header_hint}")
         if any(map(str.strip, cells)):
             if width > 1 and cells == header:
-                refuse_table(f"the header again in line {line}")
+                raise_second_table(f"the header again in line {line}")
             if numeric is None:
                 numeric = [column for column, cell in enumerate(cells) if is_numeric(cell)]
                 usual_blank = n_blank_before
             mostly_numeric = 2 * len(numeric) >= width > 1
             if n_blank_before > usual_blank and mostly_numeric and _is_second_header(cells, numeric):
-                refuse_table(f"another header after an empty line in line {line}")
+                raise_second_table(f"another header after an empty line in line {line}")
             n_blank_before = 0
         yield line, cells
     if n_blank:
@@ -413,7 +409,7 @@ def is_numeric(cell: str) -> bool:
     return True
 
 
-def _may_be_names(cells: Sequence[str]) -> bool:
+def _could_be_names(cells: Sequence[str]) -> bool:
     """Test whether cells may be column names: different ones, none of them a number."""
     filled = [cell for cell in cells if cell]
     return len(set(filled)) == len(filled) and not any(map(is_numeric, filled))
@@ -422,4 +418,6 @@ def _may_be_names(cells: Sequence[str]) -> bool:
 def _is_second_header(cells: list[str], numeric: list[int]) -> bool:
     """Test whether a row may be a second header: it has only names, although the ``numeric`` columns held numbers."""
     names = [cell.strip() for cell in cells]
-    return all(names) and _may_be_names(names) and all(names[column].lower() not in MISSING_TEXTS for column in numeric)
+    return (
+        all(names) and _could_be_names(names) and all(names[column].lower() not in MISSING_TEXTS for column in numeric)
+    )

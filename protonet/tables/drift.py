@@ -98,7 +98,7 @@ class DriftMonitor:
     counts: list[ColumnCounts] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.statistics = self.statistics if _is_valid(self.statistics, self.count) else None
+        self.statistics = self.statistics if _is_valid_statistics(self.statistics, self.count) else None
         self.counts = [ColumnCounts() for _ in range(self.count if self.statistics else 0)]
 
     def update(self, block: RowBlock) -> None:
@@ -116,7 +116,7 @@ class DriftMonitor:
             if numeric is not None and quantiles and not missing.all():
                 present = numeric[~missing]
                 excess = np.maximum(quantiles[0] - present, present - quantiles[-1])
-                distant = present[excess > _max_excess(quantiles)]
+                distant = present[excess > _max_distance(quantiles)]
                 counts.outside += int((excess > 0).sum())
                 counts.distant += len(distant)
                 counts.last_distant = distant[-1] if len(distant) else counts.last_distant
@@ -127,17 +127,17 @@ class DriftMonitor:
         """Return a warning for each drifted column of the table."""
         columns, warnings = list_columns(self.encoding, self.count), []
         for index, (column, counts) in enumerate(zip(columns, self.counts, strict=False)):
-            if reason := self._reason(column, counts, self.statistics["columns"][index]):
+            if reason := self._describe_drift(column, counts, self.statistics["columns"][index]):
                 warnings.append(f"warning: {table.column_name(index)} is far from the training rows: {reason}")
         return warnings
 
-    def _reason(self, column: FittedColumn, counts: ColumnCounts, statistics: JsonDict) -> str:
+    def _describe_drift(self, column: FittedColumn, counts: ColumnCounts, statistics: JsonDict) -> str:
         """Describe the drift of a column; "" if there is none."""
         n_present = counts.rows - counts.missing
-        if self._is_increased(counts.missing, counts.rows, statistics["missing"]):
-            return f"most cells are missing; in training {_percentage(statistics['missing'])} were"
+        if self._is_significant_increase(counts.missing, counts.rows, statistics["missing"]):
+            return f"most cells are missing; in training {_format_percentage(statistics['missing'])} were"
         # If all training categories have a feature, `check_column_types` reports the unknown ones.
-        if (rare := column.rare_fraction) and self._is_increased(counts.rare, n_present, rare):
+        if (rare := column.rare_fraction) and self._is_significant_increase(counts.rare, n_present, rare):
             return f"most rows have rare or unknown categories; in training {100 * rare:.2g} % had"
         if "quantiles" not in statistics or counts.minimum > counts.maximum:  # there were no numbers
             return ""
@@ -145,7 +145,7 @@ class DriftMonitor:
         low, *_, high = statistics["quantiles"]
         training_range = f"{column.format_value(low)} to {column.format_value(high)}"
         per_class = self.statistics["per_class"]
-        if self._is_increased(counts.outside, n_present, min(2, per_class) / per_class, subtract=0.0):
+        if self._is_significant_increase(counts.outside, n_present, min(2, per_class) / per_class, subtract=0.0):
             return f"most rows are outside {training_range}{another_unit}"
         fraction = _max_fraction_between(np.array(statistics["quantiles"]), counts.minimum, counts.maximum)
         relative = fraction / self.statistics["smallest"]
@@ -155,7 +155,7 @@ class DriftMonitor:
         ):
             ends = dict.fromkeys(column.format_value(end) for end in (counts.minimum, counts.maximum))
             interval = f"are between {' and '.join(ends)}" if len(ends) > 1 else f"are {''.join(ends)}"
-            training = f"{'at most ' * bool(fraction)}{_percentage(fraction)}"
+            training = f"{'at most ' * bool(fraction)}{_format_percentage(fraction)}"
             return f"all rows {interval}; in training {training} were{another_unit}"
         if counts.distant and per_class >= DRIFT.min_class_rows:
             rows = "1 row is" if counts.distant == 1 else f"{counts.distant} rows are"
@@ -163,11 +163,8 @@ class DriftMonitor:
             return f"{rows} far outside {training_range}, such as {example}{another_unit}"
         return ""
 
-    def _is_increased(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
-        """Test whether ``count`` of ``rows`` is a large and significant increase over the training ``fraction``.
-
-        The increase is measured from ``subtract``, or from ``fraction`` if that is None.
-        """
+    def _is_significant_increase(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
+        """Test for a significant increase over the training ``fraction``, by `min_increase` above ``subtract``."""
         if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT.min_increase:
             return False
         n = self.statistics["per_class"]
@@ -195,19 +192,19 @@ def _max_fraction_between(quantiles: np.ndarray, low: float, high: float) -> flo
     return (min(n_steps, int(np.searchsorted(quantiles, high, side="right"))) - first) / n_steps
 
 
-def _max_excess(quantiles: Sequence[float]) -> float:
+def _max_distance(quantiles: Sequence[float]) -> float:
     """Compute the distance from the training range beyond which a single row is reported, from quantiles."""
     width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
     interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
     return DRIFT.widths * width if 0 < width <= DRIFT.max_tails * interquartile_range else math.inf
 
 
-def _percentage(fraction: float) -> str:
+def _format_percentage(fraction: float) -> str:
     """Format a fraction in per cent."""
     return f"{100 * fraction:.2g} %" if fraction else "none"
 
 
-def _is_valid(statistics: Any, count: int) -> bool:
+def _is_valid_statistics(statistics: Any, count: int) -> bool:
     """Test whether an untrusted value is a result of `column_statistics` for ``count`` columns."""
     if not isinstance(statistics, dict):
         return False

@@ -239,7 +239,7 @@ def describe_group_columns(groups: Mapping[str, GroupColumn]) -> list[str]:
     others = [column for column in groups if column != name]
     more = f" (so do those of {', '.join(others)})" if others else ""
     repeat = f"values of {name} repeat, nearly always with the same class{more}"
-    if not groups[name].sure:
+    if not groups[name].is_certain:
         return [f"warning: {repeat}; do rows with the same {name} have the same source? If so, `group` {name}"]
     advice = f"if rows with the same value have the same source, `group` {name} holds them out together"
     return [f"warning: {groups[name].size} {repeat}; {advice}"]

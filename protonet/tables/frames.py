@@ -151,11 +151,11 @@ def _text_cells(x: object) -> np.ndarray | None:
     if x.dtype.kind in "Mm":
         x = x.astype(f"{x.dtype.kind}8[us]")  # other units become integers
     x = x.astype(object)
-    is_other = any(_is_no_number(cell) for cell in x.flat)
+    is_other = any(_is_text_or_date(cell) for cell in x.flat)
     return x if is_other and not any(isinstance(cell, (dict, list)) for cell in x.flat) else None
 
 
-def _is_no_number(cell: object) -> bool:
+def _is_text_or_date(cell: object) -> bool:
     """Test whether a cell is a date, a time, a missing value of pandas, or text other than a number."""
     if isinstance(cell, (str, bytes)):
         return math.isnan(parse_plain(cell if isinstance(cell, str) else cell.decode(errors="replace")))
@@ -207,7 +207,7 @@ def _from_pandas(name: str, column: Any) -> np.ndarray:
         return np.asarray(column.to_numpy(np.int64 if kind == "i" else np.uint64))
     cells = column.astype(object).to_numpy()
     if any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in cells):
-        _refuse_column(f"lists or the like in {to_printable(name)}")
+        _raise_column_type(f"lists or the like in {to_printable(name)}")
     values = zip(cells.tolist(), missing.tolist(), strict=True)
     return blank_missing(text_array(("" if gone else str(value).strip() for value, gone in values), len(missing)))
 
@@ -220,10 +220,10 @@ def _from_arrow(name: str, column: Any) -> np.ndarray:
         chunks = column.chunks or [pyarrow.array([], column.type)]
         return blank_missing(np.concatenate([arrow_to_numpy(chunk) for chunk in chunks]))
     except pyarrow.ArrowException:
-        return _refuse_column(f"{column.type} in {to_printable(name)}")
+        return _raise_column_type(f"{column.type} in {to_printable(name)}")
 
 
-def _refuse_column(got: str) -> NoReturn:
+def _raise_column_type(got: str) -> NoReturn:
     """Raise an InputError about a column of an unsupported type, which ``got`` describes."""
     raise_input_error("X", "have columns of numbers, dates and text", got, "Leave that column out.")
 

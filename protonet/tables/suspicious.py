@@ -33,7 +33,7 @@ class GroupColumnRules:
     min_alike: float = 0.9  #: Minimum fraction of values of the same pattern.
     max_range_per_value: float = 1.2  #: Maximum range of running numbers, relative to their count.
     min_points: int = 2  #: Minimum points of evidence for a question to the user.
-    sure_points: int = 3  #: Minimum points of evidence for the advice to use `--group`.
+    certain_points: int = 3  #: Minimum points of evidence for the advice to use `--group`.
 
 
 GROUP_RULES = GroupColumnRules()
@@ -64,9 +64,9 @@ class GroupColumn(NamedTuple):
     size: int  #: The number of repeated values.
 
     @property
-    def sure(self) -> bool:
+    def is_certain(self) -> bool:
         """Whether the evidence suffices for advice to the user, rather than a question."""
-        return self.points >= GROUP_RULES.sure_points
+        return self.points >= GROUP_RULES.certain_points
 
 
 def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, ordered: bool) -> GroupColumn | None:
@@ -99,7 +99,7 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
     if n_rows - class_counts.max(axis=1).sum() > GROUP_RULES.max_mixed * n_rows:
         return None
     name_points = score_name(name)
-    is_group_name = name_points == GROUP_RULES.sure_points
+    is_group_name = name_points == GROUP_RULES.certain_points
     max_chance = GROUP_RULES.max_chance_named if is_group_name else GROUP_RULES.max_chance
     if _log_chance_bound(level_of, y) > np.log(max_chance):
         return None
@@ -123,7 +123,7 @@ def score_name(name: str) -> int:
     while len(words) > 1 and _ID_SUFFIX.fullmatch(words[-1]):
         words.pop()
     if words and _GROUP_NAME.fullmatch(words[-1]):
-        return GROUP_RULES.sure_points
+        return GROUP_RULES.certain_points
     return int(is_id)
 
 

@@ -110,13 +110,8 @@ def test_a_column_that_may_hold_the_classes_is_named(tmp_path: Path, run: Run) -
     ("words", "message"),
     [
         ("model.safetensors rest.csv -n 31", "`-n` must be .*; got 31. Ask for at most 30"),
-        ("model.safetensors rest.csv -n 0", "`-n` must be a whole number >= 1"),
         ("model.safetensors", "`arguments` must end with a table; got the model "),
         ("model.safetensors -", "`table` must be a file"),
-        ("model.safetensors other.csv", "`table` must have the model's columns; got .* without c3"),
-        ("model.safetensors far.csv", "`table` must have finite numbers; got 'inf' in c1, line 2"),
-        ("model.safetensors rest.csv -o ask.txt", "`--output` must end in .csv"),
-        ("rest.csv -o rest.csv", "`--output` must be another file than the inputs"),
         ("row.csv --label c -o ask.csv", "`table` must have unlabelled rows; got a label in c in each"),
         ("model.safetensors all.csv", "`table` must have unlabelled rows; got a label in kind in each of 2 rows"),
     ],
@@ -127,8 +122,6 @@ def test_errors(
     for name in ("model.safetensors", "rest.csv"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     monkeypatch.chdir(tmp_path)
-    write_columns(tmp_path / "other.csv", {name: [1, 2] for name in COLUMNS[:3]})
-    write_columns(tmp_path / "far.csv", {name: ["inf" if name == "c1" else 1, 2] for name in COLUMNS})
     write_columns(tmp_path / "row.csv", {"row": [3, 1, 3], "c": [1.5, 2.5, 9.5]})
     write_columns(tmp_path / "all.csv", {name: [1, 2] for name in (*COLUMNS, "kind")})
     assert re.match(f"protonet suggest: {message}", run("suggest", *words.split(), code=2))

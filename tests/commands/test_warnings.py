@@ -351,3 +351,22 @@ def test_a_sample_of_many_rows_is_mentioned() -> None:
     assert line == f"a sample of {rows:,} of {n:,} distinct rows is used, with the class frequencies of all rows"
     few, _ = prepare_training_set(x[:100], (x[:100, 0] > 0).long(), 2)
     assert fit_command.summarize_rows(few) == []
+
+
+def make_shifted(seed: int, unit: float = 1.0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    y = np.arange(60) % 3
+    x = (rng.normal(size=(60, 3)) + 4 * np.eye(3)[y]) * [1, unit, 1]
+    return get_column_names(x) | {"kind": [f"k{k}" for k in y]}
+
+
+def test_commands_warn_of_another_unit(tmp_path: Path, run: Run) -> None:
+    fitted = fit_model(write(tmp_path / "t.csv", make_shifted(0)))
+    line = "warning: x1 is far from the training rows: most rows are outside "
+    for unit, lines in ((1000.0, 1), (1.0, 0)):
+        table = write(tmp_path / "new.csv", make_shifted(1, unit))
+        for command in ("predict", "evaluate", "update", "explain"):
+            more = ["-o", tmp_path / "copy.safetensors"] if command == "update" else []
+            run(command, fitted, table, *more, quiet=False)
+            assert run.notes.count(line) == run.notes.count("warning: ") == lines, command
+            run(command, fitted, table, *more)  # quiet: no notes

@@ -89,8 +89,6 @@ def test_users_may_name_column_types() -> None:
     assert [column.kind for column in features.encoding.columns] == ["category", "number"]
     with pytest.raises(InputError, match=r"^`column_type` must name a feature of the table; got zap\. Did you mean"):
         fit(columns, {"zap": "category"})
-    with pytest.raises(InputError, match=r"^`column_type` must name a column that holds a date; got zip with cells"):
-        fit(columns, {"zip": "date"})
     with pytest.raises(InputError, match=r"^`path` must have a column of use; got dropped: a: empty; dropped: b: c"):
         fit({"a": ["NA"] * N, "b": ["x"] * N})
 

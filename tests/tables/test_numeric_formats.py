@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from protonet.tables.features import TableFeatures, encode_block, fit_features
 from protonet.tables.numeric_formats import detect_numeric_conversion
 from protonet.tables.table import RowBlock, Table
 from tests.commands.cases import FAST, Run
+from tests.tables.test_features import make as make_table
 
 
 def swap(text: str) -> str:
@@ -44,16 +46,8 @@ LOCALES: dict[str, Callable[[float, int], str]] = {
 
 
 def make(columns: list[list[str]], *, semicolons: bool = False) -> tuple[Table, RowBlock]:
-    cells = [np.array(column, object) for column in columns]
-    rows = range(len(cells[0]))
-    block = RowBlock(cells, np.arange(len(rows)) % 2, (), rows, rows)
-    return Table(
-        columns=tuple("abc"[: len(cells)]),
-        blocks=iter([block]),
-        position_format="row {}",
-        notes=[],
-        semicolons=semicolons,
-    ), block
+    table, block = make_table(dict(zip("abc", columns, strict=False)), np.arange(len(columns[0])) % 2)
+    return replace(table, semicolons=semicolons), block
 
 
 def fit(columns: list[list[str]], decimal: str | None = None, *, semicolons: bool = False) -> TableFeatures:

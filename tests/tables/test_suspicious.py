@@ -36,7 +36,7 @@ def test_named_groups_are_detected() -> None:
         codes = [f"{code:08x}" for code in rng.integers(2**32, size=count)]
         for values in (np.array(codes)[subjects], np.char.add("P-", subjects.astype(str)), subjects + 1.0):
             group = detect_group_column(names[seed % len(names)], values, y, ordered=values.dtype.kind == "f")
-            missed += group is None or not group.sure or group.size != count
+            missed += group is None or not group.is_certain or group.size != count
     assert missed <= 0.05 * 3 * draws
 
 
@@ -105,7 +105,7 @@ def test_last_word_of_a_name_counts() -> None:
     groups = "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève userid séance_id"
     groups += " Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1"
     others = "patient_age device_type user_country sessions batch_size acid grid zip postal_code model name 1"
-    for points, names in ((GROUP_RULES.sure_points, groups), (1, "id ID ward_id id_local"), (0, others)):
+    for points, names in ((GROUP_RULES.certain_points, groups), (1, "id ID ward_id id_local"), (0, others)):
         for name in names.split():
             assert score_name(name) == points, name
 

@@ -44,8 +44,8 @@ _EXPONENT = r"(?:[eE][-+]?\d+)?"
 # Groups of thousands, or of lakhs as in India. The first group never begins with 0: "0,205" has a decimal comma.
 _GROUPED = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3})"
 _GROUPED_POINTS = r"(?:[1-9]\d{0,2}(?:\.\d{3})+|[1-9]\d?(?:\.\d{2})+\.\d{3})"
-_POINT = re.compile(rf"[-+]?(?:{_GROUPED}(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
-_COMMA = re.compile(rf"[-+]?(?:{_GROUPED_POINTS}(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
+_POINT_NUMBER = re.compile(rf"[-+]?(?:{_GROUPED}(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
+_COMMA_NUMBER = re.compile(rf"[-+]?(?:{_GROUPED_POINTS}(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
 #: Two numbers in a cell, as in feet and inches or "3 4".
 _TWO_NUMBERS = re.compile(r"\d[\s'’]+\d")
 _ZERO_PADDED = re.compile(r"0\d+")
@@ -67,8 +67,8 @@ _ISO_DURATION = re.compile(
     r"(?P<sign>-?)P(?=.)(?:(?P<days>\d+)D)?(?:T(?=.)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?"
     r"(?:(?P<seconds>\d+(?:[.,]\d+)?)S)?)?"
 )
-_ISO = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
-_COMPACT = re.compile(r"(?:19|20)\d{6}")  # other numbers of eight digits are not dates
+_ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
+_COMPACT_DATE = re.compile(r"(?:19|20)\d{6}")  # other numbers of eight digits are not dates
 _TIME_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
 _DAY_FORMATS = (
     *("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y"),
@@ -194,7 +194,7 @@ def parse_formatted(cell: str, decimal: str) -> float:
         for char in text
         if not char.isspace() and char not in "%‰'’" and unicodedata.category(char) != "Sc"
     )
-    if not (_POINT if decimal == "point" else _COMMA).fullmatch(text):
+    if not (_POINT_NUMBER if decimal == "point" else _COMMA_NUMBER).fullmatch(text):
         return math.nan
     return float(text.replace(",", "") if decimal == "point" else text.replace(".", "").replace(",", "."))
 
@@ -342,14 +342,14 @@ def parse_date(cell: str, date_format: str) -> float:
         return next((value for value in values if not math.isnan(value)), math.nan)
     try:
         if date_format == "iso":
-            if not _ISO.fullmatch(cell):
+            if not _ISO_DATE.fullmatch(cell):
                 return math.nan
             zone = "" if len(cell) < 17 else "".join(_TIME_ZONE.findall(cell))
             local = cell.removesuffix(zone)
             days = float(np.datetime64(local[:26], "us").astype(np.int64)) / (1e6 * SECONDS_PER_DAY)
             minutes = 0 if zone in {"", "Z"} else int(zone[1:3]) * 60 + int(zone[3:].strip(":") or 0)
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
-        if date_format == COMPACT_DATE and not _COMPACT.fullmatch(cell):
+        if date_format == COMPACT_DATE and not _COMPACT_DATE.fullmatch(cell):
             return math.nan
         moment = datetime.strptime(cell, date_format)
     except (ValueError, OverflowError):
