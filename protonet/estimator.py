@@ -155,7 +155,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         X, y, sample_weight, groups, rest = split_unlabelled(X, y, sample_weight, groups)
         rest += [] if unlabelled is None or not _num_samples(unlabelled) else [unlabelled]
-        rows = self._encode_labelled(X, y, sample_weight, groups, reset=True)
+        rows = self._prepare(X, y, sample_weight, groups, reset=True)
         if len(alone := np.unique(rows.labels)) < 2:
             remedy = "Add rows of another one. To start with one class and add others later, use partial_fit."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
@@ -185,7 +185,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         known = [] if classes is None else [np.asarray(classes)]
         first = not self.__sklearn_is_fitted__()
-        rows = self._encode_labelled(X, y, sample_weight, None, reset=first)
+        rows = self._prepare(X, y, sample_weight, None, reset=first)
         labels = rows.labels
         if first:
             self._fit(rows)
@@ -253,7 +253,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def _encode(self, X: object, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
         """Validate rows X; compute their features (n, dim), and a mask (n,) of rows without an informative cell."""
-        return _encode(self._validate(X, encoded=encoding is not None)[0], encoding)
+        return _encode_validated(self._validate(X, encoded=encoding is not None)[0], encoding)
 
     def _validate(
         self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
@@ -281,9 +281,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             raise_input_error("X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
         return rows, labels
 
-    def _encode_labelled(
-        self, X: object, y: object, sample_weight: object, groups: object, *, reset: bool
-    ) -> _LabelledRows:
+    def _prepare(self, X: object, y: object, sample_weight: object, groups: object, *, reset: bool) -> _LabelledRows:
         """Validate and encode labelled rows of weight > 0; if ``reset``, first fit the encoding of their columns."""
         name = getattr(y, "name", None)
         encoding = None if reset else self._frame_encoding
@@ -295,7 +293,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             rows, labels = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen], labels[chosen]
         if reset and isinstance(rows, Frame):
             encoding = fit_frame(rows, self.column_kinds, RepresentationChoice.of(self.representation))
-        x, uninformative = _encode(rows, encoding)
+        x, uninformative = _encode_validated(rows, encoding)
         classes = np.unique(labels)
         return _LabelledRows(
             x=torch.from_numpy(to_dense(x)),
@@ -495,7 +493,7 @@ class _LabelledRows(TrainingTable):
     frame_encoding: FrameEncoding | None  #: The encoding of the columns; None for arrays without missing values.
 
 
-def _encode(rows: Any, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
+def _encode_validated(rows: Any, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
     """Encode validated rows: compute features (n, dim), and a mask (n,) of rows without an informative cell."""
     if isinstance(rows, Frame) and encoding is not None:
         return encoding.encode(rows), encoding.is_uninformative(rows)

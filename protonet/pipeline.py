@@ -58,8 +58,8 @@ from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_
 TRAINING_HASHES = "given"
 #: The largest feature, relative to the scale of the training rows, whose square fits into float32.
 MAX_SCALE = 2.0**60
-#: Maximum rows of a batch. The rows are padded to a multiple of ``ALIGNMENT``: an AVX-512 vector of float32.
-BATCH, ALIGNMENT = 256, 16
+#: Maximum rows of a batch. The rows are padded to a multiple of ``ROW_ALIGNMENT``: an AVX-512 vector of float32.
+BATCH_ROWS, ROW_ALIGNMENT = 256, 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -306,8 +306,8 @@ class TablePipeline(Model):
             argument: The name of ``x`` in the message of an InputError, which is raised if an embedding overflows.
         """
         # Matrix products of few rows, and remainders of vectors, use other instructions: rows are repeated as padding.
-        padded = torch.from_numpy(np.resize(x, (-(-len(x) // ALIGNMENT) * ALIGNMENT, x.shape[1])))
-        logits = torch.cat([self.network(rows) for rows in padded.split(BATCH)])[: len(x)]
+        padded = torch.from_numpy(np.resize(x, (-(-len(x) // ROW_ALIGNMENT) * ROW_ALIGNMENT, x.shape[1])))
+        logits = torch.cat([self.network(rows) for rows in padded.split(BATCH_ROWS)])[: len(x)]
         max_feature = float(self.network.encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
         overflows = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > max_feature)
         if bool(overflows.any()):

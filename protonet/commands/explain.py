@@ -142,18 +142,15 @@ def read_rows(
         The features (rows, dim), the cells of each row as text, and a mask (rows,) of uninformative rows.
     """
     by_position: dict[int, tuple[np.ndarray, list[str], bool]] = {}
-    last = None
+    requested, last = set(rows), None
     for block in table.blocks:
-        indices = {position: index for index, position in enumerate(block.positions)}
-        positions = [row for row in rows if row in indices]
-        if positions:
-            selected = block.take(np.array([indices[position] for position in positions]))
-            features, texts = model.encode(table, selected), zip(*selected.columns, strict=True)
+        indices = [index for index, position in enumerate(block.positions) if position in requested]
+        if indices:
+            selected = block.take(np.array(indices))
+            texts = [list(map(str, cells)) for cells in zip(*selected.columns, strict=True)]
             uninformative = model.is_uninformative(selected).tolist()
-            by_position |= {
-                position: (x, [*map(str, cells)], empty)
-                for position, x, cells, empty in zip(positions, features, texts, uninformative, strict=True)
-            }
+            by_row = zip(model.encode(table, selected), texts, uninformative, strict=True)
+            by_position |= dict(zip(selected.positions, by_row, strict=True))
         last = block.positions[-1]
     for row in rows:
         if row not in by_position:

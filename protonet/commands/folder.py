@@ -27,7 +27,7 @@ from protonet.errors import DISTRIBUTION, UserError, installed_version, optional
 from protonet.tables.table import format_names
 
 #: Name of the file in the output folder that records the model and options.
-RECORD = "_predict.json"
+SETTINGS_FILE = "_predict.json"
 #: Prefixes of the names of files and folders that hold no rows, by a convention of Hadoop.
 HIDDEN_PREFIXES = (".", "_")
 #: Time limit for a response of the cluster, and interval between checks of local processes, in seconds.
@@ -50,9 +50,9 @@ class Part(NamedTuple):
 
 
 #: Is called with the number of rows that were finished since the last call; an exception stops the work.
-Tick = Callable[[int], None]
+CountRows = Callable[[int], None]
 #: Writes the output of a file, and returns notes for the user.
-Work = Callable[[Part, Tick], Sequence[str]]
+ProcessPart = Callable[[Part, CountRows], Sequence[str]]
 
 
 class StoppedError(Exception):
@@ -93,7 +93,7 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
 
 def claim_output_folder(output: Path, settings: JsonDict) -> None:
     """Record the model and options in an output folder; raise an InputError if it has outputs of other ones."""
-    path, text = output / RECORD, json.dumps(settings, indent=1, sort_keys=True) + "\n"
+    path, text = output / SETTINGS_FILE, json.dumps(settings, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
     if path.exists() or next(output.rglob("*.csv"), None) is not None:
@@ -102,7 +102,7 @@ def claim_output_folder(output: Path, settings: JsonDict) -> None:
     write_text(path, text)
 
 
-def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: bool) -> list[str]:
+def run_parts(work: ProcessPart, parts: Sequence[Part], *, workers: int | str, quiet: bool) -> list[str]:
     """Process all unfinished files, by local processes or a Dask scheduler, and return distinct notes for the user."""
     left = [part for part in parts if not part.done]
     total = sum(part.rows for part in parts)
@@ -125,7 +125,9 @@ def run_parts(work: Work, parts: Sequence[Part], *, workers: int | str, quiet: b
     return list(notes)
 
 
-def _run_in_pool(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick) -> Iterator[Sequence[str]]:
+def _run_in_pool(
+    work: ProcessPart, parts: Sequence[Part], n_processes: int, count_rows: CountRows
+) -> Iterator[Sequence[str]]:
     """Process files by a pool of single-threaded processes, and yield the notes of each finished file."""
     if not parts:
         return
@@ -137,7 +139,7 @@ def _run_in_pool(work: Work, parts: Sequence[Part], n_processes: int, tick: Tick
         while waiting:
             done, waiting = wait(waiting, POLL_INTERVAL, FIRST_COMPLETED)
             now = rows.value
-            tick(now - seen)
+            count_rows(now - seen)
             seen = now
             for future in done:
                 yield future.result()
@@ -167,19 +169,21 @@ def _initialize_process(rows: object, stop: object) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _process_in_pool(work: Work, part: Part) -> Sequence[str]:
+def _process_in_pool(work: ProcessPart, part: Part) -> Sequence[str]:
     """Process a file in a process of the pool, and count its rows in the shared state."""
 
-    def tick(rows: int) -> None:
+    def count_rows(rows: int) -> None:
         if _SHARED["stop"].is_set():
             raise StoppedError
         with _SHARED["rows"].get_lock():
             _SHARED["rows"].value += rows
 
-    return work(part, tick)
+    return work(part, count_rows)
 
 
-def _run_on_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) -> Iterator[Sequence[str]]:
+def _run_on_dask(
+    work: ProcessPart, parts: Sequence[Part], address: str, count_rows: CountRows
+) -> Iterator[Sequence[str]]:
     """Process files on a Dask cluster, and yield the notes of each; if a worker is killed, another repeats its file."""
     with optional_packages("dask"):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
@@ -190,7 +194,7 @@ def _run_on_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) ->
         try:
             for future in as_completed(futures, loop=client.loop):
                 notes = future.result()
-                tick(rows[future.key])
+                count_rows(rows[future.key])
                 yield notes
         except (KilledWorker, CancelledError) as error:
             is_lost = isinstance(error, CancelledError)
@@ -201,7 +205,7 @@ def _run_on_dask(work: Work, parts: Sequence[Part], address: str, tick: Tick) ->
             client.cancel(futures)
 
 
-def _process_on_worker(work: Work, part: Part) -> Sequence[str]:
+def _process_on_worker(work: ProcessPart, part: Part) -> Sequence[str]:
     """Process a file on a Dask worker, unless a worker that was killed later has already finished it."""
     return [] if part.done else work(part, lambda rows: None)
 

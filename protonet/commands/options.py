@@ -97,14 +97,16 @@ def parse_up_to(high: int, name: str, text: str) -> int:
     return check_int(name, parse_whole(name, text, low=0), low=0, high=high)
 
 
-_count, _seconds = partial(parse_whole, low=1), partial(parse_number, low=0)
-_MODEL = "a model file, written by fit"
-_TABLE = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; or a folder"
-_TABLE += " of pictures"
-_GROUP = "a column: keep rows that share its value in the same fold"
-_TYPES = f"types of columns (default: inferred): {', '.join(COLUMN_TYPES)}"
-_READING, _RESULTS, _ROWS = "workbooks, arrays and pictures", "further results", "rows of the table"
-_ENCODER = "the pretrained encoder of texts or pictures: auto, none, a name, a folder or a file"
+_parse_count, _parse_seconds = partial(parse_whole, low=1), partial(parse_number, low=0)
+_MODEL_HELP = "a model file, written by fit"
+_TABLE_HELP = (
+    "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; or a folder"
+)
+_TABLE_HELP += " of pictures"
+_GROUP_HELP = "a column: keep rows that share its value in the same fold"
+_TYPES_HELP = f"types of columns (default: inferred): {', '.join(COLUMN_TYPES)}"
+_READ_GROUP, _RESULT_GROUP, _ROW_GROUP = "workbooks, arrays and pictures", "further results", "rows of the table"
+_ENCODER_HELP = "the pretrained encoder of texts or pictures: auto, none, a name, a folder or a file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +120,15 @@ class CommandOptions:
 class ReadOptions(CommandOptions):
     """Options of commands that read a table."""
 
-    sheet: str | None = option("the sheet of an Excel workbook (default: the first)", group=_READING)
+    sheet: str | None = option("the sheet of an Excel workbook (default: the first)", group=_READ_GROUP)
     decimal_mark: str | None = option(
-        "the decimal mark of numbers (default: detected)", choices=[".", ","], group=_READING
+        "the decimal mark of numbers (default: detected)", choices=[".", ","], group=_READ_GROUP
     )
-    skip_broken: bool = option("leave out pictures that cannot be read", False, group=_READING)
+    skip_broken: bool = option("leave out pictures that cannot be read", False, group=_READ_GROUP)
     split: str | None = option(
-        "the split of a folder of pictures: train, valid, test or the subfolder's name", group=_READING
+        "the split of a folder of pictures: train, valid, test or the subfolder's name", group=_READ_GROUP
     )
-    representation: Sequence[str] | None = option(f"{_ENCODER} (default: auto, or as in fit)", group=_READING)
+    representation: Sequence[str] | None = option(f"{_ENCODER_HELP} (default: auto, or as in fit)", group=_READ_GROUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,7 @@ class LabelOptions(ReadOptions):
     """Options of commands that read a labelled table."""
 
     label: str | None = option("the column of the labels (default: as in fit)")
-    labels_file: Path | None = option("the labels of an NPY table, also NPY", group=_READING)
+    labels_file: Path | None = option("the labels of an NPY table, also NPY", group=_READ_GROUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,16 +145,16 @@ class ResultOptions(LabelOptions):
 
     report: Path | None = option("a self-contained HTML report, .html", suffixes=REPORT_SUFFIXES)
     json: Path | None = option(
-        "all results, .json; with --report, including those of the report", group=_RESULTS, suffixes=(".json",)
+        "all results, .json; with --report, including those of the report", group=_RESULT_GROUP, suffixes=(".json",)
     )
-    drop_unlabelled: bool = option("leave out rows without a label", False, group=_ROWS)
+    drop_unlabelled: bool = option("leave out rows without a label", False, group=_ROW_GROUP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions(ResultOptions):
     """The options of ``fit``."""
 
-    table: Path = positional(_TABLE)
+    table: Path = positional(_TABLE_HELP)
     label: str | None = option(f"the column of the labels (default: {DEFAULT_LABEL})")
     output: Path | None = option(
         "the model file to write, .protonet (default: print the results only)", None, "-o", suffixes=MODEL_SUFFIXES
@@ -165,15 +167,15 @@ class FitOptions(ResultOptions):
     time_limit: float | None = option(
         f"for training and cross-validation together (default: {DEFAULT_TIME_LIMIT:.0f} for training alone)",
         metavar="SECONDS",
-        parse=_seconds,
+        parse=_parse_seconds,
     )
-    verbose: bool = option("also print the views with their weights, and all baselines", False, group=_RESULTS)
-    group: str | None = option(_GROUP)
+    verbose: bool = option("also print the views with their weights, and all baselines", False, group=_RESULT_GROUP)
+    group: str | None = option(_GROUP_HELP)
     columns: Sequence[str] | None = option(
         "the columns to use as features (default: all but the label)", group="|features"
     )
     drop: Sequence[str] = option("columns that are not features", (), group="|features")
-    column_type: Sequence[str] = option(_TYPES, (), metavar="NAME=TYPE")
+    column_type: Sequence[str] = option(_TYPES_HELP, (), metavar="NAME=TYPE")
     unlabelled: Path | None = option("more rows, without labels, for semi-supervised learning")
     classes: Path | None = option(
         "class names, with commas between them; or a table with columns class and (optional) description",
@@ -181,16 +183,16 @@ class FitOptions(ResultOptions):
         "--describe",
         metavar="A,B|FILE",
     )
-    id: str | None = option("a column that identifies the rows; predict copies it to its output", group=_ROWS)
+    id: str | None = option("a column that identifies the rows; predict copies it to its output", group=_ROW_GROUP)
     missing_values: str | None = option(
         "texts that mean a missing label or value, separated by commas (default: NA, N/A, ?, - and similar)",
         metavar="A,B",
-        group=_ROWS,
+        group=_ROW_GROUP,
     )
     allow_many_classes: bool = option(
         "accept more than 20 classes with few rows each, which otherwise look like numbers or identifiers",
         False,
-        group=_ROWS,
+        group=_ROW_GROUP,
     )
     balanced: bool = option("give all classes equal weight, which favours balanced accuracy", False, group="training")
     seed: int = option(
@@ -205,8 +207,8 @@ class FitOptions(ResultOptions):
 class PredictOptions(ReadOptions):
     """The options of ``predict``."""
 
-    model: Path = positional(_MODEL)
-    table: Path = positional(_TABLE)
+    model: Path = positional(_MODEL_HELP)
+    table: Path = positional(_TABLE_HELP)
     output: Path | None = option(
         "the predictions, .csv (default: standard output); a folder if TABLE is a folder of Parquet files",
         None,
@@ -234,16 +236,16 @@ class PredictOptions(ReadOptions):
 class EvaluateOptions(ResultOptions):
     """The options of ``evaluate``."""
 
-    model: Path = positional(_MODEL)
-    table: Path = positional(_TABLE)
+    model: Path = positional(_MODEL_HELP)
+    table: Path = positional(_TABLE_HELP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateOptions(LabelOptions):
     """The options of ``update``."""
 
-    model: Path = positional(_MODEL)
-    table: Path = positional(_TABLE)
+    model: Path = positional(_MODEL_HELP)
+    table: Path = positional(_TABLE_HELP)
     output: Path | None = option("the updated model, .protonet", None, "-o", group="|output", suffixes=MODEL_SUFFIXES)
     in_place: bool = option("overwrite the model file", False, group="|output")
     new_classes: bool = option(
@@ -255,9 +257,9 @@ class UpdateOptions(LabelOptions):
 class SuggestOptions(ReadOptions):
     """The options of ``suggest``; ``model`` is None if the user passes only a table."""
 
-    model: Path | None = positional(_MODEL)
-    table: Path = positional(_TABLE, nargs="?")
-    n: int = option("the number of rows (default: 10)", 10, parse=_count)
+    model: Path | None = positional(_MODEL_HELP)
+    table: Path = positional(_TABLE_HELP, nargs="?")
+    n: int = option("the number of rows (default: 10)", 10, parse=_parse_count)
     output: Path | None = option(
         "write these rows, with an empty column for the label, .csv", None, "-o", suffixes=(".csv",)
     )
@@ -268,8 +270,8 @@ class SuggestOptions(ReadOptions):
 class ExplainOptions(LabelOptions):
     """The options of ``explain``."""
 
-    model: Path = positional(_MODEL)
-    table: Path | None = positional(_TABLE, nargs="?")
+    model: Path = positional(_MODEL_HELP)
+    table: Path | None = positional(_TABLE_HELP, nargs="?")
     rows: Sequence[int] | None = option(
         "explain these rows: line numbers of a text file, row numbers of a spreadsheet", metavar="N,N", parse=parse_rows
     )
@@ -281,7 +283,7 @@ class ExplainOptions(LabelOptions):
 class InfoOptions(CommandOptions):
     """The options of ``info``."""
 
-    model: Path = positional(_MODEL)
+    model: Path = positional(_MODEL_HELP)
     json: bool = option("print everything as JSON", False)
 
 
@@ -289,7 +291,7 @@ class InfoOptions(CommandOptions):
 class ExportOptions(CommandOptions):
     """The options of ``export``."""
 
-    model: Path = positional(_MODEL)
+    model: Path = positional(_MODEL_HELP)
     onnx: Path | None = option("the ONNX file to write, .onnx", suffixes=(".onnx",))
     pt2: Path | None = option("the program to write for torch.export.load, .pt2", suffixes=(".pt2",))
 
@@ -311,13 +313,13 @@ class AddressOptions(CommandOptions):
 class PageOptions(ReadOptions, AddressOptions):
     """The options of ``page``."""
 
-    table: Path = positional(_TABLE)
+    table: Path = positional(_TABLE_HELP)
     classes: str | None = option("the initial classes (default: the model's, or none)", metavar="NAME,NAME")
     output: Path = option("labelled rows, .csv (default: TABLE-labelled.csv)", None, "-o", suffixes=(".csv",))
     model: Path | None = option("a model file to begin with", None, "-m")
     label: str | None = option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL})")
     port: int = option("the port; 0 for a free one (default: 0)", 0, parse=partial(parse_up_to, 65535))
-    group: str | None = option(_GROUP, group="columns, initially")
+    group: str | None = option(_GROUP_HELP, group="columns, initially")
     drop: Sequence[str] = option("columns that are not features", (), group="columns, initially")
     column_type: Sequence[str] = option(
         "types of columns, as in fit", (), metavar="NAME=TYPE", group="columns, initially"
@@ -329,10 +331,10 @@ class ServeOptions(AddressOptions):
     """The options of ``serve``."""
 
     models: Sequence[Path] = positional("model files; the file name is the model's name", nargs="+", metavar="model")
-    max_megabytes: int = option("size of a request body, MiB (default: 8)", 8, group="limits", parse=_count)
-    max_requests: int = option("concurrent requests (default: 128)", 128, group="limits", parse=_count)
+    max_megabytes: int = option("size of a request body, MiB (default: 8)", 8, group="limits", parse=_parse_count)
+    max_requests: int = option("concurrent requests (default: 128)", 128, group="limits", parse=_parse_count)
     timeout: float = option(
-        "time for a response (default: 30)", 30.0, metavar="SECONDS", group="limits", parse=_seconds
+        "time for a response (default: 30)", 30.0, metavar="SECONDS", group="limits", parse=_parse_seconds
     )
     representation: Sequence[str] | None = option(
         "the pretrained encoder of texts or pictures, if its folder or file has moved since fit", group="limits"
@@ -345,10 +347,18 @@ class ServeOptions(AddressOptions):
     )
 
 
-_KINDS = (FitOptions, PredictOptions, EvaluateOptions, UpdateOptions, SuggestOptions, ExplainOptions, PageOptions)
+_OPTION_CLASSES = (
+    FitOptions,
+    PredictOptions,
+    EvaluateOptions,
+    UpdateOptions,
+    SuggestOptions,
+    ExplainOptions,
+    PageOptions,
+)
 #: The option or positional argument of the command line for each argument that error messages of functions name.
 COMMAND_LINE_NAMES = {
-    **{declared.name: flag_of(declared) for kind in (*_KINDS, ServeOptions) for declared in fields(kind)},
+    **{declared.name: flag_of(declared) for kind in (*_OPTION_CLASSES, ServeOptions) for declared in fields(kind)},
     **{"ignored": "--drop", "labels": "--labels-file", "rate": "--unknown", "model": "model", "table": "table"},
     **dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table"),
 }

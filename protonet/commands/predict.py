@@ -23,7 +23,7 @@ from protonet._io import clear_folder, write_atomically
 from protonet._text import escape_formula
 from protonet.commands.arguments import check_single_table
 from protonet.commands.data import make_spec, map_blocks
-from protonet.commands.folder import Part, Tick, add_file_name, claim_output_folder, list_parts, run_parts
+from protonet.commands.folder import CountRows, Part, add_file_name, claim_output_folder, list_parts, run_parts
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
 from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
 from protonet.embeddings.representation import hash_file
@@ -36,9 +36,9 @@ from protonet.ui.command_line import check_writable
 from protonet.ui.text import format_csv
 
 #: The class name of rejected rows.
-UNKNOWN = "unknown"
+UNKNOWN_CLASS = "unknown"
 #: The name of the output column of row numbers.
-ROW = "row"
+ROW_NUMBER_COLUMN = "row"
 
 
 class OutputSpec(NamedTuple):
@@ -108,7 +108,7 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
 
 
 def predict_part(
-    path: str, digest: str, names: tuple[str, ...] | None, spec: OutputSpec, part: Part, tick: Tick
+    path: str, digest: str, names: tuple[str, ...] | None, spec: OutputSpec, part: Part, count_rows: CountRows
 ) -> list[str]:
     """Classify the rows of one file of a folder by one thread, and write its output.
 
@@ -118,7 +118,7 @@ def predict_part(
         names: The pretrained encoders that the user named.
         spec: The columns of the output.
         part: The file and its output.
-        tick: Is called with the number of rows of each finished block.
+        count_rows: Is called with the number of rows of each finished block.
 
     Returns:
         Notes for the user.
@@ -136,7 +136,7 @@ def predict_part(
             file.write(format_header(model, spec, table.extra_columns).encode())
             for block in table.blocks:
                 file.write(format_predictions(model, table, spec, block).encode())
-                tick(len(block.positions))
+                count_rows(len(block.positions))
             notes.extend(table.all_notes)
 
     try:
@@ -174,9 +174,9 @@ def open_table(model: TablePipeline, spec: OutputSpec, options: ReadOptions, pat
 
 def choose_threshold(model: TablePipeline, rate: float) -> float:
     """Choose the score at and below which rows are rejected as unknown, for a false-rejection rate."""
-    if UNKNOWN in map(str, model.classes):
-        got, remedy = f"one with a class {UNKNOWN!r}", "Rename that class and fit it again."
-        raise_input_error("unknown", f"come with a model without a class {UNKNOWN!r}", got, remedy)
+    if UNKNOWN_CLASS in map(str, model.classes):
+        got, remedy = f"one with a class {UNKNOWN_CLASS!r}", "Rename that class and fit it again."
+        raise_input_error("unknown", f"come with a model without a class {UNKNOWN_CLASS!r}", got, remedy)
     scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         must, remedy = "come with a model that was cross-validated", "Fit it again, with two or more rows per class."
@@ -187,7 +187,7 @@ def choose_threshold(model: TablePipeline, rate: float) -> float:
 def format_header(model: TablePipeline, spec: OutputSpec, extra: Sequence[str]) -> str:
     """Format the CSV header of the predictions; column names that equal one of the ``extra`` columns get a suffix."""
     first = [*extra, *[PICTURE_COLUMN] * spec.picture_paths]
-    names = [ROW] * spec.row_numbers + ["class", "probability"]
+    names = [ROW_NUMBER_COLUMN] * spec.row_numbers + ["class", "probability"]
     names += [f"P({name})" for name in model.classes] if spec.all_probabilities else []
     used = set(first)
     for index, name in enumerate(names):
@@ -203,7 +203,7 @@ def predict_classes(names: Sequence[str], logits: Tensor, threshold: float | Non
     rows = [(names[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]
     if threshold is not None:
         for row in (score_known(logits) <= threshold).nonzero().flatten().tolist():
-            rows[row] = (UNKNOWN, "")
+            rows[row] = (UNKNOWN_CLASS, "")
     return rows
 
 

@@ -32,7 +32,6 @@ from protonet.metrics import (
     wilson_interval,
 )
 from protonet.pipeline import TablePipeline
-from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import format_cells
 from protonet.ui.text import MAX_LISTED_CLASSES, format_percent, format_probability_metrics, format_table
 
@@ -231,22 +230,17 @@ class EvaluatedRows:
         )
 
 
-def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: Sequence[int]) -> list[JsonDict]:
-    """Convert the name, the type and the number of missing cells of each column to dicts for JSON."""
-    types = ["number"] * len(names) if encoding is None else [column.summary() for column in encoding.columns]
-    return [
-        {"name": name, "type": re.sub(r", \S+ % missing$", "", column_type), "missing": total}
-        for name, column_type, total in zip(names, types, missing, strict=True)
-    ]
-
-
 def table_to_dict(
     model: TablePipeline, labels: Tensor, rows: int, missing: Sequence[int], notes: Sequence[str]
 ) -> JsonDict:
     """Convert the rows per class, the columns and the notes of a table with labels (n,) int64 to a dict for JSON."""
     counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
-    columns = columns_to_dicts(model.column_names, model.encoding, missing)
+    types = [re.sub(r", \S+ % missing$", "", column.summary()) for column in model.fitted_columns]
+    columns = [
+        {"name": name, "type": column_type, "missing": total}
+        for name, column_type, total in zip(model.column_names, types, missing, strict=True)
+    ]
     return {"rows": rows, "classes": classes, "columns": columns, "notes": name_options(notes)}
 
 
@@ -309,7 +303,6 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
         rows, points = rows.take(chosen), points[torch.tensor(chosen)]
     p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
     points = points / points.abs().amax().clamp_min(1e-12)
-    points = torch.cat([points, torch.zeros_like(points)], dim=1)[:, :2]  # pad a single dimension
     shown = order[:MAX_CONTENT_COLUMNS] if rows.cells else []
     texts = [[str(cell)[:MAX_TEXT_LENGTH] for cell in format_cells(rows.cells[column])] for column in shown]
     return {

@@ -27,9 +27,9 @@ from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_
 from protonet.ui.command_line import check_name
 
 #: Maximum number of sets of contradicting rows, and of rows of each set, in a warning.
-MAX_EQUAL = 3
+MAX_LISTED_CONTRADICTIONS = 3
 #: The form of labels that are integers, also if a file has them as text.
-_WHOLE = re.compile(r"0|-?[1-9]\d{0,17}")
+_INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
 
 
 def parse_integers(labels: np.ndarray) -> np.ndarray:
@@ -37,7 +37,7 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind in "iu":
         return labels
     texts = labels.astype(str)
-    return texts.astype(np.int64) if all(map(_WHOLE.fullmatch, np.unique(texts).tolist())) else texts
+    return texts.astype(np.int64) if all(map(_INTEGER.fullmatch, np.unique(texts).tolist())) else texts
 
 
 def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dict[str, str]:
@@ -97,10 +97,10 @@ def warn_contradictions(x: np.ndarray, labels: Sequence[str | int], locations: S
         return []
     total = sum(map(len, sets))
     shown = []
-    for rows in sets[:MAX_EQUAL]:
-        named = [f"{locations[row]} ({to_printable(labels[row])})" for row in rows[:MAX_EQUAL]]
-        shown.append(", ".join([*named, *["..."] * (len(rows) > MAX_EQUAL)]))
-    more = "; ..." * (len(sets) > MAX_EQUAL)
+    for rows in sets[:MAX_LISTED_CONTRADICTIONS]:
+        named = [f"{locations[row]} ({to_printable(labels[row])})" for row in rows[:MAX_LISTED_CONTRADICTIONS]]
+        shown.append(", ".join([*named, *["..."] * (len(rows) > MAX_LISTED_CONTRADICTIONS)]))
+    more = "; ..." * (len(sets) > MAX_LISTED_CONTRADICTIONS)
     return [f"warning: contradicting labels: {total} rows equal rows of another class: {'; '.join(shown)}{more}"]
 
 
@@ -112,7 +112,7 @@ MAX_ROWS_OF_RARE_CLASS = 3
 LARGE_FRACTION, WIDE_SPAN = 0.5, 2
 
 #: The names of the columns of a table of classes; the second is optional.
-CLASS, DESCRIPTION = "class", "description"
+CLASS_COLUMN, DESCRIPTION_COLUMN = "class", "description"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -230,12 +230,17 @@ def read_classes(path: Path) -> dict[str, str]:
     if "," in str(path) and not path_exists(path):
         return _check_class_names([name.strip() for name in str(path).split(",")], path)
     with renamed_arguments(path="classes"):
-        source = open_source(path, names={CLASS}, text_column=CLASS)
+        source = open_source(path, names={CLASS_COLUMN}, text_column=CLASS_COLUMN)
     header = source.header or []
-    if CLASS not in header:
+    if CLASS_COLUMN not in header:
         got = f"{path} with {format_names(header)}"
-        raise_input_error("classes", f"have a column {CLASS}", got, f"Name the columns {CLASS} and {DESCRIPTION}.")
-    indices = [header.index(name) for name in (CLASS, DESCRIPTION) if name in header]
+        raise_input_error(
+            "classes",
+            f"have a column {CLASS_COLUMN}",
+            got,
+            f"Name the columns {CLASS_COLUMN} and {DESCRIPTION_COLUMN}.",
+        )
+    indices = [header.index(name) for name in (CLASS_COLUMN, DESCRIPTION_COLUMN) if name in header]
     blocks = [block.columns for block in source.read(indices)]
     columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
     names = _check_class_names(columns[0] if columns else [], path)

@@ -21,15 +21,15 @@ def run(options: SuggestOptions) -> None:
         chosen = suggest_rows(None, rows.x, options.n, rows=rows.remaining, known=rows.x[rows.known])
     else:
         chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.remaining)
-    if options.output is not None:
+    has_pictures = are_pictures(options.table)
+    if has_pictures or options.output is not None:
         header, table = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])
-        lines = [[*header, label], *([*cells, ""] for cells in table)]
-        write_text(options.output, format_csv(lines))
+    if options.output is not None:
+        write_text(options.output, format_csv([[*header, label], *([*cells, ""] for cells in table)]))
     show_notes(rows.table.all_notes, quiet=options.quiet)
     positions = [str(rows.positions[suggestion.row]) for suggestion in chosen]
     location = rows.table.position_format.format(f"of {to_printable(options.table.name)}")
-    if are_pictures(options.table):
-        _, table = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])
+    if has_pictures:
         positions, location = [to_printable(cells[0]) for cells in table], PICTURE_COLUMN
     shown = [[position, suggestion.reason] for position, suggestion in zip(positions, chosen, strict=True)]
     print(format_table([location, "reason"], shown), end="")

@@ -11,7 +11,13 @@ from torch import Tensor
 from protonet._text import count, shorten_list, to_printable
 from protonet.commands.data import open_pipeline, read_labelled
 from protonet.commands.options import UpdateOptions, show_notes
-from protonet.commands.rows import MAX_EQUAL, check_spellings, parse_integers, warn_contradictions, warn_similar_names
+from protonet.commands.rows import (
+    MAX_LISTED_CONTRADICTIONS,
+    check_spellings,
+    parse_integers,
+    warn_contradictions,
+    warn_similar_names,
+)
 from protonet.fit.crossfit import Crossfit, find_contradicted, match_held_out, predict_held_out
 from protonet.fit.duplicates import hash_rows
 from protonet.ui.command_line import check_writable
@@ -91,7 +97,7 @@ def warn_contradicted(
         if before >= 0
     ]
     rows = f"{count(len(named), 'row')} of another class than equal rows of fit"
-    return [f"warning: contradicting labels: {rows}: {shorten_list(named, MAX_EQUAL)}"] if named else []
+    return [f"warning: contradicting labels: {rows}: {shorten_list(named, MAX_LISTED_CONTRADICTIONS)}"] if named else []
 
 
 def compare(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:

@@ -48,7 +48,7 @@ class DriftRules:
     max_test_rows: int = 1000  #: Maximum rows that a significance test counts; larger counts are scaled down.
 
 
-DRIFT = DriftRules()
+DRIFT_RULES = DriftRules()
 
 
 def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
@@ -60,7 +60,7 @@ def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, cl
         class_rows: The number of rows of each class.
     """
     statistics: list[JsonDict] = []
-    n_steps = sorted([*DRIFT.steps, DRIFT.max_quantiles // (4 * len(cells)) * 4])[1]
+    n_steps = sorted([*DRIFT_RULES.steps, DRIFT_RULES.max_quantiles // (4 * len(cells)) * 4])[1]
     for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
         numeric = column.to_numeric(values)
         missing = is_missing(values) if numeric is None else np.isnan(numeric)
@@ -104,7 +104,7 @@ class DriftMonitor:
     def update(self, block: RowBlock) -> None:
         """Add the rows of a block to the statistics of the new rows."""
         columns = list_columns(self.encoding, self.count)
-        step = -(-len(block.positions) // DRIFT.max_rows)
+        step = -(-len(block.positions) // DRIFT_RULES.max_rows)
         for index, counts in enumerate(self.counts):
             column, cells = columns[index], block.columns[index][::step]
             numeric = column.to_numeric(cells)
@@ -150,14 +150,14 @@ class DriftMonitor:
         fraction = _max_fraction_between(np.array(statistics["quantiles"]), counts.minimum, counts.maximum)
         relative = fraction / self.statistics["smallest"]
         if (
-            relative < DRIFT.max_relative
-            and n_present * relative ** (n_present - 1) < DRIFT.max_false_alarms / self.count
+            relative < DRIFT_RULES.max_relative
+            and n_present * relative ** (n_present - 1) < DRIFT_RULES.max_false_alarms / self.count
         ):
             ends = dict.fromkeys(column.format_value(end) for end in (counts.minimum, counts.maximum))
             interval = f"are between {' and '.join(ends)}" if len(ends) > 1 else f"are {''.join(ends)}"
             training = f"{'at most ' * bool(fraction)}{_format_percentage(fraction)}"
             return f"all rows {interval}; in training {training} were{another_unit}"
-        if counts.distant and per_class >= DRIFT.min_class_rows:
+        if counts.distant and per_class >= DRIFT_RULES.min_class_rows:
             rows = "1 row is" if counts.distant == 1 else f"{counts.distant} rows are"
             example = column.format_value(counts.last_distant)
             return f"{rows} far outside {training_range}, such as {example}{another_unit}"
@@ -165,16 +165,16 @@ class DriftMonitor:
 
     def _is_significant_increase(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
         """Test for a significant increase over the training ``fraction``, by `min_increase` above ``subtract``."""
-        if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT.min_increase:
+        if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT_RULES.min_increase:
             return False
         n = self.statistics["per_class"]
-        if rows > DRIFT.max_test_rows:
-            count, rows = count * DRIFT.max_test_rows // rows, DRIFT.max_test_rows
+        if rows > DRIFT_RULES.max_test_rows:
+            count, rows = count * DRIFT_RULES.max_test_rows // rows, DRIFT_RULES.max_test_rows
         from scipy.stats import hypergeom  # noqa: PLC0415 - slow to import
 
         # Fisher's exact test: the probability of as many unusual rows if both samples have the same distribution.
         p_value = hypergeom.sf(count - 1, n + rows, count + math.ceil(fraction * n), rows)
-        return bool(p_value < DRIFT.max_false_alarms / self.count)
+        return bool(p_value < DRIFT_RULES.max_false_alarms / self.count)
 
 
 def monitor_drift(blocks: Iterator[RowBlock], monitor: DriftMonitor, table: Table) -> Iterator[RowBlock]:
@@ -196,7 +196,7 @@ def _max_distance(quantiles: Sequence[float]) -> float:
     """Compute the distance from the training range beyond which a single row is reported, from quantiles."""
     width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
     interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
-    return DRIFT.widths * width if 0 < width <= DRIFT.max_tails * interquartile_range else math.inf
+    return DRIFT_RULES.widths * width if 0 < width <= DRIFT_RULES.max_tails * interquartile_range else math.inf
 
 
 def _format_percentage(fraction: float) -> str:

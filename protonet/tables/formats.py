@@ -350,10 +350,10 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     n_blank = len(lines) - end if filled else 0
     notes += [f"{n_blank} blank row{'s' if n_blank > 1 else ''} at the end skipped"] * (n_blank > 0)
     rows = lines[first:end]
-    width = max((index for row in rows for index, cell in enumerate(row, 1) if _is_value(cell)), default=0)
+    width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_value(cell)), default=0)
     transposed = list(islice(zip_longest(*rows), width))
     header = [_to_text(cells[0]) for cells in transposed]
-    columns = [excel_column([cell if _is_value(cell) else None for cell in cells[1:]]) for cells in transposed]
+    columns = [excel_column([cell if _has_value(cell) else None for cell in cells[1:]]) for cells in transposed]
 
     def read(indices: Sequence[int]) -> Iterator[Chunk]:
         step = max(1, CELLS_PER_CHUNK // max(1, width))
@@ -385,7 +385,7 @@ def _has_content(cell: object) -> bool:
     return cell is not None and not (isinstance(cell, str) and not cell.strip())
 
 
-def _is_value(cell: object) -> bool:
+def _has_value(cell: object) -> bool:
     """Test whether an Excel cell has content other than an error value."""
     return _has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in SPREADSHEET_ERRORS)
 

@@ -75,10 +75,10 @@ def read_frame(x: Any) -> Frame | None:
     other objects give None.
     """
     pandas = sys.modules.get("pandas")
-    _check_no_texts(x)
+    _reject_series_of_texts(x)
     if pandas is not None and isinstance(x, pandas.DataFrame):
         names = tuple(map(str, x.columns))
-        columns = [_from_pandas(name, x.iloc[:, index]) for index, name in enumerate(names)]
+        columns = [_convert_pandas(name, x.iloc[:, index]) for index, name in enumerate(names)]
         categorical = [isinstance(dtype, pandas.CategoricalDtype) for dtype in x.dtypes]
     elif hasattr(x, "__arrow_c_stream__"):
         try:
@@ -93,10 +93,10 @@ def read_frame(x: Any) -> Frame | None:
         except (TypeError, ValueError):
             return None  # for example, a single column
         names = tuple(x.column_names)
-        columns = [_from_arrow(name, x.column(index)) for index, name in enumerate(names)]
+        columns = [_convert_arrow(name, x.column(index)) for index, name in enumerate(names)]
         categorical = [pyarrow.types.is_dictionary(dtype) for dtype in x.schema.types]
     elif (cells := _text_cells(x)) is not None:
-        names, columns = tuple(f"x{index}" for index in range(cells.shape[1])), list(map(_from_objects, cells.T))
+        names, columns = tuple(f"x{index}" for index in range(cells.shape[1])), list(map(_convert_objects, cells.T))
         categorical = [False] * len(names)
     else:
         return None
@@ -117,7 +117,7 @@ def read_frame(x: Any) -> Frame | None:
     )
 
 
-def _check_no_texts(x: object) -> None:
+def _reject_series_of_texts(x: object) -> None:
     """Raise an InputError if X is a list or a series of texts, which has no columns."""
     if getattr(x, "ndim", 1) != 1 or not (isinstance(x, (list, tuple)) or hasattr(x, "__array__")):
         return
@@ -168,7 +168,7 @@ def _is_missing_of_pandas(cell: object) -> bool:
     return pandas is not None and (cell is pandas.NA or cell is pandas.NaT)
 
 
-def _from_objects(cells: np.ndarray) -> np.ndarray:
+def _convert_objects(cells: np.ndarray) -> np.ndarray:
     """Convert objects (n,) of any type to numbers, if all are numbers or missing, or else to text."""
     values = list(map(_simplify_cell, cells))
     if all(value is None or (isinstance(value, Real) and not isinstance(value, bool)) for value in values):
@@ -187,7 +187,7 @@ def _simplify_cell(cell: Any) -> Any:
     return cell.total_seconds() if isinstance(cell, timedelta) else cell
 
 
-def _from_pandas(name: str, column: Any) -> np.ndarray:
+def _convert_pandas(name: str, column: Any) -> np.ndarray:
     """Convert a pandas series (n,) to the cells of a column, named for error messages."""
     if str(column.dtype).startswith("period"):
         column = column.dt.to_timestamp()
@@ -212,7 +212,7 @@ def _from_pandas(name: str, column: Any) -> np.ndarray:
     return blank_missing(text_array(("" if gone else str(value).strip() for value, gone in values), len(missing)))
 
 
-def _from_arrow(name: str, column: Any) -> np.ndarray:
+def _convert_arrow(name: str, column: Any) -> np.ndarray:
     """Convert a chunked Arrow array (n,) to the cells of a column, named for error messages."""
     import pyarrow  # noqa: PLC0415 - optional
 
@@ -233,7 +233,7 @@ def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Represen
 
     The columns of arrays, and frames of numbers without missing values, are used unchanged, including row indices.
     """
-    kinds = _check_kinds(frame, kinds)
+    kinds = _validate_kinds(frame, kinds)
     if frame.original is None or (frame.plain and not kinds):
         inferred = [InferredType(Numeric.fit(cells)) for cells in frame.columns]
     else:
@@ -252,7 +252,7 @@ def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Represen
     return FrameEncoding(encoding, indices, summary)
 
 
-def _check_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
+def _validate_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
     """Validate the column types that the caller named, and return them as a dict."""
     if kinds is None:
         return {}

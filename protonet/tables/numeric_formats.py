@@ -43,7 +43,7 @@ class NumericConversion(NamedTuple):
         """Convert the cells of a block to the fitted formats."""
         columns = list(block.columns)
         for index, formats in self.formats.items():
-            columns[index] = _convert(columns[index], *formats)
+            columns[index] = _rewrite_numbers(columns[index], *formats)
         return block._replace(columns=columns)
 
 
@@ -60,7 +60,7 @@ def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str
     if not any(column.format == "comma" for column in numeric.values()):
         return None
     separators = [
-        detect_decimal_separators(_distinct(columns[name])) for name in numeric if columns[name].dtype.kind == "O"
+        detect_decimal_separators(_list_distinct(columns[name])) for name in numeric if columns[name].dtype.kind == "O"
     ]
     return POINT_FIRST if set[str]().union(*separators) == {"point"} else COMMA_FIRST
 
@@ -82,7 +82,7 @@ def describe_numeric_formats(
     }
     names, examples = dict[str, list[str]](), dict[str, str]()
     for name, column in numeric.items():
-        cells = _distinct(columns[name]) if columns[name].dtype.kind == "O" else []
+        cells = _list_distinct(columns[name]) if columns[name].dtype.kind == "O" else []
         marks = meanings.get(column.format, {})
         if ambiguous_points and column.format == "plain" and are_ambiguous_points(cells):
             marks = {".": "a decimal point"}
@@ -101,7 +101,7 @@ def detect_numeric_conversion(
 ) -> NumericConversion:
     """Detect how the numbers of a table's first block are written, or by ``decimal``, unlike those of training."""
     texts = {
-        index: (column, _distinct(cells)[:MAX_EXAMINED_CELLS])
+        index: (column, _list_distinct(cells)[:MAX_EXAMINED_CELLS])
         for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False))
         if isinstance(column, Numeric) and column.format not in {"interval", "duration"} and cells.dtype.kind == "O"
     }
@@ -123,7 +123,7 @@ def detect_numeric_conversion(
         column_format = table_format or (
             next(iter(separators[index])) if len(separators[index]) == 1 else column.format
         )
-        if cell := next((cell for cell in cells if _differs(cell, column_format, column.format)), ""):
+        if cell := next((cell for cell in cells if _is_read_differently(cell, column_format, column.format)), ""):
             formats[index] = column_format, column.format
             examples[table.column_name(index)] = f"{cell!r} is {parse_numeric(cell, column_format):.10g}"
     if not formats:
@@ -134,12 +134,12 @@ def detect_numeric_conversion(
     return NumericConversion(formats, (note,))
 
 
-def _distinct(cells: np.ndarray) -> list[str]:
+def _list_distinct(cells: np.ndarray) -> list[str]:
     """List the distinct cells of a column (n,), in order of appearance."""
     return list(dict.fromkeys(cells.tolist()))
 
 
-def _differs(cell: str, numeric_format: str, fitted_format: str) -> bool:
+def _is_read_differently(cell: str, numeric_format: str, fitted_format: str) -> bool:
     """Test whether a cell is a number in a format, but no number or another one in the fitted format."""
     value = parse_numeric(cell, numeric_format)
     return math.isfinite(value) and value != parse_numeric(cell, fitted_format)
@@ -157,11 +157,11 @@ def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_fo
     return sum(distances) / len(distances) if distances else math.inf
 
 
-def _convert(cells: np.ndarray, numeric_format: str, fitted_format: str) -> np.ndarray:
+def _rewrite_numbers(cells: np.ndarray, numeric_format: str, fitted_format: str) -> np.ndarray:
     """Rewrite cells (n,) of text that are numbers in a format as texts in the fitted format."""
     converted: dict[str, str] = {}
     for cell in set(cells.tolist()):
-        if _differs(cell, numeric_format, fitted_format):
+        if _is_read_differently(cell, numeric_format, fitted_format):
             text = repr(parse_numeric(cell, numeric_format))
             converted[cell] = text.replace(".", ",") if fitted_format == "comma" else text
     return np.array([converted.get(cell, cell) for cell in cells.tolist()], object)

@@ -104,7 +104,7 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
     if _log_chance_bound(level_of, y) > np.log(max_chance):
         return None
     adjacent = 1 + int((level_of[1:] != level_of[:-1]).sum()) == len(levels)
-    if ordered and not is_group_name and not adjacent and _is_smooth(class_counts.argmax(axis=1)):
+    if ordered and not is_group_name and not adjacent and _changes_seldom(class_counts.argmax(axis=1)):
         return None
     equal_sizes = counts[repeated].var() <= GROUP_RULES.max_dispersion * counts[repeated].mean()
     points = name_points + score_values(levels) + adjacent + int(equal_sizes)
@@ -170,7 +170,7 @@ def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
     return -len(mixed) * float(divergence)
 
 
-def _is_smooth(classes: np.ndarray) -> bool:
+def _changes_seldom(classes: np.ndarray) -> bool:
     """Test whether classes (m,), in the order of the values, change less often than by chance."""
     change_rate = 1 - float(np.square(np.bincount(classes) / len(classes)).sum())
     expected = (len(classes) - 1) * change_rate
@@ -188,26 +188,26 @@ class LeakageRules:
     values are all different in four of a thousand cases."""
 
 
-LEAKAGE = LeakageRules()
+LEAKAGE_RULES = LeakageRules()
 
 
 def detect_row_index(column: np.ndarray) -> str:
     """Detect whether a column (n,), in file order, is an index or identifier of the rows; return the reason, or ""."""
     n = len(column)
-    if n < LEAKAGE.min_rows or not np.array_equal(column, np.rint(column)):
+    if n < LEAKAGE_RULES.min_rows or not np.array_equal(column, np.rint(column)):
         return ""
     ordered = np.sort(column)
     if not (ordered[1:] > ordered[:-1]).all():
         return ""
     if _is_monotonic(column, strictly=True):
         return "distinct integers in the order of the rows"
-    return "a distinct number for each row" if ordered[-1] - ordered[0] < LEAKAGE.max_range_per_row * n else ""
+    return "a distinct number for each row" if ordered[-1] - ordered[0] < LEAKAGE_RULES.max_range_per_row * n else ""
 
 
 def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
     """Detect whether a column (n,) may leak the labels (n,) of the training rows; return the reason, or ""."""
     n, ordered = len(column), np.sort(column)
-    if n < LEAKAGE.min_rows or ordered[0] == ordered[-1]:
+    if n < LEAKAGE_RULES.min_rows or ordered[0] == ordered[-1]:
         return ""
     n_distinct, monotonic = 1 + int((ordered[1:] != ordered[:-1]).sum()), _is_monotonic(column)
     distinct_integers = n_distinct == n and np.array_equal(column, np.rint(column))
@@ -217,12 +217,12 @@ def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
     if n_classes < 2:
         return ""
     n_runs = 1 + int((labels[1:] != labels[:-1]).sum())
-    if monotonic and n_runs == n_classes and _separates(column, labels, n_classes):
+    if monotonic and n_runs == n_classes and _separates_classes(column, labels, n_classes):
         return "determines the class, as the order of the rows does"
     counts = np.unique(column, return_counts=True)[1]
-    if len(counts) == n_classes and counts.min() > 1 and _separates(column, labels, n_classes):
+    if len(counts) == n_classes and counts.min() > 1 and _separates_classes(column, labels, n_classes):
         return "has one value for each class"
-    sorted_by_class = distinct_integers and _separates(column, labels, n_classes)
+    sorted_by_class = distinct_integers and _separates_classes(column, labels, n_classes)
     return "has distinct integers that are sorted by class" if sorted_by_class else ""
 
 
@@ -233,7 +233,7 @@ def _is_monotonic(column: np.ndarray, *, strictly: bool = False) -> bool:
     return bool(increases.all() or decreases.all())
 
 
-def _separates(column: np.ndarray, labels: np.ndarray, n_classes: int) -> bool:
+def _separates_classes(column: np.ndarray, labels: np.ndarray, n_classes: int) -> bool:
     """Test whether each class has an interval of values that contains no values of other classes."""
     order = np.lexsort((labels, column))
     ends = np.flatnonzero(labels[order][1:] != labels[order][:-1])

@@ -304,7 +304,7 @@ def _read_blocks(
                 missing_counts["cell"].update(format_cells(cells[is_missing(blanked) & ~is_missing(cells)]))
         keep = np.ones(len(positions), bool)
         if spec.for_training or (spec.labelled and unlabelled.any()):
-            keep = ~np.logical_and.reduce([*map(_is_blank, columns)])
+            keep = ~np.logical_and.reduce([*map(_is_empty_cell, columns)])
             n_blank += len(keep) - int(keep.sum())
         if spec.partly_labelled:
             labels = np.where(unlabelled, "", labels.astype(np.str_))
@@ -342,7 +342,7 @@ def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
     return [f"read as missing: {' and '.join(parts)}; `missing_values` changes the list"] if parts else []
 
 
-def _is_blank(cells: np.ndarray) -> np.ndarray:
+def _is_empty_cell(cells: np.ndarray) -> np.ndarray:
     """Compute a mask (n,) bool of empty cells; words that mean "missing" are not empty."""
     return np.asarray(cells == "") if cells.dtype.kind == "O" else is_missing(cells)
 

@@ -13,7 +13,7 @@ import pytest
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Date, Numeric
-from protonet.tables.drift import DRIFT, DriftMonitor, column_statistics
+from protonet.tables.drift import DRIFT_RULES, DriftMonitor, column_statistics
 from protonet.tables.table import RowBlock, Table
 
 COLUMNS = ("normal", "skewed", "cauchy", "count", "zeros", "gaps", "colour", "zip", "day")
@@ -71,7 +71,7 @@ def test_false_alarms_are_rare(new: str) -> None:
         new_y = rng.integers(classes) * np.ones(m, int) if new == "one class" else rng.integers(classes, size=m)
         reported += bool(warn(*fit(draw(rng, y), y), draw(rng, new_y)))
     # 1 % of them, and three standard errors
-    assert reported <= DRIFT.max_false_alarms * tables + 3 * math.sqrt(DRIFT.max_false_alarms * tables)
+    assert reported <= DRIFT_RULES.max_false_alarms * tables + 3 * math.sqrt(DRIFT_RULES.max_false_alarms * tables)
 
 
 @pytest.fixture(scope="module")

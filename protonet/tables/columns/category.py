@@ -27,7 +27,7 @@ class CategoryRules:
     max_levels: int = 64  #: Maximum number of levels with a feature, the most frequent ones.
 
 
-CATEGORIES = CategoryRules()
+CATEGORY_RULES = CategoryRules()
 #: Functions that spell a level or a missing value in the ways that an ONNX graph accepts, since it cannot ignore case.
 ONNX_SPELLINGS = (str, str.lower, str.upper, str.capitalize, str.title, lambda text: text.replace("nan", "NaN"))
 _ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
@@ -47,9 +47,9 @@ class Category(FittedColumn):
     def fit(cls, cells: np.ndarray) -> Category:
         """Fit a column of categories to cells (n,)."""
         levels, counts = np.unique(format_cells(cells).astype(str), return_counts=True)
-        if len(levels) > CATEGORIES.always:
-            frequent = np.flatnonzero(counts >= min(CATEGORIES.min_rows, counts.max()))
-            top = np.sort(frequent[np.argsort(-counts[frequent], kind="stable")[: CATEGORIES.max_levels]])
+        if len(levels) > CATEGORY_RULES.always:
+            frequent = np.flatnonzero(counts >= min(CATEGORY_RULES.min_rows, counts.max()))
+            top = np.sort(frequent[np.argsort(-counts[frequent], kind="stable")[: CATEGORY_RULES.max_levels]])
             levels, counts = levels[top], counts[top]
         return cls(tuple(levels.tolist()), tuple(counts.tolist()), len(cells))
 
@@ -100,13 +100,13 @@ class Category(FittedColumn):
 
     def _level_indices(self, cells: np.ndarray) -> np.ndarray:
         """Compute the index (n,) int64 of the level of each cell, also in other spellings; -1 for other categories."""
-        normalized = {_normalize(level): index for index, level in reversed(list(enumerate(self.levels)))}
+        normalized = {_normalize_level(level): index for index, level in reversed(list(enumerate(self.levels)))}
         others = self._other_spellings()
         exact = {level: index for index, level in enumerate(self.levels)}
         texts = format_cells(cells)
 
         def find_level(cell: str) -> int:
-            text = _normalize(cell)
+            text = _normalize_level(cell)
             return exact.get(cell, normalized.get(text, others.get(text, others.get(_strip_zeros(text), -1))))
 
         indices = {cell: find_level(cell) for cell in set(texts)}
@@ -114,7 +114,7 @@ class Category(FittedColumn):
 
     def _other_spellings(self) -> dict[str, int]:
         """Map other spellings to the index of their level: of yes and no, or codes without leading zeros."""
-        normalized = {index: _normalize(level) for index, level in enumerate(self.levels) if level}
+        normalized = {index: _normalize_level(level) for index, level in enumerate(self.levels) if level}
         booleans = {index: BOOLEANS.get(level) for index, level in normalized.items()}
         if sorted(map(str, booleans.values())) == ["0", "1"]:
             level_of = {value: index for index, value in booleans.items()}
@@ -127,9 +127,9 @@ class Category(FittedColumn):
 
     def describe_other_spelling(self, cells: np.ndarray) -> str:
         """Describe the first of cells (n,) that is another spelling of a level; "" if there is none."""
-        known, spellings = {_normalize(level) for level in self.levels}, self._other_spellings()
+        known, spellings = {_normalize_level(level) for level in self.levels}, self._other_spellings()
         for cell in dict.fromkeys(format_cells(cells)):
-            text = _normalize(cell)
+            text = _normalize_level(cell)
             index = spellings.get(text, spellings.get(_strip_zeros(text)))
             if text not in known and index is not None:
                 return f"{to_printable(cell)!r} is {to_printable(self.levels[index])!r}"
@@ -179,7 +179,7 @@ class Category(FittedColumn):
         )
 
 
-def _normalize(level: str) -> str:
+def _normalize_level(level: str) -> str:
     """Normalize the spelling of a level: its letter case, and a fraction of zeros of an integer."""
     return _ZERO_FRACTION.sub("", level.casefold())
 

@@ -230,7 +230,7 @@ class ColumnEmbedding:
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
         """Compute the embeddings (n, width) float32 of items; texts without a known word are zeros, as the mean is."""
-        rows = self._open().embed(items, shown=self.show_progress)
+        rows = self._get_representation().embed(items, shown=self.show_progress)
         x = (rows - self.mean) / np.float32(self.scale)
         if self.record.modality == "text":
             x[self.has_no_known_word(items)] = 0
@@ -238,11 +238,11 @@ class ColumnEmbedding:
 
     def has_no_known_word(self, texts: Sequence[str]) -> np.ndarray:
         """Compute a mask (n,) bool of the texts without a word that the network knows."""
-        return ~self._open().contains_known_words(texts)
+        return ~self._get_representation().contains_known_words(texts)
 
     def encode_class_names(self, texts: Sequence[str]) -> np.ndarray | None:
         """Embed class names (n,) to (n, width) float32, at the norm of items; None if the network embeds no texts."""
-        embed_texts = self._open().embed_texts
+        embed_texts = self._get_representation().embed_texts
         if embed_texts is None:
             return None
         rows = embed_texts(texts)
@@ -250,7 +250,7 @@ class ColumnEmbedding:
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         return np.asarray(rows / norms * norm / self.scale, np.float32)
 
-    def _open(self) -> Representation:
+    def _get_representation(self) -> Representation:
         """Return the representation, which is opened again after pickling or loading."""
         return self.representation or reopen(self.record, [self.path] if self.path else None)
 

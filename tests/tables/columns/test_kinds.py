@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.category import CATEGORIES, Category
+from protonet.tables.columns.category import CATEGORY_RULES, Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import infer_column_type
 from protonet.tables.columns.ordered import CYCLES, Date, Numeric
@@ -149,7 +149,7 @@ class TestCategory:
         assert np.corrcoef(x, cells == "yes")[0, 1] == pytest.approx(1)
 
     def test_rare_levels_of_many_have_no_feature(self) -> None:
-        often = [f"often {n}" for n in range(CATEGORIES.always + 1)] * CATEGORIES.min_rows
+        often = [f"often {n}" for n in range(CATEGORY_RULES.always + 1)] * CATEGORY_RULES.min_rows
         cells = objects(*often, "once")
         column = Category.fit(cells)
         assert "once" not in column.levels
@@ -166,9 +166,9 @@ class TestCategory:
         assert len({*map(tuple, both.encode(objects("cat", "CAT", "Cat")).tolist())}) == 3
 
     def test_levels_are_limited(self) -> None:
-        names = [f"c{n:04}" for n in range(CATEGORIES.max_levels + 50)]
-        column = Category.fit(objects(*[*names, *names[:60]] * CATEGORIES.min_rows))
-        assert len(column.levels) == CATEGORIES.max_levels
+        names = [f"c{n:04}" for n in range(CATEGORY_RULES.max_levels + 50)]
+        column = Category.fit(objects(*[*names, *names[:60]] * CATEGORY_RULES.min_rows))
+        assert len(column.levels) == CATEGORY_RULES.max_levels
         assert set(column.levels) >= set(names[:60])  # the most frequent
 
 
