@@ -32,6 +32,7 @@ from protonet.metrics import (
     wilson_interval,
 )
 from protonet.pipeline import TablePipeline
+from protonet.tables.columns.encoding import Encoding, list_columns
 from protonet.tables.columns.parsing import format_cells
 from protonet.ui.text import MAX_LISTED_CLASSES, format_percent, format_probability_metrics, format_table
 
@@ -230,17 +231,22 @@ class EvaluatedRows:
         )
 
 
+def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: Sequence[int]) -> list[JsonDict]:
+    """Convert the name, the type and the number of missing cells of each column to dicts for JSON."""
+    types = [column.summary() for column in list_columns(encoding, len(names))]
+    return [
+        {"name": name, "type": re.sub(r", \S+ % missing$", "", column_type), "missing": total}
+        for name, column_type, total in zip(names, types, missing, strict=True)
+    ]
+
+
 def table_to_dict(
     model: TablePipeline, labels: Tensor, rows: int, missing: Sequence[int], notes: Sequence[str]
 ) -> JsonDict:
     """Convert the rows per class, the columns and the notes of a table with labels (n,) int64 to a dict for JSON."""
     counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
-    types = [re.sub(r", \S+ % missing$", "", column.summary()) for column in model.fitted_columns]
-    columns = [
-        {"name": name, "type": column_type, "missing": total}
-        for name, column_type, total in zip(model.column_names, types, missing, strict=True)
-    ]
+    columns = columns_to_dicts(model.column_names, model.encoding, missing)
     return {"rows": rows, "classes": classes, "columns": columns, "notes": name_options(notes)}
 
 
