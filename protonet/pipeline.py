@@ -53,9 +53,12 @@ from protonet.tables.delimited import MISSING_TEXTS, parse_missing
 from protonet.tables.drift import DriftMonitor, monitor_drift
 from protonet.tables.features import adapt_table, encode_block
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
+from protonet.views.config import expect
 
 #: Name of the tensor in a model file with the hashes of all training rows, by which `update` detects repeated rows.
 TRAINING_HASHES = "given"
+#: The tensor of a model file with the position of each held-out row in the training file.
+HELD_OUT_POSITIONS = "positions"
 #: The largest feature, relative to the scale of the training rows, whose square fits into float32.
 MAX_SCALE = 2.0**60
 #: Maximum rows of a batch. The rows are padded to a multiple of ``ROW_ALIGNMENT``: an AVX-512 vector of float32.
@@ -328,6 +331,7 @@ class TablePipeline(Model):
             return None
         try:
             crossed = restore_crossfit(self.network, self.folds, self.update_state)
+            expect(len(self.held_out_positions) == len(crossed.labels), "held-out rows without positions")
         except ValueError as error:
             raise_input_error("model", "have the cross-validation of fit", str(error), "Fit it again.")
         return crossed if len(crossed.labels) else None
@@ -335,16 +339,32 @@ class TablePipeline(Model):
     @property
     def training_hashes(self) -> Tensor:
         """The hashes (n,) int64 of the training rows; empty if the file has none."""
-        hashes = self.update_state.get(TRAINING_HASHES, torch.empty(0))
-        return hashes if hashes.dtype == torch.int64 and hashes.ndim == 1 else torch.empty(0, dtype=torch.int64)
+        return self._get_indices(TRAINING_HASHES)
 
-    def with_cross_validation(self, crossed: Crossfit, groups: dict[str, int], hashes: Tensor) -> TablePipeline:
+    @property
+    def held_out_positions(self) -> Tensor:
+        """The position (held_out,) int64 of each held-out row in the training file, such as its line."""
+        return self._get_indices(HELD_OUT_POSITIONS)
+
+    def _get_indices(self, name: str) -> Tensor:
+        """Get a tensor (n,) int64 of the model file; empty if the file has none of that type."""
+        values = self.update_state.get(name, torch.empty(0))
+        return values if values.dtype == torch.int64 and values.ndim == 1 else torch.empty(0, dtype=torch.int64)
+
+    def locate_held_out(self, row: int) -> str:
+        """Name a held-out row by its position in the training file: "line 18"."""
+        return str(self.metadata.get("position_format")).replace("{}", str(int(self.held_out_positions[row])))
+
+    def with_cross_validation(
+        self, crossed: Crossfit, groups: dict[str, int], hashes: Tensor, positions: Tensor
+    ) -> TablePipeline:
         """Copy the pipeline with the results of cross-validation, which its model file then stores.
 
         Args:
             crossed: The held-out rows and the networks that predict them.
             groups: The index of each group of rows, by name.
             hashes: (n,) int64, the hashes of all training rows by `hash_rows`.
+            positions: (held_out,) int64, the position of each held-out row in the training file.
         """
         samples = replace(self, network=crossed.whole).sample_counts
         metadata = self.metadata | {"samples": samples, "groups": groups}
@@ -359,7 +379,7 @@ class TablePipeline(Model):
                 "most_frequent_class": measure(scores, crossed.labels, crossed.sample).accuracy,
             }
             metadata["scores"] = calibrate(score_held_out(crossed), float(crossed.offset)).tolist()
-        update_state = {**list_tensors(crossed), TRAINING_HASHES: hashes}
+        update_state = {**list_tensors(crossed), TRAINING_HASHES: hashes, HELD_OUT_POSITIONS: positions}
         return replace(self, network=crossed.whole, metadata=metadata, update_state=update_state, folds=crossed.folds)
 
     def without_cross_validation(self) -> TablePipeline:
@@ -416,7 +436,7 @@ class TablePipeline(Model):
             counts += torch.bincount(indices[torch.from_numpy(uninformative)], minlength=len(classes))
             extended = replace(extended, metadata=self.metadata | {"uninformative": counts.tolist()})
         hashes = torch.cat([self.training_hashes, hash_rows(features)])
-        return extended.with_cross_validation(crossed, known_groups, hashes)
+        return extended.with_cross_validation(crossed, known_groups, hashes, self.held_out_positions)
 
     def suggest(self, x: Tensor, n: int, names: Sequence[str], rows: Tensor) -> list[Suggestion]:
         """Suggest ``n`` rows of x (total, dim) to label next, among the row indices ``rows`` (m,) int64."""

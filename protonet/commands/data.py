@@ -21,6 +21,7 @@ from protonet.commands.rows import TableRows, get_column_types, warn_contradicti
 from protonet.embeddings.opening import RepresentationChoice
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.class_weights import balance_classes
+from protonet.fit.crossfit import held_out_indices
 from protonet.fit.names import embed_class_names
 from protonet.fit.solver import Solution
 from protonet.pipeline import TablePipeline, TrainingTable
@@ -100,6 +101,12 @@ class EncodedTable(TrainingTable):
         """Map the name of each group to its index in the solution."""
         indices = [] if solution.groups is None else solution.groups.tolist()
         return dict(zip(self.group_names, indices, strict=True))
+
+    def locate_held_out(self, solution: Solution) -> Tensor:
+        """Get the position (held_out,) int64 of each held-out row in its file; of merged duplicates, the first one."""
+        held_out = held_out_indices(solution.problem)
+        indices, first = np.unique(held_out.numpy(), return_index=True)
+        return torch.tensor(self.positions)[first[indices >= 0]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -190,6 +197,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     counts = np.bincount(rows.labels, minlength=len(rows.classes)).tolist()
     metadata: JsonDict = {"label": options.label or "label", "effort": options.effort, "seed": options.seed}
     metadata |= {"samples": counts, "group": options.group, "id": options.id, "left_out": dropped}
+    metadata |= {"position_format": table.position_format}
     metadata |= {"time_limit": options.time_limit, "balanced": options.balanced or None}
     metadata |= {"seen": column_statistics(cells, encoding, counts)}
     metadata |= {"uninformative": uninformative.tolist()} if uninformative.any() else {}

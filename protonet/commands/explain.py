@@ -124,7 +124,8 @@ def describe(model: TablePipeline, explanation: Explanation, cells: Sequence[str
     order = contributions.abs().argsort(descending=True, stable=True).tolist()
     return {
         "neighbors": [
-            {"index": index, "class": held_out[index], "cosine": cosine} for index, cosine in explanation.neighbors
+            {"index": index, "location": model.locate_held_out(index), "class": held_out[index], "cosine": cosine}
+            for index, cosine in explanation.neighbors
         ],
         "columns": [
             {"name": names[index], "index": index, "cell": cells[index], "contribution": float(contributions[index])}
@@ -169,10 +170,10 @@ def format_rows(results: JsonDict) -> str:
         lines.append(f"{row['location']}: {', then '.join(classes)}")
         if results["sample"]:
             near = [
-                f"{neighbor['index']} ({to_printable(neighbor['class'])}, {neighbor['cosine']:.3f})"
+                f"{to_printable(neighbor['location'])} ({to_printable(neighbor['class'])}, {neighbor['cosine']:.3f})"
                 for neighbor in row["neighbors"]
             ]
-            lines.append(f"  nearest held-out rows by index (class, cosine): {', '.join(near)}")
+            lines.append(f"  nearest rows of fit (class, cosine): {', '.join(near)}")
             for column in row["columns"][:MAX_ROW_COLUMNS]:
                 cell = to_printable(column["cell"][:MAX_CELL_LENGTH])
                 lines.append(f"  {column['contribution']:<+9.2g} {to_printable(column['name'])} = {cell}")
@@ -180,7 +181,6 @@ def format_rows(results: JsonDict) -> str:
         rows = count(results["sample"], "held-out row")
         lines.append("contribution of a column: the log-probability of the class, minus its mean if the cell is")
         lines.append(f"replaced by that of {rows} of fit")
-        lines.append("an index counts the held-out rows in the model file from 0; it is no line of the training file")
     else:
         lines.append("the model has no held-out rows of fit: nearest rows and contributions are unknown")
     return "\n".join([*lines, ""])

@@ -107,7 +107,8 @@ def train(options: FitOptions, rows: TableRows) -> None:
             in_time = time.monotonic() < until
         if data.weights is not None:
             crossed = count_rows(crossed, data.y, data.weights, name_samples)
-        model = model.with_cross_validation(crossed, data.index_groups(solution), hash_rows(data.x))
+        groups, positions = data.index_groups(solution), data.locate_held_out(solution)
+        model = model.with_cross_validation(crossed, groups, hash_rows(data.x), positions)
         if output is not None:
             model.save(output)
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from protonet._io import JsonDict
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
 #: Version of the file format, which is incremented by every change that earlier versions cannot read.
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 #: Maximum decompressed size of each entry in bytes, and maximum compression ratio.
 MAX_SIZES, MAX_RATIO = {CONFIG: 2**28, TENSORS: 2**32}, 2000
 #: The time stamp of entries, which is constant so that files of equal models are equal.
