@@ -113,9 +113,8 @@ class LabelApi:
     policy: AccessPolicy
     title: str
     representation: Sequence[str] | None  #: Names of the encoders of texts and pictures, as typed by the user.
-    read_again: (
-        Callable[[ColumnOverrides], UnlabelledTable] | None
-    )  #: Encodes the table with other column roles; None with a model.
+    #: Encodes the table with other column roles; None with a model.
+    read_again: Callable[[ColumnOverrides], UnlabelledTable] | None
     uploads: Uploads
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.
@@ -138,17 +137,15 @@ class LabelApi:
         posts: dict[str, Handler] = {name: self.make_label_handler(change) for name, change in changes.items()}
         posts |= {"leave": self.leave, "rows": self.list_rows, "columns": self.choose_columns, "add": self.add_texts}
         posts |= {"jobs": self.start_job, "labels": self.list_labels}
-        routes = [
-            Route(f"/api/{name}", make_route_handler(handler, action=True), methods=["POST"])
-            for name, handler in posts.items()
-        ]
-        for path, handler in {"/api/try": self.try_row, "/api/add_picture": self.add_picture}.items():
-            routes.append(Route(path, make_route_handler(handler), methods=["POST"]))
+        uploads: dict[str, Handler] = {"/api/try": self.try_row, "/api/add_picture": self.add_picture}
         gets: dict[str, Handler] = {"/": self.page, "/picture": self.show_picture, "/download": self.download}
         gets |= {"/api/state": self.state, "/api/map": self.project_rows, "/api/jobs": self.list_jobs}
-        return create_app(
-            self.policy, [*routes, *(Route(path, make_route_handler(handler)) for path, handler in gets.items())]
-        )
+        routes = [
+            Route(f"/api/{name}", make_action_handler(answer), methods=["POST"]) for name, answer in posts.items()
+        ]
+        routes += [Route(path, make_request_handler(answer), methods=["POST"]) for path, answer in uploads.items()]
+        routes += [Route(path, make_request_handler(answer)) for path, answer in gets.items()]
+        return create_app(self.policy, routes)
 
     def make_label_handler(self, change: Callable[[Action], object]) -> Handler:
         """Make a handler that changes labels and returns the next row or, unless confirmed, a similar class name."""
@@ -161,7 +158,7 @@ class LabelApi:
             change(action)
             if len(self.queue.session.labelled) >= self.jobs.checked + CHECK_INTERVAL and not self.jobs.running:
                 self.start_on_labels("results")
-            label = {} if action.row is None else {"label": self.queue.get_label(action.row)}
+            label = {} if action.row is None else {"label": self.queue.session.labels.get(action.row)}
             return self.queue.next_item(action.tab) | self.describe_accuracy() | label
 
         return respond
@@ -359,12 +356,21 @@ class LabelApi:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
 
-def make_route_handler(handler: Handler, *, action: bool = False) -> Callable[[Request], Awaitable[Response]]:
-    """Make the handler of a route from a handler of requests or, if ``action``, of the actions in their bodies."""
+def make_request_handler(answer: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Make the handler of a route from a function that answers a request."""
 
     async def respond(request: Request) -> Response:
-        value = await handler(decode_json(await request.body(), ACTION) if action else request)
+        value = await answer(request)
         return value if isinstance(value, Response) else json_response(value)
+
+    return respond
+
+
+def make_action_handler(answer: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Make the handler of a route from a function that answers the action in the body of a request."""
+
+    async def respond(request: Request) -> Response:
+        return json_response(await answer(decode_json(await request.body(), ACTION)))
 
     return respond
 

@@ -117,7 +117,7 @@ class LabelQueue:
     def label_row(self, client: str, row: int, name: str, person: str = "") -> None:
         """Save a label of a row; raise an HTTPException if the row has another label, an OSError on a full disk."""
         name = validate_class_name(name, self.session.names)
-        if self.get_label(row) != name:  # else the request is repeated because its response was lost
+        if self.session.labels.get(row) != name:  # else the request is repeated because its response was lost
             self._require_unlabelled(row)
             with self._lock:
                 self.session.add_label(row, name)
@@ -140,7 +140,7 @@ class LabelQueue:
     def skip(self, client: str, row: int) -> None:
         """Skip a row, so that another one is suggested to the client."""
         with self._lock:
-            self.session.skip(self._require_unlabelled(row))
+            self.session.skipped.add(self._require_unlabelled(row))
         self._leases.pop(client, None)
 
     def flag(self, client: str, row: int) -> None:
@@ -379,13 +379,9 @@ class LabelQueue:
             raise HTTPException(409, f"`{what}` needs labels of two classes. Label more rows.")
         return network, rows
 
-    def get_label(self, row: int) -> str | None:
-        """Return the label of a row; None without a label."""
-        return self.session.labels.get(row)
-
     def _require_unchanged(self, row: int, seen: str | UnsetType | None) -> None:
         """Raise an HTTPException if the label of a row is not as a client has ``seen`` it; UNSET is not checked."""
-        label = self.get_label(row)
+        label = self.session.labels.get(row)
         if seen is not UNSET and seen != label:
             got = "no label any more" if label is None else f"the label {to_printable(label)[:40]!r} now"
             raise HTTPException(409, f"`row` must not have been changed elsewhere; {row} has {got}.")

@@ -288,10 +288,6 @@ class LabelSession:
         if name is None:
             del self.labelled[at]
 
-    def skip(self, row: int) -> None:
-        """Suggest a row no more in this session."""
-        self.skipped.add(row)
-
 
 @torch.no_grad()
 def embed(x: Tensor, network: PrototypeNetwork | None) -> Tensor:

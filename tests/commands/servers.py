@@ -1,4 +1,4 @@
-"""Real servers in separate processes, and their clients."""
+"""Servers in separate processes, and clients that send them requests."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import http.client
 import json
 import os
 import re
-import subprocess
-import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from typing import Any, TextIO
 from tests.processes import start_command
 
 TOKEN = "token-of-the-tests"
-#: The line that a server prints when it listens.
+#: Matches the end of the line that a server prints when it listens.
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/$")
 
 
 @dataclass
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     process: BaseProcess
     port: int
@@ -66,6 +65,14 @@ class Server:
         assert line.isprintable()
         return status, line
 
+    def act(self, action: str, tab: str = "one", **arguments: Any) -> Any:
+        """Send an action of the labelling page; return its answer."""
+        return self.ask_json("POST", f"/api/{action}", {"tab": tab, **arguments})
+
+    def refuse_action(self, action: str, tab: str = "one", **arguments: Any) -> tuple[int, str]:
+        """Send an action of the labelling page that is refused; return the status and the message."""
+        return self.refuse("POST", f"/api/{action}", json.dumps({"tab": tab, **arguments}))
+
     def measure(self) -> tuple[float, float]:
         """Measure the CPU time in seconds and the resident memory in MiB."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -99,20 +106,25 @@ def wait_for_job(server: Server) -> dict[str, Any]:
     return dict(state)
 
 
-def start_load(port: int, path: str, body: str, **limits: float) -> subprocess.Popen[str]:
-    """Start the load generator; its limits are connections, seconds (``limit``) and requests."""
-    headers = f"Authorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
-    settings = {"port": port, "path": path, "headers": headers, "body": body}
-    settings |= {"connections": 50, "limit": 10**6, "requests": 10**9, **limits}
-    command = [sys.executable, str(Path(__file__).with_name("load.py"))]
-    load = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert load.stdin
-    load.stdin.write(json.dumps(settings))
-    load.stdin.close()
-    load.stdin = None
-    return load
+def ask_until_refused(server: Server, path: str, body: str) -> Counter[str]:
+    """Send requests on one connection after the other until the server accepts none; count responses by status.
 
-
-def finish(load: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait for a load generator; return its measurements."""
-    return dict(json.loads(load.communicate(timeout=600)[0]))
+    A request whose connection ends without a response counts as "lost".
+    """
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    counts = Counter[str]()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    while True:
+        if connection.sock is None:
+            try:
+                connection.connect()
+            except OSError:
+                return counts
+        try:
+            connection.request("POST", path, body, headers)
+            response = connection.getresponse()
+            response.read()
+            counts[str(response.status)] += 1
+        except (OSError, http.client.HTTPException):
+            counts["lost"] += 1
+            connection.close()

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,50 +60,42 @@ def server(table: Path) -> Iterator[Server]:
         assert (code, output) == (0, "server stopped; pending requests were answered\n")
 
 
-def ask(server: Server, what: str, tab: str = "one", **more: Any) -> dict[str, Any]:
-    result: dict[str, Any] = server.ask_json("POST", f"/api/{what}", {"tab": tab, **more})
-    return result
-
-
 def test_a_row_is_labelled_undone_skipped_flagged_and_corrected(server: Server, table: Path) -> None:
     path = table.with_name("answers.csv")
-    first = ask(server, "next")
-    assert first == ask(server, "next")
+    first = server.act("next")
+    assert first == server.act("next")
     assert first["likely"] == []
     row = first["row"]
-    second = ask(server, "label", row=row, name=" ant ")
+    second = server.act("label", row=row, name=" ant ")
     assert second["row"] != row
     assert second["near"] == [{"row": row, "name": "ant", "cells": first["cells"], "picture": True}]
     assert read_answers(path) == [[*first["cells"], "ant"]]
-    assert ask(server, "label", row=row, name="ant")["answered"] == 1  # a repeated label counts once
-    assert server.refuse("POST", "/api/label", json.dumps({"tab": "two", "row": row, "name": "bee"}))[0] == 409
-    assert ask(server, "relabel", row=row, name="ant")["answered"] == 1
+    assert server.act("label", row=row, name="ant")["answered"] == 1  # a repeated label counts once
+    assert server.refuse_action("label", "two", row=row, name="bee")[0] == 409
+    assert server.act("relabel", row=row, name="ant")["answered"] == 1
     for name, line in (
         ("", "name of up to 100 characters"),
         ("NA", "no missing value"),
         ("a\x07", "name of up to"),
         (7, "name"),
     ):
-        result = json.dumps({"tab": "one", "row": second["row"], "name": name})
-        assert line in server.refuse("POST", "/api/label", result)[1]
-    third = ask(server, "label", row=second["row"], name="bee")
-    assert (
-        server.refuse("POST", "/api/relabel", json.dumps({"tab": "one", "row": third["row"], "name": "bee"}))[0] == 409
-    )
-    ask(server, "relabel", row=row, name="bee")
+        assert line in server.refuse_action("label", row=second["row"], name=name)[1]
+    third = server.act("label", row=second["row"], name="bee")
+    assert server.refuse_action("relabel", row=third["row"], name="bee")[0] == 409
+    server.act("relabel", row=row, name="bee")
     assert [line[-1] for line in read_answers(path)] == ["bee", "bee"]
-    assert ask(server, "undo", row=row)["row"] == row
+    assert server.act("undo", row=row)["row"] == row
     assert [line[-1] for line in read_answers(path)] == ["bee"]
-    assert ask(server, "skip", row=row)["row"] != row
-    fourth = ask(server, "next")
-    ask(server, "flag", row=fourth["row"])
+    assert server.act("skip", row=row)["row"] != row
+    fourth = server.act("next")
+    server.act("flag", row=fourth["row"])
     flags = table.with_name("answers.flagged.csv")
     assert read_answers(flags) == [[*fourth["cells"], "flagged"]]
-    back = ask(server, "undo", row=fourth["row"])
+    back = server.act("undo", row=fourth["row"])
     assert (back["row"], back["flagged"]) == (fourth["row"], 0)
     assert read_answers(flags) == []
     for bad in (-1, 90, "1", 1.5, True, None):
-        status, line = server.refuse("POST", "/api/label", json.dumps({"tab": "one", "row": bad, "name": "ant"}))
+        status, line = server.refuse_action("label", row=bad, name="ant")
         assert (status, "row" in line) == (400 if type(bad) is not int else 404, True)
 
 
@@ -113,11 +104,11 @@ def test_two_users_never_get_the_same_row_and_all_labels_are_saved(server: Serve
     seen: list[int] = []
 
     def label(tab: str) -> None:
-        result = ask(server, "next", tab)
+        result = server.act("next", tab)
         for _ in range(20):
             seen.append(result["row"])
-            result = ask(server, "label", tab, row=result["row"], name=KINDS[result["row"] % 3])
-        ask(server, "leave", tab)
+            result = server.act("label", tab, row=result["row"], name=KINDS[result["row"] % 3])
+        server.act("leave", tab)
 
     threads = [threading.Thread(target=label, args=(tab,)) for tab in ("left", "right")]
     for thread in threads:
@@ -129,25 +120,24 @@ def test_two_users_never_get_the_same_row_and_all_labels_are_saved(server: Serve
     assert len(answers) == before + 40
     assert sorted(int(line[0]) for line in answers[before:]) == sorted(seen)
     for what in ("skip", "flag"):  # another user has labelled it: the next undo is not theirs
-        body = json.dumps({"tab": "late", "row": seen[0]})
-        assert server.refuse("POST", f"/api/{what}", body, headers={"Content-Type": "application/json"})[0] == 409
+        assert server.refuse_action(what, "late", row=seen[0])[0] == 409
 
 
 def test_rows_are_labelled_together_and_column_types_are_set(server: Server, table: Path) -> None:
     path, flags = table.with_name("answers.csv"), table.with_name("answers.flagged.csv")
-    before, result = len(read_answers(path)), ask(server, "next", "many")
+    before, result = len(read_answers(path)), server.act("next", "many")
     done = {int(line[0]) for line in read_answers(path)}
     free = [row for row in range(90) if row not in done][:4]
-    assert ask(server, "label_many", "many", rows=[*free[:3], *done], name="dog")["answered"] == before + 3
+    assert server.act("label_many", "many", rows=[*free[:3], *done], name="dog")["answered"] == before + 3
     assert [line[0::4] for line in read_answers(path)[before:]] == [[str(row), "dog"] for row in free[:3]]
-    assert ask(server, "label_many", "many", rows=free, name=None)["flagged"] == 1
+    assert server.act("label_many", "many", rows=free, name=None)["flagged"] == 1
     assert [line[0] for line in read_answers(flags)] == [str(free[3])]
-    ask(server, "undo", "many", row=free[3])
+    server.act("undo", "many", row=free[3])
     for row in free[:3]:
-        ask(server, "undo", "many", row=row)
+        server.act("undo", "many", row=row)
     assert len(read_answers(path)) == before
     for rows in ([90], [-1], "all", [True], list(range(90)) * 3):
-        line = server.refuse("POST", "/api/label_many", json.dumps({"tab": "many", "rows": rows, "name": "dog"}))[1]
+        line = server.refuse_action("label_many", "many", rows=rows, name="dog")[1]
         assert "rows" in line
     state = server.ask_json("GET", "/api/state")
     assert [(item["name"], item["type"]) for item in state["columns"]] == [
@@ -155,9 +145,9 @@ def test_rows_are_labelled_together_and_column_types_are_set(server: Server, tab
         ("number", "not used"),
     ]
     for column, choice, option in (("a", "drop", "--drop a"), ("b", "category", "--column-type b=category")):
-        state = ask(server, "columns", column=column, choice=choice)
+        state = server.act("columns", column=column, choice=choice)
         assert option in state["commands"][0]
-    state = ask(server, "columns", column="number", choice="group")
+    state = server.act("columns", column="number", choice="group")
     assert "--group number --drop a --column-type b=category" in state["commands"][0]
     for column, choice, line in (
         ("z", "drop", "`column` must be one of the table"),
@@ -171,7 +161,7 @@ def test_rows_are_labelled_together_and_column_types_are_set(server: Server, tab
         )
         assert (status, line in content.decode()) == (400 if line else 200, True), content
     for column in ("a", "b", "number"):
-        state = ask(server, "columns", column=column, choice="")
+        state = server.act("columns", column=column, choice="")
     assert "--drop" not in state["commands"][0]
     assert result["row"] is not None
 
@@ -179,38 +169,38 @@ def test_rows_are_labelled_together_and_column_types_are_set(server: Server, tab
 def test_labels_are_reviewed_and_classes_are_renamed_and_merged(server: Server, table: Path) -> None:
     path = table.with_name("answers.csv")
     for number, name in enumerate(KINDS):  # whatever the other tests have labelled
-        ask(server, "label_many", rows=list(range(number, 60, 3)), name=name)
+        server.act("label_many", rows=list(range(number, 60, 3)), name=name)
     lines = read_answers(path)
     wrong = next(int(line[0]) for line in lines if line[-1] == KINDS[int(line[0]) % 3])
-    ask(server, "relabel", row=wrong, name=KINDS[(wrong + 1) % 3])
-    ask(server, "jobs", job="results")
+    server.act("relabel", row=wrong, name=KINDS[(wrong + 1) % 3])
+    server.act("jobs", job="results")
     state = wait_for_job(server)
     assert (state["check"]["accuracy"], state["checked"]) == (state["metrics"]["accuracy"], len(lines))
     assert 1 <= state["next_check"] <= 20
-    listed = ask(server, "labels")
+    listed = server.act("labels")
     differing = {item["row"]: item["predicted"] for item in listed["rows"][: listed["differing"]]}
     assert (listed["total"], differing[wrong]) == (len(lines), KINDS[wrong % 3])
     assert len(differing) <= 3  # the labelled rows depend on which of the two was faster
-    ask(server, "relabel", row=wrong, name=KINDS[wrong % 3])
-    bees = ask(server, "labels", name="bee")
+    server.act("relabel", row=wrong, name=KINDS[wrong % 3])
+    bees = server.act("labels", name="bee")
     assert {item["name"] for item in bees["rows"]} == {"bee"}
     cells = bees["rows"][-1]["cells"]
-    assert ask(server, "labels", text=cells[1])["rows"][0]["cells"] == cells
+    assert server.act("labels", text=cells[1])["rows"][0]["cells"] == cells
     # A new class that is similar to another one is not created unless it is meant.
-    row = ask(server, "next")["row"]
+    row = server.act("next")["row"]
     for name in ("Cow", "COW "):
-        assert ask(server, "label", row=row, name=name) == {"similar": "cow"}
+        assert server.act("label", row=row, name=name) == {"similar": "cow"}
     assert len(read_answers(path)) == len(lines)
-    assert {item["name"]: item["rows"] for item in ask(server, "label", row=row, name="Cow", create=True)["classes"]}[
+    assert {item["name"]: item["rows"] for item in server.act("label", row=row, name="Cow", create=True)["classes"]}[
         "Cow"
     ] == 1
-    counts = {item["name"]: item["rows"] for item in ask(server, "rename", old="Cow", name="ox")["classes"]}
+    counts = {item["name"]: item["rows"] for item in server.act("rename", old="Cow", name="ox")["classes"]}
     assert (counts["ox"], "Cow" in counts) == (1, False)
-    merged = {item["name"]: item["rows"] for item in ask(server, "rename", old="ox", name="cow")["classes"]}
+    merged = {item["name"]: item["rows"] for item in server.act("rename", old="ox", name="cow")["classes"]}
     assert merged == {name: n + (name == "cow") for name, n in counts.items() if name != "ox"}
     assert {line[-1] for line in read_answers(path)} == set(KINDS)
-    assert server.refuse("POST", "/api/rename", json.dumps({"tab": "one", "old": "fox", "name": "cow"}))[0] == 404
-    again = ask(server, "undo", row=row)
+    assert server.refuse_action("rename", old="fox", name="cow")[0] == 404
+    again = server.act("undo", row=row)
     assert (again["row"], [item["name"] for item in again["classes"]]) == (row, list(merged))
 
 
@@ -226,16 +216,16 @@ def test_a_labelled_table_is_reviewed(tmp_path: Path) -> None:
         )
     output = tmp_path / "reviewed.csv"
     with start("page", tmp_path / "all.csv", "-o", output) as server:
-        assert ask(server, "next")["row"] is None
-        ask(server, "jobs", job="results")
+        assert server.act("next")["row"] is None
+        server.act("jobs", job="results")
         wait_for_job(server)
-        listed = ask(server, "labels")
+        listed = server.act("labels")
         assert (listed["total"], listed["differing"]) == (30, 1)
         assert (listed["rows"][0]["row"], listed["rows"][0]["predicted"]) == (4, "bee")
         assert [line[-1] for line in read_answers(output)] == labels
-        ask(server, "relabel", row=4, name="bee")
+        server.act("relabel", row=4, name="bee")
     with start("page", tmp_path / "all.csv", "-o", output) as server:
-        assert ask(server, "labels")["total"] == 30
+        assert server.act("labels")["total"] == 30
     assert [line[-1] for line in read_answers(output)] == [*labels[:4], "bee", *labels[5:]]
 
 
@@ -297,10 +287,10 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, st
     folder, confirmed, draw = tmp_path_factory.mktemp("killed"), dict[int, str](), random.Random(0)
     write_table(folder / "rest.csv", 24)
     with suppress(OSError, HTTPException), start("page", folder / "rest.csv", "-o", folder / "answers.csv") as server:
-        question = ask(server, "next")
+        question = server.act("next")
         while question["row"] is not None:
             row = question["row"]
-            question = ask(server, "label", row=row, name=KINDS[row % 3])
+            question = server.act("label", row=row, name=KINDS[row % 3])
             confirmed[row] = KINDS[row % 3]
             if len(confirmed) == 3:
                 threading.Timer(draw.uniform(0.0, 0.01), server.process.kill).start()
@@ -448,19 +438,18 @@ def test_pictures_are_labelled_and_shown(chromium: Browser, tmp_path: Path) -> N
         assert edges[:4] == sorted(edges[:4], reverse=True)
         assert edges[4] > 1200 / 2
         assert server.ask("GET", "/picture?row=3")[1].startswith(b"\x89PNG")
-        body = json.dumps({"tab": "one", "column": "picture", "choice": "drop"})
-        assert server.refuse("POST", "/api/columns", body)[0] == 409
+        assert server.refuse_action("columns", column="picture", choice="drop")[0] == 409
         # Deleted pictures, one labelled and the one that is shown, are skipped and named; all else goes on.
-        labelled = ask(server, "labels")["rows"][0]["cells"][0]
-        shown = ask(server, "next")["cells"][0]
+        labelled = server.act("labels")["rows"][0]["cells"][0]
+        shown = server.act("next")["cells"][0]
         for path in (labelled, shown):
             Path(path).unlink()
-        value = ask(server, "next")
+        value = server.act("next")
         assert (value["missing"], value["cells"][0] != shown) == ([shown], True)
-        assert server.refuse("GET", f"/picture?row={ask(server, 'labels')['rows'][0]['row']}")[0] == 404
+        assert server.refuse("GET", f"/picture?row={server.act('labels')['rows'][0]['row']}")[0] == 404
         chromium.open(f"{base}?token={TOKEN}")
         chromium.wait("!document.getElementById('missing').hidden")
-        ask(server, "jobs", job="export")
+        server.act("jobs", job="export")
         state = wait_for_job(server)
         assert (state["error"], state["ready"]) == ("", ["model", "report", "predictions"])
         chromium.wait("document.querySelector('#question img')?.naturalWidth == 16")
@@ -470,8 +459,8 @@ def test_pictures_are_labelled_and_shown(chromium: Browser, tmp_path: Path) -> N
         chromium.press("Enter")  # use the class that there is
         chromium.wait("document.getElementById('progress').textContent.startsWith('5 labelled')")
         for index in range(8):  # more classes than keys
-            row = ask(server, "next", "other")["row"]
-            ask(server, "label", "other", row=row, name=f"kind {index}", create=True)
+            row = server.act("next", "other")["row"]
+            server.act("label", "other", row=row, name=f"kind {index}", create=True)
         chromium.ask("document.getElementById('to-label').click()")
         chromium.wait("document.querySelectorAll('#all button').length == 10")
         chromium.ask("document.getElementById('new').focus()")

@@ -8,7 +8,6 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +15,11 @@ import pytest
 from protonet import InputError
 from protonet.server.labels import LabelFile, Uploads
 from tests.browser import CHROMIUM, CONTRAST, Browser
-from tests.commands.servers import TOKEN, Server, start, wait_for_job
+from tests.commands.servers import TOKEN, start, wait_for_job
 
 pytest.importorskip("uvicorn", reason="it listens")
 Image = pytest.importorskip("PIL.Image", reason="it draws pictures")
 TEXTS = ["good day", "bad day", "good night", "bad night", "so so", "well done", "not done", "fine"]
-
-
-def post(server: Server, path: str, tab: str = "one", **more: Any) -> dict[str, Any]:
-    found: dict[str, Any] = server.ask_json("POST", f"/api/{path}", {"tab": tab, **more})
-    return found
-
-
-def refuse(server: Server, path: str, tab: str = "one", **more: Any) -> tuple[int, str]:
-    return server.refuse("POST", f"/api/{path}", json.dumps({"tab": tab, **more}))
 
 
 def read(path: Path) -> list[list[str]]:
@@ -52,24 +42,24 @@ def texts(tmp_path: Path) -> Path:
 def test_a_duplicated_tab_does_not_overwrite_labels(texts: Path) -> None:
     """A duplicated tab has the identifier and the steps of the first one: both clients here are "one"."""
     with start("page", texts, "--representation", "none", "-o", texts.with_name("out.csv")) as server:
-        row = post(server, "next")["row"]
-        assert post(server, "next")["row"] == row  # the duplicate has the same question
-        assert post(server, "label", row=row, name="plus")["label"] == "plus"
-        assert refuse(server, "label", row=row, name="minus")[0] == 409
-        assert post(server, "relabel", row=row, name="minus", seen="plus")["label"] == "minus"
+        row = server.act("next")["row"]
+        assert server.act("next")["row"] == row  # the duplicate has the same question
+        assert server.act("label", row=row, name="plus")["label"] == "plus"
+        assert server.refuse_action("label", row=row, name="minus")[0] == 409
+        assert server.act("relabel", row=row, name="minus", seen="plus")["label"] == "minus"
         for path, more in (("undo", {}), ("relabel", {"name": "plus"})):
-            status, line = refuse(server, path, row=row, seen="plus", **more)
+            status, line = server.refuse_action(path, row=row, seen="plus", **more)
             assert (status, "has the label 'minus' now" in line) == (409, True)
-        other = post(server, "next")["row"]
-        post(server, "skip", row=other)
-        post(server, "label", "two", row=other, name="plus")
+        other = server.act("next")["row"]
+        server.act("skip", row=other)
+        server.act("label", "two", row=other, name="plus")
         assert (
-            refuse(server, "undo", row=other, seen=None)[0] == 409
+            server.refuse_action("undo", row=other, seen=None)[0] == 409
         )  # the duplicate skipped it, and another labelled it
         assert [line[-1] for line in read(texts.with_name("out.csv"))[1:]] == ["minus", "plus"]
-        undone = post(server, "undo", row=other, seen="plus")
+        undone = server.act("undo", row=other, seen="plus")
         assert (undone["row"], undone["label"]) == (other, None)
-        assert "no label any more" in refuse(server, "undo", row=other, seen="plus")[1]
+        assert "no label any more" in server.refuse_action("undo", row=other, seen="plus")[1]
 
 
 def test_who_gave_a_label_is_kept(texts: Path) -> None:
@@ -78,17 +68,17 @@ def test_who_gave_a_label_is_kept(texts: Path) -> None:
         with start("page", texts, "--representation", "none", "-o", output) as server:
             if not restarted:
                 for row, person in enumerate(["", "Ann", "Bo", "Ann"]):
-                    post(server, "label", row=row, name="plus", by=person)
-                post(server, "relabel", row=3, name="minus", by="Bo")
-                post(server, "relabel", row=2, name="minus")
-                post(server, "label_many", rows=[4, 5], name="minus", by=" Ann ")
-                assert "printable" in refuse(server, "label", row=6, name="plus", by="a\x07")[1]
-            listed = post(server, "labels")
+                    server.act("label", row=row, name="plus", by=person)
+                server.act("relabel", row=3, name="minus", by="Bo")
+                server.act("relabel", row=2, name="minus")
+                server.act("label_many", rows=[4, 5], name="minus", by=" Ann ")
+                assert "printable" in server.refuse_action("label", row=6, name="plus", by="a\x07")[1]
+            listed = server.act("labels")
             given = {line["row"]: line["by"] for line in listed["rows"]}
             assert given == {0: "", 1: "Ann", 2: "", 3: "Bo", 4: "Ann", 5: "Ann"}
             assert listed["people"] == ["Ann", "Bo"]
-            assert {line["row"] for line in post(server, "labels", person="Ann")["rows"]} == {1, 4, 5}
-            assert {line["row"] for line in post(server, "labels", person="")["rows"]} == {0, 2}
+            assert {line["row"] for line in server.act("labels", person="Ann")["rows"]} == {1, 4, 5}
+            assert {line["row"] for line in server.act("labels", person="")["rows"]} == {0, 2}
     assert read(output)[0] == ["note", "label"]  # the names are no feature of a fit
     assert read(texts.with_name("out.by.csv"))[:2] == [["by", "note", "label"], ["Ann", "bad day", "plus"]]
 
@@ -98,21 +88,21 @@ def test_pasted_texts_become_rows(texts: Path) -> None:
     with start("page", texts, "--representation", "none", "-o", output) as server:
         assert server.ask_json("GET", "/api/state")["adds"] == "texts"
         for row in range(4):
-            post(server, "label", row=row, name=["plus", "minus"][row % 2])
-        added = post(server, "add", text=" quite good \r\n\ngood day\n=1+1\nquite good\n")
+            server.act("label", row=row, name=["plus", "minus"][row % 2])
+        added = server.act("add", text=" quite good \r\n\ngood day\n=1+1\nquite good\n")
         assert (added["added"], added["left"]) == (2, 6)  # neither the empty line nor what there is already
-        assert post(server, "add", text="quite good")["added"] == 0
-        assert "20,000 characters" in refuse(server, "add", text="x" * 20_001)[1]
+        assert server.act("add", text="quite good")["added"] == 0
+        assert "20,000 characters" in server.refuse_action("add", text="x" * 20_001)[1]
         assert server.refuse("POST", "/api/add_picture?name=a.png", draw((1, 2, 3)))[0] == 409
-        assert post(server, "label", row=8, name="plus")["answered"] == 5
-        assert post(server, "rows", rows=[8, 9])
-        post(server, "jobs", job="export")
+        assert server.act("label", row=8, name="plus")["answered"] == 5
+        assert server.act("rows", rows=[8, 9])
+        server.act("jobs", job="export")
         assert wait_for_job(server)["error"] == ""
         predictions = server.ask("GET", "/download?file=predictions")[1].decode().splitlines()
         assert len(predictions) == 1 + len(TEXTS) + 2
     assert read(texts.with_name("out.added.csv"))[1:] == [["quite good", "added"], ["'=1+1", "added"]]
     with start("page", texts, "--representation", "none", "-o", output) as server:
-        state = post(server, "next")
+        state = server.act("next")
         assert (state["answered"], state["left"]) == (5, 5)
         assert server.ask_json("POST", "/api/rows", {"tab": "one", "rows": [9]})[0]["cells"] == ["=1+1"]
 
@@ -164,12 +154,12 @@ def test_dropped_pictures_become_rows(tmp_path: Path) -> None:
         for bad in (b"", b"<svg onload='alert(1)'/>", b"%!PS-Adobe-3.0 EPSF-3.0", draw((1, 1, 1))[:60]):
             status, line = server.refuse("POST", "/api/add_picture?name=a.png", bad)
             assert (status, "must be a picture that can be read" in line) == (400, True)
-        assert refuse(server, "add", text="a text")[0] == 409
-        assert post(server, "next")["left"] == 11
+        assert server.refuse_action("add", text="a text")[0] == 409
+        assert server.act("next")["left"] == 11
         assert server.ask("GET", "/picture?row=10")[1].startswith(b"\x89PNG")
-        post(server, "label", row=10, name="blue")
+        server.act("label", row=10, name="blue")
     with start("page", tmp_path / "pictures", "--representation", "none", "-o", output) as server:
-        assert (post(server, "next")["answered"], post(server, "next")["left"]) == (1, 10)
+        assert (server.act("next")["answered"], server.act("next")["left"]) == (1, 10)
     inside = tmp_path / "pictures" / "inside.csv"
     with start("page", tmp_path / "pictures", "--representation", "none", "-o", inside) as server:
         assert "pass another -o" in server.refuse("POST", "/api/add_picture?name=a.png", draw((9, 9, 9)))[1]
@@ -197,7 +187,7 @@ def test_pictures_of_the_camera_become_rows(tmp_path: Path) -> None:
         browser.wait("document.getElementById('added').textContent.startsWith('1 picture was added.')")
         browser.ask("document.getElementById('camera').click()")  # turned off
         browser.wait("document.getElementById('take').hidden && !document.getElementById('video').srcObject")
-        assert post(server, "next")["left"] == 5
+        assert server.act("next")["left"] == 5
         assert server.ask("GET", "/picture?row=4")[1].startswith(b"\x89PNG")
         assert browser.errors == []
     (taken,) = (tmp_path / "out.added").iterdir()
@@ -212,8 +202,8 @@ def test_classes_are_merged_during_fits(texts: Path) -> None:
         for number in range(8):
             for row in range(len(TEXTS)):
                 path = "relabel" if number else "label"
-                post(server, path, row=row, name=["first", "plus", "minus"][row % 3], create=True)
-            post(server, "rename", old="first", name="plus")
+                server.act(path, row=row, name=["first", "plus", "minus"][row % 3], create=True)
+            server.act("rename", old="first", name="plus")
         until = time.monotonic() + 60
         while server.ask("GET", "/api/map")[0] == 409:  # until a network is fitted
             assert time.monotonic() < until
@@ -254,8 +244,8 @@ def test_the_page_adds_rows_explains_words_and_undoes_after_a_reload(texts: Path
         browser.press("u")
         browser.wait("document.getElementById('progress').textContent.startsWith('1 labelled')")
         # A label that was changed elsewhere is not undone.
-        (row,) = (line["row"] for line in post(server, "labels")["rows"])
-        post(server, "relabel", row=row, name="minus")
+        (row,) = (line["row"] for line in server.act("labels")["rows"])
+        server.act("relabel", row=row, name="minus")
         browser.press("u")
         browser.wait("document.getElementById('error').textContent.includes(\"has the label 'minus' now\")")
         assert [line[-1] for line in read(output)[1:]] == ["minus"]
