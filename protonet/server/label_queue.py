@@ -94,19 +94,16 @@ class LabelQueue:
         """Return the row that a client is to label next; it stays the same until the client labels or skips it."""
         now = time.monotonic()
         lease = self._leases.get(client)
-        if lease is None or not self._can_be_suggested(lease.row):
+        if lease is None or not self._needs_label(lease.row):
             self._leases.pop(client, None)
             self._leases = {tab: other for tab, other in self._leases.items() if now - other.since < LEASE_SECONDS}
             leased = {other.row for other in self._leases.values()}
             with self._lock:
-                self._queue = [suggestion for suggestion in self._queue if self._can_be_suggested(suggestion.row)]
+                self._queue = [suggestion for suggestion in self._queue if self._needs_label(suggestion.row)]
                 waiting = [suggestion for suggestion in self._queue if suggestion.row not in leased]
             if not waiting:  # if the thread has not suggested enough rows, take any
-                others = (
-                    row
-                    for row in self.session.list_unlabelled().tolist()
-                    if row not in leased and self._can_be_suggested(row)
-                )
+                left = self.session.list_unlabelled().tolist()
+                others = (row for row in left if row not in leased and self._needs_label(row))
                 waiting = [Suggestion(row, "the next row of the table") for row in islice(others, 1)]
             if not waiting:
                 return self.progress() | {"row": None}
@@ -177,10 +174,8 @@ class LabelQueue:
 
     def label_many(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
         """Label rows or, if the name is None, flag them; rows with a label or flag are left out."""
-        free = [
-            row for row in rows if self._require_row(row) not in self.session.labelled and not self._is_flagged(row)
-        ]
-        for row in free:
+        labelled = set(self.session.labelled)
+        for row in [row for row in rows if self._require_row(row) not in labelled and not self._is_flagged(row)]:
             if name is None:
                 self.flag(client, row)
             else:
@@ -197,9 +192,8 @@ class LabelQueue:
         if old == new:
             return
         with self._lock:
-            session.label_file.replace_rows(
-                [[*cells, new if name == old else name] for *cells, name in session.label_file.rows]
-            )
+            rows = [[*cells, new if name == old else name] for *cells, name in session.label_file.rows]
+            session.label_file.replace_rows(rows)
             merged = new in names
             names[:] = [new if name == old else name for name in names if not (merged and name == old)]
             if merged:  # the indices of the classes have changed
@@ -276,10 +270,9 @@ class LabelQueue:
         if not labels or others.shape[1] != len(embedding):
             return []
         done = list(labels)
-        order = (
-            torch.linalg.vector_norm(others[done] - embedding, dim=1).argsort(stable=True)[:MAX_SIMILAR_ROWS].tolist()
-        )
-        return [self.row_to_dict(done[at]) | {"name": labels[done[at]]} for at in order]
+        distances = torch.linalg.vector_norm(others[done] - embedding, dim=1)
+        nearest = [done[index] for index in distances.argsort(stable=True)[:MAX_SIMILAR_ROWS].tolist()]
+        return [self.row_to_dict(row) | {"name": labels[row]} for row in nearest]
 
     def row_to_dict(self, row: int) -> dict[str, object]:
         """Return the index of a row, its cells, truncated to a maximal length, and whether its picture exists."""
@@ -397,7 +390,7 @@ class LabelQueue:
         """Test whether a row is flagged."""
         return [*self.session.cells[row], "flagged"] in self.flags.rows
 
-    def _can_be_suggested(self, row: int) -> bool:
+    def _needs_label(self, row: int) -> bool:
         """Test whether a row is neither skipped nor labelled, and its picture exists."""
         if row in self.session.skipped or row in self.session.labelled:
             return False

@@ -265,10 +265,8 @@ class LabelSession:
 
     def suggest(self, n: int, left: Tensor | None = None) -> list[Suggestion]:
         """Suggest at least ``n`` rows to label next: first typical rows, then the most informative ones."""
-        left, first = (
-            self.list_unlabelled() if left is None else left,
-            TYPICAL_ROWS_PER_CLASS * len(self.classes) - len(self.labelled),
-        )
+        left = self.list_unlabelled() if left is None else left
+        first = TYPICAL_ROWS_PER_CLASS * len(self.classes) - len(self.labelled)
         if not len(left):
             return []
         network = None if self._refits and first > 0 else self.network
