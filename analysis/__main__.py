@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from protonet.ui.command_line import Parser, check_name, run_command
 
 PROG = "analysis"
-#: The module of each study, and what it answers.
+#: The module of each study, and the question that it answers, by name.
 STUDIES = {
     "contest": ("contest.trial", "pack the submission and evaluate it as the contest does"),
     "contest-draws": ("contest.draws", "the solver, baselines and the Bayes rule on new draws of the contest's data"),
@@ -35,7 +35,7 @@ STUDIES = {
 }
 
 
-def explain(arguments: Sequence[str] | None) -> None:
+def print_studies(arguments: Sequence[str] | None) -> None:
     """Print the list of studies, or raise an InputError for an unknown name."""
     parser = Parser(PROG, "Studies of the library: each prints a table.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     name = arguments[0] if arguments else ""
     if name not in STUDIES:
-        return run_command(PROG, explain, arguments[:1])
+        return run_command(PROG, print_studies, arguments[:1])
 
     def command(remaining: Sequence[str] | None) -> None:
         from analysis.shared.runner import run_study  # noqa: PLC0415 - with torch, which takes a second

@@ -1,6 +1,6 @@
-"""The solver, baselines and the Bayes rule on new samples of the contest's data, and their distance from the limit.
+"""The solver, baselines and the Bayes rule on new samples of the contest's data, and the gap to the Bayes rule.
 
-The seeds are those of the synthetic families, never the contest's.
+The samples have seeds of the synthetic families, never the contest's.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from protonet.errors import install_command, raise_input_error
 from protonet.ui.text import format_table
 from solution.pack import library_files
 
-OURS, LIMIT = "ours", "bayes"
-#: The methods beside the solver, in the table's order: baselines by their names in the registry, then the Bayes rule.
+OURS, BAYES = "ours", "bayes"
+#: Methods beside the solver, in the order of the table: names of baselines in the registry, None for the Bayes rule.
 METHODS = {
     "nearest_mean": "nearest-mean",
     "cosine": "cosine",
     "mlp": "statement-mlp",
     "lda": "lda-closed-form",
     "logistic": "logistic-by-accuracy",
-    LIMIT: None,
+    BAYES: None,
 }
-COMPARED = ("cosine", "lda", "logistic")  #: The regret is measured against the best of these in each setting.
+COMPARED = ("cosine", "lda", "logistic")  #: The regret is the difference to the best of these methods.
 NOTE = """
 Test accuracy in percent, mean over {draws} ± one standard error. In brackets: ours minus it, paired by
 draw. The gap is the Bayes rule minus ours, the regret the best of cosine, LDA and logistic regression minus
@@ -45,8 +45,8 @@ ours.
 """
 
 
-class Cell(NamedTuple):
-    """One run: a method on a draw. Only the solver has a parameter limit."""
+class Run(NamedTuple):
+    """A method on a draw."""
 
     family: str
     n_train: int
@@ -55,7 +55,7 @@ class Cell(NamedTuple):
     num_classes: int
     dim: int
     method: str
-    limit: int | None
+    limit: int | None  #: The parameter limit; None for methods other than the solver.
 
 
 def add_options(parser: StudyParser) -> None:
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> Report:
     if {"lda", "logistic"} & set(needed) and find_spec("sklearn") is None:
         remedy = f"Run {install_command('analysis')}, or leave out lda and logistic."
         raise_input_error("--methods", "have scikit-learn for lda and logistic", "none installed", remedy)
-    cells = []
+    runs = []
     for family in options.family:
         methods = options.methods or [name for name in METHODS if name != "logistic" or family != "isotropic"]
         pairs: list[tuple[str, int | None]] = [
@@ -87,8 +87,8 @@ def run(options: argparse.Namespace) -> Report:
         for n_train, n_val in options.shots:
             for seed in range(options.first_seed, options.first_seed + options.draws):
                 draw = (family, n_train, n_val, seed, options.classes, options.dim)
-                cells += [Cell(*draw, *pair) for pair in pairs]
-    rows = summarise(run_all(cells, run_cell, options.state, lambda cell: hash_code(cell.method), unit="result"))
+                runs += [Run(*draw, *pair) for pair in pairs]
+    rows = summarise(run_all(runs, run_method, options.state, lambda run: hash_code(run.method), unit="result"))
     return Report(rows, tabulate(rows))
 
 
@@ -98,32 +98,32 @@ def hash_code(method: str) -> str:
     return hash_sources("protonet/datasets/synthetic.py", *(library_files() if method == OURS else others))
 
 
-@functools.lru_cache(maxsize=1)  # the cells of one draw come one after another
+@functools.lru_cache(maxsize=1)  # the runs of a draw follow each other
 def sample_draw(family: str, n_train: int, n_val: int, seed: int, num_classes: int, dim: int) -> Split:
     """Sample a draw of a family."""
     return sample_family(family, seed=seed, n_train=n_train, n_val=n_val, num_classes=num_classes, dim=dim)
 
 
-def run_cell(cell: Cell) -> dict[str, Any]:
-    """Measure accuracy in [0, 1], or None if the method does not apply, parameters and seconds."""
-    split = sample_draw(*cell[:6])
+def run_method(run: Run) -> dict[str, Any]:
+    """Measure accuracy in [0, 1] (None if the method does not apply), parameters and seconds of a run."""
+    split = sample_draw(*run[:6])
     started, parameters = time.perf_counter(), None
-    if cell.method == OURS:
-        metadata = {"num_classes": cell.num_classes, "input_dim": cell.dim, "param_limit": cell.limit}
+    if run.method == OURS:
+        metadata = {"num_classes": run.num_classes, "input_dim": run.dim, "param_limit": run.limit}
         network = solve([(split.train_x, split.train_y)], [(split.val_x, split.val_y)], metadata)
         parameters = network.count_parameters()
         with torch.no_grad():
             predicted: Tensor | None = network(split.test_x).argmax(dim=1)
     else:
-        predicted = predict(split, cell.method)
+        predicted = predict(split, run.method)
     accuracy = None if predicted is None else float((predicted == split.test_y).double().mean())
     return {"accuracy": accuracy, "parameters": parameters, "seconds": round(time.perf_counter() - started, 3)}
 
 
 def predict(split: Split, method: str) -> Tensor | None:
-    """Predict the classes (n_test_rows,) int64 by a method; None if it does not apply.
+    """Predict the classes (n_test_rows,) int64 of the test samples; None if the method does not apply.
 
-    All learn from train and validation samples together but the statement's MLP, which learns from the former alone.
+    Methods are fitted to the training and validation samples, except the statement's MLP: training samples only.
     """
     name = METHODS[method]
     if name is None:
@@ -132,16 +132,16 @@ def predict(split: Split, method: str) -> Tensor | None:
     return torch.from_numpy(BASELINES[name].fit(x.numpy(), y.numpy())(split.test_x.numpy()).predicted)
 
 
-def summarise(results: Mapping[Cell, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Group the results by family, shots and limit: accuracies in percent, and the solver's costs."""
+def summarise(results: Mapping[Run, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Group results by family, shots and limit: accuracies in percent, and parameters and seconds of the solver."""
     rows = []
-    for key, limit in dict.fromkeys((cell[:3], cell.limit) for cell in results if cell.method == OURS):
-        selected = {cell: result for cell, result in results.items() if cell[:3] == key and cell.limit in {None, limit}}
+    for key, limit in dict.fromkeys((run[:3], run.limit) for run in results if run.method == OURS):
+        selected = {run: result for run, result in results.items() if run[:3] == key and run.limit in {None, limit}}
         percent: dict[str, list[float]] = {OURS: []}
-        for cell, result in selected.items():
+        for run, result in selected.items():
             if result["accuracy"] is not None:
-                percent.setdefault(cell.method, []).append(100 * result["accuracy"])
-        ours = [result for cell, result in selected.items() if cell.method == OURS]
+                percent.setdefault(run.method, []).append(100 * result["accuracy"])
+        ours = [result for run, result in selected.items() if run.method == OURS]
         row = {"family": key[0], "shots": f"{key[1]}+{key[2]}", "limit": limit, "percent": percent}
         rows.append(row | {name: [result[name] for result in ours] for name in ("parameters", "seconds")})
     return rows
@@ -156,7 +156,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         percent = row["percent"]
-        ours, bayes = percent[OURS], percent.get(LIMIT, [])
+        ours, bayes = percent[OURS], percent.get(BAYES, [])
         line = [row["family"], row["shots"], f"{row['limit']:,}", format_mean(ours), format_mean(bayes)]
         line.append(format_mean(subtract(bayes, ours), sign=True))
         for method in shown:
@@ -172,7 +172,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _parse_shots(option: str, text: str) -> list[tuple[int, int]]:
-    """Parse train and validation samples per class from a text such as 16+4,1+1, without repetition."""
+    """Parse pairs of training and validation samples per class from a text such as 16+4,1+1, without repetition."""
     pairs = []
     for shots in text.split(","):
         parts = shots.split("+")

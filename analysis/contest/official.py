@@ -1,4 +1,4 @@
-"""The contest's official data. Only studies may know its seeds; the library and the solver never do."""
+"""The contest's official data. Only studies may use its seeds, not the library."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Simulated contest: pack the submission, unpack it into an empty folder, and evaluate it in a clean process.
 
-The process sees torch, numpy and the standard library alone. Without --json, the results are in build/contest*.json.
+It can import torch, numpy and the standard library only. Without --json, the results are in build/contest*.json.
 New draws of the data: python -m analysis contest-draws.
 """
 
@@ -31,13 +31,13 @@ CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class 
 WORKER = Path(__file__).with_name("worker.py")
 PARAM_LIMIT, BASELINE_ACCURACY = 500_000.0, 0.72
 TIMEOUT = 3600.0
-PARTS = ("train", "val", "test")
+SPLITS = ("train", "val", "test")
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the submission and the data."""
+    """Add the options: the configuration and the kind of submission."""
     parser.add("--config", "official", "or agentics: 1 sample per class", partial(check_name, known=CONFIGS))
-    parser.add_argument("--single-file", action="store_true", help="judge the single file")
+    parser.add_argument("--single-file", action="store_true", help="evaluate the single file")
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -78,11 +78,11 @@ def evaluate_submission(submission: bytes, split: Split, *, param_limit: float =
             (workspace / "solution.py").write_bytes(submission)
         for path in (*workspace.rglob("*"), workspace):  # read-only, as a contest may have it
             path.chmod(0o555 if path.is_dir() else 0o444)
-        arrays = {f"{part}_{side}": getattr(split, f"{part}_{side}") for part in PARTS for side in "xy"}
+        arrays = {f"{part}_{side}": getattr(split, f"{part}_{side}") for part in SPLITS for side in "xy"}
         np.savez(top / "data.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
         limits = {"param_limit": param_limit, "baseline_accuracy": BASELINE_ACCURACY}
         described = {"num_classes": split.num_classes, "input_dim": split.train_x.shape[1], **limits, "device": "cpu"}
-        described |= {f"{part}_samples": len(getattr(split, f"{part}_y")) for part in PARTS}
+        described |= {f"{part}_samples": len(getattr(split, f"{part}_y")) for part in SPLITS}
         request = {**limits, "metadata": described, "solution": str(workspace / "solution.py")}
         request |= {"data": str(top / "data.npz"), "result": str(top / "result.json")}
         (top / "request.json").write_text(json.dumps(request), encoding="utf-8")

@@ -34,8 +34,8 @@ ALLOWED = sys.stdlib_module_names | {
 SEED, BATCH = 2025, 128
 
 
-class _OnlyAllowed:
-    """Finder of allowed modules and those of the workspace; all others appear as not installed."""
+class _AllowedFinder:
+    """Finds allowed modules and modules of the workspace; all others appear as not installed."""
 
     def __init__(self, workspace: Path) -> None:
         self.workspace = workspace.resolve()
@@ -51,7 +51,7 @@ class _OnlyAllowed:
 
 def narrow_imports(workspace: Path) -> None:
     """Restrict imports to the standard library, torch, numpy and the workspace."""
-    finders: Any = [BuiltinImporter, FrozenImporter, _OnlyAllowed(workspace)]
+    finders: Any = [BuiltinImporter, FrozenImporter, _AllowedFinder(workspace)]
     sys.meta_path[:] = finders
 
 
@@ -77,16 +77,16 @@ def make_loaders(data: Path) -> list[DataLoader[tuple[Tensor, ...]]]:
 
 
 def evaluate_accuracy(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) -> float:
-    """Compute the accuracy in [0, 1]."""
+    """Compute the accuracy of a model, in [0, 1], on the batches of a loader."""
     import torch  # noqa: PLC0415
 
     model.eval()
-    right = total = 0
+    correct = total = 0
     with torch.no_grad():
         for inputs, targets in loader:
-            right += int((model(inputs).argmax(dim=1) == targets).sum())
+            correct += int((model(inputs).argmax(dim=1) == targets).sum())
             total += targets.numel()
-    return right / total
+    return correct / total
 
 
 def measure_peak_memory() -> float:
@@ -101,7 +101,7 @@ def measure_peak_memory() -> float:
 
 
 def evaluate(request: dict[str, Any]) -> dict[str, Any]:
-    """Evaluate one submission; `analysis.contest.trial` prints the entries of the result."""
+    """Evaluate the submission of a request; return its accuracy, score, parameters, time, memory and versions."""
     solution = Path(request["solution"])
     narrow_imports(solution.parent)
     import numpy as np  # noqa: PLC0415

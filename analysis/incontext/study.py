@@ -22,9 +22,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.incontext import validation
-from analysis.incontext.episodes import Episodes, make_episodes, mask_seen
-from analysis.incontext.real import Real
-from analysis.incontext.train import NEW, Trainer, classify
+from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
+from analysis.incontext.real import RealTables
+from analysis.incontext.train import NEW_ROWS, Trainer, classify
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
@@ -167,15 +167,15 @@ def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
     """
     networks = {"transformer": unpack_weights(flat)}
     networks |= {} if present is None else {"library's": unpack_weights(present)}
-    real = Real("comparison")
+    real = RealTables("comparison")
     rows: list[dict[str, Any]] = []
     for kind in ("synthetic", "real"):
         for labelled, columns, per_class in tqdm(SIZES, unit="size", desc=kind, dynamic_ncols=True):
             generator = torch.Generator().manual_seed(labelled)
             drawn = (
-                make_episodes(generator, COUNT, labelled, NEW, columns, per_class)
+                make_episodes(generator, COUNT, labelled, NEW_ROWS, columns, per_class)
                 if kind == "synthetic"
-                else real.draw(generator, COUNT, labelled, NEW, columns)
+                else real.draw(generator, COUNT, labelled, NEW_ROWS, columns)
             )
             if drawn is not None:
                 scores = _evaluate(networks, drawn, labelled)
@@ -189,8 +189,8 @@ def _evaluate(networks: Mapping[str, Mapping[str, Tensor]], episodes: Episodes, 
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - optional
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
 
-    new = slice(labelled, labelled + NEW)
-    absent = ~mask_seen(episodes.classes, labelled)[:, None]
+    new = slice(labelled, labelled + NEW_ROWS)
+    absent = ~mask_labelled_classes(episodes.classes, labelled)[:, None]
     predictions = {
         name: classify(weights, episodes, labelled)[1].masked_fill(absent, -2).argmax(dim=2).numpy()
         for name, weights in networks.items()

@@ -1,4 +1,4 @@
-"""Training of the transformer: an episode is a table, its loss that of new rows by the nearest prototype."""
+"""Training of the tabular transformer: an episode is a table, the loss is the cross-entropy of its new rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 
-from analysis.incontext.episodes import Episodes, make_episodes, mask_seen
-from analysis.incontext.real import Real
+from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
+from analysis.incontext.real import RealTables
 from protonet._io import write_atomically
 from protonet.views.transformer import (
     CLASS_CODES,
@@ -30,65 +30,67 @@ from protonet.views.transformer import (
     unpack_weights,
 )
 
-NEW = 28  #: New rows of a table.
-CELLS = {"cpu": 8_000, "cuda": 64_000}  #: Cells of a step, about.
-#: Numbers of labelled rows, of which few are drawn with a probability of FEW, and of columns. There are not too many
-#: sizes, because a GPU compiles a step for each.
-FEW, FEW_ROWS, MANY_ROWS = 0.35, (2, 3, 4, 6, 8, 11, 16, 24), (6, 8, 11, 16, 24, 34, 48, 68, 96, 136, 180, 220)
+NEW_ROWS = 28  #: New rows of a training table.
+CELLS_PER_STEP = {"cpu": 8_000, "cuda": 64_000}  #: Approximate number of cells of a step, by device.
+#: Sizes of tables that are sampled. There are not too many sizes, because a GPU compiles a step for each.
+FEW_ROWS, MANY_ROWS = (2, 3, 4, 6, 8, 11, 16, 24), (6, 8, 11, 16, 24, 34, 48, 68, 96, 136, 180, 220)
 COLUMNS, ROWS_PER_CLASS = (2, 3, 4, 5, 7, 9, 12, 16, 22, 30, 42, 56), (1, 2, 3, 5, 8, 15, 25, 50)
-RATE, WARM, DECAY = 3e-3, 200, 0.01  #: Maximal step size, which falls linearly to 0; warmup steps; weight decay.
-WINDOW, CLIP = 0.1, 1.0  #: The weights are averaged over about this fraction of the steps so far.
-REAL, NUMERIC = 0.3, 0.3  #: Fraction of the steps on real tables, and of these on their numeric columns alone.
-#: Weight of the loss by prototypes of rows read with their class; the remainder is of rows read without it.
-KNOWN_WEIGHT = 0.3
-SAVE = 120.0  #: Seconds between states that are written.
+FEW_ROWS_PROBABILITY = 0.35  #: Probability that the number of labelled rows is one of ``FEW_ROWS``.
+MAX_LEARNING_RATE = 3e-3  #: Learning rate after the warmup; it then falls linearly to 0.
+WARMUP_STEPS, WEIGHT_DECAY, MAX_GRADIENT_NORM = 200, 0.01, 1.0
+AVERAGED_FRACTION = 0.1  #: The weights are averaged over about this fraction of the steps so far.
+REAL_FRACTION = 0.3  #: Fraction of the steps on real tables.
+NUMERIC_FRACTION = 0.3  #: Fraction of the steps on real tables that have their numeric columns only.
+#: Weight of the loss by prototypes of rows read with their class; the other part is of rows read without it.
+WITH_CLASS_WEIGHT = 0.3
+SAVE_INTERVAL = 120.0  #: Seconds between writes of the state.
 #: Implementations of attention that begin at once with a new shape.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def draw_size(generator: torch.Generator, cells: int) -> tuple[int, int, int, int]:
-    """Sample the numbers of tables, labelled rows and columns of a step, and the minimum rows per class.
+def sample_sizes(generator: torch.Generator, cells: int) -> tuple[int, int, int, int]:
+    """Sample the numbers of tables, labelled rows and columns of a step, and the minimal rows per class.
 
     Args:
         generator: The source of randomness.
-        cells: The number of cells of the step, about.
+        cells: The approximate number of cells of the step.
     """
 
     def draw(values: Sequence[int]) -> int:
         return values[int(torch.randint(len(values), (), generator=generator))]
 
-    labelled = draw(FEW_ROWS if float(torch.rand((), generator=generator)) < FEW else MANY_ROWS)
+    labelled = draw(FEW_ROWS if float(torch.rand((), generator=generator)) < FEW_ROWS_PROBABILITY else MANY_ROWS)
     columns = draw(COLUMNS)
-    tables = max(2, round(cells / ((2 * labelled + NEW) * (columns + 1))))
+    tables = max(2, round(cells / ((2 * labelled + NEW_ROWS) * (columns + 1))))
     return tables, labelled, columns, draw(ROWS_PER_CLASS)
 
 
 class Batches(Dataset[tuple[Episodes, int]]):
-    """The episodes of each step, by the step's number; synthetic or real tables.
+    """A data set that maps the number of a step to its episodes, of synthetic or real tables.
 
     Args:
-        seed: Another seed gives other tables.
-        cells: The number of cells of a step, about.
+        seed: The seed of the tables.
+        cells: The approximate number of cells of a step.
     """
 
     def __init__(self, seed: int, cells: int) -> None:
-        self.seed, self.cells, self.real = seed, cells, Real("training")
+        self.seed, self.cells, self.real = seed, cells, RealTables("training")
 
     def __getitem__(self, step: int) -> tuple[Episodes, int]:
-        """Draw the episodes of a step, and their number of labelled rows."""
+        """Sample the episodes of a step; return them and their number of labelled rows."""
         generator = torch.Generator().manual_seed(self.seed * 2**31 + step)
-        tables, labelled, columns, per_class = draw_size(generator, self.cells)
+        tables, labelled, columns, per_class = sample_sizes(generator, self.cells)
         episodes = None
-        if float(torch.rand((), generator=generator)) < REAL:
-            numeric = float(torch.rand((), generator=generator)) < NUMERIC
-            episodes = self.real.draw(generator, tables, labelled, NEW, columns, numeric=numeric)
+        if float(torch.rand((), generator=generator)) < REAL_FRACTION:
+            numeric = float(torch.rand((), generator=generator)) < NUMERIC_FRACTION
+            episodes = self.real.draw(generator, tables, labelled, NEW_ROWS, columns, numeric=numeric)
         if episodes is None:
-            episodes = make_episodes(generator, tables, labelled, NEW, columns, per_class)
+            episodes = make_episodes(generator, tables, labelled, NEW_ROWS, columns, per_class)
         return episodes._replace(cells=episodes.cells.half()), labelled
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose matrices are orthogonalized, all matrices of a shape at once; steps as large as AdamW's.
+    """The optimizer Muon: momentum with orthogonalized matrices, scaled to steps as large as AdamW's.
 
     Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024); the step size as in Liu et
     al., "Muon is scalable for LLM training" (2025).
@@ -101,7 +103,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update the matrices."""
+        """Update the matrices; all matrices of a shape are orthogonalized together."""
         del closure
         for group in self.param_groups:
             shapes = defaultdict[torch.Size, list[Tensor]](list)
@@ -146,28 +148,28 @@ def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> 
 
 
 def compute_loss(weights: TransformerWeights, factor: Tensor, episodes: Episodes, labelled: int) -> Tensor:
-    """Compute the loss on new rows whose class is known."""
+    """Compute the mean cross-entropy of new rows whose class has a labelled row; ``factor`` scales the cosines."""
     _, classes, known = episodes
-    absent = ~mask_seen(classes, labelled)[:, None]
+    absent = ~mask_labelled_classes(classes, labelled)[:, None]
     truth = classes[:, labelled:].masked_fill(~known[:, labelled:], -100)
     logits = [(factor * cosines).masked_fill(absent, -1e9) for cosines in classify(weights, episodes, labelled)]
     with_class, new = (F.cross_entropy(part.transpose(1, 2), truth) for part in logits)
-    return KNOWN_WEIGHT * with_class + (1 - KNOWN_WEIGHT) * new
+    return WITH_CLASS_WEIGHT * with_class + (1 - WITH_CLASS_WEIGHT) * new
 
 
 class Trainer:
     """A training run that can be saved and resumed.
 
-    On a GPU, each step is a CUDA graph, captured for every size of tables when it first comes: launching its thousands
-    of small kernels one by one takes four times as long as they run.
+    On a GPU, each step is a CUDA graph, captured when a size of tables first occurs: launching its thousands of small
+    kernels one by one takes four times as long as they run.
 
     Args:
-        goal: Tables that it sees in all.
-        weights: (WEIGHT_COUNT,) to begin with, those of an earlier run; None for random ones.
-        device: The device that trains; on a GPU, steps are larger and in bfloat16.
-        jobs: Processes that draw tables; 0 to draw them in this one.
-        seconds: The time after which it ends, if that is before the goal. The step size then falls with the clock, and
-            the result depends on the speed of the machine.
+        goal: Total number of training tables.
+        weights: (WEIGHT_COUNT,) initial weights, of an earlier run; None for random ones.
+        device: The device of the training; on a GPU, steps are larger and in bfloat16.
+        jobs: Number of processes that sample tables; 0 to sample them in this process.
+        seconds: Time limit. If there is one, the learning rate falls with the clock, and the result depends on the
+            speed of the machine.
     """
 
     def __init__(
@@ -175,19 +177,20 @@ class Trainer:
     ) -> None:
         self.goal, self.tables, self.step = goal, 0, 0
         self.device, self.jobs, self.seconds = torch.device(device), jobs, seconds
-        seed = 0 if weights is None else zlib.crc32(weights.numpy().tobytes())  # other tables than before
-        self.batches = Batches(seed, CELLS[self.device.type])
+        seed = 0 if weights is None else zlib.crc32(weights.numpy().tobytes())  # other tables than in the earlier run
+        self.batches = Batches(seed, CELLS_PER_STEP[self.device.type])
         generator = torch.Generator().manual_seed(seed)
-        start = {name: _start(name, shape, generator) for name, shape in WEIGHT_SHAPES.items()}
+        start = {name: _initialize(name, shape, generator) for name, shape in WEIGHT_SHAPES.items()}
         start |= {} if weights is None else unpack_weights(weights)
         self.weights = {name: value.to(self.device, copy=True).requires_grad_() for name, value in start.items()}
-        self.factor = torch.tensor(2.0, device=self.device, requires_grad=True)  #: Logarithm of the cosines' factor.
+        #: Logarithm of the scale of the cosines.
+        self.factor = torch.tensor(2.0, device=self.device, requires_grad=True)
         self.average = [value.detach().clone() for value in self.values]
-        self.rate = torch.tensor(0.0, device=self.device)  #: The step size.
+        self.rate = torch.tensor(0.0, device=self.device)  #: The learning rate.
         matrices = [value for name, value in self.weights.items() if _is_hidden(name) and value.ndim == 2]
         others = [value for value in self.values if all(value is not matrix for matrix in matrices)]
         self.optimizers: list[torch.optim.Optimizer] = [
-            Muon(matrices, self.rate, weight_decay=DECAY),
+            Muon(matrices, self.rate, weight_decay=WEIGHT_DECAY),
             torch.optim.AdamW(
                 others,
                 self.rate,
@@ -210,14 +213,14 @@ class Trainer:
         Args:
             episodes: The tables of the step.
             labelled: The number of labelled rows of each.
-            done: The fraction of the run that is done.
+            done: The fraction of the run that is finished.
         """
-        self.rate.fill_(RATE * min(1, (self.step + 1) / WARM) * max(0.0, 1 - done))
+        self.rate.fill_(MAX_LEARNING_RATE * min(1, (self.step + 1) / WARMUP_STEPS) * max(0.0, 1 - done))
         loss = (self._replay if self.device.type == "cuda" else self._update)(episodes, labelled)
         self.step += 1
         self.tables += len(episodes.classes)
         with torch.no_grad():
-            torch._foreach_lerp_(self.average, self.values, min(1.0, (1 / WINDOW + 1) / (self.step + 10)))
+            torch._foreach_lerp_(self.average, self.values, min(1.0, (1 / AVERAGED_FRACTION + 1) / (self.step + 10)))
         return loss
 
     def _update(self, episodes: Episodes, labelled: int) -> Tensor:
@@ -226,17 +229,17 @@ class Trainer:
             optimizer.zero_grad()
         loss = compute_loss(self.weights, self.factor.exp(), episodes._replace(cells=episodes.cells.float()), labelled)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.values, CLIP)
+        torch.nn.utils.clip_grad_norm_(self.values, MAX_GRADIENT_NORM)
         for optimizer in self.optimizers:
             optimizer.step()
         return loss.detach()
 
     def _replay(self, episodes: Episodes, labelled: int) -> Tensor:
-        """Do the same as `_update` by a graph of the same size."""
+        """Replay the CUDA graph of `_update` for tables of this size; capture it for a new size."""
         size = (labelled, *episodes.cells.shape)
         if size not in self.graphs:
             static = Episodes(*(part.to(self.device) for part in episodes))
-            if not self.graphs:  # what is allocated once must not be in a graph
+            if not self.graphs:  # allocations of the first step must not be in a graph
                 side = torch.cuda.Stream()
                 side.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(side):
@@ -254,7 +257,7 @@ class Trainer:
         return loss.clone()
 
     def run(self, path: Path, progress: Callable[[int, Tensor], None]) -> None:
-        """Train to the goal; the state is written every ``SAVE`` seconds and at the end."""
+        """Train to the goal; the state is written to a path every `SAVE_INTERVAL` seconds and at the end."""
         started = saved = time.monotonic()
         loader = DataLoader(
             self.batches,
@@ -270,14 +273,14 @@ class Trainer:
             progress(self.tables - before, loss)
             now = time.monotonic()
             done = max(self.tables / self.goal, (now - started) / self.seconds)
-            if now - saved > SAVE or done >= 1:
+            if now - saved > SAVE_INTERVAL or done >= 1:
                 write_atomically(path, lambda file: torch.save(self.state(), file))
                 saved = now
             if done >= 1:
                 break
 
     def state(self) -> dict[str, Any]:
-        """Collect all that the next step depends on."""
+        """Return the state of the run, from which `restore` resumes it."""
         return {
             "goal": self.goal,
             "tables": self.tables,
@@ -288,7 +291,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state, except its goal."""
+        """Restore a saved state, except its goal."""
         self.tables, self.step = state["tables"], state["step"]
         with torch.no_grad():
             for values, stored in ((self.values, state["values"]), (self.average, state["average"])):
@@ -299,23 +302,24 @@ class Trainer:
                 group["lr"] = self.rate
 
     def flat_weights(self) -> Tensor:
-        """Average the weights, flattened in the order of `unpack_weights`: (WEIGHT_COUNT,) float16."""
+        """Return the averaged weights (WEIGHT_COUNT,) float16, in the order of `unpack_weights`."""
         flat = torch.cat([mean.flatten() for mean in self.average[:-1]])
         assert len(flat) == WEIGHT_COUNT
         return flat.half().cpu()
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether a weight is one of the layers' or between them."""
+    """Test whether a weight belongs to the hidden layers, given its name."""
     return name[0].isdigit() or name == "row"
 
 
 def _use_one_thread(_: int) -> None:
+    """Limit a worker process to one thread."""
     torch.set_num_threads(1)
 
 
-def _start(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Initialize a weight."""
+def _initialize(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Sample the initial value of a weight, given its name and shape."""
     part = name.rpartition(".")[2]
     if part.startswith("norm"):
         value = torch.full(shape, float(not part.endswith("bias")))

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.incontext.episodes import Episodes, make_episodes, mask_seen
-from analysis.incontext.real import Real
-from analysis.incontext.train import NEW, classify
+from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
+from analysis.incontext.real import RealTables
+from analysis.incontext.train import NEW_ROWS, classify
 from protonet.views.transformer import unpack_weights
 
 #: Labelled rows, and maximal columns, of the tasks from each real table; and the number of episodes of each.
@@ -51,19 +51,19 @@ class Difference(NamedTuple):
 def draw_tasks(part: Literal["validation", "comparison"], seed: int = 0) -> list[Task]:
     """Draw tasks of all sizes from the real tables of a part, with all columns and with numeric ones, and synthetic."""
     generator = torch.Generator().manual_seed(seed + (0 if part == "validation" else 1_000_000))
-    real, tasks = Real(part), list[Task]()
+    real, tasks = RealTables(part), list[Task]()
     for index in range(len(real.tables)):
         table = real.select(index)
         for labelled, max_columns in REAL_SIZES:
             for numeric, width in ((False, table.width), (True, table.numeric_width)):
                 columns = min(max_columns, int(width[0]))
                 if columns >= 2:
-                    drawn = table.draw(generator, REPEATS, labelled, NEW, columns, numeric=numeric)
+                    drawn = table.draw(generator, REPEATS, labelled, NEW_ROWS, columns, numeric=numeric)
                     if drawn is not None:
                         tasks.append(Task("numeric" if numeric else "mixed", index, labelled, drawn))
     for labelled, columns, per_class in SYNTHETIC_SIZES:
         for _ in range(SYNTHETIC_COUNT // 8):
-            drawn = make_episodes(generator, 8, labelled, NEW, columns, per_class)
+            drawn = make_episodes(generator, 8, labelled, NEW_ROWS, columns, per_class)
             tasks.append(Task("synthetic", -1, labelled, drawn))
     return tasks
 
@@ -79,7 +79,9 @@ def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
     weights, accuracy, losses = unpack_weights(flat), list[Tensor](), list[Tensor]()
     for task in tasks:
         n, (_, classes, known) = task.labelled, task.episodes
-        cosines = classify(weights, task.episodes, n)[1].masked_fill(~mask_seen(classes, n)[:, None], -math.inf)
+        cosines = classify(weights, task.episodes, n)[1].masked_fill(
+            ~mask_labelled_classes(classes, n)[:, None], -math.inf
+        )
         scored, truth = known[:, n:], classes[:, n:]
         count = scored.sum(dim=1).clamp_min(1)
         accuracy.append(((cosines.argmax(dim=2) == truth) & scored).sum(dim=1) / count)

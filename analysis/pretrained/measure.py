@@ -1,4 +1,4 @@
-"""One method on one split: the commands fit and predict on files, in this process, and common alternatives."""
+"""Accuracy of a method on a split: the commands fit and predict on files, or a common alternative."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from analysis.shared.tables import write_csv
 from protonet.__main__ import main
 from protonet.embeddings.opening import PACKAGED, open_representation
 
-#: Methods that are no representation.
+#: Names of methods that are no representation.
 CODES, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"
 NONE = "none"
-#: Factors on the embeddings; they act as the inverse penalty of logistic regression.
-C = 10.0
-#: SetFit's pairs of one class, and as many of two, for each labelled text; pairs of a batch; rate; warm-up fraction.
-ITERATIONS, BATCH, RATE, WARM_UP = 20, 16, 2e-5, 0.1
+INVERSE_PENALTY = 10.0  #: Of logistic regression, on the embeddings as they are.
+#: SetFit's recipe: pairs of equal and of unequal classes for each labelled text, pairs per batch, learning rate, and
+#: the fraction of warm-up steps.
+PAIRS_PER_TEXT, BATCH_SIZE, LEARNING_RATE, WARMUP_FRACTION = 20, 16, 2e-5, 0.1
 
 
 class Run(NamedTuple):
-    """One method on one split of one set."""
+    """A method on a split of a data set."""
 
     dataset: str
     shots: int
     seed: int
-    method: str  #: A representation's name, "none", or one of the above.
-    reads: str  #: The representation that others than `fit` by a representation read.
+    method: str  #: Name of a representation, "none", or one of the constants above.
+    reads: str  #: Representation whose embeddings the alternatives to ``fit`` read.
     effort: str
-    tests: int  #: Rows that are judged, at the most.
+    tests: int  #: Maximal number of test rows.
 
 
 def list_methods(takes: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
-    """List the methods for a set of texts or pictures, ours first."""
+    """List the methods for a data set of texts or pictures; first ``fit`` with each representation."""
     ours = [name for name in representations if name != NONE and PACKAGED[name].modality == takes]
     plain = [NONE] * (NONE in representations)
     if not shots:
@@ -55,7 +55,7 @@ def list_methods(takes: str, shots: int, representations: Sequence[str], *, setf
 
 
 def measure(path: Path, run: Run) -> dict[str, float]:
-    """Measure the accuracy in percent, and the CPU seconds of learning with cached embeddings."""
+    """Measure the accuracy of a run in percent, and the CPU seconds of the fit with cached embeddings."""
     items = read_items(path)
     drawn = split(items, run.shots, run.seed, run.tests)
     if run.method not in BASELINES:
@@ -65,10 +65,10 @@ def measure(path: Path, run: Run) -> dict[str, float]:
 
 
 def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
-    """Run ``fit`` and ``predict`` on files, and measure them."""
+    """Run ``fit`` and ``predict`` on files; return the accuracy in percent and the CPU seconds of ``fit``."""
     name = run.reads if run.method == CODES else run.method
     classes = tuple(f"c{index + 1}" for index in range(len(items.classes))) if run.method == CODES else items.classes
-    start(name, run.effort)
+    warm_up(name, run.effort)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         arguments = write_files(items._replace(classes=classes), drawn, run.shots, folder)
@@ -76,24 +76,24 @@ def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
         common = ["-q", "--representation", name]
         fit = ["fit", *arguments, "--effort", run.effort, "-o", model, *common]
         if name != NONE:
-            open_representation(name).embed(pick(items, drawn.labelled if run.shots else drawn.unlabelled))
-        seconds = call(fit)
+            open_representation(name).embed(get_inputs(items, drawn.labelled if run.shots else drawn.unlabelled))
+        seconds = run_command(fit)
         output = folder / "predicted.csv"
         new = str(folder / ("new.csv" if items.takes == "text" else "new"))
-        call(["predict", model, new, "-o", str(output), *common])
+        run_command(["predict", model, new, "-o", str(output), *common])
         with output.open(encoding="utf-8", newline="") as file:
             predicted = [classes.index(row["class"]) for row in csv.DictReader(file)]
     return {"percent": score(items, drawn, np.array(predicted)), "seconds": seconds}
 
 
 def score(items: Items, drawn: Split, predicted: np.ndarray) -> float:
-    """Compute the accuracy of predictions, in percent."""
+    """Compute the accuracy in percent of predictions for the test rows."""
     assert predicted.shape == drawn.judged.shape
     return 100 * float((predicted == items.labels[drawn.judged]).mean())
 
 
 def write_files(items: Items, drawn: Split, shots: int, folder: Path) -> list[str]:
-    """Write training and test rows; return the arguments of ``fit`` for them."""
+    """Write training and test rows to files in a folder; return the arguments of ``fit`` for the training rows."""
     few = ["--allow-many-classes"] * (shots == 1)
     if items.takes == "picture":
         for row in drawn.labelled:
@@ -101,28 +101,28 @@ def write_files(items: Items, drawn: Split, shots: int, folder: Path) -> list[st
         for position, row in enumerate(drawn.judged):
             copy_picture(items.cells[row], folder / "new", position)
         return [str(folder / "train"), *few]
-    write_csv(folder / "new.csv", [TEXT], zip(pick(items, drawn.judged)))
+    write_csv(folder / "new.csv", [TEXT], zip(get_inputs(items, drawn.judged)))
     if shots:
         write_csv(folder / "train.csv", [TEXT, CLASS], [(items.cells[row], items.names[row]) for row in drawn.labelled])
         return [str(folder / "train.csv"), "--label", CLASS, *few]
-    write_csv(folder / "rows.csv", [TEXT], zip(pick(items, drawn.unlabelled)))
+    write_csv(folder / "rows.csv", [TEXT], zip(get_inputs(items, drawn.unlabelled)))
     write_csv(folder / "classes.csv", [CLASS], zip(items.classes))
     return [str(folder / "rows.csv"), "--classes", str(folder / "classes.csv")]
 
 
 def copy_picture(path: str, folder: Path, index: int) -> None:
-    """Copy a picture into a folder, under a name that holds its index and no class."""
+    """Copy a picture into a folder, with a file name that contains its index but not its class."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, folder / f"{index:06}{Path(path).suffix}")
 
 
-def pick(items: Items, indices: Sequence[int] | np.ndarray) -> list[Any]:
-    """Select texts, or paths of pictures."""
+def get_inputs(items: Items, indices: Sequence[int] | np.ndarray) -> list[Any]:
+    """Return the texts, or the paths of the pictures, of some rows."""
     return [items.cells[index] if items.takes == "text" else Path(items.cells[index]) for index in indices]
 
 
-def call(arguments: Sequence[str]) -> float:
-    """Run a command, and return its CPU seconds."""
+def run_command(arguments: Sequence[str]) -> float:
+    """Run a command of ``protonet`` in this process; return its CPU seconds."""
     started, captured = time.process_time(), io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(captured):
         code = main(list(arguments))
@@ -132,44 +132,45 @@ def call(arguments: Sequence[str]) -> float:
 
 
 @cache
-def start(name: str, effort: str) -> None:
-    """Open a representation and fit once, so that start-up costs of the process are not measured."""
+def warm_up(name: str, effort: str) -> None:
+    """Open a representation and fit once, so that the costs of the first fit in a process are not measured."""
     if name != NONE:
         open_representation(name)
     with tempfile.TemporaryDirectory() as folder:
         cells = [(f"{word} {index}", word) for word in ("red apples", "blue trains") for index in range(3)]
-        write_csv(Path(folder, "a.csv"), [TEXT, CLASS], cells)
-        call(["fit", str(Path(folder, "a.csv")), "--label", CLASS, "--effort", effort, "-q", "--representation", NONE])
+        table = Path(folder, "a.csv")
+        write_csv(table, [TEXT, CLASS], cells)
+        run_command(["fit", str(table), "--label", CLASS, "--effort", effort, "-q", "--representation", NONE])
 
 
 def fit_nearest(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
-    """Predict the class with the nearest name by cosine of the embeddings; also return the seconds of learning."""
+    """Predict the class whose name has the nearest embedding by cosine; also return the seconds of fitting."""
     representation = open_representation(run.reads)
     started = time.process_time()
     representation.embed(items.classes)
     seconds = time.process_time() - started
-    names, rows = representation.embed(items.classes), representation.embed(pick(items, drawn.judged))
+    names, rows = representation.embed(items.classes), representation.embed(get_inputs(items, drawn.judged))
     names, rows = (matrix / np.linalg.norm(matrix, axis=1, keepdims=True).clip(1e-12) for matrix in (names, rows))
     return (rows @ names.T).argmax(axis=1), seconds
 
 
 def fit_logistic(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
-    """Fit logistic regression to the embeddings."""
+    """Predict by logistic regression on embeddings; also return the seconds of fitting."""
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
 
     representation = open_representation(run.reads)
-    representation.embed(pick(items, drawn.labelled))
+    representation.embed(get_inputs(items, drawn.labelled))
     started = time.process_time()
-    x = representation.embed(pick(items, drawn.labelled))
-    with warnings.catch_warnings():  # fits that their steps leave unfinished
+    x = representation.embed(get_inputs(items, drawn.labelled))
+    with warnings.catch_warnings():  # fits that do not converge
         warnings.simplefilter("ignore")
-        model = LogisticRegression(C=C, max_iter=1000).fit(x, items.labels[drawn.labelled])
+        model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000).fit(x, items.labels[drawn.labelled])
     seconds = time.process_time() - started
-    return np.asarray(model.predict(representation.embed(pick(items, drawn.judged)))), seconds
+    return np.asarray(model.predict(representation.embed(get_inputs(items, drawn.judged)))), seconds
 
 
 def fit_tfidf(items: Items, drawn: Split, _: Run) -> tuple[np.ndarray, float]:
-    """Fit logistic regression to TF-IDF of words, pairs of words and character n-grams."""
+    """Predict by logistic regression on TF-IDF of words, word pairs and character n-grams; also return the seconds."""
     from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415 - optional
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
     from sklearn.pipeline import make_pipeline, make_union  # noqa: PLC0415 - optional
@@ -177,19 +178,19 @@ def fit_tfidf(items: Items, drawn: Split, _: Run) -> tuple[np.ndarray, float]:
     started = time.process_time()
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     parts = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
-    model = make_pipeline(make_union(words, parts), LogisticRegression(C=C))
-    with warnings.catch_warnings():  # fits that their steps leave unfinished
+    model = make_pipeline(make_union(words, parts), LogisticRegression(C=INVERSE_PENALTY))
+    with warnings.catch_warnings():  # fits that do not converge
         warnings.simplefilter("ignore")
-        model.fit(pick(items, drawn.labelled), items.labels[drawn.labelled])
+        model.fit(get_inputs(items, drawn.labelled), items.labels[drawn.labelled])
     seconds = time.process_time() - started
-    return np.asarray(model.predict(pick(items, drawn.judged))), seconds
+    return np.asarray(model.predict(get_inputs(items, drawn.judged))), seconds
 
 
 def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
-    """Fine-tune the sentence network on pairs of labelled texts, and fit logistic regression to its embeddings.
+    """Predict by SetFit's recipe: a sentence network fine-tuned on pairs of texts, then logistic regression.
 
-    Source: Tunstall et al., "Efficient few-shot learning without prompts" (2022); rate and warm-up are the defaults of
-        its library.
+    Source: Tunstall et al., "Efficient few-shot learning without prompts" (2022); learning rate and warm-up are the
+        defaults of its library.
     """
     from importlib.util import find_spec  # noqa: PLC0415 - optional
 
@@ -201,14 +202,14 @@ def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]
     assert result.origin is not None
     network = SentenceTransformer(str(Path(result.origin).parent / "model"), device="cpu", local_files_only=True)
     started = time.process_time()
-    texts, labels = pick(items, drawn.labelled), items.labels[drawn.labelled]
+    texts, labels = get_inputs(items, drawn.labelled), items.labels[drawn.labelled]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(run.seed)
-        tune(network, texts, draw_pairs(labels, np.random.default_rng(run.seed)))
+        fine_tune(network, texts, draw_pairs(labels, np.random.default_rng(run.seed)))
     network.eval()
     model = LogisticRegression().fit(network.encode(texts, show_progress_bar=False), labels)
     seconds = time.process_time() - started
-    x = network.encode(pick(items, drawn.judged), show_progress_bar=False)
+    x = network.encode(get_inputs(items, drawn.judged), show_progress_bar=False)
     return np.asarray(model.predict(x)), seconds
 
 
@@ -222,22 +223,22 @@ def draw_pairs(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray
     for row in rows:
         alike = rows[(labels == labels[row]) & (rows != row)]
         for same, others in ((1, alike if len(alike) else rows[[row]]), (0, rows[labels != labels[row]])):
-            pairs += [(row, other, same) for other in generator.choice(others, ITERATIONS)]
+            pairs += [(row, other, same) for other in generator.choice(others, PAIRS_PER_TEXT)]
     return generator.permutation(np.array(pairs))
 
 
-def tune(network: Any, texts: Sequence[str], pairs: np.ndarray) -> None:
+def fine_tune(network: Any, texts: Sequence[str], pairs: np.ndarray) -> None:
     """Fine-tune a sentence network for an epoch, so that the cosines of pairs become 1 and 0."""
     network.train()
     prepare = getattr(network, "preprocess", network.tokenize)  # by the name of newer releases, or of older ones
-    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.01)
-    steps = -(-len(pairs) // BATCH)
-    warm = max(1, round(WARM_UP * steps))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    steps = -(-len(pairs) // BATCH_SIZE)
+    warm = max(1, round(WARMUP_FRACTION * steps))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm, (steps - step) / max(1, steps - warm))
     )
-    for first in range(0, len(pairs), BATCH):
-        batch = pairs[first : first + BATCH]
+    for first in range(0, len(pairs), BATCH_SIZE):
+        batch = pairs[first : first + BATCH_SIZE]
         left, right = (
             network(prepare([texts[row] for row in batch[:, side]]))["sentence_embedding"] for side in (0, 1)
         )

@@ -1,4 +1,4 @@
-"""A user's own data sets in a folder: tables of texts with classes, and pictures in class folders; their splits."""
+"""Data sets in a folder of the user: tables of texts with classes, and pictures in a folder per class; their splits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MAX_UNLABELLED = 1000
 
 
 class Items(NamedTuple):
-    """A set: texts, or paths of pictures, with the names of their classes."""
+    """A data set of texts or pictures."""
 
     takes: str  #: "text" or "picture".
-    cells: list[str]  #: (n,)
-    classes: tuple[str, ...]  #: In ascending order.
-    labels: np.ndarray  #: (n,) int64, in [0, len(classes)).
-    digest: str  #: Hash of all fields; pictures count by name and size.
+    cells: list[str]  #: (n,) texts, or paths of pictures.
+    classes: tuple[str, ...]  #: Class names in ascending order.
+    labels: np.ndarray  #: (n,) int64 indices of classes.
+    digest: str  #: Hash of the data set; of a picture, its name and size are hashed.
 
     @property
     def names(self) -> list[str]:
@@ -34,11 +34,11 @@ class Items(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Indices of cells, in the order in which they are written."""
+    """Indices of the rows of a split, in the order in which they are written to files."""
 
-    labelled: np.ndarray
-    unlabelled: np.ndarray
-    judged: np.ndarray
+    labelled: np.ndarray  #: Training rows with their classes.
+    unlabelled: np.ndarray  #: Training rows without classes.
+    judged: np.ndarray  #: Test rows.
 
 
 def list_data_sets(folder: Path) -> dict[str, Path]:
@@ -53,7 +53,7 @@ def list_data_sets(folder: Path) -> dict[str, Path]:
 
 @cache
 def read_items(path: Path) -> Items:
-    """Read a set; raise an InputError if a table lacks a column, or for fewer than two classes."""
+    """Read a data set; raise an InputError if a column is missing, or for fewer than two classes."""
     if path.is_dir():
         paths = sorted(picture for picture in path.glob("*/*") if picture.is_file())
         cells, names = list(map(str, paths)), [picture.parent.name for picture in paths]

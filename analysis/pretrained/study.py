@@ -23,7 +23,7 @@ from protonet.fit.search import EFFORTS
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 
-#: Names of methods in the tables; "{}" is the representation that they read.
+#: Titles of methods in the tables; "{}" is the representation whose embeddings they read.
 TITLES = {
     NONE: "fit, none",
     CODES: "fit, {}, classes called c1, c2, ...",
@@ -32,9 +32,9 @@ TITLES = {
     TFIDF: "TF-IDF, logistic regression",
     SETFIT: "SetFit's recipe",
 }
-#: Methods for comparison.
-PEERS = (NONE, CODES, NEAREST, LOGISTIC, TFIDF, SETFIT)
-#: Maximum number of classes for SetFit's recipe, since its pairs grow with their number.
+#: Methods to which differences are shown.
+COMPARED = (NONE, CODES, NEAREST, LOGISTIC, TFIDF, SETFIT)
+#: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
 MAX_CLASSES = 8
 DEFAULT = "sentences,words,efficientnet,none"
 NOTE = """
@@ -43,7 +43,7 @@ over {splits} of each set, then over sets; ± one standard error of the sets' di
 effort {effort}, all else as it is by default. Seconds of one core's CPU to learn, in a process that has opened its
 network already and with the embeddings in the cache. Logistic regression has C = 10, on the embeddings as they are.
 """
-#: Further notes, printed if there are such runs.
+#: Further notes, printed if there are runs without labels, with one label per class, or of a method.
 NOTES = {
     "names": f"""\
 At 0 per class `fit` has names alone (`--classes`), and at most {MAX_UNLABELLED:,} rows without a label.
@@ -62,7 +62,7 @@ for each labelled text (batches of 16, AdamW at 2e-5), then fits logistic regres
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the folder, representations and splits."""
+    """Add the options: the folder, the data sets, the representations and the splits."""
     parser.add_argument(FOLDER, metavar="FOLDER", help="tables .csv with columns text and class, folders of pictures")
     parser.add_argument("--sets", metavar="NAMES", help="their names, with commas (default: all of the folder)")
     parser.add("--shots", "0,1,5,20", "labelled rows per class; 0: names alone", partial(parse_wholes, low=0))
@@ -104,12 +104,12 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def takes(name: str) -> str:
-    """Get the input modality of a representation; "" for none."""
+    """Return the kind of input of a representation, "text" or "picture"; "" without one."""
     return "" if name == NONE else PACKAGED[name].modality
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
-    """Format the means over sets, and each set, for each kind of set and number of labels.
+    """Format a table of means over data sets, and one of all data sets, for each modality and number of labels.
 
     Args:
         rows: Runs with their results.
@@ -131,7 +131,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str
 
 
 def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], methods: Sequence[str]) -> str:
-    """Format a line for each method: its mean if all sets have it, its mean differences, its time."""
+    """Format a line per method: its mean accuracy over all data sets, mean differences to others, and its time."""
     means = {method: average(rows, method) for method in methods}
     lines = []
     for method, selected in means.items():
@@ -139,18 +139,18 @@ def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metho
             name_method(method, rows),
             f"{statistics.fmean(selected.values()):.1f}" if len(selected) == len(sets) else "",
         ]
-        for peer in methods:
-            shared = [name for name in sets if name in selected and name in means[peer]]
-            leads = [selected[name] - means[peer][name] for name in shared]
-            line += ["" if peer == method else format_mean(leads, sign=True)] * (peer in PEERS)
+        for other in methods:
+            shared = [name for name in sets if name in selected and name in means[other]]
+            leads = [selected[name] - means[other][name] for name in shared]
+            line += ["" if other == method else format_mean(leads, sign=True)] * (other in COMPARED)
         seconds = statistics.fmean(row["seconds"] for row in rows if row["method"] == method)
         lines.append([*line, f"{seconds:.1f}"])
-    headings = [f"less {name_method(peer, rows)}" for peer in methods if peer in PEERS]
+    headings = [f"less {name_method(other, rows)}" for other in methods if other in COMPARED]
     return format_table(["", "accuracy, %", *headings, "CPU s"], lines)
 
 
 def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
-    """Compute the mean accuracy over splits of a method on each set that has it."""
+    """Compute the mean accuracy of a method over splits, by data set."""
     scores: dict[str, list[float]] = {}
     for row in rows:
         if row["method"] == method:
@@ -159,7 +159,7 @@ def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
 
 
 def name_method(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format the name of a method for tables."""
+    """Format the title of a method in tables."""
     return TITLES.get(method, f"fit, {method}").format(rows[0]["reads"])
 
 

@@ -39,9 +39,14 @@ SETS = (
     "ItalyPowerDemand",
     "text",
 )
-SHOTS, PEAKS, LENGTH = (5, 20), 4, 200
-GROWTH = ((1000, 10, 384), (10_000, 128, 384), (100_000, 1000, 384))  #: Rows, classes, features of isotropic data.
-FIGURES = {
+SHOTS = (5, 20)  #: Labelled rows per class of the real problems.
+PEAKS, LENGTH = 4, 200  #: Peaks and values of a synthetic spectrum.
+GROWTH = (
+    (1000, 10, 384),
+    (10_000, 128, 384),
+    (100_000, 1000, 384),
+)  #: Numbers of rows, classes and features of isotropic data.
+ROW_TITLES = {
     "predict": "predict a row of {}, µs",
     "fit": "solve {}, s",
     "grow": "solve {}, s",
@@ -56,77 +61,78 @@ right is the share of rows that are classified right there, in percent, and loss
 """
 
 
-class Work(NamedTuple):
-    """One measurement: its function, data and option."""
+class Measurement(NamedTuple):
+    """The function, data and option of a measurement."""
 
-    kind: str  #: Of `analysis.solver.speed_worker.KINDS`.
+    kind: str  #: Of `analysis.solver.speed_worker.MEASUREMENTS`.
     name: str
     data: dict[str, Any]  #: Arrays by name.
     option: str  #: An effort, or the folder of a command.
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the other version."""
+    """Add the option: the folder of another version."""
     parser.add_argument("--folder", metavar="PATH", help="the checkout of another version, to measure before this one")
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure both versions alternately."""
+    """Measure this version and the other one alternately."""
     versions = {"now": ROOT, **({} if options.folder is None else {"before": Path(options.folder)})}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for work in tqdm(list(list_work(Path(folder))), unit="figure", dynamic_ncols=True):
-            measurements = {name: measure(work, root, Path(folder)) for name, root in versions.items()}
-            option = "" if work.kind == "command" else work.option
-            rows.append({"kind": work.kind, "name": work.name, "option": option, **measurements})
+        for measurement in tqdm(list(list_measurements(Path(folder))), unit="figure", dynamic_ncols=True):
+            results = {name: measure(measurement, root, Path(folder)) for name, root in versions.items()}
+            option = "" if measurement.kind == "command" else measurement.option
+            rows.append({"kind": measurement.kind, "name": measurement.name, "option": option, **results})
     return Report(rows, tabulate(rows))
 
 
-def measure(work: Work, root: Path, folder: Path) -> dict[str, float]:
-    """Run `analysis.solver.speed_worker` with the library of a checkout."""
+def measure(measurement: Measurement, root: Path, folder: Path) -> dict[str, float]:
+    """Run a measurement in a process with the library of a checkout; return its results by name."""
     path = folder / "data.npz"
-    np.savez(path, **work.data)
+    np.savez(path, **measurement.data)
     paths = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    worker = [sys.executable, str(Path(__file__).with_name("speed_worker.py")), work.kind, str(path), work.option]
-    done = subprocess.run(worker, cwd=folder, env=os.environ | paths, capture_output=True, text=True, check=True)
+    worker = str(Path(__file__).with_name("speed_worker.py"))
+    command = [sys.executable, worker, measurement.kind, str(path), measurement.option]
+    done = subprocess.run(command, cwd=folder, env=os.environ | paths, capture_output=True, text=True, check=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def list_work(folder: Path) -> Iterator[Work]:
-    """Yield the measurements; the tables of commands are written to a folder."""
+def list_measurements(folder: Path) -> Iterator[Measurement]:
+    """Yield all measurements; the tables and pictures that commands read are written to a folder."""
     generator = np.random.default_rng(0)
     characters = load_glyphs(characters=list("abdeghknqr"), copies=3)
     predicted = {"784 pixels": split_rows(characters.x, characters.y, 20), "a spectrum": sample_spectra(generator)}
     text = load_real("text")
     predicted["a text"] = split_rows(text.x, text.y, 20)
     for name, data in predicted.items():
-        yield from (Work("predict", name, data, effort) for effort in ("fast", "default"))
+        yield from (Measurement("predict", name, data, effort) for effort in ("fast", "default"))
     for name in SETS:
         for shots in SHOTS:
             split = split_shots(load_real(name), shots, 0)
             if split is not None:
                 parts = {"x": split.train_x, "y": split.train_y, "new": split.test_x, "truth": split.test_y}
                 arrays = {part: value.numpy() for part, value in parts.items()}
-                yield from (Work("fit", f"{name}, {shots}", arrays, effort) for effort in ("fast", "default"))
+                yield from (Measurement("fit", f"{name}, {shots}", arrays, effort) for effort in ("fast", "default"))
     for sizes in GROWTH:
         name = "{:,} rows of {:,} classes, {:,} features".format(*sizes)
-        yield Work("grow", name, {"sizes": np.array(sizes)}, "default")
+        yield Measurement("grow", name, {"sizes": np.array(sizes)}, "default")
     for rows, columns in ((2000, 21), (60, 10_000)):
         path = folder / f"{rows}.csv"
         write_table(path, rows, columns, generator)
         arguments = np.array(["fit", path.name, "--label", "label", "-o", "model.safetensors"])
-        yield Work("command", f"fit, {rows:,} x {columns:,}", {"arguments": arguments}, str(folder))
+        yield Measurement("command", f"fit, {rows:,} x {columns:,}", {"arguments": arguments}, str(folder))
     pictures = folder / "pictures"
     write_pictures(pictures, predicted["784 pixels"])
     arguments = np.array(["fit", "pictures", "--representation", "none", "-o", "model.safetensors"])
-    yield Work("command", "fit, 200 pictures", {"arguments": arguments}, str(folder))
+    yield Measurement("command", "fit, 200 pictures", {"arguments": arguments}, str(folder))
     for command in ("fit --help", "fit --nothing", "info missing.safetensors"):
-        yield Work("command", command, {"arguments": np.array(command.split())}, str(folder))
+        yield Measurement("command", command, {"arguments": np.array(command.split())}, str(folder))
 
 
 def split_rows(x: Tensor, y: Tensor, shots: int) -> dict[str, np.ndarray]:
-    """Split into n labelled rows per class, and at most 512 others."""
+    """Split rows into ``shots`` labelled rows per class and at most 512 test rows, as arrays by name."""
     order = np.random.default_rng(0).permutation(len(y))
     features, labels = x.numpy()[order], y.numpy()[order]
     few = np.concatenate([np.flatnonzero(labels == c)[:shots] for c in np.unique(labels)])
@@ -164,19 +170,19 @@ def write_pictures(folder: Path, data: dict[str, np.ndarray]) -> None:
 
 
 def tabulate(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the measurements as a Markdown table, with solves summed."""
+    """Format results as a Markdown table; the seconds of all solves of an effort are summed."""
     versions = [name for name in ("before", "now") if name in rows[0]]
     fits, lines = [row for row in rows if row["kind"] == "fit"], list[list[str]]()
     for row in (row for row in rows if row["kind"] != "fit"):
-        title = FIGURES[row["kind"]].format(f"{row['name']}, {row['option']}" if row["option"] else row["name"])
+        title = ROW_TITLES[row["kind"]].format(f"{row['name']}, {row['option']}" if row["option"] else row["name"])
         lines.append([title, *(f"{row[version]['value']:.4g}" for version in versions)])
         for part in ("memory", "size"):
             if row["now"].get(part):
-                lines.append([FIGURES[part], *(f"{row[version][part]:.4g}" for version in versions)])
+                lines.append([ROW_TITLES[part], *(f"{row[version][part]:.4g}" for version in versions)])
     for effort in ("fast", "default"):
         some = [[row[version] for row in fits if row["option"] == effort] for version in versions]
         lines += [
-            [FIGURES["fit"].format(effort), *(f"{sum(fit['value'] for fit in part):.1f}" for part in some)],
+            [ROW_TITLES["fit"].format(effort), *(f"{sum(fit['value'] for fit in part):.1f}" for part in some)],
             ["... accuracy, %", *(f"{100 * statistics.fmean(fit['right'] for fit in part):.2f}" for part in some)],
             ["... loss", *(f"{statistics.fmean(fit['loss'] for fit in part):.4f}" for part in some)],
         ]

@@ -1,4 +1,4 @@
-"""One measurement of `analysis.solver.speed` in its own process; PYTHONPATH selects the version."""
+"""A measurement of `analysis.solver.speed` in its own process; PYTHONPATH selects the version of the library."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ import torch.nn.functional as F
 
 from protonet import solve
 
-SEED, PREDICTED, REPEATS = 0, 512, 5
+SEED = 0
+PREDICTED, REPEATS = 512, 5  #: Rows of a prediction, and its repetitions, of which the fastest counts.
 RADIUS, NOISE = 2.5, 0.4  #: Geometry of the contest's classes (`analysis.contest.official`).
 Data = dict[str, Any]
 
 
-def predict(data: Data, effort: str) -> dict[str, float]:
-    """Measure the microseconds to predict a row, and the accuracy and log-loss."""
+def measure_prediction(data: Data, effort: str) -> dict[str, float]:
+    """Measure the CPU microseconds to predict a row, and the accuracy and log-loss on test rows."""
     network, new, result = _solve(data, effort)
     rows = new[torch.arange(PREDICTED) % len(new)]
     times = []
@@ -35,13 +36,13 @@ def predict(data: Data, effort: str) -> dict[str, float]:
     return result | {"value": 1e6 * min(times) / PREDICTED}
 
 
-def fit(data: Data, effort: str) -> dict[str, float]:
-    """Measure the CPU seconds of a solve, and the accuracy and log-loss of its network on other rows."""
+def measure_fit(data: Data, effort: str) -> dict[str, float]:
+    """Measure the CPU seconds of a solve, and the accuracy and log-loss of its network on test rows."""
     return _solve(data, effort)[2]
 
 
 def _solve(data: Data, effort: str) -> tuple[torch.nn.Module, torch.Tensor, dict[str, float]]:
-    """Solve; return the network, the other rows, and the measurements."""
+    """Fit a network to the labelled rows; return the network, the test rows, and the results."""
     torch.set_num_threads(1)
     x, y, new, truth = (torch.from_numpy(data[name]) for name in ("x", "y", "new", "truth"))
     start = time.process_time()
@@ -53,7 +54,7 @@ def _solve(data: Data, effort: str) -> tuple[torch.nn.Module, torch.Tensor, dict
     return network, new, {"value": seconds, "right": right, "loss": float(F.cross_entropy(logits, truth))}
 
 
-def command(data: Data, folder: str) -> dict[str, float]:
+def measure_command(data: Data, folder: str) -> dict[str, float]:
     """Measure the CPU seconds of a command, its peak memory in MiB, and the size of its model file in MB."""
     arguments = [sys.executable, "-m", "protonet", *(str(argument) for argument in data["arguments"])]
     model = Path(folder, "model.safetensors")
@@ -64,8 +65,8 @@ def command(data: Data, folder: str) -> dict[str, float]:
     return {"value": usage.ru_utime + usage.ru_stime, "memory": usage.ru_maxrss / 1024, "size": size}
 
 
-def grow(data: Data, effort: str) -> dict[str, float]:
-    """Measure the CPU seconds and the peak memory in MiB of a solve of isotropic rows: (rows, classes, features)."""
+def measure_large_fit(data: Data, effort: str) -> dict[str, float]:
+    """Measure the CPU seconds and the peak memory in MiB of a solve of isotropic rows in given sizes."""
     torch.set_num_threads(1)
     rows, classes, dim = (int(size) for size in data["sizes"])
     generator = torch.Generator().manual_seed(SEED)
@@ -79,11 +80,11 @@ def grow(data: Data, effort: str) -> dict[str, float]:
     return {"value": seconds, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-KINDS: dict[str, Callable[[Data, str], dict[str, float]]] = {
-    "predict": predict,
-    "fit": fit,
-    "grow": grow,
-    "command": command,
+MEASUREMENTS: dict[str, Callable[[Data, str], dict[str, float]]] = {
+    "predict": measure_prediction,
+    "fit": measure_fit,
+    "grow": measure_large_fit,
+    "command": measure_command,
 }
 
 
@@ -91,4 +92,4 @@ if __name__ == "__main__":
     kind, path, option = sys.argv[1:]
     with np.load(path) as file:
         stored = dict(file)
-    print(json.dumps(KINDS[kind](stored, option)))
+    print(json.dumps(MEASUREMENTS[kind](stored, option)))

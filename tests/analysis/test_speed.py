@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from analysis.real_data.sets import load_real
-from analysis.solver.speed import Work, measure, split_rows, tabulate
-from analysis.solver.speed_worker import KINDS
+from analysis.solver.speed import Measurement, measure, split_rows, tabulate
+from analysis.solver.speed_worker import MEASUREMENTS
 from solution.pack import ROOT
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the module resource is missing there")
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the module reso
 
 def test_a_solve_and_its_growth_are_measured_and_tabulated(tmp_path: Path) -> None:
     iris = load_real("iris")
-    fit = measure(Work("fit", "iris, 2", split_rows(iris.x, iris.y, 2), "fast"), ROOT, tmp_path)
-    grow = KINDS["grow"]({"sizes": np.array([60, 3, 8])}, "fast")
+    fit = measure(Measurement("fit", "iris, 2", split_rows(iris.x, iris.y, 2), "fast"), ROOT, tmp_path)
+    grow = MEASUREMENTS["grow"]({"sizes": np.array([60, 3, 8])}, "fast")
     assert min(fit["value"], grow["value"]) > 0
     assert fit["right"] > 0.7
     assert grow["memory"] > 50
