@@ -32,11 +32,11 @@ from protonet.ui.text import format_table
 from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_weights
 from protonet.views.transformer import WEIGHT_COUNT, unpack_weights
 
-#: Labelled rows, columns and minimal rows per class of the comparison, and the number of tables of each.
+#: Numbers of labelled rows, columns and minimal rows per class of the comparison; tables of each size.
 SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 64
-#: Tables between two lines of the log, and the step between the validation tasks that a line evaluates.
+#: Tables between two lines of the log; a line evaluates every ``LOG_STRIDE``-th validation task.
 LOG_INTERVAL, LOG_STRIDE = 250_000, 6
-SHOWN = 50  #: Steps whose mean loss is shown.
+STEPS_SHOWN = 50  #: Number of steps over which the loss in the progress bar is averaged.
 NOTE = """
 Accuracy in percent, ± one standard error over {count} tables of a size: of the transformer alone, {size:,} weights
 after {tables:,} tables of this run, in one pass; of the library's weights; and of scikit-learn's random forest and
@@ -52,7 +52,7 @@ Validation during the run, on every {stride}th task.
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the size of the run, the device, and the path of the state."""
+    """Add the options: the number of tables, the time limit, the device and the folder of the state."""
     parser.add_int("--tables", 2_500_000, "tables to train on")
     parser.add_int(
         "--minutes", 0, "end after this time, with a step size that falls with the clock (default: none)", low=0
@@ -67,7 +67,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Continue training to the goal, and evaluate."""
+    """Train to the goal, from the saved state if there is one, and evaluate the weights."""
     path = Path(options.folder) / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = load_pretrained_weights()
@@ -97,10 +97,12 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> list[dict[str, float]]:
-    """Train to the goal; the log of validation scores is written beside the state."""
+    """Train to the goal; return the log of validation scores, which is also written beside the state."""
     log_path = path.with_name("log.jsonl")
     log = [json.loads(line) for line in log_path.read_text(encoding="utf-8").splitlines()] if log_path.exists() else []
-    log = [row for row in log if row["tables"] <= trainer.tables]  # an interrupted run was further than its last state
+    log = [
+        row for row in log if row["tables"] <= trainer.tables
+    ]  # an interrupted run may have logged more tables than its last state has
 
     def evaluate() -> None:
         scores = validation.score(trainer.flat_weights(), tasks)
@@ -115,7 +117,7 @@ def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> li
         def progress(count: int, loss: Tensor) -> None:
             losses.append(loss)
             bar.update(count)
-            if len(losses) == SHOWN:  # the number of a tensor on a GPU is waited for
+            if len(losses) == STEPS_SHOWN:  # reading a tensor waits for the GPU
                 bar.set_postfix(loss=f"{float(torch.stack(losses).mean()):.3f}", refresh=False)
                 losses.clear()
             if trainer.tables // LOG_INTERVAL > (trainer.tables - count) // LOG_INTERVAL:
@@ -128,7 +130,7 @@ def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> li
 
 
 def validate(new: Tensor, old: Tensor, tasks: Sequence[validation.Task]) -> list[dict[str, Any]]:
-    """Compute paired differences of two sets of weights for each group of tasks, and for all."""
+    """Compute paired differences between two sets of weights, for each group of tasks and for all tasks."""
     scores = [validation.score(flat, tasks) for flat in (new, old)]
     rows = []
     for group in (*dict.fromkeys(task.group for task in tasks), None):
@@ -139,7 +141,7 @@ def validate(new: Tensor, old: Tensor, tasks: Sequence[validation.Task]) -> list
 
 
 def is_better(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Check that over all tasks, log loss is lower by two standard errors, and accuracy is not lower."""
+    """Test whether, over all tasks, the log loss is lower by two standard errors and the accuracy not lower."""
     accuracy, loss = rows[-1]["accuracy"], rows[-1]["loss"]
     return bool(accuracy["mean"] >= 0 and loss["mean"] < -2 * loss["error"])
 
@@ -159,11 +161,11 @@ def tabulate_validation(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
-    """Compute the accuracy of transformers, a forest and a linear model on held-out tables.
+    """Compute the accuracy of both sets of weights, a random forest and a linear model on held-out tables.
 
     Args:
-        flat: (WEIGHT_COUNT,) weights.
-        present: (WEIGHT_COUNT,) the library's weights, if there are any.
+        flat: (WEIGHT_COUNT,) trained weights.
+        present: (WEIGHT_COUNT,) weights of the library, if there are any.
     """
     networks = {"transformer": unpack_weights(flat)}
     networks |= {} if present is None else {"library's": unpack_weights(present)}

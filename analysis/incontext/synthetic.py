@@ -1,6 +1,6 @@
-"""Synthetic tables in batches: columns, and classes that either depend on them or determine them.
+"""Synthetic tables in batches: numeric columns, and classes that depend on the columns or determine them.
 
-Every family samples (tables, rows, columns) numbers and (tables, rows) classes below each table's count.
+A family samples numbers (tables, rows, columns) and classes (tables, rows), given the number of classes of each table.
 `analysis.incontext.episodes` then converts them to columns of mixed types.
 """
 
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from protonet.views.transformer import CLASS_CODES
 
-#: Tables in a batch come from these families, as often as they are named.
+#: Number of activations, waves of a smooth function, and maximal depth of a tree.
 ACTIVATIONS, SMOOTH_WAVES, MAX_DEPTH = 9, 48, 6
 
+#: Samples the columns and classes of tables: (generator, tables, rows, columns, classes of each table).
 Family = Callable[[torch.Generator, int, int, int, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -32,21 +33,24 @@ def make_batch(
         more = 2 + (_uniform(generator, count) * (max_classes - 1)).long()
         counts = torch.where(_uniform(generator, count) < 0.4, 2, more).clamp_max(max_classes)
         x, y = family(generator, count, rows, columns, counts)
-        spoiled = _spoil(generator, torch.nan_to_num(x), y, counts)
-        values.append(spoiled[0])
-        classes.append(spoiled[1])
+        corrupted = _corrupt(generator, torch.nan_to_num(x), y, counts)
+        values.append(corrupted[0])
+        classes.append(corrupted[1])
     return torch.cat(values), torch.cat(classes)
 
 
 def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    """Sample numbers from [0, 1)."""
     return torch.rand(shape, generator=generator)
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    """Sample standard normal numbers."""
     return torch.randn(shape, generator=generator)
 
 
 def _integers(generator: torch.Generator, high: int, *shape: int) -> Tensor:
+    """Sample integers from [0, high)."""
     return torch.randint(high, shape, generator=generator)
 
 
@@ -57,19 +61,23 @@ def _classes(generator: torch.Generator, counts: Tensor, *shape: int) -> Tensor:
 
 
 def _log_uniform(generator: torch.Generator, low: float, high: float) -> float:
+    """Sample a number between two, log-uniformly."""
     return low * math.exp(math.log(high / low) * float(_uniform(generator, 1)))
 
 
 def _standardise(z: Tensor) -> Tensor:
+    """Standardize each column over the rows of its table."""
     z = z - z.mean(dim=1, keepdim=True)
     return z / (z.std(dim=1, keepdim=True) + 1e-6)
 
 
 def _rank(z: Tensor) -> Tensor:
+    """Compute the ranks of rows in each column, from 0."""
     return z.argsort(dim=1).argsort(dim=1)
 
 
 def _activate(z: Tensor, kind: Tensor) -> Tensor:
+    """Apply to each column the activation of its index; 0 is the identity."""
     curves = (torch.tanh(z), z.clamp_min(0), torch.sin(2 * z), z.abs(), z.square().clamp_max(9), (z > 0).float())
     bent = z
     for index, curve in enumerate((*curves, z.clamp(-4, 3).exp(), torch.exp(-z.square())), 1):
@@ -90,7 +98,7 @@ def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: in
     return torch.where(kind == 3, clustered, drawn)
 
 
-def _cut(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor) -> Tensor:
+def _bin_scores(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor) -> Tensor:
     """Bin scores (tables, rows) into classes at random thresholds, with equal or unequal frequencies."""
     weight = -_uniform(generator, len(score), CLASS_CODES).clamp_min(1e-9).log()
     weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (torch.arange(CLASS_CODES) < counts[:, None])
@@ -125,7 +133,7 @@ def _make_causal(
     largest = rivals.masked_fill(absent, -9.0).argmax(dim=2)
     one = (_uniform(generator, tables) < 0.75) | (counts > rivals.shape[2])
     even = _uniform(generator, tables) < 0.7
-    return x, torch.where(one[:, None], _cut(generator, score, counts, even), largest)
+    return x, torch.where(one[:, None], _bin_scores(generator, score, counts, even), largest)
 
 
 def _make_groups(
@@ -168,7 +176,7 @@ def _make_boxes(
     box = (above * 2 ** torch.arange(MAX_DEPTH)).sum(dim=2)
     decided = _classes(generator, counts, 2**MAX_DEPTH).gather(1, box)
     score = (above * _normal(generator, tables, 1, MAX_DEPTH)).sum(dim=2) + 0.1 * _normal(generator, tables, rows)
-    summed = _cut(generator, score, counts, _uniform(generator, tables) < 0.7)
+    summed = _bin_scores(generator, score, counts, _uniform(generator, tables) < 0.7)
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, decided, summed)
 
 
@@ -204,7 +212,7 @@ def _make_pairs(
     scores = torch.stack([*ways, *more], dim=1)
     score = scores[torch.arange(tables), _integers(generator, scores.shape[1], tables)]
     noisy = score + 0.05 * _normal(generator, tables, rows)
-    cut = _cut(generator, noisy, counts, _uniform(generator, tables) < 0.6)
+    cut = _bin_scores(generator, noisy, counts, _uniform(generator, tables) < 0.6)
     levels = 2 + _integers(generator, 3, tables, 1)
     first, second = (_rank(z) * levels // rows for z in (a, b))
     third = (_rank(c) * 2 // rows) * (_uniform(generator, tables, 1) < 0.5)
@@ -212,10 +220,11 @@ def _make_pairs(
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, cut, decided)
 
 
+#: The family of a table is one of these, sampled as often as it is listed.
 FAMILIES: tuple[Family, ...] = (*(_make_causal, _make_groups) * 2, _make_groups, _make_boxes, _make_smooth, _make_pairs)
 
 
-def _spoil(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def _corrupt(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Corrupt tables as real ones are: noise columns, copies, skewed scales, measurement noise, wrong labels."""
     tables, rows, columns = x.shape
     x = _standardise(x)

@@ -1,4 +1,4 @@
-"""Paired comparison of weights on held-out tables: accuracy and log loss, with errors clustered by table."""
+"""Paired comparison of the transformer's weights on held-out tables, with standard errors clustered by table."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from analysis.incontext.real import RealTables
 from analysis.incontext.train import NEW_ROWS, classify
 from protonet.views.transformer import unpack_weights
 
-#: Labelled rows, and maximal columns, of the tasks from each real table; and the number of episodes of each.
+#: Numbers of labelled rows and maximal columns of tasks from real tables; episodes of each task.
 REAL_SIZES, REPEATS = ((6, 4), (12, 8), (25, 20), (50, 10), (100, 6), (180, 12)), 6
-#: Labelled rows, columns and minimal rows per class of synthetic tasks; and the number of tables of each.
+#: Numbers of labelled rows, columns and minimal rows per class of synthetic tasks; tables of each size.
 SYNTHETIC_SIZES = ((6, 4, 2), (12, 8, 3), (25, 20, 5), (50, 10, 10), (100, 6, 20), (180, 12, 30))
 SYNTHETIC_COUNT = 32
 SCALES = torch.logspace(0.3, 1.7, 15)  #: Factors of the cosines; the log loss is that of the best one.
 
 
 class Task(NamedTuple):
-    """Episodes of one size, of one real table or of synthetic ones."""
+    """Episodes of one size, from one real table or from synthetic tables."""
 
     group: Literal["mixed", "numeric", "synthetic"]
-    table: int  #: Index of the real table; -1 for synthetic ones, each of which is another table.
+    table: int  #: Index of the real table; -1 for synthetic tables, of which each episode has another one.
     labelled: int
     episodes: Episodes
 
@@ -49,7 +49,7 @@ class Difference(NamedTuple):
 
 
 def draw_tasks(part: Literal["validation", "comparison"], seed: int = 0) -> list[Task]:
-    """Draw tasks of all sizes from the real tables of a part, with all columns and with numeric ones, and synthetic."""
+    """Sample tasks of all sizes: from the real tables of a part, with all or numeric columns, and synthetic tables."""
     generator = torch.Generator().manual_seed(seed + (0 if part == "validation" else 1_000_000))
     real, tasks = RealTables(part), list[Task]()
     for index in range(len(real.tables)):
@@ -70,7 +70,7 @@ def draw_tasks(part: Literal["validation", "comparison"], seed: int = 0) -> list
 
 @torch.no_grad()
 def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
-    """Classify the new rows of each episode by the nearest prototype.
+    """Compute accuracy and log loss of the nearest prototype on the new rows of each episode.
 
     Args:
         flat: (WEIGHT_COUNT,) stored weights.
@@ -79,9 +79,8 @@ def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
     weights, accuracy, losses = unpack_weights(flat), list[Tensor](), list[Tensor]()
     for task in tasks:
         n, (_, classes, known) = task.labelled, task.episodes
-        cosines = classify(weights, task.episodes, n)[1].masked_fill(
-            ~mask_labelled_classes(classes, n)[:, None], -math.inf
-        )
+        absent = ~mask_labelled_classes(classes, n)[:, None]
+        cosines = classify(weights, task.episodes, n)[1].masked_fill(absent, -math.inf)
         scored, truth = known[:, n:], classes[:, n:]
         count = scored.sum(dim=1).clamp_min(1)
         accuracy.append(((cosines.argmax(dim=2) == truth) & scored).sum(dim=1) / count)
@@ -93,7 +92,7 @@ def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
 
 
 def compare(new: np.ndarray, old: np.ndarray, tasks: Sequence[Task], group: str | None = None) -> Difference:
-    """Compute the mean of new - old over tables, each the mean of its episodes; of a group of tasks, or of all."""
+    """Compute the mean of new - old over tables, each averaged over its episodes; ``group`` selects tasks."""
     clusters: dict[tuple[int, int, int], list[float]] = {}
     start = 0
     for index, task in enumerate(tasks):

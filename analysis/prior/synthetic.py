@@ -1,9 +1,9 @@
-"""Synthetic tasks: a prior over relations between features and classes.
+"""Synthetic tasks from families of relations between features and classes.
 
-Each family samples (n, dim) features and (n,) classes; `draw` samples a family and corrupts its table as real ones are:
-uninformative, duplicated, transformed, rounded or heavy-tailed columns, and wrong labels.
+A family samples features (n, dim) and classes (n,). `draw` samples a family, and corrupts its table as real tables are:
+with uninformative, duplicated, transformed or rounded columns, and wrong labels.
 
-Source: the idea of such a prior is that of Hollmann et al., "TabPFN" (2023), sec. 4.
+Source: the idea is that of Hollmann et al., "TabPFN" (2023), sec. 4.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ from collections.abc import Callable
 
 import numpy as np
 
-Drawn = tuple[np.ndarray, np.ndarray]
+#: Features (n, dim) and classes (n,).
+Sampled = tuple[np.ndarray, np.ndarray]
 Curve = Callable[[np.ndarray], np.ndarray]
 MAX_CLASSES = 10
 ACTIVATIONS: tuple[Curve, ...] = (np.tanh, np.sin, np.abs, lambda z: np.maximum(z, 0), lambda z: z)
-WARPS: tuple[Curve, ...] = (np.exp, lambda z: np.sign(z) * z**2, np.tanh)
+TRANSFORMATIONS: tuple[Curve, ...] = (np.exp, lambda z: np.sign(z) * z**2, np.tanh)
 
 
-def _sizes(rng: np.random.Generator, high: int) -> int:
+def _sample_dim(rng: np.random.Generator, high: int) -> int:
     """Sample a number of features from 2 to ``high``, log-uniformly."""
     return round(float(np.exp(rng.uniform(np.log(2), np.log(high)))))
 
 
-def _count_classes(rng: np.random.Generator) -> int:
+def _sample_class_count(rng: np.random.Generator) -> int:
     """Sample a number of classes, most often two."""
     return min(MAX_CLASSES, 2 + int(rng.geometric(0.35)) - 1)
 
 
-def _bin(scores: np.ndarray, n_classes: int, rng: np.random.Generator) -> np.ndarray:
+def _bin_scores(scores: np.ndarray, n_classes: int, rng: np.random.Generator) -> np.ndarray:
     """Bin scores (n,) into classes (n,) at random thresholds that leave rows in every class."""
     probabilities = rng.dirichlet(np.full(n_classes, 3.0))
     return np.searchsorted(np.quantile(scores, probabilities.cumsum()[:-1]), scores)
 
 
-def draw_clusters(n: int, rng: np.random.Generator) -> Drawn:
+def draw_clusters(n: int, rng: np.random.Generator) -> Sampled:
     """Sample Gaussian clusters, one or a few per class, with few informative and many noise directions."""
-    dim, n_classes = _sizes(rng, 60), _count_classes(rng)
+    dim, n_classes = _sample_dim(rng, 60), _sample_class_count(rng)
     per_class = int(rng.choice([1, 1, 1, 2, 3]))
     rank = rng.integers(1, dim + 1)
     basis = rng.normal(size=(dim, rank)) / np.sqrt(rank)
@@ -53,7 +54,7 @@ def draw_clusters(n: int, rng: np.random.Generator) -> Drawn:
     return centres[cluster] + noise, cluster % n_classes
 
 
-def draw_causes(n: int, rng: np.random.Generator) -> Drawn:
+def draw_causes(n: int, rng: np.random.Generator) -> Sampled:
     """Sample a structural causal model: nodes of a random network, one of them binned into classes."""
     width, depth = int(rng.integers(4, 30)), int(rng.integers(1, 5))
     nodes, layer = [], rng.normal(size=(n, int(rng.integers(2, 8))))
@@ -65,14 +66,14 @@ def draw_causes(n: int, rng: np.random.Generator) -> Drawn:
         nodes.append(layer)
     every = np.concatenate(nodes, axis=1)
     target = int(rng.integers(every.shape[1]))
-    dim = min(every.shape[1] - 1, _sizes(rng, 40))
+    dim = min(every.shape[1] - 1, _sample_dim(rng, 40))
     others = rng.permutation(np.delete(np.arange(every.shape[1]), target))[:dim]
-    return every[:, others], _bin(every[:, target], _count_classes(rng), rng)
+    return every[:, others], _bin_scores(every[:, target], _sample_class_count(rng), rng)
 
 
-def draw_tree(n: int, rng: np.random.Generator) -> Drawn:
+def draw_tree(n: int, rng: np.random.Generator) -> Sampled:
     """Sample classes in the boxes of a random tree on a few columns."""
-    dim, n_classes = _sizes(rng, 30), _count_classes(rng)
+    dim, n_classes = _sample_dim(rng, 30), _sample_class_count(rng)
     x = rng.normal(size=(n, dim)) if rng.random() < 0.5 else rng.random((n, dim))
     used = rng.permutation(dim)[: int(rng.integers(1, min(dim, 5) + 1))]
     box = np.zeros(n, int)
@@ -83,9 +84,9 @@ def draw_tree(n: int, rng: np.random.Generator) -> Drawn:
     return x, rng.permutation(np.arange(len(names)) % n_classes)[box]
 
 
-def draw_smooth(n: int, rng: np.random.Generator) -> Drawn:
+def draw_smooth(n: int, rng: np.random.Generator) -> Sampled:
     """Sample classes from smooth random functions of a few directions: Gaussian processes by random features."""
-    dim, n_classes = _sizes(rng, 30), _count_classes(rng)
+    dim, n_classes = _sample_dim(rng, 30), _sample_class_count(rng)
     x = rng.normal(size=(n, dim))
     inner = x @ rng.normal(size=(dim, int(rng.integers(1, min(dim, 6) + 1)))) / np.sqrt(dim)
     frequencies = rng.normal(size=(inner.shape[1], 100)) * rng.uniform(0.3, 2.5)
@@ -93,7 +94,7 @@ def draw_smooth(n: int, rng: np.random.Generator) -> Drawn:
     return x, (waves @ rng.normal(size=(100, n_classes))).argmax(axis=1)
 
 
-def draw_embedding(n: int, rng: np.random.Generator) -> Drawn:
+def draw_embedding(n: int, rng: np.random.Generator) -> Sampled:
     """Sample embeddings: a common offset, a falling spectrum, class means along any direction, sometimes ReLU."""
     dim, n_classes = int(rng.choice([32, 64, 128, 256])), int(rng.integers(2, MAX_CLASSES + 1))
     spectrum = np.arange(1, dim + 1) ** -rng.uniform(0, 1.2)
@@ -105,9 +106,9 @@ def draw_embedding(n: int, rng: np.random.Generator) -> Drawn:
     return (np.maximum(x, 0) if rng.random() < 0.3 else x), y
 
 
-def draw_signals(n: int, rng: np.random.Generator) -> Drawn:
+def draw_signals(n: int, rng: np.random.Generator) -> Sampled:
     """Sample series of one template per class, shifted, stretched in height and noisy; or coloured noise."""
-    length, n_classes = int(rng.integers(16, 120)), _count_classes(rng)
+    length, n_classes = int(rng.integers(16, 120)), _sample_class_count(rng)
     y = rng.integers(n_classes, size=n)
     smooth = np.exp(-0.5 * (np.arange(-12, 13) / rng.uniform(1, 6)) ** 2)
     if rng.random() < 0.3:
@@ -124,7 +125,7 @@ def draw_signals(n: int, rng: np.random.Generator) -> Drawn:
     return x + rng.normal(size=(n, 1)) * rng.uniform(0, 1) + rng.normal(size=x.shape) * rng.uniform(0.1, 2), y
 
 
-def draw_pictures(n: int, rng: np.random.Generator) -> Drawn:
+def draw_pictures(n: int, rng: np.random.Generator) -> Sampled:
     """Sample images of one smooth template per class, shifted by a few pixels, with noise."""
     size, n_classes, reach = int(rng.integers(6, 15)), int(rng.integers(2, MAX_CLASSES + 1)), int(rng.integers(0, 4))
     y = rng.integers(n_classes, size=n)
@@ -139,7 +140,7 @@ def draw_pictures(n: int, rng: np.random.Generator) -> Drawn:
     return x.reshape(n, -1), y
 
 
-FAMILIES: tuple[Callable[[int, np.random.Generator], Drawn], ...] = (
+FAMILIES: tuple[Callable[[int, np.random.Generator], Sampled], ...] = (
     draw_clusters,
     draw_causes,
     draw_tree,
@@ -150,7 +151,7 @@ FAMILIES: tuple[Callable[[int, np.random.Generator], Drawn], ...] = (
 )
 
 
-def spoil(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Drawn:
+def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Sampled:
     """Corrupt features and classes as in practice: uninformative, duplicated, transformed or rounded columns."""
     n, dim = x.shape
     if rng.random() < 0.3:
@@ -161,7 +162,7 @@ def spoil(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Drawn:
     deviation = x.std(axis=0) + 1e-9
     x = (x - x.mean(axis=0)) / deviation
     for column in np.flatnonzero(rng.random(x.shape[1]) < rng.choice([0, 0.3])):
-        x[:, column] = WARPS[int(rng.integers(len(WARPS)))](x[:, column])
+        x[:, column] = TRANSFORMATIONS[int(rng.integers(len(TRANSFORMATIONS)))](x[:, column])
     for column in np.flatnonzero(rng.random(x.shape[1]) < rng.choice([0, 0.5])):
         x[:, column] = np.round(x[:, column] * rng.choice([0.7, 2, 10]))
     if rng.random() < 0.4:  # units of their own, far from 0
@@ -173,10 +174,10 @@ def spoil(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Drawn:
 
 
 def draw(n: int, rng: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
-    """Sample a family's name, features (n, dim) and classes (n,)."""
+    """Sample a task of a random family: the name of the family, features (n, dim) and classes (n,)."""
     family = int(rng.integers(len(FAMILIES)))
     x, y = FAMILIES[family](n, rng)
     ordered = FAMILIES[family] in (draw_signals, draw_pictures, draw_embedding)
     if not ordered:
-        x, y = spoil(x, y, rng)
+        x, y = corrupt(x, y, rng)
     return FAMILIES[family].__name__.removeprefix("draw_"), x, y

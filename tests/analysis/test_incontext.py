@@ -84,10 +84,9 @@ def test_real_tables_are_drawn_with_any_column_as_the_class(monkeypatch: pytest.
     assert drawn is not None
     assert drawn.cells.shape == (20, 10 + NEW_ROWS, 3, CELL_CHANNELS)
     assert all(len(classes[:10].unique()) > 1 for classes in drawn.classes)
-    assert (
-        real.RealTables("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 30) is None
-    )  # none is as wide
-    numeric = real.RealTables("training").draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 1, numeric=True)
+    tables = real.RealTables("training")
+    assert tables.draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 30) is None  # no table has 30 columns
+    numeric = tables.draw(torch.Generator().manual_seed(0), 20, 10, NEW_ROWS, 1, numeric=True)
     assert numeric is not None
     assert not numeric.cells[..., NUMERIC_CHANNELS:].any()  # no column is a category
     parts = [real.RealTables(part).tables for part in ("training", "validation", "comparison")]
