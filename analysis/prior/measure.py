@@ -1,4 +1,4 @@
-"""Cosines of every view on a task: those of held-out rows, and those of test rows by a view fitted to all rows."""
+"""Training data of the weighting prior: the cosines of every view on the held-out rows and test rows of a task."""
 
 from __future__ import annotations
 
@@ -23,55 +23,55 @@ from protonet.views.evaluation import plan_encoder
 from protonet.views.view import TrainingRows, View, ViewSpec
 
 
-class Measured(NamedTuple):
-    """A task with the evidence on its views, as training data of the prior."""
+class MeasuredTask(NamedTuple):
+    """A task with the evidence on its views."""
 
     name: str
-    family: str  #: Of data sets, as in `analysis.prior.tasks.Task`.
-    judged: bool  #: Were rows held out?
+    family: str  #: Family of data sets, as in `analysis.prior.tasks.Task`.
+    judged: bool  #: Whether rows were held out.
     evidence: Evidence
-    cosines: Tensor  #: (views, m, classes) float16, of rows to judge on
-    truth: Tensor  #: (m,) their classes
+    cosines: Tensor  #: (views, m, classes) float16: cosines of the test rows.
+    truth: Tensor  #: (m,) classes of the test rows.
 
 
 def measure(task: Task) -> dict[str, np.ndarray]:
-    """Compute the evidence on a task's views as arrays; none if raw cosine is the only view.
+    """Compute the arrays of a measured task by name; empty if raw cosine is the only view.
 
-    ``held`` (views, n, classes) are cosines out of fold, ``labels`` (n,) their classes; ``judged`` (views, m, classes)
-    those of the test rows, ``truth`` (m,) their classes; ``traits`` (views, traits) describe the views; ``x``,
-    ``y``, ``blocks`` and ``shifts`` are the rows as views are fitted to them.
+    ``held`` (views, n, classes) are cosines of held-out rows and ``labels`` (n,) their classes; ``judged`` (views, m,
+    classes) are cosines of test rows and ``truth`` (m,) their classes; ``traits`` (views, traits) describe the views;
+    ``x``, ``y``, ``blocks`` and ``shifts`` are the rows that views are fitted to.
     """
     started = time.process_time()
     with untouched_globals():
         y = torch.from_numpy(task.y).long()
         num_classes = max(2, int(y.max()) + 1)
         problem, _ = prepare_training_set(torch.from_numpy(task.x.copy()), y, num_classes, blocks=task.blocks)
-        explored = evaluate_candidates(problem.rows, plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT), Search())
-        if explored is None:
+        searched = evaluate_candidates(problem.rows, plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT), Search())
+        if searched is None:
             return {}
         fitted: dict[ViewSpec, View] = {}
-        rows, test = explored.rows, ((torch.from_numpy(task.test_x) - problem.origin) / problem.scale).float()
-        judged = torch.stack([_classify(candidate.spec, rows, fitted, test) for candidate in explored.candidates])
-    held_out = torch.stack([candidate.cosines for candidate in explored.candidates])
+        rows, test = searched.rows, ((torch.from_numpy(task.test_x) - problem.origin) / problem.scale).float()
+        judged = torch.stack([_classify(candidate.spec, rows, fitted, test) for candidate in searched.candidates])
+    held_out = torch.stack([candidate.cosines for candidate in searched.candidates])
     return {
         "name": np.array(task.name),
         "kin": np.array(task.family),
-        "traits": encode_traits([candidate.spec for candidate in explored.candidates]).numpy(),
+        "traits": encode_traits([candidate.spec for candidate in searched.candidates]).numpy(),
         "held": held_out.numpy().astype(np.float16),
-        "labels": explored.evaluator.labels.numpy().astype(np.int16),
+        "labels": searched.evaluator.labels.numpy().astype(np.int16),
         "judged": judged.numpy().astype(np.float16),
         "truth": task.test_y.astype(np.int16),
         "x": rows.features.numpy(),
         "y": rows.labels.numpy().astype(np.int16),
         "blocks": np.zeros(0, np.int16) if rows.blocks is None else rows.blocks.numpy().astype(np.int16),
         "shifts": np.array(rows.shifts),
-        "was_judged": np.array(explored.judged),
+        "was_judged": np.array(searched.judged),
         "seconds": np.array(time.process_time() - started),
     }
 
 
 def _classify(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], test: Tensor) -> Tensor:
-    """Compute the cosines (m, classes) of rows (m, dim) to the prototypes of a view that is fitted to all rows."""
+    """Compute the cosines (m, classes) of test rows (m, dim) to the prototypes of a view fitted to all rows."""
     view = fit_view(spec, rows, fitted)
 
     def embed(x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def _classify(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], 
 
 
 def measure_task(folder: str, task_id: int) -> float:
-    """Measure a task by its index into a file of a folder, unless it exists; return the CPU seconds."""
+    """Measure the task of an index into a file, unless the file exists; return the CPU seconds."""
     path = Path(folder) / f"{task_id:05d}.npz"
     started = time.process_time()
     if not path.exists():
@@ -94,8 +94,8 @@ def measure_task(folder: str, task_id: int) -> float:
     return time.process_time() - started
 
 
-def load_measured(path: Path) -> Measured | None:
-    """Load a measured task, and gather the evidence on its views; None if raw cosine is the only view."""
+def load_measured(path: Path) -> MeasuredTask | None:
+    """Load a measured task with the evidence on its views; None if raw cosine is its only view."""
     with np.load(path) as stored:
         if "traits" not in stored:
             return None
@@ -108,4 +108,4 @@ def load_measured(path: Path) -> Measured | None:
     traits, judged = torch.from_numpy(arrays["traits"]), bool(arrays["was_judged"])
     evidence = gather_evidence(rows, traits, list(held_out), integers["labels"] if judged else None)
     cosines = torch.from_numpy(arrays["judged"])
-    return Measured(str(arrays["name"]), str(arrays["kin"]), judged, evidence, cosines, integers["truth"])
+    return MeasuredTask(str(arrays["name"]), str(arrays["kin"]), judged, evidence, cosines, integers["truth"])

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from analysis.prior.measure import Measured, load_measured, measure_task
+from analysis.prior.measure import MeasuredTask, load_measured, measure_task
 from analysis.prior.train import EPOCHS, Batch, collate, evaluate, train
 from analysis.real_data.sets import DATASETS
 from analysis.shared.journal import run_all
@@ -29,12 +29,14 @@ from protonet.fit.prior import TRAITS, Prior, deserialize_prior, serialize_prior
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
-FOLDS, CURVE = 4, (10, 80)
-#: Data sets that share rows with a set of `analysis.real_data.sets`.
+FOLDS = 4  #: Folds of families of data sets.
+OTHER_EPOCHS = (10, 80)  #: Numbers of epochs of further variants.
+#: Names of data sets that share rows with each set of `analysis.real_data.sets`.
 VOWELS = {"spectra", "JapaneseVowels"}
 FAMILIES = {name: VOWELS if name in VOWELS else {name} for name in DATASETS}
-NUMBERS = ROOT / "protonet/fit/prior_numbers.py"
-LEFT_OUT, MIXED_NAME = Path("build/prior-left-out"), "mixed"
+NUMBERS_FILE = ROOT / "protonet/fit/prior_numbers.py"
+LEFT_OUT = Path("build/prior-left-out")  #: Folder of the priors that are trained without a data set's family.
+MIXED_NAME = "mixed"  #: Name of the prior that is trained without the mixed tables.
 HEADER = '"""Parameters of the pretrained prior in base64 of float16, from `python -m analysis prior --write`."""\n'
 NOTE = """
 Mean over tasks of families that the prior was not trained on, in nats and percent, ± one standard error of the
@@ -46,7 +48,7 @@ task of the set's family was trained on.
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the number of tasks and their folder."""
+    """Add the options: the number of tasks, the epochs and the folder of measured tasks."""
     parser.add_int("--tasks", 1500, "tasks, by their numbers from 0 on")
     parser.add_int("--epochs", EPOCHS, "passes over the tasks in training")
     parser.add_int("--jobs", 2, "processes that measure tasks")
@@ -76,18 +78,19 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def _measure(run: tuple[str, int]) -> float:
+    """Measure a task, given the folder and its index."""
     return measure_task(*run)
 
 
-def load_tasks(folder: Path, count: int) -> list[Measured]:
-    """Load the tasks with an index below a number, without those whose only view is raw cosine."""
+def load_tasks(folder: Path, count: int) -> list[MeasuredTask]:
+    """Load the measured tasks of indices below ``count``, without tasks whose only view is raw cosine."""
     paths = [folder / f"{task_id:05d}.npz" for task_id in range(count)]
     measured = (load_measured(path) for path in tqdm(paths, unit="task", desc="evidence", dynamic_ncols=True))
     return [task for task in measured if task is not None]
 
 
 def load_left_out(name: str) -> Prior:
-    """Load the prior that was trained without a data set's family: a key of `DATASETS`, or ``MIXED_NAME``."""
+    """Load the prior that was trained without the family of a data set (of `DATASETS`, or ``MIXED_NAME``)."""
     path = LEFT_OUT / name
     if not path.exists():
         remedy = "Run python -m analysis prior --write first: it trains the priors that leave a set out."
@@ -95,7 +98,7 @@ def load_left_out(name: str) -> Prior:
     return deserialize_prior(path.read_text(encoding="ascii"))
 
 
-def write_prior(prior: Prior, header: str, path: Path = NUMBERS) -> None:
+def write_prior(prior: Prior, header: str, path: Path = NUMBERS_FILE) -> None:
     """Write the weights of a prior as the library's module ``prior_numbers``."""
     text = serialize_prior(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
@@ -103,24 +106,24 @@ def write_prior(prior: Prior, header: str, path: Path = NUMBERS) -> None:
     write_atomically(path, lambda file: file.write(content))
 
 
-def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[str, Any]]:
-    """Compute log-loss and accuracy on held-out families of data sets, for the prior and its ablations."""
+def compare(tasks: Sequence[MeasuredTask], batch: Batch, epochs: int) -> list[dict[str, Any]]:
+    """Compute log-loss and accuracy of the prior and its ablations on families of data sets that are held out."""
     families = sorted({task.family for task in tasks})
     fold_of = {name: at % FOLDS for at, name in enumerate(np.random.default_rng(0).permutation(families).tolist())}
     owner = torch.tensor([fold_of[task.family] for task in tasks])
     judged = torch.tensor([task.judged for task in tasks])
-    made = torch.tensor([task.family.startswith("synthetic ") for task in tasks])
+    synthetic = torch.tensor([task.family.startswith("synthetic ") for task in tasks])
     half = torch.arange(len(tasks)) % 2 == 0
     blind = batch._replace(traits=torch.zeros(len(tasks), batch.traits.shape[1], len(TRAITS)))
     unseen = batch._replace(problem=torch.zeros_like(batch.problem))
-    everything = torch.ones_like(made)
+    everything = torch.ones_like(synthetic)
     variants: list[tuple[str, Batch, torch.Tensor, int]] = [
         ("learned", batch, everything, epochs),
         ("learned, without the kinds of views", blind, everything, epochs),
         ("learned, the problem not seen", unseen, everything, epochs),
         ("learned on half of the tasks", batch, half, 2 * epochs),
-        ("learned on synthetic tasks alone", batch, made, 2 * epochs),
-        *((f"learned in {count} epochs", batch, everything, count) for count in CURVE),
+        ("learned on synthetic tasks alone", batch, synthetic, 2 * epochs),
+        *((f"learned in {count} epochs", batch, everything, count) for count in OTHER_EPOCHS),
     ]
     start = torch.stack(evaluate(Prior().eval(), batch))
     rows = [_summarise("what held-out rows suggest", start, start, judged)]
@@ -135,6 +138,7 @@ def compare(tasks: Sequence[Measured], batch: Batch, epochs: int) -> list[dict[s
 
 
 def _summarise(name: str, scores: torch.Tensor, start: torch.Tensor, judged: torch.Tensor) -> dict[str, Any]:
+    """Average the scores (2, tasks) of a prior, and its gain over the start, on judged and on unjudged tasks."""
     row: dict[str, Any] = {"prior": name}
     for title, which in (("judged", judged), ("unjudged", ~judged)):
         row[title] = {

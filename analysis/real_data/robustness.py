@@ -40,9 +40,9 @@ from protonet.metrics import calibration_error, fill_bins, measure
 from protonet.views.mlp import MLPFamily, MLPRecipe
 from solution.pack import library_files
 
-#: The sources that decide the data sets and their splits.
-DATA = ("analysis/real_data/sets.py", "protonet/datasets")
-#: The settings of ``solve`` by the methods' names: with less effort, and without its parts.
+#: Sources that determine the data sets and their splits.
+DATA_SOURCES = ("analysis/real_data/sets.py", "protonet/datasets")
+#: Settings of ``solve`` by the name of the method: with less effort, or without a part.
 SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {},
     "left-out": {},
@@ -61,7 +61,7 @@ NAMES = {
     **{"left-out": "ours, left out", "fast": "ours, fast", "raw": "ours, raw only"},
     **{name: baseline.title for name, baseline in BASELINES.items()},
 }
-#: Shots that the summary keeps apart: from the first to the second, both included.
+#: Minimal and maximal shots of each summary.
 GROUPS = {"1 and 2 shots": (1, 2), "3 and 4 shots": (3, 4), "5 shots and more": (5, 10**9)}
 QUANTITIES = (
     Quantity("percent", "accuracy, %", sign=1),
@@ -69,7 +69,7 @@ QUANTITIES = (
     Quantity("calibration_error", "calibration error", sign=-1, factor=100),
     Quantity("seconds", "fit seconds"),
 )
-WORST_ALLOWED = 1.5  #: Points that the default may be below the best baseline anywhere.
+WORST_ALLOWED = 1.5  #: Maximal regret in points that is acceptable on a row; the plot shows it as a line.
 NOTE = """
 Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
 with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks in brackets, 1 being
@@ -82,7 +82,7 @@ Row = dict[str, Any]
 
 
 class Run(NamedTuple):
-    """One method on one split."""
+    """A method on a split of a data set."""
 
     dataset: str
     shots: int
@@ -93,7 +93,7 @@ class Run(NamedTuple):
 def fit_ours(
     x: np.ndarray, y: np.ndarray, effort: str | Search = "default", metadata: dict[str, Any] | None = None
 ) -> Predictor:
-    """Fit the prototype network."""
+    """Fit a prototype network by ``solve``."""
     network = solve([(torch.from_numpy(x).float(), torch.from_numpy(y))], None, metadata, effort=effort)
 
     def predict(rows: np.ndarray) -> Outcome:
@@ -112,7 +112,7 @@ METHODS: dict[str, Fit] = {
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the data sets, methods, shots and splits."""
+    """Add the options: the data sets, methods, shots and splits."""
     parser.add_names("--datasets", DATASETS)
     parser.add_names("--methods", METHODS)
     parser.add("--shots", "1,2,5,10,20", "labelled samples per class", functools.partial(parse_wholes, low=1))
@@ -142,7 +142,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def list_runs(datasets: Iterable[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
-    """Yield all runs with enough rows, split by split; print sets whose package is missing on stderr."""
+    """Yield the runs of all data sets with enough rows, split by split."""
     for name, data in load_sets(datasets, load_real):
         for n in shots:
             if split_shots(data, n, 0) is not None:  # the same for every seed
@@ -152,10 +152,10 @@ def list_runs(datasets: Iterable[str], shots: Sequence[int], n_splits: int, meth
 def hash_code(method: str) -> str:
     """Hash the code that a method's results depend on."""
     baselines = ("analysis/shared/baselines.py", "protonet/losses.py")
-    return hash_sources(*DATA, *(library_files() if method in SETTINGS else baselines))
+    return hash_sources(*DATA_SOURCES, *(library_files() if method in SETTINGS else baselines))
 
 
-@functools.lru_cache(maxsize=1)  # the runs of one split come one after another
+@functools.lru_cache(maxsize=1)  # the runs of a split follow each other
 def load_split(dataset: str, shots: int, seed: int) -> Split | None:
     """Load a split; None if there are too few rows."""
     return split_shots(load_real(dataset), shots, seed)
@@ -175,7 +175,7 @@ def run_method(run: Run) -> dict[str, float]:
 
 
 def compute_scores(outcome: Outcome, truth: Tensor) -> dict[str, float]:
-    """Compute the accuracy of an outcome for classes (n,) and, if it has probabilities, their scores."""
+    """Compute the accuracy of predictions for classes (n,) and, with probabilities, log-loss and calibration error."""
     predicted, log_probabilities = outcome
     result = {"accuracy": float((predicted == truth.numpy()).mean())}
     if log_probabilities is not None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.real_data.robustness import DATA
+from analysis.real_data.robustness import DATA_SOURCES
 from analysis.real_data.sets import DATASETS, SPARE_ROWS, load_real
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
@@ -31,11 +31,11 @@ from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 from solution.pack import library_files
 
-#: Maximum number of classes of a set, of unlabelled rows per class, and of test rows per class.
+#: Maximal number of classes of a data set, of unlabelled rows per class, and of test rows per class.
 MAX_CLASSES, MAX_ROWS, MAX_TEST_ROWS = 20, 60, 200
-#: Development sets of learning from unlabelled rows; the others are held out.
+#: Data sets on which the method was developed; the others are held out.
 CHOSEN_ON = ("digits", "wine", "glyphs", "spectra", "OSULeaf", "GunPoint", "BasicMotions", "JapaneseVowels")
-#: How the rows without a label are drawn.
+#: How unlabelled rows are sampled.
 REGIMES = {
     "alike": "as many of each class",
     "shares": "shares of a Dirichlet distribution of concentration 1",
@@ -56,27 +56,27 @@ Regimes: {regimes}. Effort {effort}.
 
 
 class Run(NamedTuple):
-    """One split."""
+    """A split of a data set, and the methods that are evaluated on it."""
 
     dataset: str
     shots: int
     seed: int
     regime: str
     effort: str
-    peers: bool  #: Are scikit-learn's methods asked, too?
+    peers: bool  #: Whether scikit-learn's methods are evaluated, too.
 
 
 class Split(NamedTuple):
     """Labelled, unlabelled and test rows; classes from ``num_classes`` on are novel."""
 
-    train: tuple[Tensor, Tensor]
-    hidden: tuple[Tensor, Tensor]
-    fresh: tuple[Tensor, Tensor]
-    num_classes: int
+    train: tuple[Tensor, Tensor]  #: Labelled rows and their classes.
+    hidden: tuple[Tensor, Tensor]  #: Unlabelled rows and their classes, which methods do not see.
+    fresh: tuple[Tensor, Tensor]  #: Test rows and their classes.
+    num_classes: int  #: Number of known classes.
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the data sets, regimes and splits."""
+    """Add the options: the data sets, the regimes and the splits."""
     parser.add_names("--datasets", DATASETS)
     parser.add_names("--regimes", REGIMES)
     parser.add("--shots", "1,2,5,20", "labelled samples per class", partial(parse_wholes, low=1))
@@ -92,14 +92,14 @@ def run(options: argparse.Namespace) -> Report:
     if not runs:
         got = f"none at {options.shots} shots"
         raise_input_error("--datasets", "have rows enough for a split", got, "Pass fewer shots.")
-    code = hash_sources("analysis/real_data/semi_supervised.py", *DATA, *library_files())
+    code = hash_sources("analysis/real_data/semi_supervised.py", *DATA_SOURCES, *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code)
     rows = [{**setting._asdict(), **result} for setting, result in results.items()]
     return Report(rows, tabulate(rows, options.effort))
 
 
 def list_runs(options: argparse.Namespace) -> Iterator[Run]:
-    """Yield all runs with enough rows, split by split; print sets whose package is missing on stderr."""
+    """Yield the runs of all data sets with enough rows, split by split."""
     for name, data in load_sets(options.datasets or DATASETS, load_real):
         for shots in options.shots:
             for regime in options.regimes or list(REGIMES):
@@ -180,7 +180,7 @@ def score_sklearn(split: Split) -> dict[str, float]:
     spaces = (x, (x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1))
     outcome = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what does not converge is judged as it is
+        warnings.simplefilter("ignore")  # methods that do not converge
         for name, method in methods.items():
             hidden = [method.fit(space, y).predict(space)[len(split.train[1]) :] for space in spaces]
             outcome[name] = max(100 * float((setting == split.hidden[1].numpy()).mean()) for setting in hidden)
@@ -188,8 +188,8 @@ def score_sklearn(split: Split) -> dict[str, float]:
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
-    """Format a table of the sets, and one of the means, for each number of labels and each regime."""
-    notes = []
+    """Format a table of all data sets for each number of labels and regime, and a table of means."""
+    tables = []
     cases = dict.fromkeys((row["shots"], row["regime"]) for row in rows)
     summary = []
     for shots, regime in cases:
@@ -206,7 +206,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
             means = [format_mean([row[part] for row in selected]) for part in ("without", "with")]
             lines.append([name, *means, format_mean(lead), format_mean(fresh) if fresh else "", learned, *peers])
         columns = ["data set", "without", "with", "lead", "lead, fresh", "learned", *PEERS]
-        notes.append(f"**{shots} per class, {regime}**\n\n{format_table(columns, lines)}")
+        tables.append(f"**{shots} per class, {regime}**\n\n{format_table(columns, lines)}")
         halves = [[leads[name] for name in names if (name in CHOSEN_ON) == chosen] for chosen in (True, False)]
         means = [format_mean(half, sign=True) if half else "" for half in halves]
         worst = min(leads, key=leads.__getitem__)
@@ -220,6 +220,6 @@ def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
             [f"{shots}, {regime}", *means, f"{worst} {leads[worst]:+.1f}", f"{seconds:.1f}", outcome, *ahead]
         )
     columns = ["per class, regime", "lead, sets that chose", "other sets", "worst", "times as long", "found"]
-    notes.append(f"**Means**\n\n{format_table([*columns, *(f'ahead of {peer}' for peer in PEERS)], summary)}")
+    tables.append(f"**Means**\n\n{format_table([*columns, *(f'ahead of {peer}' for peer in PEERS)], summary)}")
     regimes = "; ".join(f"{name}: {text}" for name, text in REGIMES.items())
-    return "\n".join(notes) + NOTE.format(chosen=", ".join(CHOSEN_ON), regimes=regimes, effort=effort)
+    return "\n".join(tables) + NOTE.format(chosen=", ".join(CHOSEN_ON), regimes=regimes, effort=effort)

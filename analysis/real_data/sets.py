@@ -27,8 +27,8 @@ from protonet.errors import MissingPackageError, optional_packages, raise_input_
 GLYPH_CLASSES, GLYPH_COPIES = 60, 3
 TEXT_FEATURES, HASHES = 384, 2**14
 SERIES = ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "BasicMotions")
-MODULE_DOCSTRINGS = (40, 60)  # a module with fewer has too few samples; of one with more, the first are taken
-SHORTEST_DOCSTRING = 40  # characters
+MODULE_DOCSTRINGS = (40, 60)  #: Minimal and maximal number of docstrings of a module; further ones are left out.
+MIN_DOCSTRING_LENGTH = 40  #: Minimal number of characters of a docstring.
 #: Minimum test rows per class, minimum test rows per split, and maximum test rows per split.
 SPARE_ROWS, MIN_TEST_ROWS, MAX_TEST_ROWS = 3, 20, 2000
 
@@ -131,10 +131,10 @@ def _read_docstrings(path: Path) -> list[str]:
         return []
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     matches = (ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds))
-    return [text for text in matches if len(text) > SHORTEST_DOCSTRING]
+    return [text for text in matches if len(text) > MIN_DOCSTRING_LENGTH]
 
 
-#: Every set's loader; each may raise a MissingPackageError that says what to install.
+#: Loaders of all data sets by name; a loader raises a MissingPackageError that says what to install.
 DATASETS: dict[str, Callable[[], Dataset]] = {
     "digits": load_digits,
     **{name: partial(load_table, name) for name in ("wine", "breast_cancer", "iris")},
@@ -149,7 +149,7 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
 
 @cache
 def load_real(name: str) -> Dataset:
-    """Load a key of ``DATASETS``, once per process; a MissingPackageError names the extra to install."""
+    """Load a data set by its name in ``DATASETS``, once per process."""
     if name not in DATASETS:
         raise_input_error("name", f"be one of {', '.join(DATASETS)}", repr(name), "Pick a listed one.")
     return DATASETS[name]()
