@@ -50,12 +50,12 @@ from protonet.ui.command_line import parse_number
 from solution.pack import ROOT
 
 LOOKS = ROOT / "analysis/results/optimizer_looks.md"
-HELD_OUT = "validation"  #: The role whose evaluations are logged.
-Optimizers = Mapping[int, Candidate]  #: By the horizon.
+LOGGED_ROLE = "validation"  #: The role whose evaluations are logged.
+Optimizers = Mapping[int, Candidate]  #: The candidate at each horizon.
 
 
 class Grid(NamedTuple):
-    """Workloads, baselines, seeds and horizons."""
+    """The workloads, baselines, seeds and horizons of an evaluation."""
 
     workloads: Mapping[str, Path | None]  #: File of each workload; None for a built-in one.
     baselines: Baselines
@@ -68,11 +68,11 @@ class Grid(NamedTuple):
         return list(dict.fromkeys(ROLE.get(name, FILE) for name in self.workloads))
 
     def get_baseline(self, name: str, steps: int) -> Baseline:
-        """Get a workload's baseline at a horizon."""
+        """Return the baseline of a workload at a horizon."""
         return self.baselines[name][str(steps)]
 
     def list_runs(self, optimizers: Optimizers, seeds: Sequence[int]) -> list[Run]:
-        """List the runs of optimizers, each to its last horizon or until it reaches every target."""
+        """List the runs of optimizers; a run ends at its last horizon, or when it reaches all targets."""
         runs = []
         for optimizer in dict.fromkeys(optimizers.values()):
             steps = [horizon for horizon, other in optimizers.items() if other == optimizer]
@@ -84,13 +84,13 @@ class Grid(NamedTuple):
         return runs
 
     def set_horizons(self, candidate: Candidate, factor: float = 1.0) -> Optimizers:
-        """Adapt a candidate to each horizon: total_steps in its configuration is multiplied by a factor."""
+        """Return the candidate for each horizon; total_steps in its configuration becomes factor x horizon."""
         if json.loads(candidate.config).get("total_steps") is None:
             return dict.fromkeys(self.steps, candidate)
         return {steps: candidate.configure(total_steps=round(factor * steps)) for steps in self.steps}
 
     def score(self, optimizers: Optimizers, curves: Curves) -> list[Row]:
-        """Compute the rows of an optimizer, one for each horizon: by role, then horizon, then workload."""
+        """Compute a row of scores for each role, horizon and workload, in this order."""
         return [
             score_workload(name, [curves[optimizer, name, s] for s in self.seeds], self.get_baseline(name, steps))
             for role in self.roles
@@ -100,7 +100,7 @@ class Grid(NamedTuple):
         ]
 
     def average_first(self, candidate: Candidate, curves: Curves) -> dict[int, float]:
-        """Compute a candidate's geometric mean on the first seed, by horizon."""
+        """Compute the geometric mean of a candidate's ratios on the first seed, by horizon."""
         seen = {name: curves[candidate, name, self.seeds[0]] for name in self.workloads}
         return {
             steps: statistics.geometric_mean(rate(seen[name], self.get_baseline(name, steps)) for name in seen)
@@ -109,7 +109,7 @@ class Grid(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the optimizers and workloads."""
+    """Add the options: the optimizers, workloads, horizons and seeds."""
     parser.add_argument("--optimizer", metavar="FILE", help="Python file of a class CustomOptimizer(params, **config)")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     parser.add("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
@@ -150,12 +150,12 @@ def run(options: argparse.Namespace) -> Report:
     if candidate is not None:
         variants["nothing", 1.0] = grid.set_horizons(candidate)
         for factor in options.rates or ():
-            variants["rate", factor] = grid.set_horizons(scale(candidate, factor))
+            variants["rate", factor] = grid.set_horizons(scale_rate(candidate, factor))
         for factor in options.horizon_factors or ():
             variants["horizon", factor] = grid.set_horizons(candidate, factor)
     check_baselines(grid)
-    entries = compete(grid, variants, peers, options.state, options.jobs)
-    if HELD_OUT in grid.roles:
+    entries = run_all_optimizers(grid, variants, peers, options.state, options.jobs)
+    if LOGGED_ROLE in grid.roles:
         log_look(candidate, peers, grid, entries[0])
     return Report(entries, tabulate(entries, grid.baselines))
 
@@ -171,7 +171,7 @@ def load_candidate(path: str, config_file: str | None) -> Candidate:
     return candidate
 
 
-def scale(candidate: Candidate, factor: float) -> Candidate:
+def scale_rate(candidate: Candidate, factor: float) -> Candidate:
     """Multiply a candidate's learning rate, from the configuration or its default, by a factor."""
     config = json.loads(candidate.config)
     made = load_optimizer(candidate)([nn.Parameter(torch.zeros(2, 2))], **config)
@@ -179,32 +179,32 @@ def scale(candidate: Candidate, factor: float) -> Candidate:
 
 
 def check_baselines(grid: Grid) -> None:
-    """Warn on stderr if workloads differ from those of their baselines; raise an InputError without baselines."""
-    lacking = {name: [n for n in grid.steps if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads}
-    lacking = {name: steps for name, steps in lacking.items() if steps}
-    if lacking:
-        got = "; ".join(f"none of {name} at {', '.join(map(str, steps))}" for name, steps in lacking.items())
-        steps = ",".join(map(str, sorted(set(chain(*lacking.values())), key=lambda n: (n != 1000, n))))
-        remedy = f"Run python -m analysis optimizer-tune --steps {steps} --workloads {','.join(lacking)} first."
+    """Raise an InputError for missing baselines; warn on stderr if a workload differs from that of its baseline."""
+    missing = {name: [n for n in grid.steps if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads}
+    missing = {name: steps for name, steps in missing.items() if steps}
+    if missing:
+        got = "; ".join(f"none of {name} at {', '.join(map(str, steps))}" for name, steps in missing.items())
+        steps = ",".join(map(str, sorted(set(chain(*missing.values())), key=lambda n: (n != 1000, n))))
+        remedy = f"Run python -m analysis optimizer-tune --steps {steps} --workloads {','.join(missing)} first."
         raise_input_error("--baselines", "have every workload", got, remedy)
     for name, path in grid.workloads.items():
         result = compute_fingerprint(name, path)
-        was = {grid.get_baseline(name, steps)["fingerprint"] for steps in grid.steps}
-        if was != {result}:
+        recorded = {grid.get_baseline(name, steps)["fingerprint"] for steps in grid.steps}
+        if recorded != {result}:
             print(
                 f"{name} differs from what its baseline was made with: loss {result:g} before training, not "
-                f"{', '.join(f'{loss:g}' for loss in was)}; another Python or torch has other data or weights. "
+                f"{', '.join(f'{loss:g}' for loss in recorded)}; another Python or torch has other data or weights. "
                 "Tune it here.",
                 file=sys.stderr,
             )
 
 
-def compete(
+def run_all_optimizers(
     grid: Grid, variants: Mapping[tuple[str, float], Optimizers], peers: Sequence[str], state: Path, jobs: int
 ) -> list[Entry]:
-    """Run a candidate with its variants and peers, each at its best learning rate, and score them.
+    """Run and score the variants of a candidate, and peers at their best learning rate.
 
-    A peer's learning rate is chosen anew for each horizon, on the first seed of all workloads.
+    The learning rate of a peer is chosen for each horizon, on the first seed of all workloads.
     """
     settings = {peer: {lr: Candidate(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].rates} for peer in peers}
     runs = [run for optimizers in variants.values() for run in grid.list_runs(optimizers, grid.seeds)]
@@ -235,7 +235,7 @@ def compete(
 
 
 def log_look(candidate: Candidate | None, peers: Sequence[str], grid: Grid, entry: Entry) -> None:
-    """Append an evaluation on held-out families to the log: geometric means by role and horizon."""
+    """Append a line about an evaluation on validation workloads to the log in ``LOOKS``."""
     name, config = ", ".join(peers), ""
     if candidate is not None and candidate.file is not None:
         name, config = hashlib.sha256(candidate.file.read_bytes()).hexdigest()[:8], f"`{candidate.config}`"

@@ -1,4 +1,4 @@
-"""Tables of the benchmark."""
+"""Markdown tables of the optimizer benchmark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protonet.ui.text import format_table
 #: ``changed`` quantity and its ``factor``.
 Entry = dict[str, Any]
 TITLES = {role: f"{role.capitalize()} workloads" for role in ROLES} | {FILE: "Workloads of the file"}
-EASIER = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}
+EASIER_TITLES = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}
 NOTE = """
 Ratio: AdamW's steps to the target, tuned for each workload and horizon, over the optimizer's; means are geometric,
 intervals of 95 % over seeds. A miss earns at most 0.7, a loss that is not finite 0.05. Short of the target: of misses,
@@ -43,7 +43,7 @@ def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
         text += f"**{TITLES[summary['role']]}, {summary['steps']:,} steps**\n\n"
         if "factor" in first:
             selected = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
-            text += f"{_tabulate_rows(rows, selected)}\n{first['name']}: {_describe(summary, rows)}\n\n"
+            text += f"{_tabulate_rows(rows, selected)}\n{first['name']}: {_format_summary(summary, rows)}\n\n"
             coarse = ", ".join(name for name, baseline in selected.items() if baseline.get("coarse"))
             text += f"AdamW by the coarse ladder alone, which is easier: {coarse}.\n\n" if coarse else ""
         if peers:
@@ -60,7 +60,7 @@ def _select(rows: Sequence[Mapping[str, Any]], key: Mapping[str, object]) -> lis
 
 
 def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> str:
-    """Format a table with a line for each workload."""
+    """Format a table with a line per workload: AdamW's steps and those of the optimizer."""
     lines = []
     for row in rows:
         baseline = baselines[row["workload"]]
@@ -73,8 +73,8 @@ def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> st
     return format_table(header, lines)
 
 
-def _describe(summary: Summary, rows: Sequence[Row]) -> str:
-    """Format a summary as a line."""
+def _format_summary(summary: Summary, rows: Sequence[Row]) -> str:
+    """Format the summary of a role and horizon as a sentence."""
     interval = f" ({_format_interval(summary)})" if summary["interval"] else ""
     parts = [
         f"geometric mean {summary['ratio']:.2f}{interval}",
@@ -82,19 +82,19 @@ def _describe(summary: Summary, rows: Sequence[Row]) -> str:
     ]
     parts.append(f"worst family {summary['worst_family']} {summary['worst_family_ratio']:.2f}")
     parts += [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
-    parts += [f"against {EASIER[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
+    parts += [f"against {EASIER_TITLES[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
     return f"{', '.join(parts)}, not finite: {', '.join(summary['diverged']) or 'none'}.{_format_errors(rows)}"
 
 
 def _format_errors(rows: Sequence[Row]) -> str:
-    """List the workloads on which an optimizer raised an exception, with the first of each; "" for none."""
+    """Format the first exception of each workload on which the optimizer raised one; "" for none."""
     raised = {row["workload"]: next(filter(None, row["raised"]), None) for row in rows}
     message = "; ".join(f"{name} ({text})" for name, text in raised.items() if text is not None)
     return message and f" Raised on {message}."
 
 
 def _tabulate_entries(entries: Sequence[Entry], key: Mapping[str, Any]) -> str:
-    """Format a line for each optimizer at a role and horizon, the best first."""
+    """Format a table with a line per optimizer at a role and horizon, the best optimizer first."""
     names = [row["workload"] for row in _select(entries[0]["rows"], key)]
     lines, notes = [], ""
     selected: list[tuple[Entry, Summary]] = [(entry, _select(entry["summaries"], key)[0]) for entry in entries]
@@ -115,7 +115,7 @@ def _format_interval(summary: Summary) -> str:
 
 
 def _tabulate_variants(entries: Sequence[Entry]) -> str:
-    """Format a line for each variant of a candidate, which is the first entry, over all workloads."""
+    """Format a table with a line per variant of a candidate; the first entry is the candidate as configured."""
     means = average_by(entries[0]["rows"], "steps")
     lines = []
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Training runs of the benchmark: a workload, a seed and an optimizer each. Workloads and optimizers may be files."""
+"""Training runs of the benchmark; workloads and optimizers are built-in or come from files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from analysis.shared.runner import StudyParser, parse_names
 from protonet.errors import installed_version, raise_input_error
 
 FILE = "file"  #: Role, family and kind of the workloads of a file.
-WARMUP = 0.03  #: Fraction of the steps in which the rate rises.
+WARMUP = 0.03  #: Fraction of the steps in which the learning rate rises.
 FOLDER = "analysis/optimizer_bench"
-#: Sources that affect every run.
+#: Source files that affect every run.
 SHARED = [f"{FOLDER}/workload.py", *(f"{FOLDER}/workloads/{name}.py" for name in ("data", "models"))]
 BASELINES = Path("analysis/results/optimizer_baselines.json")
 #: Result of tuned AdamW on a workload. ``setting`` has the lowest ``target``: the worst seed's best smoothed loss.
@@ -51,21 +51,21 @@ class Candidate(NamedTuple):
     file: Path | None = None  #: File of its class ``CustomOptimizer``; None for a peer.
 
     def configure(self, **changes: Any) -> Candidate:
-        """Change settings."""
+        """Return a candidate with changed settings."""
         return self._replace(config=json.dumps(json.loads(self.config) | changes, sort_keys=True))
 
 
 class Setting(NamedTuple):
     """An AdamW setting: linear warmup for the fraction ``WARMUP`` of ``horizon`` steps, then cosine decay."""
 
-    lr: float = 3e-3  #: Start of the search.
+    lr: float = 3e-3  #: Also the start of the search.
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
     horizon: float = 1.0
 
 
 class Run(NamedTuple):
-    """One training run."""
+    """A training run of an optimizer on a workload."""
 
     workload: str
     file: Path | None  #: File whose ``WORKLOADS`` has it; None for a built-in one.
@@ -79,7 +79,7 @@ Curves = dict[tuple[Candidate | Setting, str, int], Curve]  #: By optimizer, wor
 
 
 def add_workloads(parser: StudyParser, default: str = "all") -> None:
-    """Add the workloads and the journal, which the commands share."""
+    """Add the options that studies of optimizers share: the workloads and the journal."""
     names = f"of {', '.join(WORKLOADS)} and the file's (default: {default})"
     parser.add_argument("--workloads", metavar="NAMES", help=names)
     parser.add_argument("--workload-file", metavar="FILE", help="Python file with a dictionary WORKLOADS")
@@ -87,7 +87,7 @@ def add_workloads(parser: StudyParser, default: str = "all") -> None:
 
 
 def pick_workloads(options: argparse.Namespace, roles: Collection[str] = tuple(ROLES)) -> dict[str, Path | None]:
-    """Select workloads by name, else those of roles and of the file: the file of each, None for a built-in one."""
+    """Return the file of each selected workload, None if built in; without names, select by role and file."""
     known: dict[str, Path | None] = dict.fromkeys(WORKLOADS)
     if options.workload_file is not None:
         path = Path(options.workload_file).resolve()
@@ -99,7 +99,7 @@ def pick_workloads(options: argparse.Namespace, roles: Collection[str] = tuple(R
 
 @functools.cache
 def load_python(path: Path) -> ModuleType:
-    """Import a file by its path, once per process."""
+    """Import a Python file by its path, once per process."""
     name = f"bench_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -136,13 +136,13 @@ def load_optimizer(candidate: Candidate) -> type[torch.optim.Optimizer]:
 
 
 def get_build(name: str, file: Path | None) -> Build:
-    """Get the function that builds a workload."""
+    """Return the function that builds a workload."""
     return (WORKLOADS if file is None else load_workloads(file))[name]
 
 
 @functools.cache
 def compute_fingerprint(name: str, file: Path | None) -> float:
-    """Compute the validation loss of seed 0 before training, to 4 digits, which identifies data and weights."""
+    """Compute the validation loss before training with seed 0, which identifies the data and weights of a workload."""
     workload = get_build(name, file)(0)
     return float(f"{validate(workload.model, workload.val_loss):.4g}")
 
@@ -162,13 +162,13 @@ def run_adamw(run: Run) -> Curve:
 
 
 def schedule_rate(step: int, *, max_steps: int, horizon: float) -> float:
-    """Compute the factor on the learning rate at a step: linear warmup, then cosine decay or nothing."""
+    """Compute the learning rate factor at a step: linear warmup, then cosine decay, or none if ``horizon`` is 0."""
     rise = min(1.0, (step + 1) / max(1.0, WARMUP * max_steps))
     return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / (horizon * max_steps)))) if horizon else rise
 
 
 def identify(run: Run) -> list[Any]:
-    """Collect the inputs that determine a run's outcome, for the journal."""
+    """List the fingerprint, versions and source hash that determine the result of a run, for the journal."""
     file = run.optimizer.file if isinstance(run.optimizer, Candidate) else None
     workload = run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload]))
     sources = [str(workload), f"{FOLDER}/runs.py", str(file or f"{FOLDER}/peers.py")]
@@ -177,16 +177,16 @@ def identify(run: Run) -> list[Any]:
 
 
 def train_all(runs: Sequence[Run], state: Path, jobs: int) -> Curves:
-    """Train candidates and peers, or read their curves from the journal; see `run_all`."""
-    results = run_all(runs, do, state, lambda run: [*identify(run), "candidate"], jobs=jobs)
+    """Train candidates and peers, or read their curves from the journal; return all curves."""
+    results = run_all(runs, train_candidate, state, lambda run: [*identify(run), "candidate"], jobs=jobs)
     return {(run.optimizer, run.workload, run.seed): Curve(*result) for run, result in results.items()}
 
 
-def do(run: Run) -> Curve:
-    """Execute one run of a candidate or a peer, whose random numbers are the seed's.
+def train_candidate(run: Run) -> Curve:
+    """Execute a run of a candidate or a peer, with random numbers from the run's seed.
 
-    A decomposition that fails, as one does of weights that are not finite, ends the run as one that diverged. So does
-    any error of a peer, for instance on a shape that it cannot take; errors of a candidate's file are raised.
+    If a matrix decomposition fails, for instance on weights that are not finite, the run counts as diverged. The same
+    holds for any error of a peer, for instance on a shape that it does not support. A candidate's other errors are raised.
     """
     candidate = run.optimizer
     assert isinstance(candidate, Candidate), "AdamW's settings have a schedule"
@@ -202,17 +202,17 @@ def do(run: Run) -> Curve:
             register(lambda *_: times.append(time.process_time()))
         step: Callable[[], object] = optimizer.step
 
-        def step_or_spoil() -> None:
+        def step_or_set_nan() -> None:
             """Take a step; if it raises an exception, set the weights to NaN, so that the run ends."""
             try:
                 step()
             except caught as error:
-                raised.append(_describe(error))
+                raised.append(_format_error(error))
                 with torch.no_grad():
                     for parameter in parameters:
                         parameter.fill_(torch.nan)
 
-        optimizer.step = step_or_spoil  # type: ignore[assignment, method-assign]
+        optimizer.step = step_or_set_nan  # type: ignore[assignment, method-assign]
         return optimizer
 
     with initial_weights(run.seed), warnings.catch_warnings():
@@ -220,8 +220,8 @@ def do(run: Run) -> Curve:
             warnings.simplefilter("ignore")  # warnings of libraries
         try:
             curve = train(get_build(run.workload, run.file), run.seed, make, max_steps=run.max_steps, target=run.target)
-        except caught as error:  # where it is made, or in a loss
-            raised.append(_describe(error))
+        except caught as error:  # when it is made, or in a loss
+            raised.append(_format_error(error))
             curve = Curve([], diverged=True)
     seconds = sum(times[1::2]) - sum(times[: len(times) // 2 * 2 : 2])
     step_ms = round(1000 * seconds / max(1, len(times) // 2), 3)
@@ -229,6 +229,6 @@ def do(run: Run) -> Curve:
     return curve._replace(step_ms=step_ms, diverged=diverged, raised=first)
 
 
-def _describe(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     """Format an exception as one short line."""
     return f"{type(error).__name__.lstrip('_')}: {' '.join(str(error).split())}"[:160]

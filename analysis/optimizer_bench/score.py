@@ -1,4 +1,4 @@
-"""Scores: ratio of tuned AdamW's steps to an optimizer's within a horizon, with intervals."""
+"""Scores of optimizers: the ratio of tuned AdamW's steps to theirs within a horizon, with intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analysis.optimizer_bench.runs import FILE
 from analysis.optimizer_bench.workload import EVERY, Curve
 from analysis.optimizer_bench.workloads import FAMILY, KIND, ROLE
 
-#: Maximum score of a miss; the score falls by a factor of e per tenth of the remaining distance, down to the floor.
+#: Maximal score of a miss, its decay (a factor of e per tenth of the remaining distance), and the minimal score.
 MISS, STEEPNESS, FLOOR = 0.7, 10.0, 0.05
 RESAMPLES = 2000
 #: Workload name, role, family and kind; horizon (``steps``); geometric mean over seeds (``ratio``); for each seed the
@@ -27,8 +27,8 @@ Row = dict[str, Any]
 Summary = dict[str, Any]
 
 
-def view(curve: Curve, target: float, max_steps: int) -> Curve:
-    """Truncate a run at the step that reaches a target, or at a horizon."""
+def truncate(curve: Curve, target: float, max_steps: int) -> Curve:
+    """Return the curve of a run up to the step that reaches a target, or up to a horizon."""
     hit = curve.first_hit(target)
     end = max_steps if hit is None else min(hit, max_steps)
     losses = curve.losses[: end // EVERY + 1]
@@ -36,9 +36,9 @@ def view(curve: Curve, target: float, max_steps: int) -> Curve:
 
 
 def rate(curve: Curve, baseline: Mapping[str, Any]) -> float:
-    """Compute AdamW's steps over a run's, or the partial credit of a run that misses the target."""
+    """Compute the ratio of AdamW's steps to those of a run; a run that misses the target gets a partial score."""
     target = baseline["target"]
-    curve = view(curve, target, baseline["max_steps"])
+    curve = truncate(curve, target, baseline["max_steps"])
     if curve.diverged:
         return FLOOR
     hit = curve.first_hit(target)
@@ -49,9 +49,9 @@ def rate(curve: Curve, baseline: Mapping[str, Any]) -> float:
 
 
 def measure_gap(curve: Curve, baseline: Mapping[str, Any]) -> float | None:
-    """Compute the gap between the best loss of a miss and the target, in percent of it; None for a hit."""
+    """Compute the gap of a run's best loss to the target, in percent of the target; None if it is reached."""
     target = baseline["target"]
-    losses = view(curve, target, baseline["max_steps"]).losses[1:]
+    losses = truncate(curve, target, baseline["max_steps"]).losses[1:]
     best = min(losses, default=-math.inf)
     return None if best <= target else 100 * (best - target) / abs(target) if target else math.inf
 
@@ -59,7 +59,7 @@ def measure_gap(curve: Curve, baseline: Mapping[str, Any]) -> float | None:
 def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, Any]) -> Row:
     """Compute a workload's row at its baseline's horizon, from the runs of its seeds."""
     target, max_steps = baseline["target"], baseline["max_steps"]
-    seen = [view(curve, target, max_steps) for curve in curves]
+    seen = [truncate(curve, target, max_steps) for curve in curves]
     ratios = [rate(curve, baseline) for curve in seen]
     return {
         "workload": name,
@@ -82,7 +82,7 @@ def score_workload(name: str, curves: Sequence[Curve], baseline: Mapping[str, An
 
 
 def summarise(rows: Sequence[Row]) -> list[Summary]:
-    """Summarize rows for each role and horizon, in their order; all workloads have equal weight."""
+    """Summarize the rows of each role and horizon; all workloads have equal weight."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["role"], row["steps"]), []).append(row)
@@ -90,7 +90,7 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
 
 
 def _summarise(rows: Sequence[Row]) -> Summary:
-    """Summarize rows of one role and horizon."""
+    """Compute means, intervals and worst cases of the rows of one role and horizon."""
     worst = min(rows, key=lambda row: float(row["ratio"]))
     families = average_by(rows, "family")
     worst_family = min(families, key=families.__getitem__)
@@ -112,7 +112,7 @@ def _summarise(rows: Sequence[Row]) -> Summary:
 
 
 def average_by(rows: Sequence[Row], key: str) -> dict[Any, float]:
-    """Compute the geometric mean of the ratios of rows that share a value."""
+    """Compute the geometric mean of the ratios for each value of a key, such as the family."""
     values = dict.fromkeys(row[key] for row in rows)
     return {value: statistics.geometric_mean(row["ratio"] for row in rows if row[key] == value) for value in values}
 

@@ -1,4 +1,4 @@
-"""CPU time of a step and memory of the state relative to AdamW's, alternately in one process on one thread.
+"""CPU time of a step and size of the state of an optimizer relative to AdamW, measured alternately on one thread.
 
 The networks are those of the visible workloads and of the streams, with their gradients, and others by their shapes.
 
@@ -47,17 +47,17 @@ CASES: dict[str, Shapes] = {
     "embeddings of 50,000 x 20": [(50_000, 20)],
     "a vector of 1,000,000": [(1_000_000,)],
 }
-SEEN = 200  #: Rows of embeddings that have gradients.
+ROWS_WITH_GRADIENT = 200  #: Rows of an embedding table that have gradients in a step.
 NOTE = """
 Milliseconds of CPU time of one step(), medians over turns of {steps} steps after the first {first}; ratios are medians
 over pairs of turns. State: the bytes of its tensors over those of AdamW's. Medians over the {count} workloads:
 {ratio:.1f} times AdamW's CPU time of a step, {state:.1f} times its state. One thread.
 """
-FIRST = 100  #: Steps before the time is taken: bases turn more often in the first ones.
+UNTIMED_STEPS = 100  #: First steps, which are not timed because bases are updated more often in them.
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the optimizer, the networks and the number of steps."""
+    """Add the options: the optimizer, the networks and the numbers of steps and turns."""
     parser.add_argument("--optimizer", required=True, metavar="FILE", help="as that of optimizer-bench")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     known = [*NETWORKS, *CASES]
@@ -81,11 +81,13 @@ def run(options: argparse.Namespace) -> Report:
     table = format_table(["parameters", "AdamW ms", "fused ms", "ms", "of AdamW's", "of fused", "state"], lines)
     of_workloads = [row for row in rows if row["name"] in WORKLOADS] or rows
     medians = {key: statistics.median(row[key] for row in of_workloads) for key in ("ratio", "state")}
-    return Report(rows, table + NOTE.format(steps=options.steps, first=FIRST, count=len(of_workloads), **medians))
+    return Report(
+        rows, table + NOTE.format(steps=options.steps, first=UNTIMED_STEPS, count=len(of_workloads), **medians)
+    )
 
 
 def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, turns: int) -> dict[str, Any]:
-    """Measure a network's milliseconds per step of AdamW, of its fused kernel and of an optimizer; compute ratios."""
+    """Measure milliseconds per step of AdamW, fused AdamW and an optimizer on a network; return them and ratios."""
     makers: list[Callable[..., torch.optim.Optimizer]] = [
         torch.optim.AdamW,
         lambda parameters: torch.optim.AdamW(parameters, fused=True),
@@ -96,7 +98,7 @@ def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, t
     optimizers = [make_one(group) for make_one, group in zip(makers, parameters, strict=True)]
     pairs = list(zip(optimizers, parameters, strict=True))
     for pair in pairs:
-        _take_steps(*pair, gradients, FIRST)
+        _take_steps(*pair, gradients, UNTIMED_STEPS)
     times = [[_take_steps(*pair, gradients, steps) for pair in pairs] for _ in range(turns)]  # (turns, optimizers)
     plain, fused, ours = (statistics.median(column) for column in zip(*times, strict=True))
     ratios = {"ratio": statistics.median(t[2] / t[0] for t in times)}
@@ -106,7 +108,7 @@ def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, t
 
 
 def make_network(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Make the weights of a network, and the gradients of four batches."""
+    """Make the weights of a network and the gradients of four batches, given the name of a workload or case."""
     if name in WORKLOADS:
         model, train_loss, _ = WORKLOADS[name](0)
         weights = [parameter.detach() for parameter in model.parameters()]
@@ -115,12 +117,12 @@ def make_network(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
     gradients = [[0.05 + 0.1 * torch.randn(shape, generator=generator) for shape in CASES[name]] for _ in range(4)]
     if name.startswith("embeddings"):
         for (table,) in gradients:
-            table[SEEN:] = 0
+            table[ROWS_WITH_GRADIENT:] = 0
     return [torch.ones(shape) for shape in CASES[name]], gradients
 
 
 def _count_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Count the bytes of the tensors of a state; tensors that are views of one memory count once."""
+    """Count the bytes of the tensors in an optimizer's state; tensors that share memory count once."""
     tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
@@ -132,7 +134,7 @@ def _take_steps(
     gradients: Sequence[Sequence[Tensor]],
     steps: int,
 ) -> float:
-    """Take steps; return the CPU milliseconds of one."""
+    """Take steps of an optimizer; return the mean CPU milliseconds of a step."""
     seconds = 0.0
     for step in range(steps):
         for parameter, gradient in zip(parameters, gradients[step % len(gradients)], strict=True):

@@ -41,14 +41,19 @@ from protonet._io import write_atomically
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
 
-SEEDS = (0, 1, 2)  #: The first one decides on settings, all of them make the baseline.
-#: First and second factor of the search for a learning rate, and its bounds.
+SEEDS = (0, 1, 2)  #: Settings are chosen on the first seed; baselines are measured on all seeds.
+#: First and second step factor of the search for a learning rate, and its bounds.
 COARSE, FINE, RATES = 3.0, 1.7, (1e-6, 10.0)
 WEIGHT_DECAYS = (0.0, 0.1, 1.0)
 BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
-HORIZONS = (1.0, 0.6, 0.35, 0.0)  #: Fractions of the steps at whose end a cosine reaches 0; 0 is a constant rate.
+HORIZONS = (
+    1.0,
+    0.6,
+    0.35,
+    0.0,
+)  #: Fractions of the steps after which a cosine schedule reaches 0; 0 is a constant learning rate.
 LADDER_DECAYS = (0.01, 0.1)
-SOURCE = "analysis/optimizer_bench/tune.py"
+SOURCE_FILE = "analysis/optimizer_bench/tune.py"
 COLUMNS = {
     "workload": "{name}",
     "of": "{max_steps:,}",
@@ -65,15 +70,15 @@ class Task(NamedTuple):
     """A workload to tune AdamW on."""
 
     workload: str
-    file: Path | None  #: As `Run` has it.
+    file: Path | None  #: File of the workload; None if built in.
     steps: tuple[int, ...]  #: The horizons, in the order of the search.
     start: Setting | None  #: The best setting at another horizon.
     state: Path  #: The journal of its runs.
-    coarse: bool = False  #: Whether the ladder is all that is searched.
+    coarse: bool = False  #: Whether only the coarse ladder is searched.
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the workloads, the horizons, and the file of baselines."""
+    """Add the options: the workloads, the horizons and the file of baselines."""
     parser.add("--steps", "1000,300,5000", "horizons, with commas, in the order of the search", check_steps)
     parser.add_int("--jobs", os.cpu_count() or 1, "processes; each tunes another workload")
     parser.add_argument("--coarse", action="store_true", help="try the coarse ladder alone, and make it the baseline")
@@ -82,7 +87,7 @@ def add_options(parser: StudyParser) -> None:
 
 
 def check_steps(option: str, text: str) -> list[int]:
-    """Check horizons, each a multiple of the validation interval; raise an InputError for others."""
+    """Parse horizons; raise an InputError unless each is a multiple of the validation interval."""
     steps = parse_wholes(option, text, low=EVERY)
     for horizon in steps:
         if horizon % EVERY:
@@ -115,13 +120,13 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def _identify(task: Task) -> list[object]:
-    """Collect the inputs that determine a workload's baselines."""
-    return [*identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting())), hash_sources(SOURCE)]
+    """List the inputs that determine the baselines of a workload, for the journal."""
+    return [*identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting())), hash_sources(SOURCE_FILE)]
 
 
 def tune_workload(task: Task) -> dict[str, Baseline]:
-    """Tune AdamW on a workload: the baseline of each horizon."""
-    code = _identify(task)[:-1]  # a run is the same, whatever search asks for it
+    """Tune AdamW on a workload; return the baseline of each horizon."""
+    code = _identify(task)[:-1]  # a run does not depend on the code of the search
 
     @functools.cache
     def train(setting: Setting, seed: int, max_steps: int) -> Curve:
@@ -133,7 +138,7 @@ def tune_workload(task: Task) -> dict[str, Baseline]:
     for max_steps in task.steps:
         measure = functools.partial(train, max_steps=max_steps)
         if task.coarse:
-            baseline = make_baseline(measure, [climb_ladder(measure)]) | {"coarse": True}
+            baseline = make_baseline(measure, [search_ladder(measure)]) | {"coarse": True}
         else:
             baseline, start = tune(measure, start)
         fingerprint = compute_fingerprint(task.workload, task.file)
@@ -152,15 +157,15 @@ def tune(measure: Measure, start: Setting | None = None) -> tuple[Baseline, Sett
         start: The best setting at another horizon; its betas are kept.
     """
     if start is None:
-        tuned = climb(measure, climb(measure, Setting(), COARSE), FINE)
-        tuned = pick_best(measure, [tuned, *(tuned._replace(betas=betas) for betas in BETAS)])
+        tuned = search_rate(measure, search_rate(measure, Setting(), COARSE), FINE)
+        tuned = choose_setting(measure, [tuned, *(tuned._replace(betas=betas) for betas in BETAS)])
     else:
-        tuned = climb(measure, start._replace(horizon=1.0), FINE)
-    tuned = pick_best(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
+        tuned = search_rate(measure, start._replace(horizon=1.0), FINE)
+    tuned = choose_setting(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
     ends = [tuned._replace(horizon=horizon) for horizon in HORIZONS]
-    ends = [pick_best(measure, ends[:-1]), climb(measure, ends[-1], FINE)]  # a constant rate must be lower
+    ends = [choose_setting(measure, ends[:-1]), search_rate(measure, ends[-1], FINE)]  # a constant rate must be lower
     finalists = sorted(ends, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
-    ladder = climb_ladder(measure)
+    ladder = search_ladder(measure)
     easier = {
         name: select_setting(measure, [setting])[0] for name, setting in (("coarse", ladder), ("shared", Setting()))
     }
@@ -168,35 +173,35 @@ def tune(measure: Measure, start: Setting | None = None) -> tuple[Baseline, Sett
     return make_baseline(measure, [*finalists, ladder]) | {"easier": easier}, finalists[0]
 
 
-def pick_best(measure: Measure, settings: Iterable[Setting]) -> Setting:
-    """Select the setting that is best on the first seed."""
+def choose_setting(measure: Measure, settings: Iterable[Setting]) -> Setting:
+    """Return the setting with the lowest loss on the first seed."""
     return min(settings, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
 
 
-def climb(measure: Measure, setting: Setting, factor: float) -> Setting:
-    """Search the learning rate by factors until both neighbours are worse."""
+def search_rate(measure: Measure, setting: Setting, factor: float) -> Setting:
+    """Multiply or divide the learning rate by a factor until both neighbours are worse; return the best setting."""
     while True:
         rates = [setting.lr / factor, setting.lr, setting.lr * factor]
-        tried = pick_best(measure, [setting._replace(lr=rate) for rate in rates if RATES[0] <= rate <= RATES[1]])
+        tried = choose_setting(measure, [setting._replace(lr=rate) for rate in rates if RATES[0] <= rate <= RATES[1]])
         if tried == setting:
             return setting
         setting = tried
 
 
-def climb_ladder(measure: Measure) -> Setting:
-    """Search the learning rate in coarse steps, then the weight decay."""
-    rung = climb(measure, Setting(), COARSE)
-    return pick_best(measure, [rung._replace(weight_decay=decay) for decay in LADDER_DECAYS])
+def search_ladder(measure: Measure) -> Setting:
+    """Search the learning rate in coarse steps, then the weight decay; return the best setting."""
+    rung = search_rate(measure, Setting(), COARSE)
+    return choose_setting(measure, [rung._replace(weight_decay=decay) for decay in LADDER_DECAYS])
 
 
 def make_baseline(measure: Measure, finalists: Sequence[Setting]) -> Baseline:
-    """Build the baseline of the best setting, with its initial loss."""
+    """Make the baseline of the best of several settings, with its initial loss."""
     strict, curves = select_setting(measure, finalists)
     return strict | {"initial": statistics.fmean(curve.losses[0] for curve in curves)}
 
 
 def select_setting(measure: Measure, finalists: Sequence[Setting]) -> tuple[Baseline, list[Curve]]:
-    """Select the setting that reaches the lowest target on all seeds; return target, steps and curves."""
+    """Select the setting that reaches the lowest target on all seeds; return its baseline and its curves."""
     curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
     setting = min(finalists, key=lambda finalist: max(map(_min_loss, curves[finalist])))
     target = max(map(_min_loss, curves[setting]))

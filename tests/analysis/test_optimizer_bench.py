@@ -13,7 +13,7 @@ import torch
 from analysis.__main__ import main
 from analysis.optimizer_bench import bench, runs, step_time, tune
 from analysis.optimizer_bench.peers import PEERS, Peer
-from analysis.optimizer_bench.runs import BASELINES, Candidate, Run, do, load_python
+from analysis.optimizer_bench.runs import BASELINES, Candidate, Run, load_python, train_candidate
 from analysis.optimizer_bench.workload import Curve
 from analysis.optimizer_bench.workloads import FAMILY, ROLE, WORKLOADS
 from solution.pack import ROOT
@@ -147,7 +147,7 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     rows = [(row["workload"], row["role"], row["steps"]) for row in entry["rows"]]
     assert rows == [("tiny", "file", 20), ("small", "file", 20)]
     assert entry["config"] == {"lr": 0.2}
-    monkeypatch.setattr(runs, "do", None)  # all is in the journal
+    monkeypatch.setattr(runs, "train_candidate", None)  # all is in the journal
     baselines = json.loads((folder / "baselines.json").read_text())
     baselines["small"]["20"]["fingerprint"] = 12.34
     (folder / "other.json").write_text(json.dumps(baselines))
@@ -160,7 +160,9 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 def test_randomness_is_the_seeds(folder: Path) -> None:
     before = torch.get_rng_state()
     candidate = Candidate("optimizer", '{"noise": 0.1}', folder / "optimizer.py")
-    tried = [do(Run("tiny", folder / "workloads.py", seed, 30, candidate, -math.inf)) for seed in (0, 0, 1)]
+    tried = [
+        train_candidate(Run("tiny", folder / "workloads.py", seed, 30, candidate, -math.inf)) for seed in (0, 0, 1)
+    ]
     curves = [curve.losses for curve in tried]
     assert curves[0] == curves[1] != curves[2]
     assert torch.equal(torch.get_rng_state(), before)
@@ -169,7 +171,7 @@ def test_randomness_is_the_seeds(folder: Path) -> None:
 def test_divergence_keeps_the_losses_before_it(folder: Path) -> None:
     def try_config(config: str) -> Curve:
         candidate = Candidate("optimizer", config, folder / "optimizer.py")
-        return do(Run("tiny", folder / "workloads.py", 0, 40, candidate, 0.0))
+        return train_candidate(Run("tiny", folder / "workloads.py", 0, 40, candidate, 0.0))
 
     fine, far, crashed = map(try_config, ("{}", '{"lr": 1e30}', '{"crash": 25}'))
     assert far.diverged
@@ -362,7 +364,7 @@ class CustomOptimizer(AdamW):
 
 @pytest.mark.parametrize("case", ["teacher", "16 of 64 x 64"])
 def test_the_time_of_a_step_is_measured_beside_adamws(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_time, "FIRST", 1)
+    monkeypatch.setattr(step_time, "UNTIMED_STEPS", 1)
     (folder / "slow.py").write_text(SLOW)
     given = ["--optimizer", str(folder / "slow.py"), "--case", case, "--steps", "1", "--turns", "2"]
     assert main(["optimizer-time", *given, "--json", str(folder / "out.json")]) == 0
