@@ -186,7 +186,7 @@ def train_candidate(run: Run) -> Curve:
     """Execute a run of a candidate or a peer, with random numbers from the run's seed.
 
     If a matrix decomposition fails, for instance on weights that are not finite, the run counts as diverged. The same
-    holds for any error of a peer, for instance on a shape that it does not support. A candidate's other errors are raised.
+    holds for any error of a peer, for instance on a shape that it does not support; other errors of candidates are errors.
     """
     candidate = run.optimizer
     assert isinstance(candidate, Candidate), "AdamW's settings have a schedule"
