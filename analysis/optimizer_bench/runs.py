@@ -185,8 +185,8 @@ def train_all(runs: Sequence[Run], state: Path, jobs: int) -> Curves:
 def train_candidate(run: Run) -> Curve:
     """Execute a run of a candidate or a peer, with random numbers from the run's seed.
 
-    If a matrix decomposition fails, for instance on weights that are not finite, the run counts as diverged. The same
-    holds for any error of a peer, for instance on a shape that it does not support; other errors of candidates are errors.
+    If a matrix decomposition fails, for instance on weights that are not finite, the run counts as diverged. So does a
+    run in which a peer raises any error, for instance on a shape that it does not support. Other errors are raised.
     """
     candidate = run.optimizer
     assert isinstance(candidate, Candidate), "AdamW's settings have a schedule"
