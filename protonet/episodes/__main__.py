@@ -238,7 +238,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Colle
     check_device("--device", options.device)
     from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - torch, as above
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
-    from protonet.episodes.evaluation.suite import SUITE_OUTPUTS, Member, report_suite, run_suite  # noqa: PLC0415
+    from protonet.episodes.evaluation.suite import SUITE_OUTPUTS, SuiteMember, report_suite, run_suite  # noqa: PLC0415
     from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
     from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415
     from protonet.episodes.samplers.options import read_samplers  # noqa: PLC0415
@@ -272,7 +272,7 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Colle
                 seed=options.seed,
                 device=options.device,
             )
-            members.append(Member(dataset, shot, plan))
+            members.append(SuiteMember(dataset, shot, plan))
     if is_one:
         run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)
         return

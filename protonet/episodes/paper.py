@@ -17,9 +17,15 @@ from pathlib import Path
 from protonet._io import write_atomically, write_text
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
-from protonet.episodes.evaluation.report import explain_intervals, format_latex, plot_accuracies, tabulate, write_latex
+from protonet.episodes.evaluation.report import (
+    explain_intervals,
+    format_latex_cell,
+    format_latex_table,
+    plot_accuracies,
+    tabulate,
+)
 from protonet.episodes.evaluation.statistics import Comparison, Evaluation, MethodSummary, Summary, adjust_holm
-from protonet.episodes.evaluation.suite import Member, run_suite
+from protonet.episodes.evaluation.suite import SuiteMember, run_suite
 from protonet.episodes.features.sources import RowsPlan, load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid
 from protonet.episodes.methods.keywords import parse_source
@@ -46,7 +52,7 @@ def run_paper(options: argparse.Namespace) -> None:
     )
     folder = options.output
     members = [
-        Member(
+        SuiteMember(
             options.dataset,
             shot,
             EvaluationPlan(
@@ -74,10 +80,10 @@ class Paper:
     command: str  #: That was run.
     grids: Sequence[Sequence[ChosenMethod]]  #: The settings of each method; the first method is the new one.
 
-    def write(self, members: Sequence[Member], evaluations: Sequence[Evaluation]) -> None:
+    def write(self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
         """Print the tables of evaluations, by shots, and write all files but those of each evaluation."""
         keys = {choice.name: choice.key for grid in self.grids for choice in grid if len(grid) > 1}
-        summaries = adjust_together([rename(evaluation.summary, keys) for evaluation in evaluations])
+        summaries = adjust_summaries([rename(evaluation.summary, keys) for evaluation in evaluations])
         tables = []
         for member, summary in zip(members, summaries, strict=True):
             ((header, rows),) = tabulate(summary)
@@ -87,27 +93,25 @@ class Paper:
         text = "\n".join(format_table(*table) for table in tables) + f"{notes}{explain_intervals(summaries[0])}\n"
         print(text, end="", flush=True)
         write_text(self.folder / "table.md", text)
-        write_text(self.folder / "table.tex", "\n".join(format_latex(*table) for table in tables))
+        write_text(self.folder / "table.tex", "\n".join(format_latex_table(*table) for table in tables))
         write_figure(self.folder / "figure.pdf", dict(zip((member.shot for member in members), summaries, strict=True)))
         paragraphs = self.describe(members, evaluations, n_pairs)
-        quoted = ((title, re.sub('"(.*?)"', r"``\1''", write_latex(text))) for title, text in paragraphs)
+        quoted = ((title, re.sub('"(.*?)"', r"``\1''", format_latex_cell(text))) for title, text in paragraphs)
         text = "\n".join(rf"\paragraph{{{title}.}} {text}" + "\n" for title, text in quoted)
         write_text(self.folder / "appendix.tex", text)
         for name in ("table.md", "table.tex", "figure.pdf", "appendix.tex"):
             print(f"wrote {self.folder / name}", file=sys.stderr)
 
     def describe(
-        self, members: Sequence[Member], evaluations: Sequence[Evaluation], n_pairs: int
+        self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation], n_pairs: int
     ) -> Iterator[tuple[str, str]]:
         """Yield the paragraphs of the appendix, each a title and a text, with all settings of the runs."""
-        first, settings, sampler = evaluations[0], evaluations[0].summary.settings, members[0].plan.sampler
+        first, settings = evaluations[0], evaluations[0].summary.settings
         yield "Data", _describe_data(members[0], first)
         queries = f"{settings['query']} of each class"
         if settings["imbalance"] is not None:
-            queries = (
-                f"{settings['query'] * sampler.n_drawn} in all, shared by a Dirichlet distribution of concentration "
-            )
-            queries += f"{settings['imbalance']:g}"
+            total = settings["query"] * settings["way"][0]
+            queries = f"{total} in all, shared by a Dirichlet distribution of concentration {settings['imbalance']:g}"
         shots = " and ".join(member.shot for member in members)
         counts = " and ".join(f"{result.summary.n_episodes:,}" for result in evaluations)
         tuned = {str(tuning) for tuning in first.tuning}
@@ -145,7 +149,7 @@ def _describe_method(grid: Sequence[ChosenMethod]) -> str:
     return f"{name}{origin}: {summary} {parse_source(choice.spec.function)}".rstrip(" .")
 
 
-def _describe_data(member: Member, evaluation: Evaluation) -> str:
+def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
     """Describe the evaluated rows, with their hash."""
     rows = member.plan.rows
     data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
@@ -170,7 +174,7 @@ def rename(summary: Summary, keys: Mapping[str, str]) -> Summary:
     return Summary(settings, summary.n_episodes, methods, pairs)
 
 
-def adjust_together(summaries: Sequence[Summary]) -> list[Summary]:
+def adjust_summaries(summaries: Sequence[Summary]) -> list[Summary]:
     """Return summaries whose p-values are adjusted for the comparisons of all of them, by Holm's procedure."""
     pairs = [pair for summary in summaries for pair in summary.comparisons]
     of_classes = iter(adjust_holm([pair.p_value_classes for pair in pairs]))

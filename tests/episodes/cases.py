@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.methods import METHODS, Need
-from protonet.episodes.samplers.batch import Base, Episodes, make_row_reader, summarize_base
+from protonet.episodes.samplers.batch import BaseClasses, Episodes, make_row_reader, summarize_base
 from protonet.sampling import index_classes
 
 TRAINED = {name: spec.objective for name, spec in METHODS.items() if "encoder" in spec.needs}
@@ -56,7 +56,7 @@ def agree(
     return torch.allclose(logits, torch.stack([torch.as_tensor(rows) for rows in expected]), rtol=rtol, atol=atol)
 
 
-def make_base(*, dim: int = 12, seed: int = 0, dtype: torch.dtype = torch.float64) -> Base:
+def make_base(*, dim: int = 12, seed: int = 0, dtype: torch.dtype = torch.float64) -> BaseClasses:
     """Make 6 base classes of 7 to 12 rows."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(6).repeat_interleave(torch.arange(7, 13).repeat(1))
@@ -75,7 +75,7 @@ def make_episodes(
     noise: float = 0.6,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
-    base: Base | None = None,
+    base: BaseClasses | None = None,
 ) -> tuple[Episodes, torch.Tensor]:
     """Make episodes of non-negative features, as of a ReLU, rows in random order; and the queries' labels.
 

@@ -12,7 +12,7 @@ from torch import nn
 from protonet.datasets import Dataset
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import make_backbone, make_head
-from protonet.episodes.samplers.batch import Episodes, Trained, make_row_reader
+from protonet.episodes.samplers.batch import Episodes, TrainedEncoder, make_row_reader
 
 SIDES = ("base", "novel", "base", "validation", "base", "validation", "base", "base", "novel")
 
@@ -43,7 +43,7 @@ def make_plan(backbone: str = "mlp", *, dim: int = 64) -> TrainingPlan:
 
 def make_trained(
     objective: str, *, dim: int = 6, n_rows: int = 40, backbone: str = "mlp", head: str = "classes"
-) -> Trained:
+) -> TrainedEncoder:
     """Make a small encoder with the head of an objective, and rows that classes (number modulo 4) distinguish.
 
     The encoder is that of ``backbone``, but for "mlp", which is a smaller one; ``head`` is MAML's and ANIL's.
@@ -59,10 +59,12 @@ def make_trained(
     layer = make_head(objective, encoder(torch.zeros(1, dim)).shape[1], generator, n_way=plan.head_way)
     centres = torch.rand(4, dim, generator=generator)
     x = centres.repeat(n_rows // 4, 1) + 0.3 * torch.rand(n_rows, dim, generator=generator)
-    return Trained(encoder, layer.eval().requires_grad_(False), plan, make_row_reader(x))
+    return TrainedEncoder(encoder, layer.eval().requires_grad_(False), plan, make_row_reader(x))
 
 
-def make_trained_episodes(trained: Trained, *, n_episodes: int = 3, n_shot: int = 2) -> tuple[Episodes, torch.Tensor]:
+def make_trained_episodes(
+    trained: TrainedEncoder, *, n_episodes: int = 3, n_shot: int = 2
+) -> tuple[Episodes, torch.Tensor]:
     """Make 4-way episodes of the rows that `make_trained` made, support in random order; and the queries' labels."""
     generator = torch.Generator().manual_seed(1)
     draws = [torch.randperm(10, generator=generator)[:, None] * 4 + torch.arange(4) for _ in range(n_episodes)]
@@ -74,7 +76,7 @@ def make_trained_episodes(trained: Trained, *, n_episodes: int = 3, n_shot: int 
     return Episodes(support=rows[0], support_labels=support % 4, query=rows[1], n_way=4, trained=trained), query % 4
 
 
-def trained_of(episodes: Episodes) -> Trained:
+def trained_of(episodes: Episodes) -> TrainedEncoder:
     """Return the encoder of episodes that have one."""
     assert episodes.trained is not None
     return episodes.trained

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, adjust_holm, compare_pairs
-from protonet.episodes.paper import adjust_together, rename
-from protonet.episodes.samplers.batch import unpack
+from protonet.episodes.paper import adjust_summaries, rename
+from protonet.episodes.samplers.batch import unpack_integers
 from tests.episodes.command_cases import Command
 
 MINE = """
@@ -77,17 +77,19 @@ def test_predictions_are_of_the_rows_that_the_file_names_and_a_run_goes_on(comma
     for shot in (1, 2):
         run = json.loads((folder / f"{shot}-shot.json").read_text(encoding="utf-8"))
         records = run["records"]
-        support, query, labels, classes = (unpack(records[name]) for name in ("support", "query", "labels", "classes"))
+        support, query, labels, classes = (
+            unpack_integers(records[name]) for name in ("support", "query", "labels", "classes")
+        )
         assert (support.shape, query.shape) == ((40, 3 * shot), (40, 12))
-        names = np.array(records["class_names"])[classes].astype(int)  # (episodes, ways)
-        assert (y[support].reshape(40, 3, shot) == names[:, :, None]).all()
-        assert (y[query] == np.take_along_axis(names, labels.astype(int), axis=1)).all()
+        labels_of = np.array(records["class_names"])[classes].astype(int)  # (episodes, ways)
+        assert (y[support].reshape(40, 3, shot) == labels_of[:, :, None]).all()
+        assert (y[query] == np.take_along_axis(labels_of, labels.astype(int), axis=1)).all()
         assert (data["split"][query] == "novel").all()
         means = x[support].reshape(40, 3, shot, 5).mean(axis=2)
         distances = ((x[query][:, :, None] - means[:, None]) ** 2).sum(axis=3)
-        assert (distances.argmin(axis=2) == unpack(records["predicted"]["protonet"])).mean() > 0.999
+        assert (distances.argmin(axis=2) == unpack_integers(records["predicted"]["protonet"])).mean() > 0.999
         for name, selected in records["predicted"].items():
-            assert (unpack(selected) == labels).sum(axis=1).tolist() == run["right"][name]
+            assert (unpack_integers(selected) == labels).sum(axis=1).tolist() == run["right"][name]
         assert {tuning["chosen"].partition(":p")[0] for tuning in run["tuning"]} == {"mine.py:near", "ridge"}
         assert {pair["first"] for pair in run["comparisons"]} == {run["settings"]["against"]}
         row = next(line for line in out.split(f"| {shot}-shot")[-1].splitlines() if line.startswith("| mine.py:near "))
@@ -145,7 +147,7 @@ def summary_of(seed: int) -> Summary:
 
 def test_p_values_of_all_tables_are_adjusted_together() -> None:
     summaries = [summary_of(seed) for seed in (0, 1)]
-    together = adjust_together([rename(summary, {"b": "renamed"}) for summary in summaries])
+    together = adjust_summaries([rename(summary, {"b": "renamed"}) for summary in summaries])
     pairs = [pair for summary in summaries for pair in summary.comparisons]
     adjusted = [pair for summary in together for pair in summary.comparisons]
     assert [pair.p_holm_episodes for pair in adjusted] == adjust_holm([pair.p_value_episodes for pair in pairs])

@@ -14,12 +14,12 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet.episodes.arguments import COMPARE_REMEDY, refuse_run
 from protonet.episodes.evaluation.report import format_report, tabulate, write_tables
-from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_pairs, read_class_indices
+from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_pairs, read_class_mask
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
 
-#: Settings that must be equal beside the data, for equal episodes, in protocols that have them; others may differ.
-SAME = (
+#: Settings that determine the episodes of a data set: they must be equal, others may differ.
+EPISODE_SETTINGS = (
     *("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed", "protocol"),
     *("unlabelled", "distractors", "hierarchy", "base_classes"),
 )
@@ -30,25 +30,27 @@ class StoredRun:
     """An evaluation run, read from a file that ``--json`` wrote."""
 
     path: Path  #: The file.
-    settings: Mapping[str, object]  #: Under the names of the command line.
+    settings: Mapping[str, object]  #: Those of ``EPISODE_SETTINGS``, under the names of the command line.
     data: str  #: A hash of the data set's rows, before encoder and normalisation.
-    versions: Mapping[str, object]  #: Of packages.
-    class_mask: Tensor  #: (episodes, classes) bool, those of each episode.
-    queries: Tensor  #: (episodes,) float64, of each episode.
-    right: dict[str, Tensor]  #: For each method (episodes,) float64, the queries that it has right.
+    versions: Mapping[str, object]  #: The versions of packages by name.
+    class_mask: Tensor  #: (episodes, classes) bool, the classes of each episode.
+    queries: Tensor  #: (episodes,) float64, the number of queries.
+    right: dict[
+        str, Tensor
+    ]  #: For each method (episodes,) float64, the number of queries that it classifies correctly.
 
 
 def run_compare(options: argparse.Namespace) -> None:
-    """Compare as `protonet.episodes.arguments.read_compare` says, print the table and write it to files."""
+    """Compare the runs that the options of ``compare`` name, print the table and write it to files."""
     runs = [read_run(Path(path)) for path in options.files]
-    check_same(runs)
+    check_same_episodes(runs)
     summary, notes = join_runs(runs, against=options.against)
     print("\n".join([*notes, "", format_report(summary)]), end="", flush=True)
     write_tables(options.outputs, tabulate(summary))
 
 
 def read_run(path: Path) -> StoredRun:
-    """Read a file that ``--json`` wrote; raise an InputError for another file, or for impossible counts."""
+    """Read a run from a file that ``--json`` wrote; raise an InputError for another file or impossible counts."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         n = content["episodes"]
@@ -56,10 +58,10 @@ def read_run(path: Path) -> StoredRun:
         right = {name: torch.tensor(counts, dtype=torch.float64) for name, counts in content["right"].items()}
         run = StoredRun(
             path=path,
-            settings={name: content["settings"].get(name) for name in SAME},
+            settings={name: content["settings"].get(name) for name in EPISODE_SETTINGS},
             data=content["data"],
             versions=dict(content["versions"]),
-            class_mask=read_class_indices(content),
+            class_mask=read_class_mask(content),
             queries=queries,
             right=right,
         )
@@ -77,11 +79,11 @@ def read_run(path: Path) -> StoredRun:
     return run
 
 
-def check_same(runs: Sequence[StoredRun]) -> None:
-    """Raise an InputError that names the first difference unless runs are of the same episodes."""
+def check_same_episodes(runs: Sequence[StoredRun]) -> None:
+    """Raise an InputError that names the first difference unless all runs are of the same episodes."""
     first = runs[0]
     for other in runs[1:]:
-        for name in SAME:
+        for name in EPISODE_SETTINGS:
             here, there = first.settings[name], other.settings[name]
             if here != there:
                 got = f"{name} {to_printable(here)} in {first.path} and {to_printable(there)} in {other.path}"
@@ -93,7 +95,7 @@ def check_same(runs: Sequence[StoredRun]) -> None:
 
 
 def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple[Summary, list[str]]:
-    """Compare the methods of runs of the same episodes, on those that all of them have, with lines for the report.
+    """Compare the methods of several runs on the episodes that all runs have, and write notes for the report.
 
     If two runs have methods of the same name with different results, the names get the paths of the files.
     """

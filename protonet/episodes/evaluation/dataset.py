@@ -24,7 +24,7 @@ from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import check_name
 
-#: Arguments of `evaluate_dataset`, by their names in plans.
+#: Arguments of `evaluate_dataset`, by the names that other functions give them in messages.
 ARGUMENT_NAMES = {
     "dataset": "data",
     "text": "data",
@@ -65,43 +65,43 @@ def evaluate_dataset(
     device: str = "cpu",
     progress: bool | ShowProgress = False,
 ) -> Evaluation:
-    """Evaluate methods on the episodes of a data set, with the results of the command of the same arguments.
+    """Evaluate methods on the episodes of a data set, as ``python -m protonet.episodes`` does.
 
     Episodes are drawn from the novel classes, if the data have a split by class. Base classes serve the methods that
     use them. Intervals and p-values are over classes and over episodes.
 
     Args:
         data: The name or the path of a data set, see `load_source`; or one in memory.
-        methods: Names of methods, with settings such as ``tim:steps=100``, or ``file.py:function``; or functions from
-            a batch of `Episodes` to logits, by name.
-        config: The kind of episodes; None for ``EpisodeConfig()``, 5-way 1-shot with 15 queries per class.
+        methods: Names of methods, with settings such as ``tim:steps=100``, or ``file.py:function``; or a mapping from
+            names to functions from a batch of `Episodes` to logits.
+        config: The protocol; None for ``EpisodeConfig()``, 5-way 1-shot with 15 queries per class.
         n_episodes: Largest number of episodes, >= 1.
         seed: Seed of the episodes, in [0, 2**63).
         side: "novel", "validation", "base" or "all"; None for "novel", or "all" of data without a split.
         split_seed: Seed of a random split by class, for data without one.
         image_size: Pixels per side of pictures.
-        encoder: A file from ``python -m protonet.episodes train``; None for the features as they are.
-        normalize: "none", "l2", "cl2" or "z", for all rows.
+        encoder: A file from ``python -m protonet.episodes train``; None to use the features themselves.
+        normalize: The normalisation of all rows: "none", "l2", "cl2" or "z", see `normalize_rows`.
         base: A data set whose rows are the base classes; None for those of the split.
         texts: Embeddings of texts by class, for `clip_zero_shot` and `tip_adapter`.
         test_data: Test rows of the same classes, for a config of `FixedSplit`.
         validation_data: Validation rows of the same classes, for ``tune`` with ``test_data``.
-        tune: Methods with several values of settings, such as ``ridge:penalty=0.1,1``: the best on validation classes
-            is evaluated, too.
-        against: The method that each other one is compared with; None to compare all pairs.
+        tune: Methods with several values of settings, such as ``ridge:penalty=0.1,1``. The best settings on validation
+            classes are evaluated, too.
+        against: The method that all others are compared with; None to compare all pairs.
         target_half_width: Stop once all 95 % intervals over episodes are within this many percentage points; 0 to
             evaluate all episodes.
         device: The device on which rows are embedded, classified and scored.
-        progress: True for a progress bar on terminals; or a function that is called with the numbers of finished and
-            of all episodes.
+        progress: True for a progress bar on terminals; or a function to call with the numbers of finished and of all
+            episodes.
 
     Returns:
         The results: ``methods`` has accuracies with intervals by name, ``summary.comparisons`` the paired tests, and
-        `format_evaluation` writes it all as text.
+        `format_evaluation` formats all of them as text.
 
     Raises:
         MissingPackageError: A package that the data need is missing.
-        InputTypeError: An argument has another type than stated.
+        InputTypeError: An argument has the wrong type.
         InputError: A value is out of range, or data, methods and config do not fit together.
     """
     check_type("data", data, (str, Path, Dataset), "the name or the path of a data set, or a Dataset")
@@ -138,7 +138,7 @@ def evaluate_dataset(
             normalize=normalize,
             **{name: str(path) for name, path in paths.items() if path is not None},
         )
-        chosen, compared = _choose(methods), None
+        chosen, compared = _convert_methods(methods), None
         if against is not None:
             named = {method.name: method for method in chosen} if isinstance(methods, Mapping) else {}
             compared = named.get(against) or choose_method(against, "against")
@@ -156,8 +156,8 @@ def evaluate_dataset(
             return EvaluationRun(plan, group, data=memory, progress=progress).evaluate()
 
 
-def _choose(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:
-    """Choose methods by their names, or name functions; those of `METHODS` keep their specification."""
+def _convert_methods(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:
+    """Convert names of methods, or functions by name, to chosen methods."""
     if isinstance(methods, Mapping):
         check_methods(methods)
         chosen = []

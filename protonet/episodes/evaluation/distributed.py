@@ -1,4 +1,4 @@
-"""Processes that share the work, started by torchrun: ``torchrun --nproc-per-node 2 -m protonet.episodes ...``."""
+"""Processes that share the work of one run: ``torchrun --nproc-per-node 2 -m protonet.episodes ...``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Gathered = TypeVar("Gathered")
 
 
 class ProcessGroup(NamedTuple):
-    """The processes that share the work, and which of them this one is."""
+    """The processes that share the work, seen from one of them."""
 
-    rank: int = 0  #: This process, in [0, world_size).
+    rank: int = 0  #: The index of this process, in [0, world_size).
     world_size: int = 1  #: The number of processes.
 
     def gather(self, value: Gathered) -> list[Gathered]:
-        """Exchange values: give one, and return those of all processes in the order of their ranks."""
+        """Share a value with all processes, and return the values of all in the order of their ranks."""
         if self.world_size == 1:
             return [value]
         values: list[Gathered] = [value] * self.world_size
@@ -28,18 +28,17 @@ class ProcessGroup(NamedTuple):
 
 
 def pick_device(name: str) -> torch.device:
-    """Choose the device of a name; of "cuda", the GPU of this process: those that torchrun started take turns."""
+    """Choose a device by name; for "cuda", the processes that torchrun started take the GPUs in turn."""
     rank = os.environ.get("LOCAL_RANK")
     return torch.device(f"cuda:{int(rank) % torch.cuda.device_count()}" if name == "cuda" and rank else name)
 
 
 @contextmanager
 def join_group(device: str = "cpu") -> Iterator[ProcessGroup]:
-    """Join the processes that torchrun started, by gloo on a CPU and nccl on a GPU; without torchrun, be alone.
+    """Join the group of processes that torchrun started, and leave it on exit; without torchrun, be a group of one.
 
-    ``device`` is where the tensors are that the processes exchange, such as "cpu" or "cuda". Yields the group, which is
-    left at the end, once all processes are there; within a group that is joined, that one: a group cannot be left and
-    joined again while other processes may still read from it.
+    Tensors that the processes exchange are on ``device``, by nccl on a GPU and gloo on a CPU. Inside another
+    `join_group`, the outer group is used: it could not be joined again while other processes may still read from it.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ProcessGroup()

@@ -19,16 +19,16 @@ from protonet.episodes.evaluation.statistics import OPEN_SET_MEASURES, SIDE_MEAS
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.samplers.batch import (
-    Base,
+    BaseClasses,
+    ClassTexts,
     EpisodeBatch,
     Episodes,
-    Texts,
-    Trained,
+    TrainedEncoder,
     gather_episodes,
     make_row_reader,
     split_by_size,
 )
-from protonet.episodes.samplers.sampler import SampledEpisodes, Sampler, Take, label_rows
+from protonet.episodes.samplers.sampler import RowReader, SampledEpisodes, Sampler, label_rows
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.metrics import fill_bins
 from protonet.sampling import ClassIndex
@@ -38,47 +38,47 @@ EPISODES_PER_ROUND = 256  #: Episodes that one process samples and scores betwee
 #: of other sizes could round differently.
 BATCH_SIZE = 64
 FIRST_BATCH_ENDS = (1, 4, 16, 64)  #: The first batches are smaller, so that slow methods show progress early.
-#: Rows of fewer features than this are scored a whole round at a time by fast methods, because the overhead per batch
-#: takes most of the time.
+#: Fast methods score rows of fewer features than this a whole round at a time, because the overhead per batch takes
+#: most of the time.
 MAX_NARROW_FEATURES = 160
-#: Features of episodes that are processed at a time: methods that read them a few times are fastest while these are
-#: within the processor's caches; on twice as many, those of many small steps are 15 % faster and the others slower.
+#: Features of episodes that are processed at a time: most methods are fastest while these fit into the processor's
+#: caches. With twice as many, methods with many small steps are 15 % faster and the others slower.
 FEATURES_PER_BLOCK = 2**21
-#: Products of queries with classes and support rows that inductive methods compute at a time; and the fewest queries.
-MAX_PRODUCTS, MIN_QUERIES_PER_BLOCK = 2**27, 1024
+MAX_PRODUCTS = 2**27  #: Products of queries with classes and support rows that inductive methods compute at a time.
+MIN_QUERIES_PER_BLOCK = 1024  #: Fewest queries that inductive methods classify at a time.
 #: Number of floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of
 #: returning them to the system.
 FLOATS_BELOW_32_MIB = 2**23 - 2**12
-TRUE_POSITIVE_RATE = 0.95  #: Of known queries, at which the false positive rate of open ones is measured.
-COUNT_TOLERANCE = 1e-9  #: A number of queries above an integer by less than this is that integer.
+TRUE_POSITIVE_RATE = 0.95  #: The fraction of known queries above the threshold of the false positive rate.
+COUNT_TOLERANCE = 1e-9  #: Rounding error of a number of queries.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
     """The scores of one method, in the order of the episodes' numbers.
 
-    Tensors are (episodes,) float64 in [0, 1] where nothing else is stated. ``base``, ``novel`` and ``harmonic`` are NaN
+    Tensors are (episodes,) float64 in [0, 1] unless stated otherwise. ``base``, ``novel`` and ``harmonic`` are NaN
     without base classes in the episode; ``auroc``, ``fpr95`` and ``oscr`` are NaN without open queries.
 
     Source: Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021), sec. 5,
         for base and novel classes. https://arxiv.org/abs/1906.02944
     """
 
-    accuracy: Tensor  #: The share of right queries, without those of open classes.
-    by_shot: Tensor  #: (episodes, shots), the accuracy on classes of each number of shots, NaN without such.
+    accuracy: Tensor  #: The fraction of correctly classified queries, without those of open classes.
+    by_shot: Tensor  #: (episodes, shots), the accuracy on classes with each number of shots, NaN without such classes.
     auroc: Tensor  #: The area under the ROC curve of known against open queries by their highest logit.
-    fpr95: Tensor  #: The share of open queries that are taken for known where 95 % of the known are.
-    oscr: Tensor  #: The area under the rate of right known queries over that of open queries taken for known.
+    fpr95: Tensor  #: The fraction of open queries above the threshold that 95 % of the known queries reach.
+    oscr: Tensor  #: The area under the rate of correct known queries over the rate of open queries taken for known.
     base: Tensor  #: The accuracy on queries of base classes.
     novel: Tensor  #: The accuracy on queries of novel classes.
-    harmonic: Tensor  #: The harmonic mean of both, 0 where one of them is.
-    #: (episodes, n_queries) int16, the class of the highest logit, without queries of open classes; (episodes, 0) where
-    #: it is not kept.
+    harmonic: Tensor  #: The harmonic mean of the accuracies on base and novel classes, 0 if one of them is.
+    #: (episodes, n_queries) int16, the predicted class of each query without those of open classes; (episodes, 0) if
+    #: predictions are not kept.
     predicted: Tensor
     bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.fill_bins`.
 
 
-#: Called with the scores of the finished episodes, in batches in the order of their numbers.
+#: Called with batches of the scores of finished episodes, in the order of their numbers.
 ProgressCallback = Callable[[Sequence[Mapping[str, Scores]]], None]
 
 
@@ -91,21 +91,21 @@ def evaluate(
     seed: int = 0,
     n_episodes: int = 2000,
     target_half_width: float = 0.0,
-    base: Base | None = None,
+    base: BaseClasses | None = None,
     texts: Tensor | None = None,
-    trained: Trained | None = None,
+    trained: TrainedEncoder | None = None,
     shape: tuple[int, int, int] | None = None,
     group: ProcessGroup | None = None,
     progress: ProgressCallback | None = None,
-    take: Take | None = None,
+    take: RowReader | None = None,
     earlier: Mapping[str, Scores] | None = None,
     keep_predictions: bool = False,
 ) -> dict[str, Scores]:
-    """Score every method on the same episodes.
+    """Score several methods on the same episodes.
 
     Episodes are drawn on the CPU, and gathered, classified and scored on the device of the rows. The scores depend only
-    on the data, the setting and the seed, and on how a device rounds. Neither the number of processes that share the
-    episodes matters, nor the number of threads: one is used, because the matrices are small.
+    on the data, the config, the seed and the device. The number of processes that share the episodes does not matter,
+    nor the number of threads: one thread is used, because the matrices are small.
 
     Args:
         x: (n, dim) rows of any floating dtype.
@@ -113,31 +113,31 @@ def evaluate(
         methods: Methods by name: those of `protonet.episodes.methods`, with settings from `choose_methods`, or any
             function from a batch of episodes to logits. Functions of your own get a copy of each batch, which they may
             change, with the queries in random order, and may use gradients.
-        config: The kind of episodes: an `EpisodeConfig` or another sampler.
+        config: The protocol: an `EpisodeConfig` or another sampler.
         seed: Seed of the episodes, in [0, 2**63).
         n_episodes: Largest number of episodes, >= 1.
         target_half_width: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many
             percentage points, >= 0; 0 for never.
         base: The base classes, for methods that use them.
-        texts: (classes of ``index``, dim) floating, a text's embedding of each class, for methods that use them, on the
-            device of the rows.
-        trained: The encoder that the rows are embeddings of, with its rows by the same numbers, for methods that adapt
-            it; None where there is none.
-        shape: Channels, height and width of rows that are maps of a network, for methods that look at their places.
+        texts: (classes of ``index``, dim) floating, the embedding of a text that names each class, on the device of the
+            rows, for methods that use texts.
+        trained: The encoder whose embeddings the rows are, with its own rows under the same indices, for methods that
+            adapt it.
+        shape: (channels, height, width) of rows that are feature maps of a network, for methods that use positions.
         group: The processes that share the work, including this one; None for this one alone.
         progress: Called after each batch of episodes; with several processes, after each exchange.
-        take: Returns rows of ``x`` by number; `protonet.datasets.Dataset.get_rows` for a mapped file.
-        earlier: The scores of the first episodes, joined from what ``progress`` was given in an earlier call with the
-            same arguments: they are not scored again, and the result is the same as without them.
-        keep_predictions: Keep what each query is taken for, of episodes of as many queries.
+        take: Reads rows of ``x`` by index, such as `protonet.datasets.Dataset.get_rows` of a mapped file.
+        earlier: The joined scores that ``progress`` got in an earlier call with the same arguments. Their episodes are
+            not scored again, and the result is the same.
+        keep_predictions: Whether to keep the predicted classes, of episodes with equally many queries.
 
     Returns:
         The scores of each method by name, the same in every process.
 
     Raises:
-        InputTypeError: A number has another type, or a method does not return a tensor of floats.
-        InputError: A number is outside its range, there are too few classes, a class is too small, texts are not one
-            of each class in as many features, or a method's logits have another shape or are not finite.
+        InputTypeError: An argument has the wrong type, or a method does not return a tensor of floats.
+        InputError: A number is outside its range, there are too few classes, a class is too small, texts have another
+            shape than (classes, dim), or a method's logits have the wrong shape or are not finite.
     """
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
     n_episodes = check_int("n_episodes", n_episodes, low=1)
@@ -147,7 +147,7 @@ def evaluate(
     if texts is not None and (texts.shape != expected or not texts.is_floating_point()):
         got, remedy = f"{texts.dtype} of shape {tuple(texts.shape)}", "Pass one row per class."
         raise_input_error("texts", f"be floats of shape (classes, dim), {expected} here", got, remedy)
-    named = None if texts is None else Texts(texts, label_rows(index, len(x)))
+    class_texts = None if texts is None else ClassTexts(texts, label_rows(index, len(x)))
     index = config.validate(index, tuple(map(str, range(len(index.size)))))
     group, take = group or ProcessGroup(), take or make_row_reader(x)
     batch_size = choose_batch_size(methods, x)
@@ -158,25 +158,25 @@ def evaluate(
         joined = {name: [batch[name].accuracy for batch in finished] for name in methods}
         return all(100 * half_width(torch.cat(accuracy)) < target_half_width for accuracy in joined.values())
 
-    def score_chunk(draw: SampledEpisodes, first: int) -> dict[str, Scores]:
-        """Score sampled episodes, whose ids begin at ``first``."""
+    def score_episodes(sampled: SampledEpisodes, first: int) -> dict[str, Scores]:
+        """Score all methods on sampled episodes, the first of which has the number ``first``."""
         positions: list[Tensor] = []
         scored: dict[str, list[Scores]] = {name: [] for name in methods}
-        for part in split_by_size(draw):
-            rows = (part.support, part.query, part.unlabelled)
-            features = sum(indices.shape[1] for indices in rows) * x.shape[1]  # of one episode
-            size = max(1, FEATURES_PER_BLOCK // features)
-            positions.append(part.positions)
+        for batch in split_by_size(sampled):
+            rows = (batch.support, batch.query, batch.unlabelled)
+            features_per_episode = sum(indices.shape[1] for indices in rows) * x.shape[1]
+            size = max(1, FEATURES_PER_BLOCK // features_per_episode)
+            positions.append(batch.positions)
             logits: dict[str, list[Tensor]] = {name: [] for name in methods}
-            for start in range(0, len(part.positions), size):
-                block = part.select(slice(start, start + size))
-                episodes = gather_episodes(take, block, base, named, trained, shape)
+            for start in range(0, len(batch.positions), size):
+                block = batch.select(slice(start, start + size))
+                episodes = gather_episodes(take, block, base, class_texts, trained, shape)
                 for name, method in methods.items():
                     logits[name].append(_classify(name, method, episodes, first + block.positions, seed))
-            for name, parts in logits.items():
-                scored[name].append(_score_logits(torch.cat(parts), part, config, keep=keep_predictions))
+            for name, blocks in logits.items():
+                scored[name].append(_score_logits(torch.cat(blocks), batch, config, keep=keep_predictions))
         order = torch.cat(positions).argsort()
-        return {name: join_scores(parts, order) for name, parts in scored.items()}
+        return {name: join_scores(scores, order) for name, scores in scored.items()}
 
     with ExitStack() as stack, torch.no_grad():
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -188,11 +188,11 @@ def evaluate(
             begin = max(done, (first + group.rank) * EPISODES_PER_ROUND)
             end = min((first + group.rank + 1) * EPISODES_PER_ROUND, n_episodes)
             batches: list[dict[str, Scores]] = []
-            draw = config.sample(index, seed=seed, first=begin, n_episodes=max(0, end - begin))
+            sampled = config.sample(index, seed=seed, first=begin, n_episodes=max(0, end - begin))
             ends = [n for n in range(begin + 1, end + 1) if n == end or ends_batch(n, batch_size)]
             for start, stop in pairwise([begin, *ends]):
-                part = SampledEpisodes(*(rows[start - begin : stop - begin] for rows in draw))
-                batches.append(score_chunk(part, start))
+                some = SampledEpisodes(*(rows[start - begin : stop - begin] for rows in sampled))
+                batches.append(score_episodes(some, start))
                 if progress is not None and group.world_size == 1:
                     progress([*finished, *batches])
             # In the order of their numbers: any number of processes stops at the same round.
@@ -209,7 +209,7 @@ def evaluate(
 
 
 def _check_types(x: object, index: object, methods: object, config: object, *, has_take: bool) -> None:
-    """Raise an error for arguments of `evaluate` of other types than documented, or rows that do not exist."""
+    """Raise an error if arguments of `evaluate` have wrong types, or the index has rows that do not exist."""
     if isinstance(x, Dataset):
         remedy = "Pass it to evaluate_dataset, which uses its split, or pass its x."
         raise_input_error("x", "be a tensor of rows", "a Dataset", remedy, kind=InputTypeError)
@@ -229,7 +229,7 @@ def _check_types(x: object, index: object, methods: object, config: object, *, h
 
 
 def check_methods(methods: object) -> None:
-    """Raise an InputTypeError unless methods are functions by name."""
+    """Raise an InputTypeError unless the methods are a mapping from names to functions."""
     if not isinstance(methods, Mapping) or not methods:
         got = "none" if isinstance(methods, Mapping) else type(methods).__name__
         remedy = "Pass choose_methods([...]), or a dict."
@@ -249,15 +249,15 @@ def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
 
 
 def ends_batch(n_episodes: int, batch_size: int) -> bool:
-    """Test whether a batch ends after so many episodes, however many follow."""
+    """Test whether a batch of scores ends after the first ``n_episodes``."""
     return n_episodes in FIRST_BATCH_ENDS or n_episodes % batch_size == 0
 
 
 def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor, seed: int) -> Tensor:
-    """Compute a method's checked logits (episodes, n_queries, n_way).
+    """Compute and check a method's logits (episodes, n_queries, n_way).
 
-    An inductive one of ours gets many queries in blocks, so that what it makes of each and every class stays small. One
-    from outside the package gets a copy with queries in random order, and gradients.
+    Inductive methods of the package get many queries in blocks, to save memory. Methods from outside the package get a
+    copy of the episodes with queries in random order, and gradients.
     """
     spec = method.spec if isinstance(method, ChosenMethod) and method.origin is None else method
     if not isinstance(spec, MethodSpec):
@@ -266,12 +266,12 @@ def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor
             logits = _check_logits(name, method(hidden), episodes, episode_ids)
         return logits.gather(1, positions[..., None].expand_as(logits))
     n_episodes, n_queries = episodes.query.shape[:2]
-    products = episodes.n_way + (0 if spec.takes_means else episodes.support.shape[1])  # of a query
-    max_queries = max(MIN_QUERIES_PER_BLOCK, MAX_PRODUCTS // (n_episodes * products))
+    products_per_query = episodes.n_way + (0 if spec.takes_means else episodes.support.shape[1])
+    max_queries = max(MIN_QUERIES_PER_BLOCK, MAX_PRODUCTS // (n_episodes * products_per_query))
     if n_queries <= max_queries or spec.transductive:
         return _check_logits(name, method(episodes), episodes, episode_ids)
-    parts = (method(episodes.select_queries(slice(at, at + max_queries))) for at in range(0, n_queries, max_queries))
-    logits = torch.cat([part.transpose(1, 2) for part in parts], dim=2).transpose(1, 2)
+    blocks = (method(episodes.select_queries(slice(at, at + max_queries))) for at in range(0, n_queries, max_queries))
+    logits = torch.cat([block.transpose(1, 2) for block in blocks], dim=2).transpose(1, 2)
     return _check_logits(name, logits, episodes, episode_ids)
 
 
@@ -296,11 +296,11 @@ def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Te
     return logits
 
 
-def _score_logits(logits: Tensor, part: EpisodeBatch, config: Sampler, *, keep: bool) -> Scores:
-    """Score the logits (episodes, n_queries, n_way) of a part's episodes, where they are; the scores go to the CPU."""
+def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep: bool) -> Scores:
+    """Score logits (episodes, n_queries, n_way) on their device, and copy the scores to the CPU."""
     shot = config.shot
-    query_labels, query_shots = (tensor.to(logits.device) for tensor in (part.query_labels, part.query_shots))
-    n_known = int((part.query_labels[0] >= 0).sum())  # those of open classes come last
+    query_labels, query_shots = (tensor.to(logits.device) for tensor in (batch.query_labels, batch.query_shots))
+    n_known = int((batch.query_labels[0] >= 0).sum())  # queries of open classes come last
     logits = logits.transpose(1, 2).contiguous()  # (episodes, n_way, n_queries): ten times as fast, as classes are few
     known = logits[..., :n_known]
     predicted = known.max(dim=1).indices
@@ -331,11 +331,15 @@ def _score_logits(logits: Tensor, part: EpisodeBatch, config: Sampler, *, keep: 
 
 
 def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tensor:
-    """Compute how often a known query scores higher than an open one, (episodes,) float64; ties count half.
+    """Compute the area under the ROC curve of known against open queries, or the OSCR: (episodes,) float64.
 
-    This is the area under the ROC curve of ``scores`` (episodes, n_queries), the first ``n_known`` of known queries.
-    With ``right`` (episodes, n_known) bool, known queries that are taken for another class never score higher: the area
-    under the open-set classification rate (OSCR).
+    The area is how often a known query has a higher score than an open query; ties count half. For the open-set
+    classification rate (OSCR), known queries that are not ``right`` count as lower.
+
+    Args:
+        scores: (episodes, n_queries), known queries first.
+        n_known: The number of known queries.
+        right: (episodes, n_known) bool, whether known queries are classified correctly; None for the ROC curve.
 
     Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
         (1982), which equates the area with Mann and Whitney's statistic; for ``right`` Dhamija, Günther and Boult,
@@ -348,9 +352,9 @@ def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> 
 
 
 def compute_fpr(scores: Tensor, n_known: int) -> Tensor:
-    """Compute the false positive rate of open queries where 95 % of the known queries are at or above the threshold.
+    """Compute the rate of open queries at or above the threshold that 95 % of the known queries reach: (episodes,).
 
-    Open queries at the threshold count as taken for known. Arguments and shapes are those of `compute_auroc`.
+    Arguments are those of `compute_auroc`.
 
     Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
         https://arxiv.org/abs/1706.02690
@@ -365,14 +369,14 @@ def count_episodes(batches: Sequence[Mapping[str, Scores]]) -> int:
     return sum(len(next(iter(batch.values())).accuracy) for batch in batches)
 
 
-def join_scores(parts: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
+def join_scores(batches: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
     """Join the scores of several batches of episodes, then put the episodes into ``order``."""
-    by_episode = [name for name in vars(parts[0]) if name != "bins"]
-    joined = {name: torch.cat([getattr(part, name) for part in parts])[order] for name in by_episode}
+    by_episode = [name for name in vars(batches[0]) if name != "bins"]
+    joined = {name: torch.cat([getattr(batch, name) for batch in batches])[order] for name in by_episode}
     # One after another, so that sums of sums are the same numbers.
-    return Scores(**joined, bins=reduce(torch.add, [part.bins for part in parts]))
+    return Scores(**joined, bins=reduce(torch.add, [batch.bins for batch in batches]))
 
 
 def join_batches(batches: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:
-    """Join the scores of each method by name, from several batches of episodes."""
+    """Join the scores of each method over several batches of episodes."""
     return {name: join_scores([batch[name] for batch in batches]) for name in batches[0]}

@@ -1,4 +1,4 @@
-"""The report of an evaluation in the browser: one file without network, whose figures are those of ``--json``."""
+"""The HTML report of an evaluation: a self-contained file with the numbers of ``--json``."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 
 from protonet._text import count
 from protonet.episodes.evaluation.evaluate import Scores
-from protonet.episodes.evaluation.report import MEASURES, explain_intervals, show_p
+from protonet.episodes.evaluation.report import MEASURES, explain_intervals, format_p_value
 from protonet.episodes.evaluation.statistics import SIDE_MEASURES, ClassAccuracy, Evaluation, Rate, Summary
 from protonet.ui.html import format_document
 from protonet.ui.text import percent, span
 
-MAX_CLASSES_SHOWN = 100  #: Classes that are shown, at the most, the hardest first; the JSON has all.
-MIN_EPISODES_PER_CLASS = 20  #: Classes in fewer episodes differ from others by chance.
+MAX_CLASSES_SHOWN = 100  #: Most classes that are shown, the hardest first; the JSON has all.
+MIN_EPISODES_PER_CLASS = 20  #: Classes in fewer episodes are not shown, because they differ by chance.
 QUANTILES = (0.05, 0.5, 0.95)  #: The quantiles of accuracies over episodes that are shown.
-SPREAD_BARS = 40  #: The number of bars of a histogram.
+HISTOGRAM_BARS = 40  #: The number of bars of a histogram.
 
 
 def format_page(evaluation: Evaluation) -> str:
-    """Format the report as HTML, of an evaluation with the classes of `list_classes`."""
+    """Format an evaluation with accuracies by class as HTML."""
     summary = evaluation.summary
-    methods, over, best = summary.methods, summary.interval_kinds, summary.order[0]
+    methods, kinds, best = summary.methods, summary.interval_kinds, summary.order[0]
     rates = [method.accuracy for method in methods.values()]
     measures = ["auroc"] * bool(summary.settings["n_open_classes"])
     measures += [side for side in SIDE_MEASURES if side in methods[best].measures]
@@ -39,11 +39,11 @@ def format_page(evaluation: Evaluation) -> str:
         "evaluation": evaluation,
         "explain_intervals": explain_intervals,
         "family": count(pairs, "pair") if against is None else f"{count(pairs, 'comparison')} of {against}",
-        "format_intervals": lambda rate: format_intervals(rate, over),
+        "format_intervals": lambda rate: format_intervals(rate, kinds),
         "format_rates": format_rates,
         "format_value": format_value,
         "half_widths": format_half_widths,
-        "intervals": [f"95 % interval over {kind}" for kind in over],
+        "intervals": [f"95 % interval over {kind}" for kind in kinds],
         "kind": f"{way}-way {shot}-shot",
         "limits": (
             max(0.0, min(rate.mean - rate.widest for rate in rates)),
@@ -57,21 +57,21 @@ def format_page(evaluation: Evaluation) -> str:
         "min_episodes": MIN_EPISODES_PER_CLASS,
         "notes": evaluation.notes,
         "origin": list_origin(evaluation),
-        "over": over,
-        "p_values": [f"p over {kind} (Holm)" for kind in over],
-        "pairs": list_pairs(summary, over),
+        "over": kinds,
+        "p_values": [f"p over {kind} (Holm)" for kind in kinds],
+        "pairs": list_pairs(summary),
         "queries": [int(evaluation.queries.min()), int(evaluation.queries.max())],
         "reach": max((abs(pair.difference) + pair.rate.widest for pair in summary.comparisons), default=0.0) or 1e-9,
         "shots": [f"{shot}-shot" for shot in methods[best].by_shot],
-        "spreads": list_spreads(evaluation),
+        "spreads": list_distributions(evaluation),
     }
     return format_document("episodes.html", evaluation.title, evaluation.describe(), "protonet.episodes", values)
 
 
 def list_classes(scores: Mapping[str, Scores], class_mask: Tensor, names: Sequence[str]) -> list[ClassAccuracy]:
-    """Compute the accuracy of each method in the episodes that have a class, for each class that is in some.
+    """Compute, for each class in any episode, the accuracy of each method in the episodes that have the class.
 
-    ``class_mask`` (episodes, classes) bool has the classes of each episode.
+    ``class_mask`` (episodes, classes) bool has the classes of each episode, and ``names`` their names.
     """
     inside = class_mask.double()
     counts = inside.sum(dim=0)  # (classes,)
@@ -84,48 +84,42 @@ def list_classes(scores: Mapping[str, Scores], class_mask: Tensor, names: Sequen
 
 
 def format_half_widths(rate: Rate) -> str:
-    """Format the half-widths of a rate's intervals in percentage points, over classes first."""
-    return "".join(f", ±{100 * half:.2f}" for half in rate.halves)
+    """Format the known half-widths of a rate in percentage points, over classes first."""
+    return "".join(f", ±{100 * half:.2f}" for half in rate.half_widths)
 
 
 def format_rates(rates: Iterable[Rate]) -> list[str]:
-    """Format rates with their half-widths; "" for an unknown one."""
+    """Format rates in percent with their half-widths; "" for unknown rates."""
     return [percent(rate.mean, 2) + format_half_widths(rate) if rate.is_known else "" for rate in rates]
 
 
-def format_intervals(rate: Rate, over: Sequence[str]) -> list[str]:
-    """Format the intervals of a rate in per cent; "" for an unknown one."""
-    halves = [rate.half_width(kind) for kind in over]
+def format_intervals(rate: Rate, kinds: Sequence[str]) -> list[str]:
+    """Format the intervals of a rate in percent, of each kind in ``INTERVAL_KINDS``; "" for unknown intervals."""
+    halves = [rate.half_width(kind) for kind in kinds]
     return ["" if math.isnan(half) else span((rate.mean - half, rate.mean + half), 2) for half in halves]
 
 
-def list_pairs(summary: Summary, over: Sequence[str]) -> list[dict[str, object]]:
-    """List the paired differences, the largest first; the more accurate method, or ``against``, is named first."""
-    rows = []
+def list_pairs(summary: Summary) -> list[dict[str, object]]:
+    """List the paired differences, the largest first; each names the better method, or ``against``, first."""
+    kinds, rows = summary.interval_kinds, []
     for pair in sorted(summary.comparisons, key=lambda pair: -abs(pair.difference)):
         names, lead = [pair.first, pair.second], pair.difference
         if summary.against is None and lead < 0:
             names, lead = names[::-1], -lead
-        halves = [pair.rate.half_width(kind) for kind in over]
-        rows.append(
-            {
-                "first": names[0],
-                "second": names[1],
-                "lead": lead,
-                "widest": pair.rate.widest,
-                "halves": ["" if math.isnan(half) else f"±{100 * half:.2f}" for half in halves],
-                "p_values": [show_p(pair.get_p_value(kind)) for kind in over],
-            }
-        )
+        halves = [pair.rate.half_width(kind) for kind in kinds]
+        row = {"first": names[0], "second": names[1], "lead": lead, "widest": pair.rate.widest}
+        row["halves"] = ["" if math.isnan(half) else f"±{100 * half:.2f}" for half in halves]
+        row["p_values"] = [format_p_value(pair.get_p_value(kind)) for kind in kinds]
+        rows.append(row)
     return rows
 
 
-def list_spreads(evaluation: Evaluation) -> list[dict[str, object]]:
-    """List the distribution of the accuracies of each method over episodes."""
+def list_distributions(evaluation: Evaluation) -> list[dict[str, object]]:
+    """Compute the histogram, mean, deviation and quantiles of each method's accuracies over episodes."""
     quantiles, rows = torch.tensor(QUANTILES, dtype=torch.float64), []
     for name in evaluation.summary.order:
         values = evaluation.accuracies[name]
-        counts = (values * SPREAD_BARS).long().clamp(max=SPREAD_BARS - 1).bincount(minlength=SPREAD_BARS)
+        counts = (values * HISTOGRAM_BARS).long().clamp(max=HISTOGRAM_BARS - 1).bincount(minlength=HISTOGRAM_BARS)
         deviation = f"{100 * float(values.std()):.1f}" if len(values) > 1 else ""
         shown = {"name": name, "counts": counts.tolist(), "mean": float(values.mean()), "deviation": deviation}
         rows.append(shown | {"quantiles": torch.quantile(values, quantiles).tolist()})
@@ -133,7 +127,7 @@ def list_spreads(evaluation: Evaluation) -> list[dict[str, object]]:
 
 
 def list_origin(evaluation: Evaluation) -> dict[str, object]:
-    """List the settings, versions and hashes that the results depend on."""
+    """List the settings, versions and hashes that the results depend on, by their labels in the report."""
     return {
         **{f"setting {name.replace('_', '-')}": value for name, value in evaluation.summary.settings.items()},
         "SHA-256 of the rows, class by class": evaluation.data,
@@ -143,7 +137,7 @@ def list_origin(evaluation: Evaluation) -> dict[str, object]:
 
 
 def format_value(value: object) -> str:
-    """Format a setting as text."""
+    """Format the value of a setting as text."""
     if value is None:
         return "none"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The plan of an evaluation, and its preparation: rows, classes, base classes and methods from a plan."""
+"""The plan of an evaluation, and what it is prepared to: rows, classes, base classes and methods."""
 
 from __future__ import annotations
 
@@ -25,29 +25,26 @@ from protonet.episodes.features.sources import (
 )
 from protonet.episodes.methods.choice import ChosenMethod, Resources, select_methods
 from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.samplers.batch import Base, Trained, make_row_reader, summarize_base
-from protonet.episodes.samplers.sampler import RowPool, Sampler, Take
+from protonet.episodes.samplers.batch import BaseClasses, TrainedEncoder, make_row_reader, summarize_base
+from protonet.episodes.samplers.sampler import RowPool, RowReader, Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import ClassIndex, index_classes
 
-MAX_TUNING_EPISODES = 500  #: Settings are compared on as many episodes as are evaluated, but on no more than these.
+MAX_TUNING_EPISODES = 500  #: Most validation episodes on which settings are compared.
 
 
 @dataclass(frozen=True)
 class MethodsPlan:
-    """The methods to evaluate."""
+    """The methods to evaluate, to tune and to compare with."""
 
-    chosen: Sequence[ChosenMethod]  #: In the order of the report.
-    every: bool = False  #: All methods that can run, before ``chosen``.
-    #: For each method to tune, its settings; the best one on validation classes is evaluated, too.
+    chosen: Sequence[ChosenMethod]  #: The methods in the order of the report.
+    every: bool = False  #: Whether to evaluate all methods that can run, before ``chosen``.
+    #: For each method to tune, its candidate settings. The best on validation classes is evaluated, too.
     tune: Sequence[Sequence[ChosenMethod]] = ()
-    against: ChosenMethod | None = None  #: Compared with each other one; None compares all pairs.
+    against: ChosenMethod | None = None  #: The method that all others are compared with; None compares all pairs.
 
     def add_tuned(self, best: Sequence[ChosenMethod]) -> MethodsPlan:
-        """Add the best settings of those to tune, and the method that others are compared with.
-
-        If that is a method without settings that was tuned, it is the tuned one.
-        """
+        """Add the best settings of tuned methods, and the method that others are compared with, tuned if it was."""
         chosen, against = [*self.chosen, *best], self.against
         if against is not None:
             tuned = [choice for choice in best if choice.key == against.key and not against.keywords]
@@ -60,22 +57,19 @@ class MethodsPlan:
 class EvaluationPlan:
     """All settings of an evaluation."""
 
-    rows: RowsPlan
-    methods: MethodsPlan
-    sampler: Sampler  #: The kind of episodes, as far as it is known without the data.
+    rows: RowsPlan  #: The rows to classify.
+    methods: MethodsPlan  #: The methods to evaluate.
+    sampler: Sampler  #: The protocol, before it is adapted to the data.
     n_episodes: int  #: Largest number of episodes.
     #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0: never.
     target_half_width: float = 0.0
     seed: int = 0  #: Seed of the episodes.
     device: str = "cpu"  #: The device on which rows are embedded and classified.
-    #: Keep the prediction and the row of each query; ways, shots and queries must then be the same in each episode.
+    #: Whether to record the prediction and the row of each query, of episodes of equal sizes.
     records: bool = False
 
     def describe(self, side: str, sampler: Sampler) -> dict[str, object]:
-        """Describe the settings under the names of the command line, in a form that JSON can write.
-
-        ``side`` is the one that was evaluated, and ``sampler`` the kind of episodes of the data.
-        """
+        """Describe the settings, with the evaluated side and the adapted sampler, as JSON with command-line names."""
         against = self.methods.against
         rows = asdict(self.rows)
         if self.rows.validation_dataset is None:
@@ -96,33 +90,33 @@ class EvaluationPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedEvaluation:
     """All inputs of an evaluation: rows, classes, base classes and methods."""
 
-    data: Dataset  #: All rows, before encoder and normalisation.
+    data: Dataset  #: The data set, before encoder and normalisation.
     side: str  #: The evaluated side of the split, or "all".
-    n_classes: int  #: Those of the side, also the ones that are too small, and base classes beside them.
-    class_ids: Tensor  #: (classes,) int64, those that episodes are drawn from, by their numbers in the data.
-    sampler: Sampler  #: The kind of episodes, of these data.
+    n_classes: int  #: Classes of the side, including too small ones, and base classes that the protocol adds.
+    class_ids: Tensor  #: (classes,) int64, the classes of ``data`` that episodes are drawn from.
+    sampler: Sampler  #: The protocol, adapted to the data.
     pool: RowPool  #: The rows to draw episodes from.
-    base: Base | None  #: The base classes, if a method uses them.
+    base: BaseClasses | None  #: The base classes, if a method uses them.
     texts: Tensor | None  #: (classes, dim) float32, embeddings of texts that name the classes.
-    trained: Trained | None  #: The encoder that the rows are embedded by.
-    methods: dict[str, ChosenMethod]  #: By name.
+    trained: TrainedEncoder | None  #: The encoder whose embeddings the rows are.
+    methods: dict[str, ChosenMethod]  #: The methods by name.
     notes: list[str]  #: Lines to print with the report.
 
     @property
     def plugins(self) -> dict[str, str]:
-        """A text that identifies the version of each plug-in, by name."""
+        """The version of each plug-in, such as a hash of its file, by name."""
         return {choice.key: choice.origin for choice in self.methods.values() if choice.origin is not None}
 
     @property
-    def seen(self) -> list[Tensor]:
-        """All tensors, other than the rows, that the scores depend on, for hashes."""
+    def hashed_tensors(self) -> list[Tensor]:
+        """All tensors other than the rows that the scores depend on."""
         means = [] if self.base is None else [self.base.mean, self.base.class_means]
         texts = [] if self.texts is None else [self.texts]
         head = [] if self.trained is None else self.trained.head.state_dict().values()
-        return [*means, *texts, *self.sampler.hidden, *head]
+        return [*means, *texts, *self.sampler.hashed_tensors, *head]
 
     def evaluate(
         self,
@@ -131,7 +125,7 @@ class Prepared:
         progress: ProgressCallback,
         earlier: Mapping[str, Scores] | None = None,
     ) -> dict[str, Scores]:
-        """Score all methods on the episodes of a plan, see `evaluate`."""
+        """Score all methods on the episodes of a plan; the arguments and the result are those of `evaluate`."""
         return evaluate(
             self.pool.x,
             self.pool.by_class,
@@ -156,22 +150,22 @@ class SourceRows(NamedTuple):
     """Rows of a data set, embedded or not."""
 
     x: Tensor  #: (n, dim) floating, on the plan's device unless ``read`` copies rows there.
-    positions: Tensor  #: (rows of the data set,) int64, the position of each in ``x``; -1 for rows that are not there.
-    read: Take | None = None  #: Returns rows of ``x`` by number, where they are not in memory.
-    trained: Trained | None = None  #: The encoder, with the rows before it by the numbers of ``x``.
+    positions: Tensor  #: (rows of the data set,) int64, the position of each row in ``x``, or -1.
+    read: RowReader | None = None  #: Reads rows of ``x`` that are not in memory; None if they are.
+    trained: TrainedEncoder | None = None  #: The encoder, with the rows before it under the indices of ``x``.
 
     def select(self, index: ClassIndex) -> RowPool:
-        """Select classes; their rows are copied into memory of their own, as a method may use two together."""
+        """Make a pool of the rows of some classes, with its own reader, as a method may use rows of two pools."""
         take = make_row_reader(self.x) if self.read is None else self.read
         return RowPool(self.x, take, index._replace(rows=self.positions[index.rows]), index)
 
-    def summarize(self, index: ClassIndex) -> Base:
-        """Compute the means of some classes as base classes."""
+    def summarize(self, index: ClassIndex) -> BaseClasses:
+        """Make base classes of some classes."""
         pool = self.select(index)
         return summarize_base(pool.take, pool.by_class)
 
     def normalize(self, kind: str, mean: Tensor | None) -> SourceRows:
-        """Normalise the rows, those of a mapped file as they are read; arguments are as in `normalize_rows`."""
+        """Normalise the rows by `normalize_rows`; the rows of a mapped file are normalised when they are read."""
         if kind == "none":
             return self
         if self.read is None:
@@ -180,10 +174,10 @@ class SourceRows(NamedTuple):
         return self._replace(read=lambda rows: normalize_rows(read(rows), kind, mean))
 
 
-def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> Prepared:
-    """Select the rows and classes of a plan's side, and embed and normalise them as it says.
+def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> PreparedEvaluation:
+    """Select the classes and methods of a plan, and embed and normalise their rows.
 
-    Sampler and sources are those of `load_data`; the methods of ``tune`` are not looked at.
+    ``sampler`` and ``sources`` are from `load_data`; methods to tune are ignored.
     """
     data, training = sources.data, None if sources.trained is None else sources.trained.plan
     sides = data.sides or ("all",) * data.num_classes
@@ -192,8 +186,8 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
         got = f"{side} of {', '.join(sorted(set(data.sides or ()))) or 'no split'}"
         remedy = "Pass `split_seed` 0 for a split." if data.sides is None else "Pass one of these, or all."
         raise_input_error("side", "be a side that has classes", got, remedy)
-    base_ids = _find_base(sources, side, plan.rows.normalize)
-    if sampler.adds_base and not base_ids:
+    base_ids = _list_base_classes(sources, side, plan.rows.normalize)
+    if sampler.adds_base_classes and not base_ids:
         remedy = "Pass `side` novel, of data with a split by class (`split_seed` 0 makes one)."
         raise_input_error("protocol", "find base classes, to be generalized", "none", remedy)
     available = Resources(
@@ -203,7 +197,7 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
         way=sampler.way,
         texts=plan.rows.texts is not None,
         unlabelled=sampler.n_unlabelled > 0,
-        means=sampler.adds_base,
+        means=sampler.adds_base_classes,
         maps=data.has_maps and training is None,
     )
     methods, notes = select_methods(plan.methods.chosen, available, every=plan.methods.every)
@@ -216,7 +210,7 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
         counts = dict(zip(zip(data.class_names, data.sides, strict=True), index_of_all.size.tolist(), strict=True))
         notes += describe_difference(plan.rows.dataset, counts)
     kind = plan.rows.normalize
-    uses_base = sampler.adds_base or any(choice.spec.uses_base for choice in methods.values())
+    uses_base = sampler.adds_base_classes or any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base:
         base_ids = []
     if training is not None:
@@ -228,9 +222,9 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
         if data.shape is None and training.backbone != "mlp":
             n_features = data.x.shape[1]
             notes.append(f"The encoder takes rows of {n_features} features for images, which these may not be.")
-        if sampler.adds_base:
+        if sampler.adds_base_classes:
             notes.append("The encoder may have learned from the queries of base classes: their accuracy flatters it.")
-    is_within = sources.base is data  # the base classes are some of the data's
+    is_within = sources.base is data
     device = pick_device(plan.device)
     encoder = None if sources.trained is None else sources.trained.send(device)
     rows = _open_rows(data, chosen + (base_ids if is_within else []), encoder, device)
@@ -245,12 +239,12 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
     rows = rows.normalize(kind, mean)
     base_pool = None if queries is None else rows.select(queries)
     sampler, pool = sampler.join_base(rows.select(index), base_pool, means)
-    trained = None if sampler.adds_base else rows.trained  # whose rows have other numbers
-    class_ids, texts = data.y[pool.sources.rows[pool.sources.start]], None
+    trained = None if sampler.adds_base_classes else rows.trained  # whose rows have other indices
+    class_ids, texts = data.y[pool.dataset_rows.rows[pool.dataset_rows.start]], None
     if plan.rows.texts is not None:
         named = [data.class_names[c] for c in class_ids.tolist()]
         texts = load_texts(plan.rows.texts, dim=pool.x.shape[1], names=named).to(device)
-    return Prepared(
+    return PreparedEvaluation(
         data=data,
         side=side,
         n_classes=len(chosen) + sampler.n_base,
@@ -265,11 +259,10 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
     )
 
 
-def prepare_tuning(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> tuple[EvaluationPlan, Prepared]:
-    """Prepare an evaluation of the settings of each method to tune: on validation classes, or on validation rows.
-
-    Neither these classes nor, of a fixed split, these rows are among the evaluated ones.
-    """
+def prepare_tuning(
+    plan: EvaluationPlan, sampler: Sampler, sources: DataSources
+) -> tuple[EvaluationPlan, PreparedEvaluation]:
+    """Prepare an evaluation of all candidate settings on validation classes or, for a fixed split, validation rows."""
     candidates = MethodsPlan([choice for grid in plan.methods.tune for choice in grid])
     plan = replace(
         plan,
@@ -299,14 +292,14 @@ def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
 
 
 def _select_validation(rows: RowsPlan, sampler: Sampler, sources: DataSources) -> RowsPlan:
-    """Select the rows of the validation classes, if there are enough of them."""
+    """Select the rows of the validation classes; raise an InputError if there are too few classes."""
     sides = sources.data.sides
     evaluated = rows.side or ("novel" if sides else "all")
     if evaluated in {"validation", "all"}:
         remedy = "Pass `side` novel, of data with a split; `split_seed` 0 makes one."
         constraint = "choose on other classes than the evaluated ones"
         raise_input_error("tune", constraint, f"`side` {evaluated}", remedy)
-    needed, there = sampler.n_drawn, (sides or ()).count("validation")
+    needed, there = sampler.n_required_classes, (sides or ()).count("validation")
     if there < needed:
         remedy = "Mark some of the base classes as validation classes in the split of the data."
         if sampler.way is not None and (fewer := there - needed + sampler.way[1]) > 1:
@@ -315,8 +308,8 @@ def _select_validation(rows: RowsPlan, sampler: Sampler, sources: DataSources) -
     return replace(rows, side="validation")
 
 
-def _find_base(sources: DataSources, side: str, normalize: str) -> list[int]:
-    """List the numbers of the base classes in the data set that holds them; none where there are none."""
+def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[int]:
+    """List the indices of the base classes in the data set that has them."""
     base = sources.base
     base_ids = [c for c, name in enumerate(base.sides or ()) if name == "base"]
     if base is not sources.data:
@@ -328,11 +321,10 @@ def _find_base(sources: DataSources, side: str, normalize: str) -> list[int]:
     return base_ids
 
 
-def _open_rows(data: Dataset, class_ids: Sequence[int], trained: Trained | None, device: torch.device) -> SourceRows:
-    """Open a data set's rows; with an encoder, embed those of some classes, the only ones that are then there.
-
-    Rows in memory are copied to the device once; those of a mapped file are as they are read.
-    """
+def _open_rows(
+    data: Dataset, class_ids: Sequence[int], trained: TrainedEncoder | None, device: torch.device
+) -> SourceRows:
+    """Copy a data set's rows to a device, or as they are read from a mapped file; or embed the rows of some classes."""
     if trained is None:
         positions = torch.arange(len(data.x))
         if data.is_plain:

@@ -1,4 +1,4 @@
-"""The report of an evaluation: one summary, as tables, JSON, CSV or a plot."""
+"""The report of an evaluation: one summary as text tables, LaTeX, CSV or a plot."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PLOT_SIZE = 4.6  #: Inches, the side of a plot.
-TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A header and rows, of texts.
-#: How LaTeX writes characters that mean something else to it.
+TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: The header and the rows of a table.
+#: LaTeX code of special characters.
 LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -48,11 +48,11 @@ LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "<": r"$<$",
     "±": r"$\pm$",
 }
-#: A cell that is a number: with a sign, an exponent, half-widths or a rank in brackets, perhaps.
+#: A table cell with a number, perhaps with a sign, an exponent, half-widths or a rank in brackets.
 NUMBER = re.compile(
     r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?(?P<halves>( ±[\d.]+)*)(?P<rank> \([\d.]+\))?"
 )
-#: The headings of columns of measures.
+#: The column headings of measures.
 MEASURES = {
     "auroc": "AUROC of open classes, %",
     "fpr95": "FPR at 95 %, %",
@@ -61,8 +61,8 @@ MEASURES = {
     "novel": "of novel classes, %",
     "harmonic": "harmonic mean, %",
 }
-MAX_SHOT_COLUMNS = 20  #: Columns of a table by shot; there is none of more.
-#: What intervals and p-values apply to: where both are known, where each episode has all classes, of a fixed split.
+MAX_SHOT_COLUMNS = 20  #: Most columns of the table by shots, which is left out if there are more.
+#: Explanations of intervals and p-values over classes and episodes, over episodes alone, and over draws of the support.
 INTERVAL_NOTES = {
     "both": "The first 95 % interval (±) and p-value apply to new classes of the same kind (jackknife over classes), "
     "the second to new episodes of these classes.",
@@ -78,13 +78,13 @@ def summarize(
     settings: Mapping[str, Any] = MappingProxyType({}),
     class_mask: torch.Tensor | None = None,
 ) -> Summary:
-    """Summarise an evaluation.
+    """Summarise scores: mean accuracies with intervals, further measures, and paired tests.
 
     Args:
-        scores: Of each method, on the same episodes.
+        scores: Scores by the name of the method, on the same episodes.
         shot: Least and most shots per class.
-        settings: The settings of the evaluation, passed on; ``against`` names the method to compare with each other.
-        class_mask: (episodes, classes) bool, for intervals over classes; None where they are not known.
+        settings: The settings of the evaluation; ``against`` names the method that all others are compared with.
+        class_mask: (episodes, classes) bool, the classes of each episode, for intervals over classes; None for none.
     """
     check_type("scores", scores, Mapping, "a mapping from names to scores, from evaluate")
     shot = check_span("shot", shot, low=1)
@@ -105,21 +105,17 @@ def summarize(
 
 def accuracy_heading(rates: Iterable[Rate]) -> str:
     """Format the heading of a column of accuracies with their half-widths."""
-    return " ".join(["accuracy, %", *(f"±{over}" for over in list_interval_kinds(rates))])
+    return " ".join(["accuracy, %", *(f"±{kind}" for kind in list_interval_kinds(rates))])
 
 
 def format_evaluation(evaluation: Evaluation) -> str:
-    """Format an evaluation as the command prints it: title, notes, and the tables of `format_report`."""
+    """Format an evaluation as text: title, notes, and the tables of `format_report`."""
     check_type("evaluation", evaluation, Evaluation, "an Evaluation, from evaluate_dataset")
     return "\n".join([evaluation.title, *evaluation.notes]) + "\n\n" + format_report(evaluation.summary)
 
 
 def format_report(summary: Summary) -> str:
-    """Format a summary as Markdown tables for people, with notes on what the numbers mean.
-
-    Args:
-        summary: From `summarize`.
-    """
+    """Format a summary, from `summarize`, as Markdown tables with explanations of the numbers."""
     check_type("summary", summary, Summary, "a Summary, from summarize")
     text = "\n".join(format_table(*table) for table in tabulate(summary))
     n_pairs, against = len(summary.comparisons), summary.against
@@ -139,58 +135,58 @@ def format_report(summary: Summary) -> str:
 
 
 def explain_intervals(summary: Summary) -> str:
-    """Explain which population the intervals of a summary refer to."""
+    """Explain which population the intervals and p-values of a summary apply to."""
     if summary.settings.get("protocol") == "fixed-split":
         return INTERVAL_NOTES["supports"]
     return INTERVAL_NOTES["both" if "classes" in summary.interval_kinds else "episodes"]
 
 
 def tabulate(summary: Summary) -> list[TextTable]:
-    """Format a summary as tables: the methods in percent, the best first; their accuracy by shot where shots vary.
+    """Format a summary as tables in percent: the methods, the best first; and accuracies by shot, if shots vary.
 
-    Differences are those to the best method; with ``against`` among the settings, what that one is ahead by.
+    Differences are to the best method or, if the settings name ``against``, its lead over each other method.
     """
     methods, order, against = summary.methods, summary.order, summary.against
     best, several = order[0], len(order) > 1
-    over = summary.interval_kinds
+    kinds = summary.interval_kinds
     heading = accuracy_heading(method.accuracy for method in methods.values())
     calibrated = all(method.calibration_error is not None for method in methods.values())
     measures = [name for name in MEASURES if name in methods[best].measures and methods[best].measures[name].is_known]
     header = ["method", heading]
     if several:
         header += [f"behind {best}" if against is None else f"{against} is ahead by"]
-        header += [f"p over {kind} (Holm)" for kind in over]
+        header += [f"p over {kind} (Holm)" for kind in kinds]
     header += ["calibration error, %"] if calibrated else []
     header += [MEASURES[measure] for measure in measures]
     rows = []
     for name in order:
         method = methods[name]
-        row = [name, percent(method.accuracy)]
-        row += _compare(summary, against or best, name, over, signed=against is not None) if several else []
+        row = [name, format_rate(method.accuracy)]
+        row += _format_difference(summary, against or best, name, signed=against is not None) if several else []
         if calibrated and method.calibration_error is not None:
             row.append(f"{100 * method.calibration_error:.1f}")
-        rows.append(row + [percent(method.measures[measure]) for measure in measures])
+        rows.append(row + [format_rate(method.measures[measure]) for measure in measures])
     tables: list[TextTable] = [(header, rows)]
     shots = list(methods[best].by_shot)
     if 1 < len(shots) <= MAX_SHOT_COLUMNS:
-        rows = [[name, *map(percent, methods[name].by_shot.values())] for name in order]
+        rows = [[name, *map(format_rate, methods[name].by_shot.values())] for name in order]
         tables.append(([heading, *(f"{n_shot}-shot" for n_shot in shots)], rows))
     return tables
 
 
-def format_latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a table as LaTeX's ``tabular``, with the rules of the package booktabs, ending in a newline."""
+def format_latex_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Format a table as LaTeX's ``tabular`` with the rules of booktabs."""
 
     def line(cells: Sequence[str]) -> str:
-        return "  " + " & ".join(map(write_latex, cells)) + r" \\" + "\n"
+        return "  " + " & ".join(map(format_latex_cell, cells)) + r" \\" + "\n"
 
     begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}" + "\n  \\toprule\n"
     body = "".join(map(line, rows))
     return f"{begin}{line(header)}  \\midrule\n{body}  \\bottomrule\n\\end{{tabular}}\n"
 
 
-def write_latex(cell: str) -> str:
-    """Format a table's cell as LaTeX, numbers as mathematics."""
+def format_latex_cell(cell: str) -> str:
+    """Escape a text as LaTeX; a number becomes mathematics."""
     match = NUMBER.fullmatch(cell)
     if match is None:
         return "".join(LATEX.get(character, character) for character in cell)
@@ -200,43 +196,43 @@ def write_latex(cell: str) -> str:
 
 
 def write_tables(outputs: Mapping[str, Path], tables: Sequence[TextTable]) -> None:
-    """Write tables to those paths of ``outputs`` that are under ``latex`` and ``markdown``."""
-    for kind, form in (("latex", format_latex), ("markdown", format_table)):
+    """Write tables to the paths of ``outputs`` under ``latex`` and ``markdown``, if there are any."""
+    for kind, form in (("latex", format_latex_table), ("markdown", format_table)):
         if kind in outputs:
             write_text(outputs[kind], "\n".join(form(*table) for table in tables))
 
 
-def percent(rate: Rate) -> str:
-    """Format a rate in percent, such as ``71.23 ±2.10 ±0.40``; one that is not known becomes an empty text."""
-    return " ±".join(f"{100 * value:.2f}" for value in (rate.mean, *rate.halves)) if rate.is_known else ""
+def format_rate(rate: Rate) -> str:
+    """Format a rate in percent, such as ``71.23 ±2.10 ±0.40``; "" if it is unknown."""
+    return " ±".join(f"{100 * value:.2f}" for value in (rate.mean, *rate.half_widths)) if rate.is_known else ""
 
 
-def _compare(summary: Summary, best: str, name: str, over: Sequence[str], *, signed: bool) -> list[str]:
-    """Format how much less accurate a method is than another, paired, and the adjusted p-values."""
+def _format_difference(summary: Summary, best: str, name: str, *, signed: bool) -> list[str]:
+    """Format the paired difference between two methods and its adjusted p-values, as table cells."""
     for pair in summary.comparisons:
         if {pair.first, pair.second} == {best, name} and best != name:
             rate = pair.rate if signed else replace(pair.rate, mean=abs(pair.difference))
-            text = ("+" if signed and rate.mean >= 0 else "") + percent(rate)
-            return [text, *(show_p(pair.get_p_value(kind)) for kind in over)]
-    return [""] * (1 + len(over))
+            text = ("+" if signed and rate.mean >= 0 else "") + format_rate(rate)
+            return [text, *(format_p_value(pair.get_p_value(kind)) for kind in summary.interval_kinds)]
+    return [""] * (1 + len(summary.interval_kinds))
 
 
-def show_p(p_value: float | None) -> str:
-    """Format a p-value; None becomes an empty text."""
+def format_p_value(p_value: float | None) -> str:
+    """Format a p-value; "" for None."""
     if p_value is None:
         return ""
     return "<1e-300" if p_value < 1e-300 else f"{p_value:.2g}"
 
 
 def write_csv(path: Path, summary: Summary) -> None:
-    """Write a summary to ``path``, one line per metric: method, measure, shot ("" for all), value and half-widths."""
+    """Write a summary as CSV, one line per metric: method, measure, shot ("" for all), value and half-widths."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
 
         def write(method: str, measure: str, n_shot: object, rate: Rate) -> None:
             writer.writerow([method, measure, n_shot, *rate.describe().values()])
 
-        writer.writerow(["method", "measure", "shot", "value", *(f"half_width_{over}" for over in INTERVAL_KINDS)])
+        writer.writerow(["method", "measure", "shot", "value", *(f"half_width_{kind}" for kind in INTERVAL_KINDS)])
         for name, method in summary.methods.items():
             write(name, "accuracy", "", method.accuracy)
             if method.calibration_error is not None:
@@ -248,16 +244,16 @@ def write_csv(path: Path, summary: Summary) -> None:
                 write(name, "accuracy", n_shot, rate)
         for pair in summary.comparisons:
             write(pair.first, f"accuracy less {pair.second}'s", "", pair.rate)
-            for over in INTERVAL_KINDS:
-                p_value = pair.get_p_value(over)
+            for kind in INTERVAL_KINDS:
+                p_value = pair.get_p_value(kind)
                 rate = Rate(math.nan if p_value is None else p_value)
-                write(pair.first, f"p over {over} (Holm) against {pair.second}", "", rate)
+                write(pair.first, f"p over {kind} (Holm) against {pair.second}", "", rate)
 
 
 def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: torch.Tensor) -> None:
-    """Plot accuracies, by shot where shots vary; paired differences, if there are several methods; and one episode.
+    """Plot accuracies, paired differences of several methods, and one episode.
 
-    ``episode`` is a batch of one; ``query_labels`` (1, n_queries) int64 are -1 for queries of open classes.
+    ``episode`` is a batch of one episode; ``query_labels`` (1, n_queries) int64 are -1 for queries of open classes.
     """
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
@@ -274,14 +270,14 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
 
 
 def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
-    """Plot accuracy by shot with bands, or one bar per method where there is a single number of shots."""
+    """Plot accuracies with intervals: by shot if shots vary, otherwise by method."""
     shots = list(next(iter(methods.values())).by_shot)
-    over = [f"over {first}" for first in list_interval_kinds(method.accuracy for method in methods.values())[:1]]
+    over = [f"over {kind}" for kind in list_interval_kinds(method.accuracy for method in methods.values())[:1]]
     if len(shots) > 1:
         for position, (name, method) in enumerate(methods.items()):
             rates = method.by_shot.values()
             values = [100 * rate.mean for rate in rates]
-            halves = [100 * next(iter(rate.halves), 0.0) for rate in rates]
+            halves = [100 * next(iter(rate.half_widths), 0.0) for rate in rates]
             dash = ("-", "--", ":")[position // 10 % 3]  # there are ten colours
             axes.plot(shots, values, label=name, marker="o", markersize=3, linestyle=dash)
             low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
@@ -293,7 +289,7 @@ def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
         return
     names = sorted(methods, key=lambda name: methods[name].accuracy.mean)
     values = [100 * methods[name].accuracy.mean for name in names]
-    halves = [100 * next(iter(methods[name].accuracy.halves), 0.0) for name in names]
+    halves = [100 * next(iter(methods[name].accuracy.half_widths), 0.0) for name in names]
     axes.errorbar(values, range(len(names)), xerr=halves, fmt="o", capsize=3)
     title = " ".join(["accuracy, 95 % intervals", *over])
     axes.set(xlabel="accuracy, %", title=title, yticks=range(len(names)), yticklabels=names)
@@ -301,49 +297,46 @@ def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
 
 
 def _plot_differences(axes: Axes, summary: Summary) -> None:
-    """Plot a heat map of paired differences, the row's accuracy minus the column's; stars where p (Holm) < 0.05.
-
-    That is the p-value over classes where it is known.
-    """
+    """Plot a heat map of paired differences, row minus column, with stars if p < 0.05, over classes if it is known."""
     names = summary.order
     grid = torch.zeros(len(names), len(names), dtype=torch.float64)
-    labels_of: dict[tuple[int, int], str] = {}  # --against compares one with each
+    stars_of: dict[tuple[int, int], str] = {}  # of all pairs, or of one method with each other
     for pair in summary.comparisons:
         row, column = names.index(pair.first), names.index(pair.second)
         grid[row, column], grid[column, row] = 100 * pair.difference, -100 * pair.difference
         p_value = next((p for p in map(pair.get_p_value, INTERVAL_KINDS) if p is not None), 1.0)
-        labels_of[row, column] = labels_of[column, row] = "*" * (p_value < 0.05)
+        stars_of[row, column] = stars_of[column, row] = "*" * (p_value < 0.05)
     limit = max(1.0, float(grid.abs().max()))
     image = axes.imshow(grid.numpy(), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
     axes.figure.colorbar(image, ax=axes, shrink=0.8, label="points")
-    for (row, column), mark in labels_of.items():
+    for (row, column), stars in stars_of.items():
         points = float(grid[row, column])
         colour = "white" if abs(points) > 0.6 * limit else "black"
-        axes.text(column, row, f"{points:+.1f}{mark}", ha="center", va="center", fontsize=7, color=colour)
+        axes.text(column, row, f"{points:+.1f}{stars}", ha="center", va="center", fontsize=7, color=colour)
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_title("row minus column (* p < 0.05, Holm)")
 
 
 def _plot_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> None:
-    """Plot an episode's rows and prototypes along the two directions of most variance between prototypes."""
+    """Plot an episode's rows and prototypes in the plane of most variance between prototypes."""
     prototypes = support_means(episode)[0].double()
     centre = prototypes.mean(dim=0)
     directions = torch.linalg.svd(prototypes - centre, full_matrices=False).Vh[:2]  # (at most 2, dim)
     if len(directions) < 2:  # a single feature
         directions = torch.cat([directions, torch.zeros_like(directions)])
 
-    def point_at(rows: torch.Tensor) -> np.ndarray:
+    def project(rows: torch.Tensor) -> np.ndarray:
         return np.asarray((directions @ (rows.double() - centre).T).cpu())  # (2, n)
 
     colours = [f"C{label}" if label >= 0 else "grey" for label in query_labels.tolist()]
-    x, y = point_at(episode.query[0])
+    x, y = project(episode.query[0])
     axes.scatter(x, y, c=colours, s=14, alpha=0.6, label="query" + ", open ones grey" * ("grey" in colours))
-    x, y = point_at(episode.support[0])
+    x, y = project(episode.support[0])
     colours = [f"C{label}" for label in episode.support_labels[0].tolist()]
     # On top of the prototypes: a class's only support row is its prototype.
     axes.scatter(x, y, c=colours, marker="s", s=30, edgecolors="white", linewidths=0.6, zorder=3, label="support")
-    x, y = point_at(prototypes)
+    x, y = project(prototypes)
     axes.scatter(x, y, c=[f"C{c}" for c in range(len(x))], marker="*", s=220, edgecolors="black", label="prototype")
     axes.set(title="the first episode, along its prototypes", xticks=[], yticks=[])
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3)  # below, where no row lies

@@ -22,10 +22,10 @@ from protonet.datasets import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
 from protonet.episodes.evaluation.evaluate import Scores, choose_batch_size, count_episodes, ends_batch, join_batches
 from protonet.episodes.evaluation.page import format_page, list_classes
-from protonet.episodes.evaluation.prepare import EvaluationPlan, Prepared, prepare_data, prepare_tuning
+from protonet.episodes.evaluation.prepare import EvaluationPlan, PreparedEvaluation, prepare_data, prepare_tuning
 from protonet.episodes.evaluation.report import (
     format_evaluation,
-    percent,
+    format_rate,
     summarize,
     tabulate,
     write_csv,
@@ -34,26 +34,24 @@ from protonet.episodes.evaluation.report import (
 )
 from protonet.episodes.evaluation.statistics import Evaluation, Rate, Tuning
 from protonet.episodes.features.sources import load_data
-from protonet.episodes.samplers.batch import gather_episodes, hash_rows, record, split_by_size
+from protonet.episodes.samplers.batch import gather_episodes, hash_rows, record_episodes, split_by_size
 from protonet.episodes.samplers.fixed_split import describe_duplicates
 from protonet.errors import DISTRIBUTION, installed_version, optional_packages, raise_input_error
 
 STATE_FORMAT, STATE_VERSION = "protonet.episodes", 5
-#: Settings that the scores of an episode do not depend on: a run may go on with others.
+#: Settings that may change when a run is resumed, because the scores of an episode do not depend on them.
 FREE_SETTINGS = ("against", "max_episodes", "target_half_width")
-SECONDS_PER_UPDATE = 0.5  #: Seconds between two accuracies in the bar.
-SECONDS_PER_SAVE = 10.0  #: Seconds between two writings of the state.
+SECONDS_PER_UPDATE = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
+SECONDS_PER_SAVE = 10.0  #: Seconds between two writes of the state.
+ShowProgress = Callable[[int, int], None]  #: Called with the numbers of finished and of all episodes.
 
 
-def describe_run(settings: Mapping[str, object], prepared: Prepared) -> dict[str, object]:
-    """Describe, in a form that JSON can write, all that the scores depend on: settings, methods, data and versions.
-
-    A hash of three rows of each class identifies the data.
-    """
+def describe_run(settings: Mapping[str, object], prepared: PreparedEvaluation) -> dict[str, object]:
+    """Describe all that the scores depend on as JSON: settings, methods, versions, a hash of 3 rows of each class."""
     digest = hashlib.sha256()
     index = prepared.pool.by_class
     positions = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
-    for tensor in (*index, prepared.pool.take(index.rows[positions]), *prepared.seen):
+    for tensor in (*index, prepared.pool.take(index.rows[positions]), *prepared.hashed_tensors):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     run = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
     run |= {"plugins": prepared.plugins, "methods": list(prepared.methods), "data": digest.hexdigest()}
@@ -62,16 +60,14 @@ def describe_run(settings: Mapping[str, object], prepared: Prepared) -> dict[str
 
 
 def get_versions() -> dict[str, str | None]:
-    """Look up the versions that scores may depend on, by package."""
+    """Look up the versions of the packages that scores may depend on."""
     packages = {"protonet": DISTRIBUTION, "torch": "torch", "numpy": "numpy"}
     return {name: installed_version(package) for name, package in packages.items()}
 
 
 def write_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping[str, Scores]]) -> None:
-    """Write the scores of a run's first episodes, whole or not at all.
-
-    The last batch is stored by itself: a longer run scores it again if it is not a whole one.
-    """
+    """Write the scores of a run's finished episodes to a state file, atomically."""
+    # The last batch is stored separately: a longer run scores it again if it is incomplete.
     parts = [join_batches(batches[:-1]), batches[-1]] if len(batches) > 1 else batches
     header = json.dumps({"format": STATE_FORMAT, "version": STATE_VERSION, "run": run, "parts": len(parts)})
     arrays = {
@@ -84,7 +80,7 @@ def write_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping
 
 
 def read_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Scores]]:
-    """Read the scores that `write_state` wrote of the same run: one or two batches, by method."""
+    """Read one or two batches of scores by method from a state file; raise an InputError if it is of another run."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             header = json.loads(str(arrays["header"]))
@@ -102,27 +98,29 @@ def read_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Scores]]
             ]
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise_input_error("state", "be the state of an evaluation", f"{path} ({error})", "Pass another path.")
-    hashed = ("plugins", "data")  # last, because a differing setting is the more helpful message
-    for name in (*sorted((stored.keys() | run.keys()) - {*hashed}), *hashed):
+    hashes = ("plugins", "data")  # last, because a differing setting is the more helpful message
+    for name in (*sorted((stored.keys() | run.keys()) - {*hashes}), *hashes):
         if stored.get(name) != run.get(name):
             got = f"{name} {to_printable(run.get(name))}, where {path} has {to_printable(stored.get(name))}"
-            got = f"other {name} than {path} has" if name in hashed else got
+            got = f"other {name} than {path} has" if name in hashes else got
             remedy = "Pass the same arguments, or another `state`."
             raise_input_error("resume", "continue the same run", got, remedy)
     return batches
 
 
-ShowProgress = Callable[[int, int], None]  #: Called with the numbers of finished and of all episodes.
-
-
 def run_evaluation(
     plan: EvaluationPlan, outputs: Mapping[str, Path], *, state: Path | None = None, resume: bool = False
 ) -> Evaluation | None:
-    """Evaluate, print the report and write the outputs, also of the finished episodes after Ctrl-C.
+    """Evaluate a plan, print the report and write the outputs; after Ctrl-C, those of the finished episodes.
 
-    ``outputs`` are paths by ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and ``report``. Scores of finished
-    episodes are kept in ``state``, and those of ``tune`` beside it; ``resume`` continues from there, with the result of
-    an uninterrupted run, to the byte. Other processes than the first return None.
+    Args:
+        plan: The evaluation.
+        outputs: The files to write, by ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and ``report``.
+        state: The file of the scores of finished episodes; the scores of ``tune`` are in a second file beside it.
+        resume: Whether to continue from the state. The outputs are equal to those of an uninterrupted run.
+
+    Returns:
+        The results in the first process, None in others.
     """
     if "plot" in outputs:
         with optional_packages():
@@ -132,7 +130,7 @@ def run_evaluation(
         try:
             evaluation = run.evaluate()
         except KeyboardInterrupt:
-            partial = run.stop()
+            partial = run.summarize_finished()
             if partial is None:
                 raise
             if group.rank == 0:
@@ -149,8 +147,14 @@ def run_evaluation(
 class EvaluationRun:
     """An evaluation: the methods to tune on validation classes, then all methods on the evaluated classes.
 
-    ``data`` is the data set if it is in memory already; ``progress`` shows a bar on terminals, or is called with the
-    numbers of finished and of all episodes.
+    Args:
+        plan: The settings.
+        group: The processes that share the work.
+        state: The file of the scores of finished episodes; None to keep none.
+        resume: Whether to continue from the state.
+        data: The data set, if it is already in memory.
+        progress: Whether to show a progress bar on terminals; or a function to call instead.
+        by_class: Whether to compute accuracies by class.
     """
 
     def __init__(
@@ -168,31 +172,31 @@ class EvaluationRun:
         self.progress, self.by_class = progress, by_class
         self.sampler, self.sources = load_data(plan.rows, plan.sampler, data)
         self.tunings: list[Tuning] = []
-        self.prepared: Prepared | None = None
-        self.watch: _Watch | None = None
+        self.prepared: PreparedEvaluation | None = None
+        self.run_progress: _RunProgress | None = None
 
     def evaluate(self) -> Evaluation:
-        """Score all episodes, and return the results."""
+        """Score all methods on all episodes, and summarise the results."""
         self.tunings = self._tune()
         best = {tuning.chosen for tuning in self.tunings}
         candidates = [choice for grid in self.plan.methods.tune for choice in grid if choice.name in best]
         plan = replace(self.plan, methods=self.plan.methods.add_tuned(candidates))
         self.prepared = prepare_data(plan, self.sampler, self.sources)
         self.prepared.notes.extend(map(str, self.tunings))
-        self.watch = _Watch(self, plan, self.prepared, self.state)
-        scores = self.prepared.evaluate(plan, self.group, self.watch.show, self.watch.earlier)
-        self.watch.close()
+        progress = self.run_progress = _RunProgress(self, plan, self.prepared, self.state)
+        scores = self.prepared.evaluate(plan, self.group, progress.show, progress.earlier)
+        progress.close()
         return self._summarize(scores)
 
-    def stop(self) -> Evaluation | None:
+    def summarize_finished(self) -> Evaluation | None:
         """Summarise the episodes that were finished before an interrupt; None if there are none."""
-        if self.watch is None:
+        if self.run_progress is None:
             return None
-        self.watch.close()
-        return self._summarize(join_batches(self.watch.latest)) if self.watch.latest else None
+        self.run_progress.close()
+        return self._summarize(join_batches(self.run_progress.finished)) if self.run_progress.finished else None
 
     def _tune(self) -> list[Tuning]:
-        """Evaluate the settings of each method to tune on validation classes; return one result per method."""
+        """Evaluate the candidate settings of each method to tune on validation classes."""
         plan, state = self.plan, self.state
         if not plan.methods.tune:
             return []
@@ -201,17 +205,19 @@ class EvaluationRun:
             remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "have no file of `tune` beside it", f"{path}, which exists", remedy)
         tuning, prepared = prepare_tuning(plan, self.sampler, self.sources)
-        with closing(_Watch(self, tuning, prepared, path, "tune")) as watch:
-            scores = prepared.evaluate(tuning, self.group, watch.show, watch.earlier)
+        with closing(_RunProgress(self, tuning, prepared, path, "tune")) as progress:
+            scores = prepared.evaluate(tuning, self.group, progress.show, progress.earlier)
         n_classes = len(prepared.pool.by_class.size)
         grids = plan.methods.tune
-        return [Tuning.of({choice.name: scores[choice.name].accuracy for choice in grid}, n_classes) for grid in grids]
+        return [
+            Tuning.choose({choice.name: scores[choice.name].accuracy for choice in grid}, n_classes) for grid in grids
+        ]
 
     def _summarize(self, scores: Mapping[str, Scores]) -> Evaluation:
-        """Summarise finished episodes."""
+        """Summarise the scores of finished episodes."""
         assert self.prepared is not None
-        assert self.watch is not None
-        prepared, settings = self.prepared, self.watch.settings
+        assert self.run_progress is not None
+        prepared, settings = self.prepared, self.run_progress.settings
         sampler, index, seed = prepared.sampler, prepared.pool.by_class, settings["seed"]
         n_episodes = count_episodes([scores])
         class_mask, queries = sampler.count(index, seed=seed, n_episodes=n_episodes)
@@ -220,14 +226,14 @@ class EvaluationRun:
         records = None
         if settings.get("records"):
             predicted = {name: score.predicted for name, score in scores.items()}
-            labels = (prepared.data.y, prepared.data.class_names)
-            records = record(sampler, prepared.pool, labels, predicted, seed=seed)
+            data = prepared.data
+            records = record_episodes(sampler, prepared.pool, data.y, data.class_names, predicted, seed)
         return Evaluation(
             summary=summarize(scores, sampler.shot, settings, varied),
             tuning=self.tunings,
             versions=get_versions(),
             plugins=prepared.plugins,
-            data=hash_rows(prepared.data.get_rows, prepared.pool.sources),
+            data=hash_rows(prepared.data.get_rows, prepared.pool.dataset_rows),
             queries=queries,
             right={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
             class_mask=varied,
@@ -239,64 +245,65 @@ class EvaluationRun:
         )
 
 
-class _Watch:
-    """Shows the progress of an evaluation, and saves the scores of finished episodes."""
+class _RunProgress:
+    """The scores of an evaluation's finished episodes, in a state file, and its progress bar."""
 
     def __init__(
-        self, run: EvaluationRun, plan: EvaluationPlan, prepared: Prepared, path: Path | None, name: str | None = None
+        self,
+        run: EvaluationRun,
+        plan: EvaluationPlan,
+        prepared: PreparedEvaluation,
+        path: Path | None,
+        name: str | None = None,
     ) -> None:
         self.settings: Mapping[str, Any] = plan.describe(prepared.side, prepared.sampler)
         self.progress, self.group, self.path = run.progress, run.group, path
         self.description, n_episodes = describe_run(self.settings, prepared), plan.n_episodes
-        self.latest: Sequence[Mapping[str, Scores]] = []
+        self.finished: Sequence[Mapping[str, Scores]] = []
         if path is not None and run.resume and path.exists():
-            self.latest = read_state(path, self.description)
-            n_scored = count_episodes(self.latest)
+            self.finished = read_state(path, self.description)
+            n_scored = count_episodes(self.finished)
             if n_episodes < n_scored:
                 remedy = f"Pass {n_scored} or more."
                 raise_input_error("n_episodes", f"be at least the {n_scored} of {path}", n_episodes, remedy)
             # A batch that ended where the run did would be longer in a longer run, and round differently.
             if n_scored < n_episodes and not ends_batch(n_scored, choose_batch_size(prepared.methods, prepared.pool.x)):
-                self.latest = self.latest[:-1]
-        self.earlier = join_batches(self.latest) if self.latest else None
+                self.finished = self.finished[:-1]
+        self.earlier = join_batches(self.finished) if self.finished else None
         self.shown = self.saved = time.monotonic()
-        self.bar = progress_bar(
-            total=n_episodes,
-            desc=name,
-            initial=count_episodes(self.latest),
-            unit="episode",
-            shown=self.group.rank == 0 and self.progress is True,
-        )
+        shown = self.group.rank == 0 and self.progress is True
+        initial = count_episodes(self.finished)
+        self.bar = progress_bar(total=n_episodes, desc=name, initial=initial, unit="episode", shown=shown)
 
     def show(self, batches: Sequence[Mapping[str, Scores]]) -> None:
-        """Show the progress, and save the scores from time to time."""
-        self.latest = [*batches]
+        """Update the progress bar with the finished batches of scores, and save them from time to time."""
+        self.finished = [*batches]
         now, name = time.monotonic(), next(iter(batches[0]))
         if now - self.shown > SECONDS_PER_UPDATE:
             accuracy = torch.cat([batch[name].accuracy for batch in batches])
-            self.bar.set_postfix_str(f"{name} {percent(Rate.measure(accuracy, None))} %", refresh=False)
+            self.bar.set_postfix_str(f"{name} {format_rate(Rate.measure(accuracy, None))} %", refresh=False)
             self.shown = now
         n_scored = count_episodes(batches)
         self.bar.update(n_scored - self.bar.n)
         if callable(self.progress) and self.group.rank == 0:
             self.progress(n_scored, self.settings["max_episodes"])
         if now - self.saved > SECONDS_PER_SAVE:
-            self.save()
+            self._save()
             self.saved = time.monotonic()
 
-    def save(self) -> None:
-        """Write the scores of the finished episodes."""
-        if self.path is not None and self.group.rank == 0 and self.latest:
-            write_state(self.path, self.description, self.latest)
+    def _save(self) -> None:
+        """Write the scores of the finished episodes to the state file."""
+        if self.path is not None and self.group.rank == 0 and self.finished:
+            write_state(self.path, self.description, self.finished)
 
     def close(self) -> None:
-        """Save the scores and close the progress bar."""
+        """Close the progress bar, and save the scores of the finished episodes."""
         self.bar.close()
-        self.save()
+        self._save()
 
 
 def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[str, Path]) -> None:
-    """Print the report and write the files."""
+    """Print the report of an evaluation and write its files."""
     print(format_evaluation(evaluation), end="", flush=True)
     if "report" in outputs:
         write_text(outputs["report"], format_page(evaluation))
@@ -314,7 +321,7 @@ def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[
         print(f"wrote {path}", file=sys.stderr)
 
 
-def _format_title(settings: Mapping[str, object], prepared: Prepared, n_episodes: int) -> str:
+def _format_title(settings: Mapping[str, object], prepared: PreparedEvaluation, n_episodes: int) -> str:
     """Format the line above the table: data set, features, kind of episodes and seed."""
     features = str(settings["encoder"] or f"{prepared.pool.x.shape[1]} features")
     features += "" if settings["normalize"] == "none" else f" ({settings['normalize']})"

@@ -1,4 +1,4 @@
-"""Several evaluations in one run: of several data sets, and with several shots; their means and the methods' ranks."""
+"""Several evaluations in one run, of several data sets and numbers of shots, with mean accuracies and ranks."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from torch import Tensor
 from protonet._io import write_json
 from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare_data, prepare_tuning
-from protonet.episodes.evaluation.report import TextTable, accuracy_heading, percent, write_tables
+from protonet.episodes.evaluation.report import TextTable, accuracy_heading, format_rate, write_tables
 from protonet.episodes.evaluation.run import run_evaluation
 from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, Rate, compare_pairs
 from protonet.episodes.features.sources import load_data
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
 
-SIGNIFICANT = 0.05  #: Methods share a rank whose paired t test has this p-value or a higher one.
-SUITE_OUTPUTS = ("json", "latex", "markdown")  #: The files of a run of several evaluations.
+SIGNIFICANT = 0.05  #: Methods share a rank if their paired t test has this p-value or a higher one.
+SUITE_OUTPUTS = ("json", "latex", "markdown")  #: The files that a suite writes from all of its evaluations.
 
 
 @dataclass(frozen=True)
-class Member:
-    """One of the evaluations."""
+class SuiteMember:
+    """One of the evaluations of a suite."""
 
-    dataset: str  #: As it was given.
-    shot: str  #: Likewise; "" where the protocol draws it.
-    plan: EvaluationPlan  #: Its settings.
-    outputs: Mapping[str, Path] = field(default_factory=dict)  #: The files of this one alone, see `run_evaluation`.
+    dataset: str  #: The data set, as the command line names it.
+    shot: str  #: The shots, as the command line names them; "" if the protocol draws them.
+    plan: EvaluationPlan  #: The settings of the evaluation.
+    outputs: Mapping[str, Path] = field(default_factory=dict)  #: The files of this evaluation, see `run_evaluation`.
 
     @property
     def name(self) -> str:
-        """The data set and the shots, which identify it."""
+        """The data set and the shots."""
         return f"{self.dataset} {self.shot}-shot" if self.shot else self.dataset
 
 
-#: Called with the members and their evaluations.
-ReportCallback = Callable[[Sequence[Member], Sequence[Evaluation]], None]
+#: Called with the members of a suite and their evaluations.
+ReportCallback = Callable[[Sequence[SuiteMember], Sequence[Evaluation]], None]
 
 
 @dataclass(frozen=True)
 class Average:
     """A method's mean accuracy over several data sets, and its ranks there."""
 
-    rate: Rate  #: Its intervals are over these same data sets, from those of each, which are independent.
-    ranks: Sequence[float]  #: On each data set.
+    rate: Rate  #: The mean accuracy. Its intervals are for the same data sets, whose errors are independent.
+    ranks: Sequence[float]  #: The rank on each data set.
 
     @property
     def rank(self) -> float:
@@ -57,15 +57,14 @@ class Average:
         return sum(self.ranks) / len(self.ranks)
 
     def describe(self) -> dict[str, object]:
-        """Convert it to a form that JSON can write."""
+        """Convert the mean accuracy and the ranks to JSON."""
         return {**self.rate.describe(), "ranks": list(self.ranks), "rank": self.rank}
 
 
-def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
-    """Evaluate all, print the report of each, and report all, or the finished ones after Ctrl-C.
+def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
+    """Run all evaluations, print the report of each, and report all; after Ctrl-C, report the finished ones.
 
-    Each evaluation keeps its own state beside ``state``, with a number. The KeyboardInterrupt names those that are not
-    finished.
+    Each evaluation has its own state file, numbered after ``state``. The KeyboardInterrupt names unfinished members.
     """
     states = [state and state.with_name(f"{state.stem}-{index + 1}{state.suffix}") for index in range(len(members))]
     is_main = os.environ.get("RANK", "0") == "0"
@@ -73,8 +72,8 @@ def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path 
         if path is not None and path.exists():
             remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "be new files", f"{path}, which exists", remedy)
-    for member in members:  # all are looked at before the first is evaluated
-        if member.plan.rows.encoder is None:  # which would embed all rows
+    for member in members:  # errors of all of them come before the work
+        if member.plan.rows.encoder is None:  # an encoder would have to embed all rows
             loaded = load_data(member.plan.rows, member.plan.sampler)
             prepare_data(member.plan, *loaded)
             if member.plan.methods.tune:
@@ -97,12 +96,14 @@ def run_suite(members: Sequence[Member], report: ReportCallback, *, state: Path 
         report(members, finished)
 
 
-def report_suite(outputs: Mapping[str, Path], members: Sequence[Member], evaluations: Sequence[Evaluation]) -> None:
-    """Print tables of evaluations, one or more, and write the outputs, by ``SUITE_OUTPUTS``."""
-    of_shot: dict[str, list[Evaluation]] = {}
+def report_suite(
+    outputs: Mapping[str, Path], members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]
+) -> None:
+    """Print the tables of a suite, and write its files to the paths of ``outputs``, by ``SUITE_OUTPUTS``."""
+    by_shot: dict[str, list[Evaluation]] = {}
     for member, evaluation in zip(members, evaluations, strict=True):
-        of_shot.setdefault(member.shot, []).append(evaluation)
-    averages = {shot: average(group) for shot, group in of_shot.items()}
+        by_shot.setdefault(member.shot, []).append(evaluation)
+    averages = {shot: average_methods(group) for shot, group in by_shot.items()}
     tables = list(tabulate_suite(members, evaluations, averages))
     print("\n".join(format_table(*table) for table in tables), end="")
     print(explain_ranks(members, evaluations), end="", flush=True)
@@ -115,24 +116,24 @@ def report_suite(outputs: Mapping[str, Path], members: Sequence[Member], evaluat
         print(f"wrote {path}", file=sys.stderr)
 
 
-def average(evaluations: Sequence[Evaluation]) -> dict[str, Average]:
-    """Average each method that all evaluations have, one of each data set."""
+def average_methods(evaluations: Sequence[Evaluation]) -> dict[str, Average]:
+    """Average the accuracy of each method over evaluations of several data sets, if all of them have the method."""
     ranks = [rank_methods(evaluation.accuracies) for evaluation in evaluations]
     averages: dict[str, Average] = {}
     for name in evaluations[0].methods:
         if all(name in evaluation.methods for evaluation in evaluations):
             rates = [evaluation.methods[name].accuracy for evaluation in evaluations]
             mean = sum(rate.mean for rate in rates) / len(rates)
-            squares = (sum(rate.half_width(over) ** 2 for rate in rates) for over in INTERVAL_KINDS)
+            squares = (sum(rate.half_width(kind) ** 2 for rate in rates) for kind in INTERVAL_KINDS)
             halves = (square**0.5 / len(rates) for square in squares)
             averages[name] = Average(Rate(mean, *halves), [ranked[name] for ranked in ranks])
     return averages
 
 
 def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
-    """Rank methods by their mean accuracy (episodes,), from 1 on; those that share some ranks have their mean.
+    """Rank methods by their accuracies (episodes,), 1 being the best; methods that share ranks get their mean.
 
-    Methods share a rank if they are not surely behind the best of the rest.
+    Methods that are not significantly less accurate than the best of the remaining ones share its rank.
 
     Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; as its code (Leaderboard.ipynb, ``compute_ranks``), but
         with a paired test, because all methods have the same episodes.
@@ -149,11 +150,11 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def tabulate_suite(
-    members: Sequence[Member], evaluations: Sequence[Evaluation], averages: Mapping[str, Mapping[str, Average]]
+    members: Sequence[SuiteMember], evaluations: Sequence[Evaluation], averages: Mapping[str, Mapping[str, Average]]
 ) -> Iterator[TextTable]:
-    """Yield a table of the data sets for each number of shots, and of the means, or the accuracies of one, by shots.
+    """Yield a table of all data sets for each number of shots, and a table of the mean accuracies by shots.
 
-    There are no means by shots where Ctrl-C left some shots without a data set that others have.
+    The second table is left out if Ctrl-C left some shots without a data set that others have.
     """
     datasets = {member.dataset for member in members}
     is_complete = len(members) == len(averages) * len(datasets)
@@ -168,24 +169,24 @@ def tabulate_suite(
             rows = []
             names = dict.fromkeys(name for methods in columns.values() for name in methods)
             for name in sorted(names, key=lambda name: means[name].rank if name in means else torch.inf):
-                cells = [percent(methods[name].accuracy) if name in methods else "" for methods in columns.values()]
+                cells = [format_rate(methods[name].accuracy) if name in methods else "" for methods in columns.values()]
                 if name in means and len(means) > 1:
                     cells = [f"{cell} ({rank:g})" for cell, rank in zip(cells, means[name].ranks, strict=True)]
-                average = [percent(means[name].rate), f"{means[name].rank:g}"] if name in means else ["", ""]
+                average = [format_rate(means[name].rate), f"{means[name].rank:g}"] if name in means else ["", ""]
                 rows.append([name, *cells, *average])
             header = f"{shot}-shot " * bool(shot) + f"{head} (rank)"
             yield [header, *columns, "mean", "average rank"], rows
     if len(averages) > 1 and is_complete:
         names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.methods)
         columns_of = [
-            [percent(means[name].rate) if name in means else "" for name in names] for means in averages.values()
+            [format_rate(means[name].rate) if name in means else "" for name in names] for means in averages.values()
         ]
         rows = [list(row) for row in zip(names, *columns_of, strict=True)]
         yield ["mean " * (len(datasets) > 1) + head, *(f"{shot}-shot" for shot in averages)], rows
 
 
-def explain_ranks(members: Sequence[Member], evaluations: Sequence[Evaluation]) -> str:
-    """Explain what means and ranks refer to, in one line; "" where there are none."""
+def explain_ranks(members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> str:
+    """Explain what means and ranks refer to; "" for a single data set, which has none."""
     if len({member.dataset for member in members}) < 2:
         return ""
     text = "Intervals of means speak of these same data sets."

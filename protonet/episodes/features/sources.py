@@ -24,7 +24,7 @@ from protonet.datasets.layouts import detect_class_folders, detect_folders, dete
 from protonet.datasets.pictures import ImageSet, load_pictures
 from protonet.datasets.synthetic import FAMILIES, sample_family
 from protonet.episodes.networks.checkpoints import load_trained
-from protonet.episodes.samplers.batch import Trained
+from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import index_classes, list_pieces
@@ -69,7 +69,7 @@ class DataSources(NamedTuple):
 
     data: Dataset
     base: Dataset  #: Holds the base classes: another data set, or ``data`` itself.
-    trained: Trained | None  #: The encoder, without rows.
+    trained: TrainedEncoder | None  #: The encoder, without rows.
     is_trained_on_data: bool  #: Whether the encoder was trained on ``data``, of the same split.
 
 

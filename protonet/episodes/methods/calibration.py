@@ -10,7 +10,7 @@ from torch import Tensor
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCount
 from protonet.episodes.methods.linear import fit_logistic
-from protonet.episodes.samplers.batch import Base, Episodes
+from protonet.episodes.samplers.batch import BaseClasses, Episodes
 from protonet.errors import raise_input_error
 
 #: The logistic regression ends at this decrement (see `fit_logistic`), in nats over all samples: far below what the
@@ -69,7 +69,7 @@ def distribution_calibration(
 
 
 def _classify(
-    episodes: Episodes, base: Base, power: float, n_nearest: int, spread: float, n_samples: int, seed: int
+    episodes: Episodes, base: BaseClasses, power: float, n_nearest: int, spread: float, n_samples: int, seed: int
 ) -> Tensor:
     """Return the logits of episodes whose samples fit into memory together."""
     support, query = _tukey(episodes.support, power), _tukey(episodes.query, power)
@@ -111,7 +111,7 @@ def _tukey(x: Tensor, power: float) -> Tensor:
     return x.sign() * x.abs() ** power
 
 
-def _find_deviations(base: Base, classes: Tensor, dtype: torch.dtype) -> Tensor:
+def _find_deviations(base: BaseClasses, classes: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the deviations of ``classes`` (k,) from their means, scaled so that their Gram matrix is the covariance.
 
     They are (k, most rows of a class, dim), zero where a class has no more rows. Normal numbers times a class's

@@ -15,7 +15,7 @@ from protonet.episodes.methods.common import adam, cosines, one_hot, support_mea
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, infer_image_shape, warp_images
 from protonet.episodes.networks.backbones import IMAGES, LinearHead, lead_by
-from protonet.episodes.samplers.batch import Episodes, Trained
+from protonet.episodes.samplers.batch import Episodes, TrainedEncoder
 from protonet.errors import raise_input_error
 
 LayerWeights = Mapping[str, Tensor]
@@ -26,7 +26,7 @@ FINETUNE_HEADS = ("prototypes", "linear")
 FINETUNE_FEATURES_PER_BATCH, FINETUNE_WEIGHTS_PER_BATCH = 2**20, 2**22
 
 
-def get_trained(episodes: Episodes, objective: str | None = None) -> Trained:
+def get_trained(episodes: Episodes, objective: str | None = None) -> TrainedEncoder:
     """Return the meta-trained encoder of episodes; an ``objective`` of None is any.
 
     Raises an InputError if there is none, or one of another objective or for another number of classes.
@@ -129,7 +129,7 @@ def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
 
 def _classify_adapted(
     episodes: Episodes,
-    trained: Trained,
+    trained: TrainedEncoder,
     encoder: nn.Module,
     support: Tensor,
     query: Tensor,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from protonet.episodes.names import BACKBONES
 from protonet.episodes.networks.augmentation import infer_image_shape
-from protonet.episodes.samplers.sampler import Take
+from protonet.episodes.samplers.sampler import RowReader
 from protonet.errors import raise_input_error
 
 RESNET12_CHANNELS = (64, 160, 320, 640)  #: Of ResNet-12's four blocks.
@@ -220,7 +220,7 @@ def _make_conv(side: int) -> nn.Sequential:
 
 
 @torch.no_grad()
-def embed_rows(encoder: nn.Module, take: Take, rows: Tensor) -> Tensor:
+def embed_rows(encoder: nn.Module, take: RowReader, rows: Tensor) -> Tensor:
     """Embed rows by number (n,) int64, a chunk at a time: (n, embedding_dim) float32, on the encoder's device."""
     device = next(encoder.parameters()).device
     return torch.cat([encoder(take(chunk).to(device).float()) for chunk in rows.split(EMBED_BATCH_SIZE)])

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from protonet._io import write_atomically
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import make_backbone, make_head
-from protonet.episodes.samplers.batch import Trained
-from protonet.episodes.samplers.sampler import Take
+from protonet.episodes.samplers.batch import TrainedEncoder
+from protonet.episodes.samplers.sampler import RowReader
 from protonet.errors import DISTRIBUTION, installed_version, optional_packages, raise_input_error
 
 CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The entry of the file's header that holds our metadata, as JSON.
@@ -70,7 +70,7 @@ def split_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}, select_prefix(tensors, HEAD)
 
 
-def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Trained:
+def load_trained(path: str | Path, take: RowReader, *, dim: int | None = None) -> TrainedEncoder:
     """Load what a checkpoint's run trained, with the weights that were best on the validation classes.
 
     Encoder and head are in evaluation mode, on the CPU, without gradients. ``take`` returns rows of data by number, for
@@ -89,7 +89,7 @@ def load_trained(path: str | Path, take: Take, *, dim: int | None = None) -> Tra
     embedding_dim = encoder(torch.zeros(1, plan.dim)).shape[1]
     head = make_head(plan.objective, embedding_dim, torch.Generator(), n_way=plan.head_way)
     head.load_state_dict(of_head)
-    return Trained(encoder, head.eval().requires_grad_(False), plan, take)
+    return TrainedEncoder(encoder, head.eval().requires_grad_(False), plan, take)
 
 
 def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Batches of episodes of equal sizes: the features that methods see, and records of rows and predictions for JSON."""
+"""Batches of episodes of equal sizes: the features that methods get, and records of rows and predictions for JSON."""
 
 from __future__ import annotations
 
@@ -16,40 +16,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.episodes.names import TrainingPlan
-from protonet.episodes.samplers.sampler import (
-    QUERY_ORDER,
-    UNLABELLED_ORDER,
-    RowPool,
-    SampledEpisodes,
-    Sampler,
-    Take,
-    sample_uniform,
-)
+from protonet.episodes.samplers.sampler import RowPool, RowReader, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.sampling import ClassIndex, index_pieces, list_pieces
 
 SIZE_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])  #: Factors that pack an episode's four sizes into one int64.
-ROWS_PER_SUM = 8192  #: Rows that are summed at a time.
+ROWS_PER_SUM = 8192  #: Rows that are summed or hashed at a time.
 
 
-class Base(NamedTuple):
+class BaseClasses(NamedTuple):
     """The base classes: labelled rows of other classes than the episode's, which a method may use."""
 
-    take: Take  #: Returns base rows by number; there are no other rows.
-    by_class: ClassIndex  #: The base classes' rows, by class.
+    take: RowReader  #: Returns base rows by index; it has no other rows.
+    by_class: ClassIndex  #: The indices of the base rows, by class.
     mean: Tensor  #: (dim,) float32, of all base rows.
     class_means: Tensor  #: (base classes, dim) float32.
 
 
-class Trained(NamedTuple):
-    """A meta-trained encoder with its head, and the rows before the encoder embeds them."""
+class TrainedEncoder(NamedTuple):
+    """A meta-trained encoder with its head, and the rows of the episodes before the encoder embeds them."""
 
     encoder: nn.Module  #: Maps rows (n, dim) float32 to embeddings, in evaluation mode, without gradients.
-    head: nn.Module  #: What its objective trained beside the encoder, see `protonet.episodes.networks.backbones`.
+    head: nn.Module  #: The module that was trained beside the encoder, from `make_head`.
     plan: TrainingPlan  #: The settings of its training.
-    take: Take  #: Returns rows that are not embedded, by number.
-    #: (episodes, n_support) int64 row numbers, on the CPU, of the episodes that have it.
-    support: Tensor | None = None
-    query: Tensor | None = None  #: (episodes, n_queries) int64 row numbers, on the CPU.
+    take: RowReader  #: Returns rows that are not embedded, by index.
+    support: Tensor | None = None  #: (episodes, n_support) int64 row indices, on the CPU; None outside of episodes.
+    query: Tensor | None = None  #: (episodes, n_queries) int64 row indices, on the CPU; None outside of episodes.
 
     def gather(self) -> tuple[Tensor, Tensor]:
         """Gather the episodes' support and query rows, (episodes, rows, dim) float32, on the encoder's device."""
@@ -57,27 +48,22 @@ class Trained(NamedTuple):
         assert self.query is not None
         indices = torch.cat([self.support, self.query], dim=1)
         rows = self.take(indices.flatten()).to(next(self.encoder.parameters()).device).float()
-        n_support = self.support.shape[1]
-        support, query = rows.unflatten(0, indices.shape).split([n_support, indices.shape[1] - n_support], dim=1)
+        support, query = rows.unflatten(0, indices.shape).tensor_split([self.support.shape[1]], dim=1)
         return support, query
 
-    def send(self, device: torch.device) -> Trained:
-        """Copy encoder and head to a device; rows before them are copied there as they are gathered."""
+    def send(self, device: torch.device) -> TrainedEncoder:
+        """Copy encoder and head to a device."""
         return self._replace(encoder=self.encoder.to(device), head=self.head.to(device))
 
-    def hide_row_indices(self, order: Tensor) -> Trained:
-        """Copy it, with queries in an ``order`` (episodes, n_queries), and row indices within the batch."""
+    def hide_row_indices(self, order: Tensor) -> TrainedEncoder:
+        """Copy the encoder with queries in an ``order`` (episodes, n_queries), and row indices of the batch alone."""
         copied = self._replace(encoder=copy.deepcopy(self.encoder), head=copy.deepcopy(self.head))
         if self.support is None or self.query is None:
             return copied
         rows = torch.cat([self.support, self.query.gather(1, order)], dim=1)  # (episodes, rows)
-        positions = (
-            torch.arange(rows.numel(), device=rows.device)
-            .view_as(rows)
-            .split([self.support.shape[1], order.shape[1]], dim=1)
-        )
+        support, query = torch.arange(rows.numel()).view_as(rows).tensor_split([self.support.shape[1]], dim=1)
         take, known = self.take, rows.flatten()
-        return copied._replace(take=lambda indices: take(known[indices]), support=positions[0], query=positions[1])
+        return copied._replace(take=lambda indices: take(known[indices]), support=support, query=query)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,28 +74,27 @@ class Episodes:
     support_labels: Tensor  #: (episodes, n_support) int64 in [0, n_way), each class at least once, in any order.
     query: Tensor  #: (episodes, n_queries, dim), the dtype of ``support``, the query rows of all classes.
     n_way: int  #: Classes per episode.
-    base: Base | None = None  #: The base classes, or None where there are none.
-    #: (episodes, n_way, dim), the dtype of ``support``: a text's embedding of each class, or None where there is none.
+    base: BaseClasses | None = None  #: The base classes, if there are any.
+    #: (episodes, n_way, dim), the dtype of ``support``: the embedding of a text that names each class, or None.
     texts: Tensor | None = None
     #: (episodes, n_unlabelled, dim), the dtype of ``support``: rows to learn from, of the episode's classes and perhaps
-    #: of others, the distractors; None where there are none.
+    #: of distractor classes, or None.
     unlabelled: Tensor | None = None
-    trained: Trained | None = None  #: The encoder whose embeddings the rows are, or None where there is none.
-    #: Channels, height and width, where rows are pictures or maps of a network, in that order of their features.
+    trained: TrainedEncoder | None = None  #: The encoder whose embeddings the rows are, or None.
+    #: (channels, height, width) of pictures and feature maps, which are flattened to features in this order, or None.
     shape: tuple[int, int, int] | None = None
 
     def select_queries(self, queries: slice) -> Episodes:
-        """Select some queries of the same episodes."""
+        """Copy the episodes with some of their queries."""
         trained = self.trained
         if trained is not None and trained.query is not None:
             trained = trained._replace(query=trained.query[:, queries])
         return replace(self, query=self.query[:, queries], trained=trained)
 
     def hide_classes(self, episode_ids: Tensor, seed: int) -> tuple[Episodes, Tensor]:
-        """Copy the episodes for a method from outside the package, with queries in a random order.
+        """Copy the episodes with queries and unlabelled rows in random order, for a method from outside the package.
 
-        Queries and unlabelled rows are sampled class by class, so that their positions and their row indices would
-        reveal their labels.
+        They are sampled class by class, so that their positions and their row indices would reveal their labels.
 
         Args:
             episode_ids: (episodes,) int64, increasing: with the seed they determine the order.
@@ -121,18 +106,18 @@ class Episodes:
         """
         first, device = int(episode_ids[0]), self.query.device
 
-        def draw_order(stream: int, n_rows: int) -> Tensor:
-            """Draw an order (episodes, n_rows) of the rows of each episode."""
+        def draw_order(stream: Stream, n_rows: int) -> Tensor:
+            """Draw a random order of the rows of each episode: (episodes, n_rows) int64."""
             shape = (int(episode_ids[-1]) - first + 1, n_rows)
             return sample_uniform(seed, stream, first, shape)[episode_ids - first].argsort(dim=1)
 
         def reorder(rows: Tensor, order: Tensor) -> Tensor:
             return rows.gather(1, order[..., None].expand_as(rows))
 
-        order, base = draw_order(QUERY_ORDER, self.query.shape[1]), self.base
+        order, base = draw_order(Stream.QUERY_ORDER, self.query.shape[1]), self.base
         unlabelled = self.unlabelled
         if unlabelled is not None:
-            unlabelled = reorder(unlabelled, draw_order(UNLABELLED_ORDER, unlabelled.shape[1]).to(device))
+            unlabelled = reorder(unlabelled, draw_order(Stream.UNLABELLED_ORDER, unlabelled.shape[1]).to(device))
         hidden = replace(
             self,
             support=self.support.clone(),
@@ -151,27 +136,27 @@ class EpisodeBatch:
     """Row indices of sampled episodes with equal numbers of classes, support rows, queries and open queries."""
 
     positions: Tensor  #: (episodes,) int64 positions among the sampled episodes.
-    support: Tensor  #: (episodes, n_support) int64 row numbers.
+    support: Tensor  #: (episodes, n_support) int64 row indices.
     support_labels: Tensor  #: (episodes, n_support) int64.
-    query: Tensor  #: (episodes, n_queries) int64 row numbers; queries of open classes come last.
+    query: Tensor  #: (episodes, n_queries) int64 row indices; queries of open classes come last.
     query_labels: Tensor  #: (episodes, n_queries) int64, -1 for queries of open classes.
     query_shots: Tensor  #: (episodes, n_queries) int64, support rows of the query's class, 0 for open classes.
-    unlabelled: Tensor  #: (episodes, n_unlabelled) int64 row numbers.
+    unlabelled: Tensor  #: (episodes, n_unlabelled) int64 row indices.
     n_way: int  #: Classes per episode.
 
     def select(self, episodes: slice) -> EpisodeBatch:
-        """Select some of its episodes."""
+        """Select some episodes of the batch."""
         tensors = {name: value[episodes] for name, value in vars(self).items() if name != "n_way"}
         return replace(self, **tensors)
 
 
 def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
-    """Yield sampled episodes in batches of equal sizes; ``positions`` says which episodes a batch has."""
+    """Split sampled episodes into batches with equal numbers of classes, support rows and queries."""
     query = torch.cat([sampled.query.flatten(1), sampled.open_query.flatten(1)], dim=1)
     support = sampled.support.flatten(1)
     _, max_way, max_query = sampled.query.shape
     n_open_queries = query.shape[1] - max_way * max_query  # open queries per episode, at most
-    shots = (sampled.support >= 0).sum(dim=2)  # (episodes, most_way)
+    shots = (sampled.support >= 0).sum(dim=2)  # (episodes, max_way)
     labels = torch.arange(max_way).expand(len(shots), -1)
     support_labels = labels.repeat_interleave(sampled.support.shape[2], dim=1)
     query_labels = F.pad(labels.repeat_interleave(max_query, dim=1), (0, n_open_queries), value=-1)
@@ -182,34 +167,30 @@ def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
     for kind in range(int(kinds.max()) + 1 if len(kinds) else 0):
         positions = (kinds == kind).nonzero().flatten()
         n_way, n_support, _, n_query = sizes[positions[0]].tolist()
-        unlabelled = sampled.unlabelled[positions].flatten(1)  # as many as there are classes, in each
-        of_support = _find_present(support[positions], n_support)
-        of_query = _find_present(query[positions], n_query)
+        unlabelled = sampled.unlabelled[positions].flatten(1)  # equally many rows, as the number of classes is equal
+        support_slots = _list_filled_slots(support[positions], n_support)
+        query_slots = _list_filled_slots(query[positions], n_query)
         yield EpisodeBatch(
             positions=positions,
-            support=support[positions].gather(1, of_support),
-            support_labels=support_labels[positions].gather(1, of_support),
-            query=query[positions].gather(1, of_query),
-            query_labels=query_labels[positions].gather(1, of_query),
-            query_shots=query_shots[positions].gather(1, of_query),
-            unlabelled=unlabelled.gather(1, _find_present(unlabelled, int((unlabelled[0] >= 0).sum()))),
+            support=support[positions].gather(1, support_slots),
+            support_labels=support_labels[positions].gather(1, support_slots),
+            query=query[positions].gather(1, query_slots),
+            query_labels=query_labels[positions].gather(1, query_slots),
+            query_shots=query_shots[positions].gather(1, query_slots),
+            unlabelled=unlabelled.gather(1, _list_filled_slots(unlabelled, int((unlabelled[0] >= 0).sum()))),
             n_way=n_way,
         )
 
 
-def _find_present(rows: Tensor, count: int) -> Tensor:
-    """Find the positions (episodes, count) of those slots of ``rows`` (episodes, slots) that hold a row number."""
+def _list_filled_slots(rows: Tensor, count: int) -> Tensor:
+    """List the ``count`` slots of each episode that have a row index: (episodes, slots) -> (episodes, count)."""
     if count == rows.shape[1]:
         return torch.arange(count).expand(len(rows), -1)
-    return (rows >= 0).nonzero()[:, 1].reshape(len(rows), count)  # (episodes, count)
+    return (rows >= 0).nonzero()[:, 1].reshape(len(rows), count)
 
 
-def make_row_reader(x: Tensor) -> Take:
-    """Make a function that copies rows of ``x`` (n, dim), floating, into memory that its next call uses again.
-
-    That is faster than new memory. It maps row numbers (k,) int64 to rows (k, dim) of the dtype and the device of
-    ``x``; a copy of the numbers goes there.
-    """
+def make_row_reader(x: Tensor) -> RowReader:
+    """Make a function that copies rows of ``x`` (n, dim) by index into memory that each call reuses, for speed."""
     memory = x.new_empty(0)
 
     def take(rows: Tensor) -> Tensor:
@@ -222,54 +203,50 @@ def make_row_reader(x: Tensor) -> Take:
     return take
 
 
-class Texts(NamedTuple):
+class ClassTexts(NamedTuple):
     """The embeddings of texts that name the classes, such as CLIP's."""
 
-    rows: Tensor  #: (classes, dim) floating.
-    class_of: Tensor  #: (rows of the data,) int64, which class each is of; -1 for those of other classes.
+    embeddings: Tensor  #: (classes, dim) floating.
+    class_of: Tensor  #: (rows of the data,) int64, the class of each row; -1 for other classes.
 
-    def find(self, part: EpisodeBatch, dtype: torch.dtype) -> Tensor:
-        """Look up the embeddings (episodes, n_way, dim) of the classes of a part's episodes."""
-        classes = torch.zeros(len(part.support), part.n_way, dtype=torch.int64)
-        classes.scatter_(1, part.support_labels, self.class_of[part.support])
-        return self.rows[classes.to(self.rows.device)].to(dtype)
+    def gather(self, batch: EpisodeBatch, dtype: torch.dtype) -> Tensor:
+        """Look up the embeddings of each episode's classes: (episodes, n_way, dim)."""
+        classes = torch.zeros(len(batch.support), batch.n_way, dtype=torch.int64)
+        classes.scatter_(1, batch.support_labels, self.class_of[batch.support])
+        return self.embeddings[classes.to(self.embeddings.device)].to(dtype)
 
 
 def gather_episodes(
-    take: Take,
-    part: EpisodeBatch,
-    base: Base | None = None,
-    texts: Texts | None = None,
-    trained: Trained | None = None,
+    take: RowReader,
+    batch: EpisodeBatch,
+    base: BaseClasses | None = None,
+    texts: ClassTexts | None = None,
+    trained: TrainedEncoder | None = None,
     shape: tuple[int, int, int] | None = None,
 ) -> Episodes:
-    """Gather the features of a part's episodes by ``take``: float64 if its rows are, otherwise float32.
-
-    All is on the device of its rows; a copy of the labels goes there. Texts are there already.
-    """
-    rows = torch.cat([part.support, part.query, part.unlabelled], dim=1)
+    """Gather the features of episodes with ``take``, on its device: float64 if its rows are, otherwise float32."""
+    rows = torch.cat([batch.support, batch.query, batch.unlabelled], dim=1)
     features = take(rows.flatten()).unflatten(0, rows.shape)
     features = features if features.dtype == torch.float64 else features.float()
-    n_support = part.support.shape[1]
-    support, query, more = features.tensor_split([n_support, n_support + part.query.shape[1]], dim=1)
+    n_support = batch.support.shape[1]
+    support, query, unlabelled = features.tensor_split([n_support, n_support + batch.query.shape[1]], dim=1)
     return Episodes(
         support=support,
-        support_labels=part.support_labels.to(features.device),
+        support_labels=batch.support_labels.to(features.device),
         query=query,
-        n_way=part.n_way,
+        n_way=batch.n_way,
         base=base,
-        texts=None if texts is None else texts.find(part, features.dtype),
-        unlabelled=more if more.shape[1] else None,
-        trained=trained and trained._replace(support=part.support, query=part.query),
+        texts=None if texts is None else texts.gather(batch, features.dtype),
+        unlabelled=unlabelled if unlabelled.shape[1] else None,
+        trained=trained and trained._replace(support=batch.support, query=batch.query),
         shape=shape,
     )
 
 
-def summarize_base(take: Take, by_class: ClassIndex) -> Base:
-    """Compute the means of base classes, summed in float64.
+def summarize_base(take: RowReader, by_class: ClassIndex) -> BaseClasses:
+    """Compute the means of base classes, on the device of their rows.
 
-    They are numbered anew, class by class: by the indices of the data, all other rows could be taken, too. All is on
-    the device of these rows.
+    The rows get new indices, class by class: with the indices of the data set, a method could read any other row.
     """
     means, pieces = [], list_pieces(by_class)
     for rows in pieces:
@@ -278,13 +255,13 @@ def summarize_base(take: Take, by_class: ClassIndex) -> Base:
     class_means = torch.stack(means)  # (base classes, dim)
     fraction, device = by_class.size.double() / by_class.size.sum(), class_means.device
     rows_of_base, *bounds = (tensor.to(device) for tensor in index_pieces(pieces))
-    numbered = ClassIndex(torch.arange(len(rows_of_base), device=device), *bounds)
+    new_index = ClassIndex(torch.arange(len(rows_of_base), device=device), *bounds)
     mean = (fraction.to(device) @ class_means).float()
-    return Base(lambda indices: take(rows_of_base[indices]), numbered, mean, class_means.float())
+    return BaseClasses(lambda indices: take(rows_of_base[indices]), new_index, mean, class_means.float())
 
 
-def hash_rows(take: Take, by_class: ClassIndex) -> str:
-    """Hash all rows, class by class: equal draws of equal hashes are episodes of the same rows."""
+def hash_rows(take: RowReader, by_class: ClassIndex) -> str:
+    """Compute the SHA-256 of all rows, class by class."""
     digest = hashlib.sha256(by_class.size.numpy().tobytes())
     for rows_of_class in list_pieces(by_class):
         for rows in rows_of_class.split(ROWS_PER_SUM):
@@ -294,53 +271,47 @@ def hash_rows(take: Take, by_class: ClassIndex) -> str:
 
 @dataclass(frozen=True)
 class Records:
-    """Episodes of as many classes, support rows and queries each; rows are given by their indices in the data set."""
+    """The rows and predictions of episodes of equal sizes, without open classes."""
 
-    support: Tensor  #: (episodes, n_support) int64 row numbers, class by class.
-    query: Tensor  #: (episodes, n_queries) int64 row numbers.
-    labels: Tensor  #: (episodes, n_queries) int64 in [0, n_way), the class of each query among its episode's.
-    classes: Tensor  #: (episodes, n_way) int64, the numbers of these classes among ``class_names``.
+    support: Tensor  #: (episodes, n_support) int64 indices into the data set, class by class.
+    query: Tensor  #: (episodes, n_queries) int64 indices into the data set.
+    labels: Tensor  #: (episodes, n_queries) int64 in [0, n_way), the true class of each query in its episode.
+    classes: Tensor  #: (episodes, n_way) int64 indices into ``class_names``.
     class_names: tuple[str, ...]  #: Names of the data set's classes.
-    predicted: Mapping[str, Tensor]  #: For each method (episodes, n_queries), as ``labels``.
+    predicted: Mapping[str, Tensor]  #: For each method (episodes, n_queries) in [0, n_way), the predicted classes.
 
     def describe(self) -> dict[str, object]:
-        """Convert it to a form that JSON can write; `unpack` reads its arrays."""
-        arrays = {name: pack(getattr(self, name)) for name in ("support", "query", "labels", "classes")}
-        predicted = {name: pack(values) for name, values in self.predicted.items()}
+        """Convert the records to JSON; `unpack_integers` reads the arrays."""
+        arrays = {name: pack_integers(getattr(self, name)) for name in ("support", "query", "labels", "classes")}
+        predicted = {name: pack_integers(values) for name, values in self.predicted.items()}
         return {**arrays, "class_names": list(self.class_names), "predicted": predicted}
 
 
-def record(
-    sampler: Sampler,
-    pool: RowPool,
-    classes: tuple[Tensor, tuple[str, ...]],
-    predicted: Mapping[str, Tensor],
-    *,
-    seed: int,
+def record_episodes(
+    sampler: Sampler, pool: RowPool, y: Tensor, class_names: tuple[str, ...], predicted: Mapping[str, Tensor], seed: int
 ) -> Records:
-    """Record the first episodes of a seed, which are of equal sizes and without open classes.
+    """Draw the first episodes of a seed again, and record their rows beside the predictions.
 
-    ``classes`` of the data set are the class of each row, (rows,) int64, and their names; ``predicted`` (episodes,
-    n_queries) are of each method.
+    ``y`` (rows,) int64 and ``class_names`` are of the data set; ``predicted`` has (episodes, n_queries) of each method.
     """
     n_episodes = len(next(iter(predicted.values())))
-    (part,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
+    (batch,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
     row_of = torch.zeros(len(pool.x), dtype=torch.int64)
-    row_of[pool.by_class.rows] = pool.sources.rows
-    support, (y, names) = row_of[part.support], classes
-    first = y[support].view(n_episodes, part.n_way, -1)[:, :, 0]
-    return Records(support, row_of[part.query], part.query_labels, first, names, predicted)
+    row_of[pool.by_class.rows] = pool.dataset_rows.rows
+    support = row_of[batch.support]
+    classes = y[support].view(n_episodes, batch.n_way, -1)[:, :, 0]
+    return Records(support, row_of[batch.query], batch.query_labels, classes, class_names, predicted)
 
 
-def pack(values: Tensor) -> dict[str, object]:
-    """Pack whole numbers >= 0 for JSON: in as few bytes as hold them, compressed, as text."""
+def pack_integers(values: Tensor) -> dict[str, object]:
+    """Convert integers >= 0 to JSON: the bytes of the smallest dtype, compressed, as base64."""
     array = values.cpu().numpy()
-    kind = np.min_scalar_type(int(array.max(initial=0))).newbyteorder("<")
-    content = base64.b64encode(zlib.compress(array.astype(kind).tobytes(), 9)).decode()
-    return {"dtype": kind.str, "shape": list(array.shape), "data": content}
+    dtype = np.min_scalar_type(int(array.max(initial=0))).newbyteorder("<")
+    content = base64.b64encode(zlib.compress(array.astype(dtype).tobytes(), 9)).decode()
+    return {"dtype": dtype.str, "shape": list(array.shape), "data": content}
 
 
-def unpack(packed: Mapping[str, Any]) -> np.ndarray:
-    """Unpack an array of `pack`."""
+def unpack_integers(packed: Mapping[str, Any]) -> np.ndarray:
+    """Read an array that `pack_integers` wrote."""
     content = zlib.decompress(base64.b64decode(packed["data"]))
     return np.frombuffer(content, packed["dtype"]).reshape(packed["shape"])

@@ -1,6 +1,6 @@
-"""Draw numbered episodes of many kinds: ranges of ways and shots, unequal shots, unbalanced queries, open classes.
+"""The usual N-way K-shot episodes, with ranges of ways and shots, unbalanced queries, open classes, unlabelled rows.
 
-Other protocols are a `Sampler` of their own: `fixed_split`, `meta_dataset` and `generalized`.
+Each other protocol is a `Sampler` in its own module: `fixed_split`, `meta_dataset` and `generalized`.
 """
 
 from __future__ import annotations
@@ -13,40 +13,28 @@ from torch import Tensor
 
 from protonet._validation import check_int, check_number
 from protonet.episodes.names import MAX_COUNT
-from protonet.episodes.samplers.sampler import (
-    CLASS_STREAM,
-    DISTRACTOR_STREAM,
-    NO_ROW,
-    QUERY_STREAM,
-    ROW_STREAM,
-    SHOT_STREAM,
-    UNLABELLED_STREAM,
-    WAY_STREAM,
-    SampledEpisodes,
-    Sampler,
-    sample_uniform,
-)
+from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
 
 @dataclass(frozen=True)
 class EpisodeConfig(Sampler):
-    """The kind of episodes to draw.
+    """N-way K-shot episodes: the numbers of classes, support rows, queries and unlabelled rows.
 
     Source: imbalance as in Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), sec. 3.
         https://arxiv.org/abs/2204.11181
     """
 
-    way: tuple[int, int] = (5, 5)  #: Least and most classes per episode (n_way), >= 2; all between are equally likely.
-    shot: tuple[int, int] = (1, 1)  #: Least and most support rows per class (n_shot), >= 1, likewise.
+    way: tuple[int, int] = (5, 5)  #: Least and most classes per episode (n_way), >= 2, drawn uniformly.
+    shot: tuple[int, int] = (1, 1)  #: Least and most support rows per class (n_shot), >= 1, drawn uniformly.
     n_query: int = 15  #: Query rows per class, >= 1; the average over classes if ``imbalance`` is given.
-    unequal: bool = False  #: Draw the number of shots for each class alone, not once per episode.
+    unequal: bool = False  #: Draw the number of shots for each class, not once per episode.
     #: None for equally many queries of each class. Otherwise the classes share ``way * n_query`` queries by a Dirichlet
     #: distribution of this concentration, > 0: 2 in the literature, less for more imbalance.
     imbalance: float | None = None
     n_open_classes: int = 0  #: Open classes: classes outside the episode that add ``n_query`` queries each, >= 0.
-    #: Accept classes with fewer rows than shots and queries, with fewer queries. Classes without a single row for a
+    #: Accept classes with fewer rows than shots and queries: they get fewer queries. Classes without any row for a
     #: query are left out.
     allow_small: bool = False
     #: Unlabelled rows of each class of the episode and of each distractor class, which methods may learn from, >= 0.
@@ -54,12 +42,12 @@ class EpisodeConfig(Sampler):
     n_distractors: int = 0  #: Distractor classes: classes outside the episode that add unlabelled rows, >= 0.
 
     @property
-    def n_drawn(self) -> int:
-        """The most classes that an episode has something of, open ones and distractors too."""
+    def n_required_classes(self) -> int:
+        """The most classes of an episode, including open classes and distractors."""
         return self.way[1] + self.n_open_classes + self.n_distractors
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
-        """Choose the classes with enough rows; with ``allow_small``, also describe how many are left out."""
+        """Choose the classes with enough rows; with ``allow_small``, also note how many are left out."""
         chosen = self.validate(index, class_names)
         if not self.allow_small:
             return self, chosen, []
@@ -69,7 +57,7 @@ class EpisodeConfig(Sampler):
         return self, chosen, [line]
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that the data fit, see `Sampler.validate`; ``allow_small`` leaves out classes that are too small."""
+        """Check the settings and the sizes of the classes; ``allow_small`` leaves out classes that are too small."""
         check_span("way", self.way, low=2)
         check_span("shot", self.shot, low=1)
         for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
@@ -83,7 +71,7 @@ class EpisodeConfig(Sampler):
         needed = self.shot[1] + (1 if self.allow_small else max_query) + self.n_unlabelled
         if self.allow_small:
             index = index.take((index.size >= needed).nonzero().flatten())
-        if self.n_drawn > len(index.size):
+        if self.n_required_classes > len(index.size):
             others = {"open ones": self.n_open_classes, "distractors": self.n_distractors}
             beside = "".join(f" beside {n} {kind}" for kind, n in others.items() if n)
             remedy = "Ask for fewer classes, or another side of the split."
@@ -103,37 +91,36 @@ class EpisodeConfig(Sampler):
         """Draw the episodes numbered ``first`` and after, see `Sampler.sample`."""
         max_way, max_shot, n_open = self.way[1], self.shot[1], self.n_open_classes
 
-        def uniform(stream: int, *shape: int) -> Tensor:
+        def uniform(stream: Stream, *shape: int) -> Tensor:
             return sample_uniform(seed, stream, first, (n_episodes, *shape))
 
-        way = _spread(uniform(WAY_STREAM), *self.way)
-        uniform_classes = [uniform(CLASS_STREAM, max_way + n_open), uniform(DISTRACTOR_STREAM, self.n_distractors)]
+        way = _scale_to_integers(uniform(Stream.WAY), *self.way)
+        uniform_classes = [uniform(Stream.CLASS, max_way + n_open), uniform(Stream.DISTRACTOR, self.n_distractors)]
         n_classes = torch.tensor(len(index.size)).expand(n_episodes)
-        # (episodes, most classes + open classes + distractors); an episode has the first ``way`` of the former
+        # (episodes, max_way + open classes + distractors); an episode has the first ``way`` of the ``max_way``
         classes = draw_distinct(torch.cat(uniform_classes, dim=1), n_classes)
         size, start = index.size[classes], index.start[classes]
-        drawn = torch.arange(max_way) < way[:, None]  # (episodes, most_way), the classes that the episode has
-        shots = _spread(uniform(SHOT_STREAM, max_way), *self.shot)
+        drawn = torch.arange(max_way) < way[:, None]  # (episodes, max_way), the classes that the episode has
+        shots = _scale_to_integers(uniform(Stream.SHOT, max_way), *self.shot)
         shots = (shots if self.unequal else shots[:, :1].expand(-1, max_way)).where(drawn, 0)
         queries = torch.full_like(shots, self.n_query).where(drawn, 0)
         if self.imbalance is not None:
-            queries = _split_queries(uniform(QUERY_STREAM, max_way), self.imbalance, drawn, way * self.n_query)
+            queries = _split_queries(uniform(Stream.QUERY, max_way), self.imbalance, drawn, way * self.n_query)
         max_query = min(self.n_query * (1 if self.imbalance is None else max_way), int(index.size.max()))
         queries = torch.minimum(queries, size[:, :max_way] - shots - self.n_unlabelled)
         open_queries = size[:, max_way : max_way + n_open].clamp_max(self.n_query)
         counts = torch.cat([queries.flatten(), open_queries.flatten(), torch.zeros(1, dtype=torch.int64)])
-        slots = max_shot + int(counts.max())  # those that are used
-        uniform_rows = uniform(ROW_STREAM, max_way + n_open, max_shot + max_query)[..., :slots]
+        slots = max_shot + int(counts.max())  # per class
+        uniform_rows = uniform(Stream.ROW, max_way + n_open, max_shot + max_query)[..., :slots]
         unlabelled = torch.empty(n_episodes, max_way + self.n_distractors, 0, dtype=torch.int64)
         if self.n_unlabelled:
-            uniform_unlabelled = uniform(UNLABELLED_STREAM, max_way + self.n_distractors, self.n_unlabelled)
+            uniform_unlabelled = uniform(Stream.UNLABELLED, max_way + self.n_distractors, self.n_unlabelled)
             unlabelled = _draw_unlabelled(
                 index, uniform_rows[:, :max_way], uniform_unlabelled, shots + queries, size, start
             )
             unlabelled[:, :max_way].masked_fill_(~drawn[..., None], NO_ROW)
         size, start = size[:, : max_way + n_open], start[:, : max_way + n_open]
-        # (episodes, most_way + n_open_classes, slots)
-        rows = index.rows[start[..., None] + draw_distinct(uniform_rows, size)]
+        rows = index.rows[start[..., None] + draw_distinct(uniform_rows, size)]  # (episodes, max_way + n_open, slots)
         inside, outside, position = rows[:, :max_way], rows[:, max_way:], torch.arange(slots)
         is_support = position < shots[..., None]
         is_query = ~is_support & (position < (shots + queries)[..., None])
@@ -145,7 +132,7 @@ class EpisodeConfig(Sampler):
         )
 
     def describe(self) -> dict[str, object]:
-        """Describe the settings under the names of the command line."""
+        """Describe the settings as JSON, under the names of the command line."""
         names = {"n_query": "query", "n_unlabelled": "unlabelled", "n_distractors": "distractors"}
         return {"protocol": "episodes"} | {names.get(name, name): value for name, value in asdict(self).items()}
 
@@ -161,11 +148,11 @@ class EpisodeConfig(Sampler):
 
 
 def check_span(argument: str, value: object, *, low: int) -> tuple[int, int]:
-    """Check that a value is a pair of whole numbers >= ``low``, the smaller one first, and return it."""
+    """Check that a value is a pair of integers >= ``low``, the smaller one first, and return it."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         remedy = f"Pass ({value}, {value})." if isinstance(value, int) else f"Pass ({low}, {low})."
-        got = repr(value)
-        raise_input_error(argument, "be a pair of whole numbers, (least, most)", got, remedy, kind=InputTypeError)
+        constraint = "be a pair of whole numbers, (least, most)"
+        raise_input_error(argument, constraint, repr(value), remedy, kind=InputTypeError)
     minimum, maximum = (check_int(argument, end, low=low, high=MAX_COUNT) for end in value)
     if maximum < minimum:
         remedy = f"Pass ({maximum}, {minimum})."
@@ -176,42 +163,41 @@ def check_span(argument: str, value: object, *, low: int) -> tuple[int, int]:
 def _draw_unlabelled(
     index: ClassIndex, uniform_rows: Tensor, uniform_unlabelled: Tensor, n_used: Tensor, size: Tensor, start: Tensor
 ) -> Tensor:
-    """Draw rows that are none of an episode's support and queries.
+    """Draw unlabelled rows (episodes, classes + distractors, n_unlabelled) that are not support or query rows.
 
-    Uniform numbers (episodes, classes, slots) determine support and queries, of which there are ``n_used`` (episodes,
-    classes); others (episodes, classes + distractors, n_unlabelled) determine the drawn row numbers of that shape.
-    ``size`` and ``start`` (episodes, at least classes + distractors) are those of the classes, distractors last.
+    ``uniform_rows`` (episodes, classes, slots) drew the ``n_used`` (episodes, classes) support and query rows;
+    ``uniform_unlabelled`` has the shape of the result. ``size`` and ``start`` (episodes, ...) have distractors last.
     """
-    n_classes, n_more = uniform_rows.shape[1], uniform_unlabelled.shape[2]
+    n_classes, n_unlabelled = uniform_rows.shape[1], uniform_unlabelled.shape[2]
     n_distractors = uniform_unlabelled.shape[1] - n_classes
-    wide = F.pad(uniform_rows, (0, n_more))
+    wide = F.pad(uniform_rows, (0, n_unlabelled))
     position = torch.arange(wide.shape[2])
-    begin = n_used[..., None]  # right after those that are taken
-    is_unlabelled = (position >= begin) & (position < begin + n_more)
+    begin = n_used[..., None]  # right after the support and query rows
+    is_unlabelled = (position >= begin) & (position < begin + n_unlabelled)
     wide[is_unlabelled] = uniform_unlabelled[:, :n_classes].flatten()
-    inside = draw_distinct(wide, size[:, :n_classes])[is_unlabelled].view(len(wide), n_classes, n_more)
+    inside = draw_distinct(wide, size[:, :n_classes])[is_unlabelled].view(len(wide), n_classes, n_unlabelled)
     last = slice(size.shape[1] - n_distractors, None)
     offsets = torch.cat([inside, draw_distinct(uniform_unlabelled[:, n_classes:], size[:, last])], dim=1)
     return index.rows[torch.cat([start[:, :n_classes], start[:, last]], dim=1)[..., None] + offsets]
 
 
-def _spread(uniform: Tensor, low: int, high: int) -> Tensor:
-    """Turn uniform numbers in [0, 1) into whole ones from ``low`` to ``high``, equally likely."""
+def _scale_to_integers(uniform: Tensor, low: int, high: int) -> Tensor:
+    """Convert uniform numbers in [0, 1) to uniform integers from ``low`` to ``high``."""
     return low + (uniform * (high - low + 1)).long()
 
 
 def _split_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: Tensor) -> Tensor:
-    """Share ``total`` (episodes,) queries by a Dirichlet distribution: (episodes, classes) int64, 0 if not ``drawn``.
+    """Share ``total`` (episodes,) queries among classes by a Dirichlet distribution: (episodes, classes) int64.
 
-    The shares are gamma variates, made by inversion of ``uniform`` (episodes, classes), divided by their sum. Counts
-    are rounded down; the queries that this leaves go to the classes with the largest fractions.
+    Classes that are not ``drawn`` (episodes, classes) bool get none. The shares are gamma variates, by inversion of
+    ``uniform`` (episodes, classes), over their sum; queries left after rounding down go to the largest fractions.
 
     Source: gamma variates over their sum, Devroye, "Non-uniform random variate generation" (1986), ch. XI, sec. 4.
     """
     from scipy.special import gammaincinv  # noqa: PLC0415 - slow to import
 
     gamma = torch.from_numpy(gammaincinv(concentration, uniform.numpy())).where(drawn, 0.0)
-    gamma = gamma.where(gamma.sum(dim=1, keepdim=True) > 0, drawn.double())  # where all underflowed
+    gamma = gamma.where(gamma.sum(dim=1, keepdim=True) > 0, drawn.double())  # equal shares if all underflowed
     exact = gamma / gamma.sum(dim=1, keepdim=True) * total[:, None]
     floor = exact.floor()
     rank = (exact - floor).where(drawn, -1.0).argsort(dim=1, descending=True, stable=True).argsort(dim=1)

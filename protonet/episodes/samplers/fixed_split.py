@@ -1,6 +1,6 @@
 """The protocol of CLIP's few-shot methods: all classes, support from training rows, queries a fixed test split.
 
-An episode is a draw of the support; the queries of all of them are the same rows. Exactly equal rows are detected: a
+An episode is a draw of the support; all episodes have the same queries. Exactly equal rows are detected, because a
 query may be a copy of a row that a method has seen.
 """
 
@@ -17,22 +17,22 @@ from protonet._text import count, shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.names import MAX_COUNT
-from protonet.episodes.samplers.sampler import NO_ROW, ROW_STREAM, SampledEpisodes, Sampler, sample_uniform
+from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
-BYTES = 2**24  #: Bytes of rows that are compared at a time.
-MAX_GROUPS_NAMED = 5  #: Classes that a line names, at the most.
+BYTES_PER_BLOCK = 2**24  #: Bytes of rows that are compared at a time.
+MAX_CLASSES_NAMED = 5  #: Classes that a note names, at most.
 
 
 def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> Tensor:
-    """Assign each row of ``x`` (n, dim) of any dtype to a group of exactly equal rows, (n,) int64; -0.0 equals 0.0.
+    """Number the groups of exactly equal rows of ``x`` (n, dim): the group of each row, (n,) int64; -0.0 equals 0.0.
 
-    ``release`` is called after each read of some rows, to free the memory of a mapped file.
+    ``release`` is called after each block of rows is read, to free the memory of a mapped file.
     """
     group_of: dict[bytes, int] = {}  # by the SHA-256 of a row
     groups: list[int] = []
-    for rows in torch.arange(len(x)).split(max(1, BYTES // max(1, x.shape[1] * x.element_size()))):
+    for rows in torch.arange(len(x)).split(max(1, BYTES_PER_BLOCK // max(1, x.shape[1] * x.element_size()))):
         block = x[rows]
         release()
         block = block + 0.0 if block.is_floating_point() else block
@@ -41,7 +41,7 @@ def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> T
 
 
 def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
-    """Yield lines on rows of the evaluated ``class_ids`` (classes,) that are equal to other rows of the data set."""
+    """Yield notes on rows of the evaluated ``class_ids`` (classes,) that are equal to other rows of the data set."""
     pairs, counts = (group_equal_rows(data.x, data.release) * data.num_classes + data.y).unique(return_counts=True)
     classes, (_, group) = pairs % data.num_classes, (pairs // data.num_classes).unique(return_inverse=True)
     inside = torch.isin(classes, class_ids)  # (pairs of equal rows and a class of them,)
@@ -53,7 +53,7 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
 
     def name(chosen: Tensor) -> str:
         names = [data.class_names[c] for c in classes[chosen].unique().tolist()]
-        return f"{count(len(names), 'class')} ({shorten_list(names, MAX_GROUPS_NAMED)})"
+        return f"{count(len(names), 'class')} ({shorten_list(names, MAX_CLASSES_NAMED)})"
 
     if bool((copied := inside & (counts > 1)).any()):
         yield f"Equal to another row of its class, so queries may be copies of support rows: {describe(copied)}."
@@ -66,34 +66,34 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class FixedSplit(Sampler):
-    """Draw K support rows of each class from its training rows, and take all its test rows as queries.
+    """A fixed test split: K support rows of each class from its training rows, and all its test rows as queries.
 
     Source: Zhou et al., "Learning to prompt for vision-language models" (2022), sec. 4.1: 1, 2, 4, 8 and 16 shots, the
         full test set, three draws. https://arxiv.org/abs/2109.01134
     """
 
     n_shot: int  #: Support rows per class, >= 1.
-    #: For each class of the index, the number of its training rows, which come first; set by `join_test`.
+    #: The number of training rows of each class, which come before its test rows; set by `join_test`.
     n_train: tuple[int, ...] = ()
     allow_small: bool = False  #: Take all training rows of a class that has fewer than ``n_shot``, as the authors do.
 
     @property
     def shot(self) -> tuple[int, int]:
-        """Least and most support rows per class; of classes that have so many."""
+        """Least and most support rows per class."""
         return self.n_shot, self.n_shot
 
     @property
-    def n_drawn(self) -> int:
-        """All classes are in each episode."""
+    def n_required_classes(self) -> int:
+        """The number of classes, as each episode has all of them."""
         return len(self.n_train)
 
     @property
     def way(self) -> tuple[int, int]:
-        """All classes are in each episode."""
-        return self.n_drawn, self.n_drawn
+        """Least and most classes per episode: all of them."""
+        return self.n_required_classes, self.n_required_classes
 
     def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[FixedSplit, Dataset]:
-        """Join the two splits, see `join_split`."""
+        """Join training and test rows, see `join_split`."""
         assert test is not None
         data, n_train = join_split(data, test, names)
         return replace(self, n_train=n_train), data
@@ -117,15 +117,15 @@ class FixedSplit(Sampler):
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the supports numbered ``first`` and after; queries are the same in all."""
+        """Draw the supports numbered ``first`` and after; the queries are always the same."""
         train = torch.tensor(self.n_train)
         shape = (n_episodes, len(train), self.n_shot)
-        offsets = draw_distinct(sample_uniform(seed, ROW_STREAM, first, shape), train.expand(shape[:2]))
+        offsets = draw_distinct(sample_uniform(seed, Stream.ROW, first, shape), train.expand(shape[:2]))
         drawn = torch.arange(self.n_shot) < train[:, None]  # (classes, n_shot)
         test = index.size - train
         slots = torch.arange(int(test.max()))
-        tested = slots < test[:, None]  # (classes, slots)
-        rows = index.rows[((index.start + train)[:, None] + slots).where(tested, 0)].where(tested, NO_ROW)
+        is_test = slots < test[:, None]  # (classes, slots)
+        rows = index.rows[((index.start + train)[:, None] + slots).where(is_test, 0)].where(is_test, NO_ROW)
         return SampledEpisodes(
             index.rows[index.start[:, None] + offsets].where(drawn, NO_ROW),
             rows.expand(n_episodes, -1, -1),
@@ -134,7 +134,7 @@ class FixedSplit(Sampler):
         )
 
     def describe(self) -> dict[str, object]:
-        """Describe the settings under the names of the command line."""
+        """Describe the settings as JSON, under the names of the command line."""
         return {
             "protocol": "fixed-split",
             "way": list(self.way),
@@ -146,13 +146,13 @@ class FixedSplit(Sampler):
 
     def title(self) -> str:
         """Describe the settings in a few words."""
-        return f"all {self.n_drawn} ways, {self.n_shot}-shot, queries of a fixed test split"
+        return f"all {self.n_required_classes} ways, {self.n_shot}-shot, queries of a fixed test split"
 
 
 def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[Dataset, tuple[int, ...]]:
-    """Join training rows, which come first, and test rows of the same classes; count the training rows of each class.
+    """Join training rows and test rows of the same classes, and count the training rows of each class.
 
-    All rows are in memory. ``names`` of the two are for messages.
+    All rows are copied to memory. Messages use the ``names`` of both data sets.
     """
     if test.x.shape[1] != train.x.shape[1]:
         got = f"{test.x.shape[1]} of {names[1]}"
@@ -166,7 +166,7 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
             constraint = f"have the classes of {names[0]}, by name"
             raise_input_error("test", constraint, got, "Rename them, or leave them out.")
     sides = [train.x, test.x]
-    if train.x.dtype != test.x.dtype:  # pixels of 8 bits beside features: as they are meant
+    if train.x.dtype != test.x.dtype:  # such as pixels of 8 bits beside features: both as floats
         sides = [split.get_rows(torch.arange(len(split.x))) for split in (train, test)]
     x = torch.cat(sides)
     coarse = min((rows.dtype for rows in sides), key=lambda dtype: dtype.itemsize)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protonet.episodes.samplers.batch import make_row_reader
 from protonet.episodes.samplers.config import EpisodeConfig
-from protonet.episodes.samplers.sampler import NO_ROW, QUERY_STREAM, RowPool, SampledEpisodes, Sampler, sample_uniform
+from protonet.episodes.samplers.sampler import NO_ROW, RowPool, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct, index_pieces, list_pieces
 
@@ -19,15 +19,17 @@ HELD_OUT = 5  #: Every fifth row of a base class is a query and not part of its 
 
 @dataclass(frozen=True)
 class Generalized(Sampler):
-    """Draw episodes of novel classes, to which all base classes are added: their support row is their mean.
+    """Generalised few-shot classification: episodes of novel classes and all base classes, whose support is their mean.
 
     Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), sec. 4.1, joint
         accuracies; Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021),
         sec. 3.3, harmonic means. https://arxiv.org/abs/1804.09458, https://arxiv.org/abs/1906.02944
     """
 
-    novel: EpisodeConfig  #: The kind of the episodes of novel classes, without open classes and unlabelled rows.
+    novel: EpisodeConfig  #: The episodes of novel classes, without open classes and unlabelled rows.
     n_base: int = 0  #: Number of base classes. They come first in the index, and the first row of each is its mean.
+
+    adds_base_classes = True
 
     @property
     def shot(self) -> tuple[int, int]:
@@ -35,14 +37,9 @@ class Generalized(Sampler):
         return self.novel.shot
 
     @property
-    def n_drawn(self) -> int:
+    def n_required_classes(self) -> int:
         """The most classes of an episode."""
-        return self.n_base + self.novel.n_drawn
-
-    @property
-    def adds_base(self) -> bool:
-        """Always: base classes are part of every episode."""
-        return True
+        return self.n_base + self.novel.n_required_classes
 
     def choose_classes(
         self, index: ClassIndex, class_names: tuple[str, ...]
@@ -51,10 +48,7 @@ class Generalized(Sampler):
         return self, self.novel.validate(index, class_names), []
 
     def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex]:
-        """Hold every fifth row of each base class out, in the order of the data, as a query.
-
-        The first row of each class of queries keeps the place of the mean of the others.
-        """
+        """Hold out every fifth row of each base class as a query, after a first row whose slot is for the mean."""
         if int(base.size.min()) < 2:
             got = f"class {class_names[int(base.size.argmin())]!r} with one"
             constraint = "have 2 rows, to learn from and to ask for"
@@ -67,20 +61,20 @@ class Generalized(Sampler):
         return index_pieces(seen), index_pieces(queries)
 
     def join_base(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Generalized, RowPool]:
-        """Put the means of base classes, their queries and the rows of novel classes together, base classes first."""
+        """Join the means and queries of base classes, which come first, and the rows of novel classes."""
         assert base is not None
         assert means is not None
-        known, sources = (
+        known, dataset_rows = (
             index_pieces(list_pieces(first) + list_pieces(second))
-            for first, second in ((base.by_class, pool.by_class), (base.sources, pool.sources))
+            for first, second in ((base.by_class, pool.by_class), (base.dataset_rows, pool.dataset_rows))
         )
         x = pool.take(known.rows).clone()
         x[known.start[: len(means)].to(x.device)] = means.to(x.dtype)
         by_class = known._replace(rows=torch.arange(len(x)))
-        return replace(self, n_base=len(means)), RowPool(x, make_row_reader(x), by_class, sources)
+        return replace(self, n_base=len(means)), RowPool(x, make_row_reader(x), by_class, dataset_rows)
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that the novel classes fit, and that each base class has a query beside its mean."""
+        """Check that each base class has a mean and a query, and that the novel classes have enough rows."""
         if not 0 < self.n_base < len(index.size) or bool((index.size[: self.n_base] < 2).any()):
             remedy = "Add rows to the base classes."
             raise_input_error("n_base", "be classes of a mean and a query or more", self.n_base, remedy)
@@ -93,7 +87,7 @@ class Generalized(Sampler):
         novel = self.novel.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base, self.novel.n_query)
         start, size = index.start[: self.n_base], index.size[: self.n_base] - 1
-        offsets = draw_distinct(sample_uniform(seed, QUERY_STREAM, first, shape), size.expand(shape[:2]))
+        offsets = draw_distinct(sample_uniform(seed, Stream.QUERY, first, shape), size.expand(shape[:2]))
         drawn = torch.arange(shape[2]) < size[:, None]
         query = index.rows[start[:, None] + 1 + offsets].where(drawn, NO_ROW)
         support = torch.full((n_episodes, self.n_base, novel.support.shape[2]), NO_ROW)
@@ -105,7 +99,7 @@ class Generalized(Sampler):
         return SampledEpisodes(support, torch.cat(queries, dim=1), novel.open_query, unlabelled)
 
     def describe(self) -> dict[str, object]:
-        """Describe the settings under the names of the command line."""
+        """Describe the settings as JSON, under the names of the command line."""
         return self.novel.describe() | {"protocol": "generalized", "base_classes": self.n_base, "kind": self.title()}
 
     def title(self) -> str:

@@ -1,4 +1,4 @@
-"""Meta-Dataset's sampler: ways and shots that vary, classes of one node of a hierarchy, if there is one."""
+"""Meta-Dataset's sampler: episodes of varying ways and shots, with classes of one node of a hierarchy."""
 
 from __future__ import annotations
 
@@ -12,33 +12,22 @@ import torch
 from torch import Tensor
 
 from protonet.datasets.benchmarks import read_class_lists
-from protonet.episodes.samplers.sampler import (
-    CLASS_STREAM,
-    GROUP_STREAM,
-    NO_ROW,
-    ROW_STREAM,
-    SHOT_STREAM,
-    SIZE_STREAM,
-    WAY_STREAM,
-    SampledEpisodes,
-    Sampler,
-    sample_uniform,
-)
+from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
 MIN_WAY, MAX_WAY = 5, 50  #: Classes per episode.
 MAX_QUERY = 10  #: Query rows per class.
 MAX_SUPPORT = 500  #: Support rows per episode.
-MAX_ROWS_COUNTED = 100  #: Rows per class that count where the size of the support is drawn.
+MAX_ROWS_COUNTED = 100  #: Rows per class that count when the size of the support is drawn.
 LOG_WEIGHT = math.log(2)  #: Logarithm of the largest random factor on a class's fraction of the support.
 HIERARCHY_REMEDY = "Pass lines 'parent child', such as wordnet.is_a.txt, or names."
-MAX_LEAVES = 392  #: Classes below a node of a hierarchy that episodes are drawn from.
+MAX_LEAVES = 392  #: Nodes of a hierarchy with more classes below them are not used.
 
 
 @dataclass(frozen=True)
 class MetaDataset(Sampler):
-    """Draw episodes as Meta-Dataset does.
+    """Meta-Dataset's protocol: 5 to 50 ways, shots that depend on the sizes of the classes, up to 10 queries.
 
     Source: Triantafillou et al., "Meta-Dataset: a dataset of datasets for learning to learn from few examples" (2020),
         sec. 3.2 and appendix A; numbers of its code (sampling.py, data_config_common.gin).
@@ -48,33 +37,22 @@ class MetaDataset(Sampler):
     #: Groups of class indices; an episode has classes of one group. Empty for one group of all classes.
     groups: tuple[tuple[int, ...], ...] = ()
     all_of_group: bool = False  #: Take all classes of a group, at most ``MAX_WAY``; otherwise a uniform number of them.
-    #: Which classes belong together, see `read_groups`; None for all, or for ``groups``.
+    #: The hierarchy that `choose_classes` reads the groups from, see `read_groups`; None to keep ``groups``.
     hierarchy: str | None = None
 
-    @property
-    def shot(self) -> tuple[int, int]:
-        """Least and most support rows per class in the table by shots; classes of many rows may have more."""
-        return 1, MAX_ROWS_COUNTED
+    shot = (1, MAX_ROWS_COUNTED)  #: Support rows per class in the table by shots; large classes may have more.
+    way = (MIN_WAY, MAX_WAY)
+    n_required_classes = MIN_WAY
 
     @property
-    def n_drawn(self) -> int:
-        """How many classes there must be."""
-        return MIN_WAY
-
-    @property
-    def way(self) -> tuple[int, int]:
-        """Least and most classes per episode."""
-        return MIN_WAY, MAX_WAY
-
-    @property
-    def hidden(self) -> list[Tensor]:
-        """The classes of each group; `describe` has their number alone."""
+    def hashed_tensors(self) -> list[Tensor]:
+        """The classes of each group, as `describe` has only the number of groups."""
         return list(map(torch.tensor, self.groups))
 
     def choose_classes(
         self, index: ClassIndex, class_names: tuple[str, ...]
     ) -> tuple[MetaDataset, ClassIndex, list[str]]:
-        """Choose all classes, in the groups of the hierarchy."""
+        """Choose all classes, and read their groups from the hierarchy."""
         sampler = self
         if self.hierarchy is not None:
             groups, all_of_group = read_groups(self.hierarchy, class_names)
@@ -82,11 +60,11 @@ class MetaDataset(Sampler):
         return sampler, sampler.validate(index, class_names), []
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that there are enough classes of at least two rows, and that groups are of enough of them."""
+        """Check that there are 5 classes of at least two rows, and that each group has 5 known classes."""
         if len(index.size) < MIN_WAY:
             remedy = "Add classes, or choose another protocol."
-            got = str(len(index.size))
-            raise_input_error("classes", f"be {MIN_WAY} or more, as Meta-Dataset's episodes have", got, remedy)
+            constraint = f"be {MIN_WAY} or more, as Meta-Dataset's episodes have"
+            raise_input_error("classes", constraint, len(index.size), remedy)
         smallest = int(index.size.argmin())
         if index.size[smallest] < 2:
             got = f"class {class_names[smallest]!r} with {int(index.size[smallest])}"
@@ -97,12 +75,12 @@ class MetaDataset(Sampler):
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the episodes numbered ``first`` and after."""
+        """Draw the episodes numbered ``first`` and after, see `Sampler.sample`."""
         classes, queries, shots = self._draw_sizes(index, seed, first, n_episodes)
         size, start, drawn = index.size[classes], index.start[classes], shots > 0
         slots = int((queries + shots).max()) if n_episodes else 0
         shape = (n_episodes, MAX_WAY, MAX_SUPPORT + MAX_QUERY)
-        uniform_rows = sample_uniform(seed, ROW_STREAM, first, shape)[..., :slots]
+        uniform_rows = sample_uniform(seed, Stream.ROW, first, shape)[..., :slots]
         rows = torch.full((n_episodes, MAX_WAY, slots), NO_ROW)
         rows[drawn] = index.rows[start[drawn][:, None] + draw_distinct(uniform_rows[drawn], size[drawn])]
         position = torch.arange(slots)
@@ -112,7 +90,7 @@ class MetaDataset(Sampler):
         return SampledEpisodes(rows.where(is_support, NO_ROW), rows.where(is_query, NO_ROW), nothing[:, :0], nothing)
 
     def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
-        """Find the classes of the first episodes and count their queries, without drawing up to 500 rows of each."""
+        """Find the classes of the first episodes and count their queries, without drawing rows."""
         classes, queries, _ = self._draw_sizes(index, seed, 0, n_episodes)
         n_classes = len(index.size)
         class_mask = torch.zeros(n_episodes, n_classes + 1, dtype=torch.bool)
@@ -120,28 +98,28 @@ class MetaDataset(Sampler):
         return class_mask[:, :-1], queries.sum(dim=1)
 
     def _draw_sizes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw classes, their queries and shots, (episodes, MAX_WAY) int64 each; an episode has those with queries.
+        """Draw each episode's classes of one group, and their numbers of queries and shots: (episodes, MAX_WAY) each.
 
-        The classes are of one group: of a hierarchy's nodes (``all_of_group``) all classes up to ``MAX_WAY``.
+        Slots without queries are empty: their classes are not part of the episode.
         """
 
-        def uniform(stream: int, *shape: int) -> Tensor:
+        def uniform(stream: Stream, *shape: int) -> Tensor:
             return sample_uniform(seed, stream, first, (n_episodes, *shape))
 
         groups = self.groups or (tuple(range(len(index.size))),)
         table = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, groups)), batch_first=True)  # (groups, classes)
         sizes = torch.tensor(list(map(len, groups)))
-        group = (uniform(GROUP_STREAM) * len(groups)).long()
+        group = (uniform(Stream.GROUP) * len(groups)).long()
         way = max_way = sizes[group].clamp_max(MAX_WAY)
         if not self.all_of_group:
-            way = MIN_WAY + (uniform(WAY_STREAM) * (max_way - MIN_WAY + 1)).long()
-        classes = table[group[:, None], draw_distinct(uniform(CLASS_STREAM, MAX_WAY), sizes[group])]
+            way = MIN_WAY + (uniform(Stream.WAY) * (max_way - MIN_WAY + 1)).long()
+        classes = table[group[:, None], draw_distinct(uniform(Stream.CLASS, MAX_WAY), sizes[group])]
         drawn = torch.arange(MAX_WAY) < way[:, None]
-        queries, shots = split_rows(index.size[classes], drawn, uniform(SHOT_STREAM, 1), uniform(SIZE_STREAM, MAX_WAY))
+        queries, shots = split_rows(index.size[classes], drawn, uniform(Stream.SHOT, 1), uniform(Stream.SIZE, MAX_WAY))
         return classes, queries, shots
 
     def describe(self) -> dict[str, object]:
-        """Describe the settings under the names of the command line."""
+        """Describe the settings as JSON, under the names of the command line."""
         return {
             "hierarchy": self.hierarchy,
             "protocol": "meta-dataset",
@@ -159,10 +137,10 @@ class MetaDataset(Sampler):
 
 
 def split_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Split the rows of episodes' classes into equally many queries per class and a support of class sizes.
+    """Compute the numbers of queries and shots of each class, (episodes, classes) int64, from the class sizes.
 
-    Classes of ``size`` (episodes, classes), >= 2, get 0 rows where not ``drawn``. ``beta`` (episodes, 1) in [0, 1) is
-    the fraction of rows in the support, ``alpha`` (episodes, classes) in [0, 1) a factor of each class's shots.
+    Classes have ``size`` (episodes, classes) rows, >= 2; those that are not ``drawn`` get 0. ``beta`` (episodes, 1) in
+    [0, 1) is the fraction of rows in the support, ``alpha`` (episodes, classes) in [0, 1) a factor on a class's shots.
 
     Source: Triantafillou et al. (2020), appendix A, equations of the sizes of query set, support set and K_c.
     """
@@ -170,29 +148,32 @@ def split_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tupl
     queries = (smallest // 2).clamp_max(MAX_QUERY).expand_as(size).where(drawn, 0)
     left = (size - queries).where(drawn, 0)
     row_counts = (beta * left.clamp_max(MAX_ROWS_COUNTED) + 1).floor().where(drawn, 0.0)
-    total = _add_up(row_counts).clamp_max(MAX_SUPPORT) - drawn.sum(dim=1, keepdim=True)  # less one of each class
+    total = _sum_in_order(row_counts).clamp_max(MAX_SUPPORT) - drawn.sum(dim=1, keepdim=True)  # less one of each class
     weights = (size * ((2 * alpha - 1) * LOG_WEIGHT).exp()).where(drawn, 0.0)
-    shots = (weights / _add_up(weights) * total).floor().long() + 1
+    shots = (weights / _sum_in_order(weights) * total).floor().long() + 1
     return queries, shots.minimum(left).where(drawn, 0)
 
 
-def _add_up(values: Tensor) -> Tensor:
-    """Compute the sums (episodes, 1) of values (episodes, classes), added in order: equal in batches of any size."""
+def _sum_in_order(values: Tensor) -> Tensor:
+    """Sum values (episodes, classes) in order, so that the sums (episodes, 1) are equal in batches of any size."""
     return values.cumsum(dim=1)[:, -1:]
 
 
 def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    """Find the groups of classes of a hierarchy, and whether an episode has all classes of its group.
+    """Group classes by a hierarchy.
 
     Args:
         hierarchy: ``names``, if the text before the last ``/`` of a class's name is its superclass, such as an
-            alphabet; the name of a list of classes that has one, ``meta-ilsvrc-2012``; or the path of a file of lines
+            alphabet; the name of a class list with a hierarchy, ``meta-ilsvrc-2012``; or the path of a file of lines
             ``parent child``, such as WordNet's ``wordnet.is_a.txt``, whose leaves are the classes.
-        names: Of the classes.
+        names: The names of the classes.
 
     Returns:
-        The numbers of the classes of each superclass of at least 5, or of each node of 5 to 392 that has forks; and
-        whether a node's are all in each of its episodes.
+        The class indices of each superclass with at least 5 classes, or of each branching node with 5 to 392 classes;
+        and whether an episode has all classes of its group, as for nodes.
+
+    Raises:
+        InputError: The hierarchy cannot be read, lacks a class, has a cycle, or has no group of 5 classes.
     """
     all_of_group = hierarchy != "names"
     if all_of_group:
@@ -214,7 +195,7 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
 
 
 def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
-    """Find the classes below each node of a hierarchy that has several children with classes below them."""
+    """List the class indices below each branching node of a hierarchy."""
     listed = read_class_lists().get(hierarchy)
     if listed is None:
         children = _read_edges(Path(hierarchy))
@@ -236,7 +217,7 @@ def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
 
 
 def _read_edges(path: Path) -> dict[str, list[str]]:
-    """Read the nodes below each node of a file of lines ``parent child``."""
+    """Read the children of each node from a file of lines ``parent child``."""
     children: dict[str, list[str]] = {}
     try:
         lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -19,9 +19,9 @@ from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows
 from protonet.episodes.networks.backbones import IMAGES, embed_rows
-from protonet.episodes.samplers.batch import Trained
+from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.config import EpisodeConfig
-from protonet.episodes.samplers.sampler import Take
+from protonet.episodes.samplers.sampler import RowReader
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, index_classes
 
@@ -53,7 +53,7 @@ class Side(NamedTuple):
     """One side of a data set's split by class."""
 
     x: Tensor  #: (rows of the whole data set, dim), as they are stored: for shape and dtype, see ``take``.
-    take: Take  #: Returns rows of the whole data set by number.
+    take: RowReader  #: Returns rows of the whole data set by number.
     classes: Tensor  #: (n,) int64, the class of each row among those of the side, -1 for rows of the other sides.
     by_class: ClassIndex  #: Rows by class, of the side alone.
     names: tuple[str, ...]  #: One name per class of the side.
@@ -120,7 +120,7 @@ def score_encoder(
     """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
-    trained = Trained(encoder, head, plan, lambda indices: validation.take(rows[indices]))
+    trained = TrainedEncoder(encoder, head, plan, lambda indices: validation.take(rows[indices]))
     method: Mapping[str, Method] = {"own": METHODS.get(plan.objective, protonet_cosine)}
     embeddings = embed_rows(encoder, validation.take, rows)
     accuracy = _evaluate(embeddings, index, method, plan, group, trained=trained)["own"]
@@ -134,8 +134,8 @@ def _evaluate(
     plan: TrainingPlan,
     group: ProcessGroup,
     *,
-    take: Take | None = None,
-    trained: Trained | None = None,
+    take: RowReader | None = None,
+    trained: TrainedEncoder | None = None,
 ) -> dict[str, Tensor]:
     """Return the accuracies of methods on the validation episodes of a plan; arguments are as in `evaluate`."""
     n_shot = VALIDATION.n_shot if plan.objective == "prototypes" else plan.shot

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protonet.episodes.evaluation.evaluate import Scores, evaluate
 from protonet.episodes.methods import METHODS, Method
-from protonet.episodes.samplers.batch import Episodes, Trained, make_row_reader, summarize_base
+from protonet.episodes.samplers.batch import Episodes, TrainedEncoder, make_row_reader, summarize_base
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.generalized import Generalized
@@ -72,7 +72,7 @@ def test_row_indices_reveal_nothing() -> None:
         hot = F.one_hot(episodes.support_labels, episodes.n_way).bool()  # (episodes, n_support, n_way)
         return -distances[..., None].where(hot[:, None], 1e9).amin(dim=2)
 
-    trained = Trained(torch.nn.Linear(2, 2), torch.nn.Identity(), make_plan(), make_row_reader(X))
+    trained = TrainedEncoder(torch.nn.Linear(2, 2), torch.nn.Identity(), make_plan(), make_row_reader(X))
     scores = evaluate(X, INDEX, {"guess": guess}, PROTOCOLS["balanced"], n_episodes=200, trained=trained)
     assert knows_nothing(scores["guess"], [1 / 4])
 

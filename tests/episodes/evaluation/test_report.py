@@ -15,7 +15,7 @@ from scipy.stats import ttest_rel
 from protonet._io import write_json
 from protonet.episodes.evaluation.evaluate import Scores, evaluate
 from protonet.episodes.evaluation.report import (
-    format_latex,
+    format_latex_table,
     format_report,
     summarize,
     tabulate,
@@ -140,7 +140,7 @@ def test_latex() -> None:
   \bottomrule
 \end{tabular}
 """
-    assert format_latex(["a_b", "50 %"], cells) == expected
+    assert format_latex_table(["a_b", "50 %"], cells) == expected
 
 
 def rank_slowly(accuracies: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -9,12 +9,12 @@ from sklearn.linear_model import LogisticRegression
 
 from protonet.episodes.methods import calibration
 from protonet.episodes.methods.calibration import distribution_calibration
-from protonet.episodes.samplers.batch import Base, Episodes
+from protonet.episodes.samplers.batch import BaseClasses, Episodes
 from protonet.sampling import list_pieces
 from tests.episodes.cases import core_rows, make_base, make_episodes
 
 
-def base_classes(base: Base) -> list[torch.Tensor]:
+def base_classes(base: BaseClasses) -> list[torch.Tensor]:
     return [base.take(rows).clone() for rows in list_pieces(base.by_class)]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from protonet.episodes.methods import METHODS, Method, MethodSpec
 from protonet.episodes.methods.keywords import list_keywords
-from protonet.episodes.samplers.batch import Base, Episodes, Trained
+from protonet.episodes.samplers.batch import BaseClasses, Episodes, TrainedEncoder
 from protonet.sampling import ClassIndex
 from tests.emulated_device import AWAY, Away, EmulatedDevice
 from tests.episodes.cases import TRAINED, make_base, make_episodes
@@ -55,11 +55,11 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
                 tensors.update({name: None if item is None else to(item.data) for name, item in tensors.items()})  # type: ignore[misc]
         return module
 
-    def send_base(base: Base) -> Base:
+    def send_base(base: BaseClasses) -> BaseClasses:
         rows, index = to(base.take(torch.arange(len(base.by_class.rows)))), ClassIndex(*map(to, base.by_class))
-        return Base(lambda indices: rows[indices], index, to(base.mean), to(base.class_means))
+        return BaseClasses(lambda indices: rows[indices], index, to(base.mean), to(base.class_means))
 
-    def send_trained(trained: Trained) -> Trained:
+    def send_trained(trained: TrainedEncoder) -> TrainedEncoder:
         return trained._replace(encoder=send_module(trained.encoder), head=send_module(trained.head))
 
     base = episodes.base and send_base(episodes.base)

@@ -36,7 +36,7 @@ def join(
 
 
 KIND, POOL, LEARNED = join(LABELS, X, 3, EpisodeConfig(way=(2, 4), shot=(1, 3), n_query=3))
-ROWS, INDEX, SOURCES = POOL.x, POOL.by_class, POOL.sources
+ROWS, INDEX, SOURCES = POOL.x, POOL.by_class, POOL.dataset_rows
 
 
 def test_every_fifth_base_row_is_a_query_and_not_in_its_mean_and_no_row_is_lost() -> None:

@@ -8,14 +8,7 @@ import pytest
 import torch
 
 from protonet.episodes.samplers.meta_dataset import MetaDataset, read_groups
-from protonet.episodes.samplers.sampler import (
-    CLASS_STREAM,
-    GROUP_STREAM,
-    SHOT_STREAM,
-    SIZE_STREAM,
-    WAY_STREAM,
-    sample_uniform,
-)
+from protonet.episodes.samplers.sampler import Stream, sample_uniform
 from protonet.errors import InputError
 from protonet.sampling import index_classes
 
@@ -30,23 +23,23 @@ SETTINGS = [MetaDataset(), GROUPED, replace(GROUPED, all_of_group=True)]
 def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[int], int, list[int]]:
     """Return an episode's classes, queries per class and shots, as the paper's appendix and its code say."""
 
-    def uniform(stream: int, *shape: int) -> list[float]:
+    def uniform(stream: Stream, *shape: int) -> list[float]:
         indices = sample_uniform(seed, stream, index, (1, *shape))
         return [float(item) for item in indices.flatten()]
 
     groups = setting.groups or (tuple(range(70)),)
-    group = groups[int(uniform(GROUP_STREAM)[0] * len(groups))]
+    group = groups[int(uniform(Stream.GROUP)[0] * len(groups))]
     maximum = min(50, len(group))
-    way = maximum if setting.all_of_group else 5 + int(uniform(WAY_STREAM)[0] * (maximum - 5 + 1))
+    way = maximum if setting.all_of_group else 5 + int(uniform(Stream.WAY)[0] * (maximum - 5 + 1))
     left, classes = list(group), []
-    for position in uniform(CLASS_STREAM, 50)[:way]:
+    for position in uniform(Stream.CLASS, 50)[:way]:
         classes.append(left.pop(int(position * len(left))))
     images = [int(SIZE[c]) for c in classes]
     n_query = min(10, *(count // 2 for count in images))
     remaining = [count - n_query for count in images]
-    beta = uniform(SHOT_STREAM)[0]
+    beta = uniform(Stream.SHOT)[0]
     total = min(500, sum(math.floor(beta * min(100, count) + 1) for count in remaining))
-    alphas = [math.log(0.5) + item * (math.log(2) - math.log(0.5)) for item in uniform(SIZE_STREAM, 50)[:way]]
+    alphas = [math.log(0.5) + item * (math.log(2) - math.log(0.5)) for item in uniform(Stream.SIZE, 50)[:way]]
     weights = [math.exp(alpha) * count for alpha, count in zip(alphas, images, strict=True)]
     fractions = zip([weight / sum(weights) for weight in weights], remaining, strict=True)
     return classes, n_query, [min(math.floor(fraction * (total - way)) + 1, count) for fraction, count in fractions]
