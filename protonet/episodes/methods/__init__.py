@@ -1,9 +1,8 @@
 """Few-shot methods, one family per file: functions from a batch of episodes to logits.
 
 A method takes `protonet.episodes.samplers.batch.Episodes`, and the settings of its paper as keywords. It returns logits
-(episodes, n_queries, n_way), whose softmax is the method's own probabilities. Constants of a method that are
-not keywords are in a frozen dataclass of its module, with their sources. Its requirements and
-properties are fields of its `MethodSpec`.
+(episodes, n_queries, n_way), whose softmax is the method's own probabilities. Other constants of a method are in a
+frozen dataclass of its module, with their sources. Its requirements and properties are fields of its `MethodSpec`.
 """
 
 from __future__ import annotations
@@ -58,23 +57,23 @@ Need = Literal["base", "texts", "unlabelled", "encoder", "maps"]
 class MethodSpec:
     """A method with its properties, which can be called like its function."""
 
-    function: Callable[..., Tensor]  #: From a batch of episodes, and settings, to logits.
-    transductive: bool = False  #: Classifies all queries of an episode together, not each alone.
-    needs: tuple[Need, ...] = ()  #: Inputs without which it cannot run.
-    uses_base: bool = False  #: Looks at the base classes if there are any.
-    centred: bool = False  #: Centres rows on the base classes' mean or, without any, on each episode's own support.
-    objective: str | None = None  #: That the encoder it needs was trained for; None for any.
-    adapts: bool = False  #: Embeds rows anew, by an encoder that it adapts.
-    takes_means: bool = False  #: Uses the mean of each class only, so that it can classify base classes, too.
-    slow: bool = False  #: Takes a tenth of a second an episode or more: evaluated where it is named, not by "all".
+    function: Callable[..., Tensor]  #: Maps a batch of episodes, and settings, to logits.
+    transductive: bool = False  #: Whether the method classifies all queries of an episode together, not each alone.
+    needs: tuple[Need, ...] = ()  #: Inputs without which the method cannot run.
+    uses_base: bool = False  #: Whether the method uses base classes, if there are any.
+    centred: bool = False  #: Whether rows are centred on the base classes' mean or, without any, on the support's.
+    objective: str | None = None  #: The training objective of the encoder that the method needs; None for any.
+    adapts: bool = False  #: Whether the method adapts the encoder, and embeds rows again.
+    takes_means: bool = False  #: Whether the means of classes are enough, so that base classes can be classified, too.
+    slow: bool = False  #: Whether an episode takes 0.1 seconds or more: "all" leaves the method out.
     alias: str | None = None  #: Another name of the method.
 
     def __call__(self, episodes: Episodes, **settings: object) -> Tensor:
-        """Return logits (episodes, n_queries, n_way)."""
+        """Compute logits (episodes, n_queries, n_way)."""
         return self.function(episodes, **settings)
 
 
-#: Our methods, by the names that the command takes: first those that classify each query alone.
+#: The methods of this package, by their names on the command line: inductive ones, then transductive ones.
 METHODS = {
     "protonet": MethodSpec(protonet, takes_means=True, alias="simpleshot-un"),
     "protonet-cosine": MethodSpec(protonet_cosine, takes_means=True),

@@ -13,11 +13,10 @@ from protonet.episodes.methods.linear import fit_logistic
 from protonet.episodes.samplers.batch import BaseClasses, Episodes
 from protonet.errors import raise_input_error
 
-#: The logistic regression ends at this decrement (see `fit_logistic`), in nats over all samples: far below what the
-#: sampling leaves to chance.
+#: The decrement at which the logistic regression ends (see `fit_logistic`), in nats: far below the sampling error.
 DECREMENT = 1e-2
-CLASSES_AT_ONCE = 8  #: Base classes whose noise is computed at a time.
-SAMPLED_AT_ONCE = 2**24  #: Sampled features that are held at a time, but at least those of one episode.
+CLASSES_PER_BLOCK = 8  #: Base classes whose noise is computed at a time.
+FEATURES_PER_BLOCK = 2**24  #: Sampled features in memory at a time, but at least those of one episode.
 
 
 def distribution_calibration(
@@ -31,8 +30,8 @@ def distribution_calibration(
 ) -> Tensor:
     """Classify by logistic regression on the support rows and on features sampled from calibrated Gaussians.
 
-    As in the authors' code (evaluate_DC.py), the base classes' features are not raised to the power; the method works
-    badly on features whose size is far from one.
+    As in the authors' code (evaluate_DC.py), base features are not raised to the power, so that the method works badly
+    on features whose size is far from one.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and base classes.
@@ -40,9 +39,8 @@ def distribution_calibration(
         n_nearest: The paper's k: base classes used for each support row, in [1, base classes]. The authors' code: 2.
         spread: The paper's alpha, >= 0, added to every entry of the covariances. The authors' code: 0.21.
         n_samples: Features sampled per class, >= 1, shared equally among its support rows. The paper and its code: 750.
-            100 take an eighth of the time, and lose accuracy where features are many: 5 points at 1-shot on 640 of a
-            ReLU.
-        seed: Of the samples; every episode and class uses the same normal numbers.
+            100 take an eighth of the time, and lose 5 points at 1-shot on 640 features of a ReLU.
+        seed: The seed of the samples; every episode and class uses the same normal numbers.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -59,7 +57,7 @@ def distribution_calibration(
     if n_nearest > len(base.by_class.size):
         limit = f"be at most the number of base classes ({len(base.by_class.size)})"
         raise_input_error("n_nearest", limit, n_nearest, "Ask for fewer.")
-    max_episodes = max(1, SAMPLED_AT_ONCE // (episodes.n_way * n_samples * episodes.support.shape[2]))
+    max_episodes = max(1, FEATURES_PER_BLOCK // (episodes.n_way * n_samples * episodes.support.shape[2]))
     rows = (episodes.support, episodes.support_labels, episodes.query)
     logits = []
     for support, labels, query in zip(*(part.split(max_episodes) for part in rows), strict=True):
@@ -71,7 +69,7 @@ def distribution_calibration(
 def _classify(
     episodes: Episodes, base: BaseClasses, power: float, n_nearest: int, spread: float, n_samples: int, seed: int
 ) -> Tensor:
-    """Return the logits of episodes whose samples fit into memory together."""
+    """Compute the logits of a block of episodes, whose samples fit into memory together."""
     support, query = _tukey(episodes.support, power), _tukey(episodes.query, power)
     means = base.class_means.to(support.dtype)
     distances = squared_distances(support, means.expand(len(support), -1, -1))
@@ -89,15 +87,15 @@ def _classify(
     normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(support)
     common = torch.randn(n_samples, 1, generator=generator, dtype=torch.float64).to(support)
     samples = centres[episode, source] + spread**0.5 * common  # (episodes, n_way, n_samples, dim)
-    # ``chosen`` (episodes, n_way, n_samples, n_nearest) are positions in ``used``, the base classes needed.
+    # ``chosen`` (episodes, n_way, n_samples, n_nearest) are positions in ``used``, the base classes near any row.
     used, chosen = nearest[episode, source].unique(return_inverse=True)
-    for first in range(0, len(used), CLASSES_AT_ONCE):
-        deviations = _find_deviations(base, used[first : first + CLASSES_AT_ONCE], support.dtype)
+    for first in range(0, len(used), CLASSES_PER_BLOCK):
+        deviations = _compute_deviations(base, used[first : first + CLASSES_PER_BLOCK], support.dtype)
         for rank in range(n_nearest):
             noise = normal[rank] @ deviations / n_nearest**0.5  # (classes, n_samples, dim)
             position = chosen[..., rank] - first
-            now = ((position >= 0) & (position < len(noise))).nonzero(as_tuple=True)
-            samples[now] += noise[position[now], now[2]]
+            in_block = ((position >= 0) & (position < len(noise))).nonzero(as_tuple=True)
+            samples[in_block] += noise[position[in_block], in_block[2]]
 
     rows = torch.cat([support, samples.flatten(1, 2)], dim=1)
     sampled = torch.arange(episodes.n_way, device=support.device).repeat_interleave(n_samples).expand(len(support), -1)
@@ -107,15 +105,14 @@ def _classify(
 
 
 def _tukey(x: Tensor, power: float) -> Tensor:
-    """Return the features' absolute values raised to a power, with their signs (eq. 3)."""
+    """Raise the absolute values of features to a power, with their signs (eq. 3)."""
     return x.sign() * x.abs() ** power
 
 
-def _find_deviations(base: BaseClasses, classes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the deviations of ``classes`` (k,) from their means, scaled so that their Gram matrix is the covariance.
+def _compute_deviations(base: BaseClasses, classes: Tensor, dtype: torch.dtype) -> Tensor:
+    """Compute the deviations from the mean of each of ``classes`` (k,), (k, most rows of a class, dim), padded by 0.
 
-    They are (k, most rows of a class, dim), zero where a class has no more rows. Normal numbers times a class's
-    deviations have its covariance (eq. 2), which is never formed.
+    Normal numbers times these deviations have the covariance of the class (eq. 2), which is never formed.
     """
     start, size = base.by_class.start[classes, None], base.by_class.size[classes, None]
     position = torch.arange(int(base.by_class.size.max()), device=size.device)

@@ -1,4 +1,4 @@
-"""Methods by name, also from files and installed packages, and checks that they have the inputs that they need."""
+"""Choose methods by name, also from files and installed packages, and check that their inputs are available."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import NoReturn
 from torch import Tensor
 
 from protonet.episodes.methods import METHOD_ALIASES, METHODS, MethodSpec
-from protonet.episodes.methods.keywords import list_keywords, parse_keywords, parse_source, show_value
+from protonet.episodes.methods.keywords import format_value, list_keywords, parse_keywords, parse_source
 from protonet.episodes.plugins import PLUGIN, check_callable, load_plugin, wrap_plugin_error
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import InputError, InputTypeError, raise_input_error
 from protonet.ui.command_line import check_name
 
 ENTRY_POINT_GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
-#: ``method[:setting=value...]``; a plug-in's method is ``file.py:function``.
-TEXT = re.compile(r"(?P<key>.+\.py(:[^:=]*)?|[^:]*)(?P<settings>(:[^:]*)*)")
-METHOD_KIND = "a function from episodes to logits"
+#: The text of a method, ``method[:setting=value...]``; a plug-in's method is ``file.py:function``.
+METHOD_TEXT = re.compile(r"(?P<key>.+\.py(:[^:=]*)?|[^:]*)(?P<settings>(:[^:]*)*)")
+METHOD_KIND = "a function from episodes to logits"  #: The description of a method in messages.
 
 
 @dataclass(frozen=True, eq=False)
 class ChosenMethod:
-    """A method with settings, which is a method itself."""
+    """A method with settings, which can be called like a method."""
 
-    name: str  #: As tables, files and messages call it: the method's name, then its settings.
-    key: str  #: The method's name without settings, as it was chosen.
+    name: str  #: The name in tables, files and messages: the method's name, then its settings.
+    key: str  #: The method's name without settings, as the user chose it.
     spec: MethodSpec  #: The method without settings.
     keywords: Mapping[str, object] = field(default_factory=dict)  #: Settings that differ from the defaults.
-    origin: str | None = None  #: A text that identifies the version of a plug-in; None for methods of this package.
+    origin: str | None = None  #: The version of a plug-in, such as a hash of its file; None for methods of the package.
 
     def __call__(self, episodes: Episodes) -> Tensor:
-        """Return the method's logits; an InputError is caused by one of a plug-in, or of settings of one's own."""
+        """Compute logits (episodes, n_queries, n_way); errors of plug-ins and of given settings become InputErrors."""
         try:
             return self.spec(episodes, **self.keywords)
         except Exception as error:
@@ -47,17 +47,17 @@ class ChosenMethod:
 
 
 def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
-    """Return the methods that texts name, by their names in tables.
+    """Choose methods by texts such as ``tim:weights=1,1,1:steps=100``.
 
     Args:
-        texts: Each the name of one of `protonet.episodes.methods.METHODS` or of an entry point of the group
-            ``protonet.methods``, or ``file.py:function``. Settings may follow: ``tim:weights=1,1,1:steps=100``.
+        texts: Names of `protonet.episodes.methods.METHODS`, of entry points of the group ``protonet.methods``, or
+            ``file.py:function``. Settings may follow.
 
     Returns:
-        The methods, each once, for `protonet.episodes.evaluation.evaluate`.
+        The methods by their names in tables, for `protonet.episodes.evaluate`.
 
     Raises:
-        InputError: There is no such method or setting, a value is of another kind, or a plug-in cannot be loaded.
+        InputError: There is no such method or setting, a value has the wrong type, or a plug-in cannot be loaded.
     """
     if isinstance(texts, str):
         raise_input_error("texts", "be a list of names", repr(texts), f"Pass [{texts!r}].", kind=InputTypeError)
@@ -66,34 +66,35 @@ def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
 
 
 def choose_method(text: str, argument: str = "method") -> ChosenMethod:
-    """Return the method that a text names, see `choose_methods`."""
-    choice, settings = _open_text(text, argument)
-    return _set(choice, settings)
+    """Choose the method that a text names, see `choose_methods`."""
+    choice, settings = _parse_text(text, argument)
+    return _add_settings(choice, settings)
 
 
 def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
-    """Return the methods that a text names: all combinations of several values of a method's settings.
+    """Choose a method with all combinations of several values of its settings.
 
-    In ``laplacian-shot:lambda=0.1,0.5,1``, ``,`` is between two values, or ``/`` where a value is several numbers. A
-    method alone has the values that its settings are annotated with, see `SearchSpace`. An ``argument`` of ``tune``
-    needs two combinations or more.
+    In ``laplacian-shot:lambda=0.1,0.5,1`` values are separated by ``,``, or by ``/`` if a value is several numbers.
+    Without settings, the values of the method's `SearchSpace` annotations are used. If the ``argument`` is ``tune``,
+    fewer than two combinations raise an InputError.
     """
-    choice, texts = _open_text(text, argument)
+    choice, texts = _parse_text(text, argument)
     known = list_keywords(choice.spec.function)
-    settings = {name: [*map(show_value, keyword.tried)] for name, keyword in known.items() if keyword.tried}
+    settings = {name: [*map(format_value, keyword.tried)] for name, keyword in known.items() if keyword.tried}
     if texts:
         many = {name for name, keyword in known.items() if keyword.kind.endswith("between")}
         settings = {name: value.split("/" if name.replace("-", "_") in many else ",") for name, value in texts.items()}
-    choices = [_set(choice, dict(zip(settings, values, strict=True))) for values in product(*settings.values())]
+    grid = product(*settings.values())
+    choices = [_add_settings(choice, dict(zip(settings, values, strict=True))) for values in grid]
     choices = [*{choice.name: choice for choice in choices}.values()]
     if len(choices) < 2 and argument == "tune":
         raise_input_error("tune", "name two values of a setting or more", repr(text), "Pass METHOD:name=v1,v2,v3.")
     return choices
 
 
-def _open_text(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str]]:
-    """Return a text's method without settings, and the text of each setting's value."""
-    parts = TEXT.fullmatch(text)
+def _parse_text(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str]]:
+    """Parse the text of a method: the method without settings, and the texts of the settings by name."""
+    parts = METHOD_TEXT.fullmatch(text)
     assert parts is not None, "it matches any text"
     key, settings = parts["key"], {}
     choice = _find_method(key, argument)
@@ -107,15 +108,15 @@ def _open_text(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str]]:
     return choice, settings
 
 
-def _set(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
-    """Return a method with settings from texts."""
+def _add_settings(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
+    """Parse the texts of settings, and add them to a method and to its name."""
     keywords = parse_keywords(choice.key, choice.spec.function, texts)
-    shown = [f"{keyword.rstrip('_')}={show_value(value)}" for keyword, value in keywords.items()]
+    shown = [f"{keyword.rstrip('_')}={format_value(value)}" for keyword, value in keywords.items()]
     return replace(choice, name=":".join([choice.name, *shown]), keywords=keywords)
 
 
 def _find_method(key: str, option: str) -> ChosenMethod:
-    """Return the method of an option's name, without settings: ours, a file's or an installed package's."""
+    """Look up a method by name, without settings: of this package, a user's file or an installed package."""
     if key in METHODS or key in METHOD_ALIASES:
         name = METHOD_ALIASES.get(key, key)
         return ChosenMethod(name, key, METHODS[name])
@@ -134,17 +135,17 @@ def _find_method(key: str, option: str) -> ChosenMethod:
 
 
 def plug_in(key: str, function: Callable[..., Tensor], origin: str) -> ChosenMethod:
-    """Return a function from outside the package as a method, which may use everything that episodes have."""
+    """Make a method of a function from outside the package, which may use everything that episodes have."""
     return ChosenMethod(key, key, MethodSpec(function, transductive=True, uses_base=True), origin=origin)
 
 
 def _list_entry_points() -> dict[str, EntryPoint]:
-    """Return the methods that installed packages offer; one of ours cannot be taken by another."""
+    """List the methods that installed packages offer, other than names of this package."""
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in METHODS}
 
 
 def list_methods() -> str:
-    """Return all methods with their settings, each with its type, default and source, as text for people."""
+    """Format all methods with their sources and settings, for ``--list-methods``."""
     lines = ["Settings follow a method's name, as in tim:weights=1,1,1:steps=100 or FILE.py:FUNCTION:name=value."]
     for name, spec in METHODS.items():
         summary = (spec.function.__doc__ or "").partition("\n")[0]
@@ -152,8 +153,8 @@ def list_methods() -> str:
         lines += _wrap_text(f"Source: {parse_source(spec.function)}", 2)
         for keyword in list_keywords(spec.function).values():
             bound = "" if keyword.bound is None else f" {keyword.bound}"
-            tried = f"; --tune tries {' and '.join(map(show_value, keyword.tried))}" if keyword.tried else ""
-            lines.append(f"  {keyword.name}: {keyword.kind}{bound}, {show_value(keyword.default)} by default{tried}")
+            tried = f"; --tune tries {' and '.join(map(format_value, keyword.tried))}" if keyword.tried else ""
+            lines.append(f"  {keyword.name}: {keyword.kind}{bound}, {format_value(keyword.default)} by default{tried}")
             lines += _wrap_text(keyword.text, 6)
     lines += ["", *(f"{alias}: another name of {name}" for alias, name in METHOD_ALIASES.items())]
     lines += [f"{name}: of the installed {point.value}" for name, point in _list_entry_points().items()]
@@ -161,36 +162,36 @@ def list_methods() -> str:
 
 
 def _wrap_text(text: str, indent: int) -> list[str]:
-    """Return a text as lines of at most 100 characters, indented."""
+    """Wrap a text into indented lines of at most 100 characters."""
     pad = " " * indent
     return textwrap.wrap(text, 100, initial_indent=pad, subsequent_indent=pad, break_on_hyphens=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """The available inputs of methods other than support and queries."""
+    """The inputs of methods that are available in addition to support and queries."""
 
     n_base: int  #: Number of base classes; 1 for base rows without labels, as in an NPY file.
-    objective: str | None  #: The objective that the encoder was trained for; None without an encoder.
-    head_way: int | None  #: The number of classes that the head of the encoder has; None for any number.
-    way: tuple[int, int] | None  #: Least and most classes of an episode, if the sampler has them.
+    objective: str | None  #: The objective that the encoder was trained with; None without an encoder.
+    head_way: int | None  #: The only number of classes that the encoder's head is for; None for any number.
+    way: tuple[int, int] | None  #: Least and most classes of an episode, see `Sampler.way`.
     texts: bool  #: Whether texts name the classes.
     unlabelled: bool  #: Whether episodes have unlabelled rows.
     maps: bool  #: Whether rows are maps of a network, with positions.
     means: bool  #: Whether episodes have base classes, which are known by their means alone.
 
     def list_missing(self, spec: MethodSpec) -> list[str]:
-        """List the inputs that a method needs and that are missing, by their names in ``REMEDIES``."""
-        trained = self.objective is not None and spec.objective in (None, self.objective)
-        there = {"texts": self.texts, "encoder": trained, "unlabelled": self.unlabelled}
-        there |= {"maps": self.maps, "base": self.n_base > 1}
-        missing = [need for need in REMEDIES if need in spec.needs and not there[need]]
-        headed = self.head_way is not None and spec.objective == self.objective is not None
-        narrow = headed and self.way is not None and self.way != (self.head_way, self.head_way)
-        return missing + ["way"] * narrow + ["means"] * (self.means and not spec.takes_means)
+        """List the reasons why a method cannot run: missing inputs of ``REMEDIES``, "way" or "means"."""
+        has_encoder = self.objective is not None and spec.objective in (None, self.objective)
+        available = {"texts": self.texts, "encoder": has_encoder, "unlabelled": self.unlabelled}
+        available |= {"maps": self.maps, "base": self.n_base > 1}
+        missing = [need for need in REMEDIES if need in spec.needs and not available[need]]
+        uses_head = self.head_way is not None and spec.objective == self.objective is not None
+        wrong_way = uses_head and self.way is not None and self.way != (self.head_way, self.head_way)
+        return missing + ["way"] * wrong_way + ["means"] * (self.means and not spec.takes_means)
 
 
-#: For each missing input the constraint and the remedy of the message.
+#: The constraint and the remedy of the message about each missing input.
 REMEDIES = {
     "texts": ("find texts that name the classes", "Pass `texts`, an NPZ file whose y are the names of the classes."),
     "encoder": ("find an encoder", "Pass the `encoder` of such a run."),
@@ -216,22 +217,22 @@ EXCLUSION_NOTES = {
 def select_methods(
     chosen: Sequence[ChosenMethod], available: Resources, *, every: bool
 ) -> tuple[dict[str, ChosenMethod], list[str]]:
-    """Select the methods to evaluate, by name, and write notes for the report.
+    """Select the methods to evaluate by name, and write notes for the report.
 
     If ``every``, all methods of this package that can run come before those that the user has ``chosen``. Raises an
     InputError if a chosen method lacks an input.
     """
-    notes, known = _choose_all(available) if every else ([], [])
-    choices = [*known, *chosen]
+    notes, all_methods = _choose_all(available) if every else ([], [])
+    choices = [*all_methods, *chosen]
     for choice in choices:
         for need in available.list_missing(choice.spec)[:1] if choice.origin is None else ():
-            _refuse(choice, need, available)
+            _raise_missing_input(choice, need, available)
     notes += [f"{choice.key} is {choice.name}." for choice in choices if choice.key in METHOD_ALIASES]
     methods = {choice.name: choice for choice in choices}
     ours = {name: choice.spec for name, choice in methods.items() if choice.origin is None}
-    blind = [name for name, spec in ours.items() if "unlabelled" not in spec.needs]
-    if available.unlabelled and blind:
-        notes.append(f"Unlabelled rows are ignored by {', '.join(blind)}.")
+    ignoring = [name for name, spec in ours.items() if "unlabelled" not in spec.needs]
+    if available.unlabelled and ignoring:
+        notes.append(f"Unlabelled rows are ignored by {', '.join(ignoring)}.")
     centred = [name for name, spec in ours.items() if spec.centred]
     if centred and not available.n_base:
         notes.append(f"Without base classes, rows are centred on each episode's own support in {', '.join(centred)}.")
@@ -239,7 +240,7 @@ def select_methods(
 
 
 def _choose_all(available: Resources) -> tuple[list[str], list[ChosenMethod]]:
-    """Select all methods that can run, and write notes on the others."""
+    """Choose all methods of this package that can run, and write notes on the others."""
     reasons: dict[str, list[str]] = {reason: [] for reason in EXCLUSION_NOTES}
     chosen = []
     for name, spec in METHODS.items():
@@ -252,8 +253,8 @@ def _choose_all(available: Resources) -> tuple[list[str], list[ChosenMethod]]:
     return notes, chosen
 
 
-def _refuse(choice: ChosenMethod, need: str, available: Resources) -> NoReturn:
-    """Raise an InputError for a method that lacks an input."""
+def _raise_missing_input(choice: ChosenMethod, need: str, available: Resources) -> NoReturn:
+    """Raise an InputError for a method that lacks an input, or cannot run for another reason of `list_missing`."""
     if need == "means":
         known = sorted(name for name, spec in METHODS.items() if spec.takes_means)
         constraint = "know a class by its mean, which is all that there is of base classes"

@@ -16,21 +16,23 @@ from protonet.episodes.samplers.batch import Episodes
 class Rounding:
     """Guards against rounding errors, in units of the dtype's machine epsilon. All values are our own choice."""
 
-    lost: float = 4096.0  #: Squared distances below this share of a row's squared norm are computed from differences.
-    jitter: float = 8  #: First addition to a Gram matrix's diagonal, as a share of its mean, to factorise it.
-    jitter_growth: float = 10  #: Factor on that addition (not in epsilons) each time that the factorisation fails.
+    lost: float = 4096.0  #: Squared distances below this fraction of a squared norm are computed from differences.
+    jitter: float = (
+        8  #: First addition to a Gram matrix's diagonal before its factorisation, as a fraction of its mean.
+    )
+    jitter_growth: float = 10  #: Factor on the addition (not in epsilons) each time that the factorisation fails.
 
 
 ROUNDING = Rounding()
 
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
-    """Encode labels (episodes, rows) int64 in [0, n_way) as zeros and ones: (episodes, rows, n_way) of ``dtype``."""
+    """Encode labels (episodes, rows) int64 in [0, n_way) as one-hot vectors (episodes, rows, n_way) of ``dtype``."""
     return (labels[..., None] == torch.arange(n_way, device=labels.device)).to(dtype)
 
 
 def draw_orders(n_epochs: int, n: int, generator: torch.Generator) -> Tensor:
-    """Draw the order of n rows in each epoch, (n_epochs, n) int64 on the CPU, to be copied to a device together."""
+    """Draw a random order of n rows for each epoch: (n_epochs, n) int64, on the CPU."""
     orders = torch.empty(n_epochs, n, dtype=torch.int64)
     for order in orders:
         torch.randperm(n, generator=generator, out=order)
@@ -48,9 +50,9 @@ def support_means(episodes: Episodes) -> Tensor:
 
 
 def compute_centre(episodes: Episodes) -> Tensor:
-    """Compute what rows are centred on, (episodes, 1, dim): the base classes' mean, or without any the support's.
+    """Compute the mean to subtract from rows, (episodes, 1, dim): of the base classes or, without any, of the support.
 
-    Cosines between rows that are not centred are nearly equal where features have a common mean.
+    Without centring, cosines between rows are nearly equal if features have a common mean.
 
     Source: Wang et al., "SimpleShot" (2019), "Centering" below eq. 2, for the base classes' mean; the support's is our
         own choice. https://arxiv.org/abs/1911.04623
@@ -64,7 +66,7 @@ def compute_centre(episodes: Episodes) -> Tensor:
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """Compute squared Euclidean distances (episodes, n, m) between rows (episodes, n, dim) and (episodes, m, dim).
 
-    The smaller set comes second: that decides the order of the work, not the result.
+    It is faster if the smaller set comes second.
     """
     norms = squared_norms(a)
     squares = squared_norms(b)[:, :, None] + norms[:, None, :]  # (episodes, m, n)
@@ -77,9 +79,9 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Compute cosines (episodes, n, m) between rows (episodes, n, dim) and (episodes, m, dim); of rows of zeros 0.
+    """Compute cosines (episodes, n, m) between rows (episodes, n, dim) and (episodes, m, dim); 0 for rows of zeros.
 
-    The smaller set comes second: that decides the order of the work, not the result.
+    It is faster if the smaller set comes second.
     """
     min_norm = torch.finfo(a.dtype).tiny ** 0.5
     # Norms are divided out last: products are fewer than ``a``.
@@ -96,11 +98,9 @@ def squared_norms(rows: Tensor) -> Tensor:
 
 
 def reduce_to_span(rows: Tensor) -> Tensor:
-    """Express rows (episodes, n, dim) in min(n, dim) coordinates, with the same inner products.
+    """Express rows (episodes, n, dim) in min(n, dim) coordinates with the same inner products, for speed.
 
-    Everything that depends only on inner products (distances, angles, gradients of linear layers) is the same in these
-    coordinates, and costs far less than with hundreds of features. They are the Cholesky factor of the Gram matrix, or
-    the rows themselves where dim <= n.
+    The coordinates are the Cholesky factor of the Gram matrix, or the rows themselves if dim <= n.
     """
     n, dim = rows.shape[1:]
     if dim <= n:
@@ -114,13 +114,13 @@ def reduce_to_span(rows: Tensor) -> Tensor:
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(jitter.expand(-1, n)))
         if not bool(failed.any()):
             return factor
-        # Rows that are linearly dependent need more.
+        # Linearly dependent rows need more.
         jitter = torch.where(failed[:, None] > 0, ROUNDING.jitter_growth * jitter, jitter)
 
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam's constants. The differences to 1 are constants, because 1 - 0.9 is not 0.1 in floating point."""
+    """The constants of Adam. The differences to 1 are constants, because 1 - 0.9 is not 0.1 in floating point."""
 
     beta1: float = 0.9  #: Decay of the average gradient per step.
     one_minus_beta1: float = 0.1  #: 1 - beta1.
@@ -138,7 +138,7 @@ def unit_rows(episodes: Episodes) -> Tensor:
 
 
 def adam(weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate: float, steps: int) -> Tensor:
-    """Take steps of Adam from weights of any shape, by a function from weights to the loss's gradient.
+    """Optimise weights of any shape by steps of Adam, given a function from weights to the gradient of the loss.
 
     Source: Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1, with its settings.
         https://arxiv.org/abs/1412.6980

@@ -21,12 +21,12 @@ from protonet.errors import raise_input_error
 
 
 class Bound(NamedTuple):
-    """The range of a number."""
+    """The range of a number, an interval that may be open at either end."""
 
-    low: float
-    high: float = math.inf
-    low_open: bool = False  #: Whether ``low`` itself is outside.
-    high_open: bool = False  #: Whether ``high`` itself is outside.
+    low: float  #: The lower end.
+    high: float = math.inf  #: The upper end.
+    low_open: bool = False  #: Whether ``low`` itself is excluded.
+    high_open: bool = False  #: Whether ``high`` itself is excluded.
 
     def __str__(self) -> str:
         if self.high == math.inf:
@@ -40,12 +40,12 @@ class Bound(NamedTuple):
 
 
 class SearchSpace(NamedTuple):
-    """The values of a setting to try on validation classes; part of the setting's type, as a bound is."""
+    """The values of a setting to try on validation classes; an annotation of the setting's type."""
 
     values: tuple[object, ...]  #: Values of the setting's type.
 
 
-#: Types of settings: a number and its bound.
+#: Types of settings: numbers with bounds.
 Positive = Annotated[float, Bound(0, low_open=True)]
 NonNegative = Annotated[float, Bound(0)]
 Fraction = Annotated[float, Bound(0, 1)]
@@ -54,7 +54,7 @@ BelowOne = Annotated[float, Bound(0, 1, high_open=True)]
 Count = Annotated[int, Bound(0)]
 PositiveCount = Annotated[int, Bound(1)]
 
-#: A name and a parser for the values of each type.
+#: For each type of setting, a description of its values and the function that parses a text.
 VALUE_PARSERS: dict[object, tuple[str, Callable[[str], object]]] = {
     bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
     int: ("a whole number", int),
@@ -65,19 +65,19 @@ VALUE_PARSERS: dict[object, tuple[str, Callable[[str], object]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Keyword:
-    """A setting of a method."""
+    """A setting of a method: a keyword-only parameter."""
 
-    name: str  #: The name in a text.
+    name: str  #: The name of the setting on the command line.
     parameter: str  #: The name of the method's parameter.
-    type: object  #: A key of ``VALUE_PARSERS``, a tuple of them, or one of these or None.
-    bound: Bound | None  #: The range of its numbers.
-    default: object  #: `inspect.Parameter.empty` without one.
-    text: str  #: The description in the docstring, in one line; "" without one.
-    tried: tuple[object, ...] = ()  #: The values of `SearchSpace` in its type.
+    type: object  #: A key of ``VALUE_PARSERS``, a tuple of such types, or a union of one of these with None.
+    bound: Bound | None  #: The range of the numbers.
+    default: object  #: The default value, or `inspect.Parameter.empty`.
+    text: str  #: The description in the docstring, in one line, or "".
+    tried: tuple[object, ...] = ()  #: The values of the `SearchSpace` in the type.
 
     @property
     def kind(self) -> str:
-        """A description of its values."""
+        """A description of the values, such as "a whole number or none"."""
         if get_origin(self.type) is tuple:
             return f"{len(get_args(self.type))} numbers with commas between"
         kind, optional = _split_none(self.type)
@@ -85,9 +85,9 @@ class Keyword:
 
 
 def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
-    """Return the settings of a method by name: those keyword-only parameters whose values a text can hold.
+    """List the settings of a method by name: the keyword-only parameters whose values can be parsed from text.
 
-    A parameter without a type, or with one that cannot be found, has that of its default.
+    A parameter without a type hint has the type of its default.
     """
     try:
         hints, annotated = get_type_hints(method), get_type_hints(method, include_extras=True)
@@ -116,14 +116,14 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
 
 
 def _list_notes(kind: object) -> Iterator[object]:
-    """Yield the annotations of a type and of the types that it is made of."""
+    """Yield the annotations in a type, such as `Bound`, including nested types."""
     yield from getattr(kind, "__metadata__", ())
     for part in get_args(kind):
         yield from _list_notes(part)
 
 
 def _split_none(kind: object) -> tuple[object, bool]:
-    """Split the type of a value or None into that of the value, and whether None is in it."""
+    """Split an optional type into the type without None, and whether None was part of it."""
     parts = get_args(kind)
     if len(parts) != 2 or NoneType not in parts:
         return kind, False
@@ -138,7 +138,7 @@ def _is_parsable_type(kind: object) -> bool:
 
 
 def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
-    """Parse the description of each argument, in one line, from a docstring in Google style."""
+    """Parse the descriptions of arguments from a docstring in Google style."""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(method) or "", re.DOTALL | re.MULTILINE)
     if section is None:
         return {}
@@ -147,24 +147,24 @@ def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
 
 
 def parse_source(method: Callable[..., object]) -> str:
-    """Parse the section ``Source:`` of a docstring, in one line; "" without one."""
+    """Parse the section ``Source:`` of a docstring; "" if there is none."""
     section = re.search(r"^Source: (.*?)(?=\n\n|\Z)", inspect.getdoc(method) or "", re.DOTALL | re.MULTILINE)
     return "" if section is None else " ".join(section[1].split())
 
 
 def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str, str]) -> dict[str, object]:
-    """Parse the keyword arguments of a method from texts, in the order of its signature.
+    """Parse the keyword arguments of a method from texts.
 
     Args:
         name: The name of the method, for messages.
         method: A function of a batch of episodes with keyword-only settings.
-        texts: The value of each setting; its name may have ``-`` in place of ``_``.
+        texts: The text of each setting by name, which may have ``-`` in place of ``_``.
 
     Returns:
-        Values by parameter.
+        The values by parameter, in the order of the signature.
 
     Raises:
-        InputError: The method has no such setting, or its values are of another kind, or out of bounds.
+        InputError: The method has no such setting, or a value has the wrong type or is out of bounds.
     """
     known = list_keywords(method)
     texts = {setting.replace("-", "_"): text for setting, text in texts.items()}
@@ -178,12 +178,12 @@ def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str,
 
 
 def _parse(name: str, keyword: Keyword, text: str) -> object:
-    """Parse the value of a setting, and check its bound."""
+    """Parse the value of a setting, and check its bounds."""
     got = f"{text!r} for {keyword.name} of {name}"
     try:
-        value = _read(keyword.type, text)
+        value = _parse_value(keyword.type, text)
     except (KeyError, ValueError, OverflowError):
-        default = "" if keyword.default is inspect.Parameter.empty else f" such as {show_value(keyword.default)}"
+        default = "" if keyword.default is inspect.Parameter.empty else f" such as {format_value(keyword.default)}"
         remedy = f"Pass {keyword.kind}{default}."
         raise_input_error("method", f"have settings of their kind, {keyword.kind}", got, remedy)
     numbers = value if isinstance(value, tuple) else (value,)
@@ -193,10 +193,10 @@ def _parse(name: str, keyword: Keyword, text: str) -> object:
     return value
 
 
-def _read(kind: object, text: str) -> object:
-    """Parse a value of a type; raise a KeyError or a ValueError for other texts."""
+def _parse_value(kind: object, text: str) -> object:
+    """Parse a value of a type; raise a KeyError or a ValueError for an invalid text."""
     if get_origin(kind) is tuple:
-        return tuple(_read(*item) for item in zip(get_args(kind), text.split(","), strict=True))
+        return tuple(_parse_value(*item) for item in zip(get_args(kind), text.split(","), strict=True))
     kind, optional = _split_none(kind)
     if optional and text.lower() == "none":
         return None
@@ -206,10 +206,10 @@ def _read(kind: object, text: str) -> object:
     return value
 
 
-def show_value(value: object) -> str:
-    """Return a value as a text that reads as the same value: ``1,0.1``, ``none``, ``true``."""
+def format_value(value: object) -> str:
+    """Format a value as the text that it is parsed from, such as ``1,0.1``, ``none`` or ``true``."""
     if isinstance(value, tuple):
-        return ",".join(map(show_value, value))
+        return ",".join(map(format_value, value))
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

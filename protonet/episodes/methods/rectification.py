@@ -14,19 +14,18 @@ from protonet.episodes.methods.common import compute_centre, cosines, one_hot, s
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
 
-CONVERGED = 1e-6  #: The updates end once no assignment changes by this much.
+CONVERGED = 1e-6  #: LaplacianShot's updates end once no assignment changes by this much.
 
 
 def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre rows as `compute_centre` says, and find what scales them to unit norm.
+    """Centre rows by `compute_centre` and scale the support to unit norm; the queries are not scaled, for speed.
 
-    Returns support (episodes, n_support, dim) of unit norm, queries (episodes, n_queries, dim) that are centred but not
-    scaled, and the factors (episodes, 1, n_queries) that make them unit rows. Queries are many, so the scaled ones are
-    not formed: products with them follow from products with the queries.
+    Returns the support (episodes, n_support, dim), the queries (episodes, n_queries, dim), and the factors (episodes,
+    1, n_queries) that scale queries to unit norm.
 
     Source: "CL2N" of Wang et al., "SimpleShot" (2019), as BD-CSPN and LaplacianShot are evaluated by Ziko et al. (2020,
         train_lshot.py) and Veilleux et al. (2021, bdcspn.yaml, laplacianshot.yaml). Their "L2N" is not enough without
-        base classes: where cosines are nearly equal, the class whose rows have the largest weight takes nearly all.
+        base classes: if cosines are nearly equal, the class whose rows have the largest weight gets nearly all queries.
     """
     centre = compute_centre(episodes)
     support, query = episodes.support - centre, episodes.query - centre
@@ -38,15 +37,15 @@ def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
 def rectify_prototypes(
     episodes: Episodes, scale: Tensor, *, temperature: Positive = 0.1, paper: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Compute rectified prototypes (episodes, n_way, dim), and what unit queries are shifted by, (episodes, 1, dim).
+    """Compute rectified prototypes (episodes, n_way, dim), and the shift (episodes, 1, dim) of unit queries.
 
-    Queries are shifted so that their mean is that of the support (against the cross-class bias), and labelled by the
-    nearest mean by cosine. Then each class's rows are averaged, those near its mean more (against the intra-class
-    bias). Paper and code differ in how. The code that published numbers are from pseudo-labels the support rows as
-    well, and averages rows that are multiplied by their probability of the class, a softmax over classes: prototypes
-    are shorter than the rows, and a class without rows keeps its mean. The ``paper`` divides the exponentials of a
-    class's cosines by their sum, so that the support rows keep nearly all of their prototype. Rows and ``scale`` are as
-    from `compute_unit_rows`; the temperature of 0.1 is the factor of 10 of paper and code.
+    Queries are shifted to the mean of the support (against the cross-class bias), and labelled by the nearest mean by
+    cosine. Then each class's rows are averaged, with larger weights near its mean (against the intra-class bias). In
+    the published code, support rows are pseudo-labelled as well, and a weight is the probability of the class, a
+    softmax over classes: prototypes are shorter than the rows, and a class without rows keeps its mean. In the
+    ``paper``, weights are the exponentials of a class's cosines over their sum, so that the support rows keep nearly
+    all of their prototype. Rows and ``scale`` are from `compute_unit_rows`; the temperature of 0.1 is the factor of 10
+    of paper and code.
 
     Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020), eqs. 6 to 9, every query being
         pseudo-labelled, https://arxiv.org/abs/1911.10713; the code of Ziko et al. (2020, train_lshot.py), which
@@ -62,17 +61,17 @@ def rectify_prototypes(
     squares = (scale < torch.finfo(query.dtype).tiny ** -0.5).to(query.dtype)  # 1, or 0 of a row of zeros
     shifted = squares + 2 * products[:, -1:] - squared_norms(shift)[:, None]
     norms = shifted.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
-    of_query = (products[:, :-1] / norms).clamp(-1, 1)  # (episodes, n_way, n_queries) cosines
-    logits = torch.cat([cosines(support, means).transpose(1, 2), of_query], dim=2) / temperature
+    query_cosines = (products[:, :-1] / norms).clamp(-1, 1)  # (episodes, n_way, n_queries)
+    logits = torch.cat([cosines(support, means).transpose(1, 2), query_cosines], dim=2) / temperature
 
     members = one_hot(logits.max(dim=1).indices, episodes.n_way, query.dtype).transpose(1, 2)
     if paper:
         members[..., :n_support] = labels
     weights = members * (logits.exp() if paper else logits.softmax(dim=1))
     mass = (weights if paper else members).sum(dim=2, keepdim=True)  # (episodes, n_way, 1)
-    of_support, of_query = weights.split([n_support, n_queries], dim=2)
-    offset = of_query.sum(dim=2, keepdim=True) * shift
-    rectified = of_support @ support + torch.baddbmm(offset, of_query * scale, query)
+    support_weights, query_weights = weights.split([n_support, n_queries], dim=2)
+    offset = query_weights.sum(dim=2, keepdim=True) * shift
+    rectified = support_weights @ support + torch.baddbmm(offset, query_weights * scale, query)
     return torch.where(mass > 0, rectified / mass, means), shift
 
 
@@ -82,10 +81,9 @@ def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = Fa
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred as
             `compute_centre` says and scaled to unit norm.
-        temperature: > 0, divides half the squared distances, and the cosines of the rectification, see
-            `rectify_prototypes`.
-        paper: Rectify by the paper's weights, and classify by the cosine, as the paper does. The code that published
-            numbers are from takes the nearest prototype.
+        temperature: > 0, divides half the squared distances, and the cosines in `rectify_prototypes`.
+        paper: Whether to rectify by the paper's weights and classify by the cosine, as the paper does. The published
+            code classifies by the nearest prototype.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances over the
@@ -121,17 +119,17 @@ def laplacian_shot(
             `compute_centre` says and scaled to unit norm.
         lambda_: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by validation; its
             authors' choice is 0.7 for most sets at 1-shot.
-        n_neighbours: Nearest queries of a query, without itself, >= 0. The authors' 3 counts it. As there, q may be a
-            neighbour of p without p being one of q.
+        n_neighbours: Nearest queries of a query, without itself, >= 0; the authors' 3 includes the query. As there, q
+            may be a neighbour of p without p being one of q.
         steps: Most bound updates, >= 0; 20 in the authors' code (lshot_update.py). They end early once no assignment
-            in the batch changes by 1e-6; in the authors' code, once their bound changes by less than that.
+            in the batch changes by 1e-6; in the authors' code, once the bound changes by less than that.
         temperature: > 0, divides the cosines in `rectify_prototypes`.
-        rectify: Rectify the prototypes. The configuration of Veilleux et al. (2021) for unbalanced queries does not,
-            see `laplacian_shot_dirichlet`.
-        shift: Shift the queries, too, as the rectification does. The code of Veilleux et al. (2021) leaves them where
-            they are, with the same weights; its balanced configuration has ``lambda_`` 0.7 at 1-shot, and 0.3 at 5-shot
-            on mini-ImageNet and CUB, 0.1 on tiered-ImageNet.
-        paper: Rectify by the paper's weights, see `rectify_prototypes`, and leave the queries where they are.
+        rectify: Whether to rectify the prototypes. The configuration of Veilleux et al. (2021) for unbalanced queries
+            does not, see `laplacian_shot_dirichlet`.
+        shift: Whether to shift the queries, too, as in the rectification. The code of Veilleux et al. (2021) does not;
+            its balanced configuration has ``lambda_`` 0.7 at 1-shot, and 0.3 at 5-shot on mini-ImageNet and CUB, 0.1 on
+            tiered-ImageNet.
+        paper: Whether to rectify by the paper's weights, see `rectify_prototypes`, without a shift of the queries.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows; their softmax is the last update's assignment.
@@ -149,8 +147,8 @@ def laplacian_shot(
     unary = (prototypes @ query.transpose(1, 2)).mul_(2 * scale).sub_(squared_norms(prototypes)[:, :, None])
     if rectify and shift and not paper:
         unary += 2 * prototypes @ offset.transpose(1, 2)
-    closeness = (query @ query.transpose(1, 2)).mul_(scale.transpose(1, 2))  # of unit rows to each column
-    affinity = _find_neighbours(closeness, n_neighbours, lambda_)
+    closeness = (query @ query.transpose(1, 2)).mul_(scale.transpose(1, 2))  # cosines, up to a factor on each column
+    affinity = _build_neighbour_graph(closeness, n_neighbours, lambda_)
     logits = unary
     assigned = logits.softmax(dim=1)
     for _ in range(steps):
@@ -170,11 +168,8 @@ def laplacian_shot_dirichlet(episodes: Episodes) -> Tensor:
     return laplacian_shot(episodes, rectify=False)
 
 
-def _find_neighbours(closeness: Tensor, n_neighbours: int, weight: float) -> Tensor:
-    """Return the graph of nearest neighbours by ``closeness`` (episodes, n, n), which is overwritten.
-
-    Its column p is ``weight`` at the rows closest to p, without p itself, and zero elsewhere.
-    """
+def _build_neighbour_graph(closeness: Tensor, n_neighbours: int, weight: float) -> Tensor:
+    """Set column p of a graph (episodes, n, n) to ``weight`` at p's nearest neighbours; overwrites ``closeness``."""
     closeness.diagonal(dim1=1, dim2=2).fill_(-math.inf)
     affinity = torch.zeros_like(closeness)
     for _ in range(min(n_neighbours, closeness.shape[1] - 1)):

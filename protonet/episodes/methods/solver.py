@@ -1,4 +1,4 @@
-"""Our own solver, episode by episode: what `protonet.solve` fits to the support rows."""
+"""The solver of this package as a few-shot method: `protonet.solve` fits a network to the support of each episode."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from protonet.fit.solver import solve
 
 
 def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor:
-    """Classify by the network that `protonet.solve` fits to the support rows alone.
+    """Classify by the network that `protonet.solve` fits to the support rows.
 
-    Each episode is searched and fitted separately, thousands of times slower than other methods. `adaptive` is a small
-    mixture of closed forms for whole batches.
+    Each episode is fitted separately, thousands of times slower than other methods. `adaptive` is a small mixture of
+    closed forms for whole batches.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         effort: The search effort of `protonet.solve`: fast, default or best.
-        seed: Of folds and initial weights, the same in every episode.
+        seed: The seed of folds and initial weights, the same in every episode.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: cosines to the prototypes over the
-        temperature that was fitted to rows held out.
+        temperature that was fitted to held-out rows.
 
     Raises:
-        InputError: Another effort.
+        InputError: The effort is unknown.
 
-    Source: Our own, docs/explanation/how-it-works.md.
+    Source: this package, docs/explanation/how-it-works.md.
     """
     metadata = {"num_classes": episodes.n_way, "device": episodes.support.device}
     logits = []

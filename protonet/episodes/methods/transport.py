@@ -1,4 +1,4 @@
-"""Assignments in which each class has as many queries: PT-MAP, protoLP and iLPC."""
+"""Methods that assign equally many queries to each class: PT-MAP, protoLP and iLPC."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from protonet.episodes.samplers.batch import Episodes
 class Sinkhorn:
     """The limits of Sinkhorn's iterations."""
 
-    tolerance: float = 1e-4  #: The iterations end once no class's scale changes by this share. Our own choice.
-    max_iterations: int = 1000  #: The authors' code (test_standard.py).
-    #: They end as well once that share itself changes by no more than this, as 1e-6 of row sums in the authors' code:
-    #: where classes are far apart, the scales drift on for hundreds of iterations and the plan stays as it is.
+    tolerance: float = 1e-4  #: Iterations end once no class's scale changes by this fraction. Our own choice.
+    max_iterations: int = 1000  #: Most iterations, as in the authors' code (test_standard.py).
+    #: Iterations also end once this fraction changes by no more than this, like row sums in the authors' code: if
+    #: classes are far apart, the scales drift for hundreds of iterations without an effect on the plan.
     drift: float = 1e-6
-    min_exponent: float = -60  #: Smallest of the kernel: exp(-60) does not underflow in float32. Our own choice.
+    min_exponent: float = -60  #: Smallest exponent of the kernel: exp(-60) does not underflow in float32. Our choice.
 
 
 SINKHORN = Sinkhorn()
-MIN_ROW_NORM = 1e-12  #: Rows are divided by this norm at least.
+MIN_ROW_NORM = 1e-12  #: Rows are divided by at least this norm.
 QUERY_FLOATS_IN_CACHE = 2**20  #: Floats of queries that are transformed and multiplied at a time.
 OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of the paper.
 
@@ -41,15 +41,14 @@ def pt_map(
 ) -> Tensor:
     """Classify by prototypes that move, step by step, towards the means of balanced assignments of the queries.
 
-    After the transform everything depends only on inner products. So support means and queries are represented by
-    theirs (the paper's QR decomposition keeps inner products as well), and prototypes by their shares in them. All
-    defaults are those of the authors' code (test_standard.py).
+    Only inner products matter after the transform, so that prototypes are computed as combinations of support means and
+    queries. All defaults are those of the authors' code (test_standard.py).
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         beta: The exponent of the power transform, > 0.
         lambda_: The inverse of the transport's entropy regularisation, > 0.
-        alpha: The share of the way to the new means that prototypes move per step, in (0, 1].
+        alpha: The fraction of the way to the new means that prototypes move per step, in (0, 1].
         n_epochs: Steps, >= 0.
 
     Returns:
@@ -57,19 +56,20 @@ def pt_map(
         in which each class has n_queries / n_way queries.
 
     Source: Hu, Gripon and Pateux, "Leveraging the feature distribution in transfer-based few-shot learning" (2020),
-        eqs. 1, 3 and 6, alg. 1. https://arxiv.org/abs/2006.03806. The paper says nothing of centring each set, and has
-        no negative features: these follow the authors' code and Lazarou et al. (2021).
+        eqs. 1, 3 and 6, alg. 1. https://arxiv.org/abs/2006.03806. Centring and negative features follow the authors'
+        code and Lazarou et al. (2021).
     """
-    among, towards, squares = _multiply_rows(episodes, beta)
-    count = one_hot(episodes.support_labels, episodes.n_way, among.dtype).sum(dim=1)[..., None]  # (episodes, n_way, 1)
-    n_queries = among.shape[1]
-    mass, quota = among.new_ones(1), among.new_full((), n_queries / episodes.n_way)
-    # A prototype is ``rates`` times its support mean plus a share of each query.
-    rates, probabilities = torch.ones_like(count), torch.zeros_like(towards)
+    query_gram, products_of_means, squares = _compute_inner_products(episodes, beta)
+    hot = one_hot(episodes.support_labels, episodes.n_way, query_gram.dtype)
+    count = hot.sum(dim=1)[..., None]  # (episodes, n_way, 1)
+    n_queries = query_gram.shape[1]
+    mass, quota = query_gram.new_ones(1), query_gram.new_full((), n_queries / episodes.n_way)
+    # A prototype is ``rates`` times its support mean plus ``probabilities`` times the queries.
+    rates, probabilities = torch.ones_like(count), torch.zeros_like(products_of_means)
     scale = torch.ones_like(count)
     for epoch in range(n_epochs + 1):
-        products = torch.addcmul(probabilities @ among, rates, towards)  # (episodes, n_way, n_queries)
-        cross = (probabilities * (products + rates * towards)).sum(dim=2, keepdim=True)
+        products = torch.addcmul(probabilities @ query_gram, rates, products_of_means)  # (episodes, n_way, n_queries)
+        cross = (probabilities * (products + rates * products_of_means)).sum(dim=2, keepdim=True)
         logits = lambda_ * (2 * products - (rates.square() * squares + cross))  # -lambda_ * d^2, but for a constant
         kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(SINKHORN.min_exponent).exp_()
         scale = balance(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
@@ -82,29 +82,24 @@ def pt_map(
     return (logits + scale.log()).log_softmax(dim=1).transpose(1, 2)
 
 
-def _multiply_rows(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the inner products of transformed rows that matter.
-
-    They are of queries with each other (episodes, n_queries, n_queries), of support means with queries (episodes,
-    n_way, n_queries), and of support means with themselves (episodes, n_way, 1).
-    """
+def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute inner products of transformed queries, support means with queries, and each mean with itself."""
     n_queries, dim = episodes.query.shape[1:]
     size = max(1, QUERY_FLOATS_IN_CACHE // (n_queries * dim))
-    parts = []
+    blocks = []
     for start in range(0, len(episodes.query), size):
         some = slice(start, start + size)
         support, query = transform(episodes.support[some], beta), transform(episodes.query[some], beta)
         means = support_means(replace(episodes, support=support, support_labels=episodes.support_labels[some]))
         turned = query.transpose(1, 2)
-        parts.append((query @ turned, means @ turned, means.square().sum(dim=2, keepdim=True)))
-    among, towards, squares = (torch.cat(column) for column in zip(*parts, strict=True))
-    return among, towards, squares
+        blocks.append((query @ turned, means @ turned, means.square().sum(dim=2, keepdim=True)))
+    # (episodes, n_queries, n_queries), (episodes, n_way, n_queries) and (episodes, n_way, 1)
+    query_gram, products_of_means, squares = (torch.cat(tensors) for tensors in zip(*blocks, strict=True))
+    return query_gram, products_of_means, squares
 
 
 def transform(rows: Tensor, beta: float) -> Tensor:
-    """Apply the power transform to rows (episodes, n, dim), then scale to unit norm, centre, and scale again.
-
-    The exponent ``beta`` is > 0; negative features keep their sign.
+    """Raise rows (episodes, n, dim) to the power ``beta`` > 0 with their signs; scale to norm 1, centre, scale again.
 
     Source: Hu, Gripon and Pateux (2020), eq. 1.
     """
@@ -116,11 +111,10 @@ def transform(rows: Tensor, beta: float) -> Tensor:
 
 
 def balance(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tensor:
-    """Find scales (episodes, n_way, 1) of the classes in a transport plan, such that each gets its quota of the mass.
+    """Compute the scales (episodes, n_way, 1) of classes with which each class of a transport plan gets its quota.
 
-    The plan is ``kernel * scale`` (episodes, n_way, rows) with each row scaled to its mass (episodes, 1, rows); the
-    quota is (episodes, n_way, 1), of the same sum. Iterations begin at ``scale``. An episode whose scales have
-    converged stays as it is while others continue.
+    The plan is ``kernel * scale`` (episodes, n_way, rows), each row scaled to its ``mass`` (episodes, 1, rows). The
+    quotas (episodes, n_way, 1) have the same sum. Iterations begin at ``scale``, and end for each episode separately.
 
     Source: Cuturi, "Sinkhorn distances" (2013), alg. 1. https://arxiv.org/abs/1306.0895
     """
@@ -162,10 +156,10 @@ def proto_lp(
         gamma: The weight of the graph's Laplacian, > 0.
         mixing_weight: Weight of the propagated labels in the update of prototypes, in [0, 1]; the rest is the weight of
             the assignments that the graph is made of.
-        alpha: Share of the way to the new means that prototypes move per step, in (0, 1].
+        alpha: The fraction of the way to the new means that prototypes move per step, in (0, 1].
         n_epochs: Steps, >= 0.
-        balanced: Each class has as many queries; false leaves assignments and labels as they are, for other queries.
-        paper: Take the Laplacian of the paper, as the authors' test_standard_GSSL_lapshot_full.py does with
+        balanced: Whether to balance assignments and labels, as each class has equally many queries.
+        paper: Whether to use the Laplacian of the paper, as the authors' test_standard_GSSL_lapshot_full.py does with
             gamma 0.05, mixing weight 0.7 and 50 steps.
 
     Returns:
@@ -203,10 +197,7 @@ def proto_lp(
 
 
 def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
-    """Return rows (episodes, n, dim) after power transform and unit norm, in few dimensions, centred and of unit norm.
-
-    Coordinates are those of the first singular vectors: eigenvectors of the rows' inner products, in float64.
-    """
+    """Transform rows (episodes, n, dim) by a power, reduce them to their first singular vectors, and normalise them."""
     rows = rows.double()
     rows = F.normalize(rows.abs().add_(OFFSET).pow_(beta).copysign_(rows), dim=2)
     values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
@@ -216,29 +207,23 @@ def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
 
 
 def _propagate_by_prototypes(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) -> Tensor:
-    """Propagate labels (episodes, n_way, rows) to rows, from their assignments to prototypes of the same shape.
-
-    The first rows, ``count`` (episodes, n_way, 1) of each class, are the support's, which belong to their own.
-    """
+    """Propagate the labels of support rows, ``count`` (episodes, n_way, 1), by assignments (episodes, n_way, rows)."""
     total = assigned @ assigned.transpose(1, 2)  # (episodes, n_way, n_way), Z^T Z
     walk = total / assigned.sum(dim=2)[:, None]
     identity = torch.eye(total.shape[1], dtype=total.dtype, device=total.device)
     laplacian = total - walk @ total if paper else identity - walk
     degree = torch.diag_embed(count[..., 0])
-    labels: Tensor = torch.linalg.solve(degree + gamma * laplacian, degree)  # of the prototypes, those of the classes
-    return labels.transpose(1, 2) @ assigned
+    labels_of_prototypes: Tensor = torch.linalg.solve(degree + gamma * laplacian, degree)  # (episodes, n_way, n_way)
+    return labels_of_prototypes.transpose(1, 2) @ assigned
 
 
 @dataclass(frozen=True)
 class LogisticSettings:
-    """The gradient descent of the linear classifier that finds clean labels.
+    """The gradient descent of iLPC's linear classifier, as in the authors' code (iterative_graph_functions.py)."""
 
-    All values are of the authors' code (iterative_graph_functions.py).
-    """
-
-    learning_rate: float = 0.1  #: Constant over all steps.
-    momentum: float = 0.9  #: Share of the last step's velocity, in [0, 1).
-    weight_decay: float = 5e-4  #: Share of the outputs added to their gradient.
+    learning_rate: float = 0.1  #: The learning rate of all steps.
+    momentum: float = 0.9  #: Momentum, in [0, 1).
+    weight_decay: float = 5e-4  #: Factor on the outputs that are added to their gradient.
 
 
 CLASSIFIER = LogisticSettings()
@@ -257,13 +242,13 @@ def ilpc(
 ) -> Tensor:
     """Label the queries in rounds: in each round, the queries with the cleanest labels join the support.
 
-    A round propagates the support's labels, balances those that reach the remaining queries, trains a linear classifier
-    on all rows and moves the queries whose labels it learns most easily. Everything depends only on inner products.
+    A round propagates the support's labels to the remaining queries, balances them, trains a linear classifier on all
+    rows and moves the queries whose labels it learns most easily. Everything depends only on inner products.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         beta: The exponent of the power transform, > 0.
-        n_neighbours: Neighbours of a row in the graph, >= 1; all other rows where there are fewer.
+        n_neighbours: Neighbours of a row in the graph, >= 1; all other rows if there are fewer.
         gamma: The exponent of the cosines in the graph, > 0.
         alpha: How far labels spread, in [0, 1).
         tau: The exponent of the propagated labels, > 0; larger values lower their entropy.
@@ -298,7 +283,8 @@ def ilpc(
         quota = quota * (left.sum(dim=2, keepdim=True) / quota.sum(dim=1, keepdim=True))
         plan = kernel * balance(kernel, left, quota, torch.ones_like(quota))  # up to the scale of its rows
         guess = one_hot(plan.argmax(dim=1), n_way, rows.dtype).transpose(1, 2) * left
-        losses = _average_losses(gram, labels, torch.cat([hot, moved + guess], dim=2), n_steps)[:, None, n_support:]
+        guesses = torch.cat([hot, moved + guess], dim=2)
+        losses = _compute_average_losses(gram, labels, guesses, n_steps)[:, None, n_support:]
         rank = losses.where(guess > 0, torch.inf).argsort(dim=2, stable=True).argsort(dim=2)
         clean = guess * (rank < n_clean)
         logits = logits.where(clean.sum(dim=1, keepdim=True) == 0, plan.clamp_min(torch.finfo(rows.dtype).tiny).log())
@@ -307,7 +293,7 @@ def ilpc(
 
 
 def _propagate_by_neighbours(gram: Tensor, n_neighbours: int, gamma: float, alpha: float) -> Tensor:
-    """Return (I - alpha W)^-1 of the normalised nearest-neighbour graph W, (episodes, rows, rows), symmetric."""
+    """Compute (I - alpha W)^-1 of the normalised nearest-neighbour graph W: (episodes, rows, rows), symmetric."""
     n = gram.shape[1]
     eye = torch.eye(n, dtype=gram.dtype, device=gram.device)
     others = gram.masked_fill(eye > 0, -1)
@@ -320,16 +306,15 @@ def _propagate_by_neighbours(gram: Tensor, n_neighbours: int, gamma: float, alph
     return inverse
 
 
-def _average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps: int) -> Tensor:
-    """Return each row's cross-entropy (episodes, rows), averaged over the training of a linear classifier, in nats.
+def _compute_average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps: int) -> Tensor:
+    """Compute each row's cross-entropy, (episodes, rows) nats, averaged over the training of a linear classifier.
 
-    The classifier starts at the mean directions of the ``known`` rows' classes. Its gradients are combinations of the
-    rows, so its outputs change by combinations of the rows of the Gram matrix, with ones added for the bias. Labels are
-    one-hot (episodes, n_way, rows), zeros where they are not known.
+    It starts at the mean directions of the classes of ``known`` rows, and its outputs change by combinations of rows of
+    the Gram matrix, plus one for the bias. Labels are one-hot (episodes, n_way, rows), with zeros for unknown ones.
 
     Source: Huang et al., "O2U-Net: a simple noisy label detection approach for deep neural networks" (2019), sec. 3.
     """
-    products = known @ gram  # (episodes, n_way, rows), of the classes' sums of rows with each row
+    products = known @ gram  # (episodes, n_way, rows), of the sum of a class's rows with each row
     norms = (known * products).sum(dim=2, keepdim=True).clamp_min(torch.finfo(gram.dtype).eps).sqrt()
     outputs, velocity = products / norms, torch.zeros_like(products)
     kernel = (gram + 1) / gram.shape[1]

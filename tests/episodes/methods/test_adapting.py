@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protonet.episodes.methods.alpha_am import alpha_am
 from protonet.episodes.methods.rectification import (
-    _find_neighbours,
+    _build_neighbour_graph,
     bd_cspn,
     laplacian_shot,
     laplacian_shot_dirichlet,
@@ -101,7 +101,7 @@ def test_a_class_without_rows_keeps_its_mean() -> None:
 
 def test_a_query_is_no_neighbour_of_itself_and_may_have_none() -> None:
     rows = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
-    one, five = (_find_neighbours(rows @ rows.transpose(1, 2), n, 1.0)[0] for n in (1, 5))
+    one, five = (_build_neighbour_graph(rows @ rows.transpose(1, 2), n, 1.0)[0] for n in (1, 5))
     assert (float(one.diagonal().sum()), float(one[0, 1])) == (0, 1)
     assert bool((five.sum(dim=0) == 2).all())
     episodes, _ = make_episodes(n_queries=1)

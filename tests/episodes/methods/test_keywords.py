@@ -13,10 +13,10 @@ from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.keywords import (
     Bound,
     describe_arguments,
+    format_value,
     list_keywords,
     parse_keywords,
     parse_source,
-    show_value,
 )
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import InputError
@@ -68,7 +68,7 @@ def test_every_setting_is_listed_and_described_and_a_default_as_text_is_the_defa
             if keyword.type not in (bool, str) and key not in UNBOUNDED:
                 bounds = {str(keyword.bound), "[1, base classes]"}
                 assert any(bound in keyword.text.lower() for bound in bounds), f"{key} of {name}"
-        texts = {key: show_value(keyword.default) for key, keyword in keywords.items()}
+        texts = {key: format_value(keyword.default) for key, keyword in keywords.items()}
         defaults = {keyword.parameter: keyword.default for keyword in keywords.values()}
         assert parse_keywords(name, function, texts) == defaults
 
