@@ -1,7 +1,7 @@
 """The solver's closed forms for batches of episodes: a mixture of views of the features, weighted by their losses.
 
-Views are evaluated by leaving out one support row at a time, which needs no further fits for class means and for kernel
-ridge regression. If most classes have a single support row, none can be left out, and the mixture is fixed.
+Views are evaluated by leaving out one support row at a time, which needs no further fits for class means and kernel
+ridge regression. If most classes have a single support row, the weights of the mixture are fixed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from protonet.selection.scoring import WEIGHTS
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE
 from protonet.views.linear import LINEAR
 
-FLOATS_IN_CACHE = 2**18  #: Floats that are changed in place at a time: they stay in a core's own cache.
+FLOATS_IN_CACHE = 2**18  #: Floats that are changed in place at a time: they fit into the cache of a core.
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class AdaptiveSettings:
 
     bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0)  #: Kernel bandwidths, in median distances between support rows.
     ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)  #: Ridges of kernel ridge regressions, added to a diagonal of ones.
-    linear_ridges: tuple[float, ...] = (1e-1, 1.0, 10.0)  #: In mean squared norms of the support rows.
-    shrinkage: float = 0.1  #: Share of the mean standard deviation added to each feature's own before dividing by it.
-    newton_steps: int = 12  #: Newton steps of the temperature's fit.
+    linear_ridges: tuple[float, ...] = (1e-1, 1.0, 10.0)  #: Linear ridges, in mean squared norms of the support rows.
+    shrinkage: float = 0.1  #: Fraction of the mean standard deviation added to that of each feature.
+    newton_steps: int = 12  #: Newton steps in the fit of the temperature.
     max_change: float = 1.0  #: Largest change of the temperature's logarithm in one Newton step.
-    judged_per_class: float = 0.5  #: Fewest support rows that can be left out, per class, for weights to be fitted.
-    unjudged_raw: float = 3.0  #: Weight of raw cosine where nothing can be left out, others' being 1 ...
-    unjudged_spread: float = 1.5  #: ... and the standard deviation of the logits there.
+    min_left_out: float = 0.5  #: Fewest support rows per class that can be left out, for weights to be fitted.
+    fixed_raw_weight: float = 3.0  #: Weight of raw cosines among fixed weights, where the default kernels have 1.
+    fixed_spread: float = 1.5  #: Standard deviation of the logits with fixed weights.
     min_value: float = 1e-6  #: Norms, standard deviations and weights are at least this.
     min_square: float = 1e-9  #: Distances up to this are between equal rows; mean squares are at least this.
     min_curvature: float = 1e-12  #: Second derivatives in Newton steps are at least this.
@@ -45,12 +45,12 @@ ADAPTIVE_SETTINGS = AdaptiveSettings()
 
 
 class AdaptiveView(NamedTuple):
-    """The class scores of one view, with its weights."""
+    """The class scores of one view of the features, with the weights of the view."""
 
     left_out: Tensor  #: (episodes, n_support, n_way), scores of each support row by a fit without it.
     query: Tensor  #: (episodes, n_queries, n_way), scores of the queries.
     prior: float  #: Prior weight, > 0.
-    unjudged: float = 0.0  #: Weight where no support row can be left out, >= 0.
+    fixed_weight: float = 0.0  #: Weight if too few support rows can be left out, >= 0.
 
 
 def adaptive(episodes: Episodes) -> Tensor:
@@ -79,46 +79,46 @@ def adaptive(episodes: Episodes) -> Tensor:
     with_bias = [F.pad(rows, (0, 1), value=LINEAR.bias) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
     laplacian = [city_block_distances(scaled[0], rows) for rows in scaled]
-    views = [_prototype_view((support, query), hot, unjudged=ADAPTIVE_SETTINGS.unjudged_raw)]
+    views = [_prototype_view((support, query), hot, fixed_weight=ADAPTIVE_SETTINGS.fixed_raw_weight)]
     views += [_prototype_view(centred, hot), _prototype_view(with_bias, hot)]
     views += _kernel_views(gaussian, hot) + _kernel_views(laplacian, hot)
     views += _linear_views(centred, hot) + _linear_views(scaled, hot)
     # 1 for the support rows (episodes, n_support) whose class has another one: these can be left out.
-    judged = (hot.sum(dim=1, keepdim=True) > 1).to(hot.dtype).mul(hot).sum(dim=2)
-    # Classes come before rows: sums over the last of few numbers take many times as long.
+    can_leave_out = (hot.sum(dim=1, keepdim=True) > 1).to(hot.dtype).mul(hot).sum(dim=2)
+    # Classes come before rows: sums over a short last axis take many times as long.
     left_out = torch.stack([view.left_out.transpose(1, 2) for view in views], dim=1)
-    true = hot.transpose(1, 2)[:, None]  # (episodes, 1, n_way, n_support); left_out has views there
-    # Without itself, the only row of a class leaves that class without rows.
-    spread = _spread(left_out, 1 - true * (1 - judged)[:, None, None])
-    factor, losses = _fit_temperature(left_out / spread, true, judged[:, None])
-    count = judged.sum(dim=1, keepdim=True)
+    true = hot.transpose(1, 2)[:, None]  # (episodes, 1, n_way, n_support); left_out has views in place of the 1
+    # A class without its only row has no score.
+    spread = _compute_spread(left_out, 1 - true * (1 - can_leave_out)[:, None, None])
+    factor, losses = _fit_temperature(left_out / spread, true, can_leave_out[:, None])
+    count = can_leave_out.sum(dim=1, keepdim=True)
     softness = (WEIGHTS.total_softness / count.clamp_min(1)).clamp_min(WEIGHTS.softness)
     prior = hot.new_tensor([view.prior for view in views])
     fitted = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
-    unjudged = hot.new_tensor([view.unjudged for view in views])
-    enough = count >= ADAPTIVE_SETTINGS.judged_per_class * n_way
-    weights = torch.where(enough, fitted, unjudged)
+    fixed = hot.new_tensor([view.fixed_weight for view in views])
+    enough = count >= ADAPTIVE_SETTINGS.min_left_out * n_way
+    weights = torch.where(enough, fitted, fixed)
     weights = (weights / weights.sum(dim=1, keepdim=True))[:, :, None, None] / spread
     mixed = (weights * left_out).sum(dim=1, keepdim=True)
-    factor, _ = _fit_temperature(mixed, true, judged[:, None])
-    factor = torch.where(enough, factor, ADAPTIVE_SETTINGS.unjudged_spread)[:, :, None]
+    factor, _ = _fit_temperature(mixed, true, can_leave_out[:, None])
+    factor = torch.where(enough, factor, ADAPTIVE_SETTINGS.fixed_spread)[:, :, None]
     scores = (weights * torch.stack([view.query for view in views], dim=1)).sum(dim=1)
     return factor * scores
 
 
-def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, unjudged: float = 0.0) -> AdaptiveView:
-    """Return cosines of support and query rows to class means; of a support row to means without the row itself."""
+def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float = 0.0) -> AdaptiveView:
+    """Compute cosines of support and query rows to class means, without the support row itself."""
     min_value = ADAPTIVE_SETTINGS.min_value
     support, query = (F.normalize(part, dim=2, eps=min_value) for part in rows)
     sums = hot.transpose(1, 2) @ support  # (episodes, n_way, dim)
     norms = torch.linalg.vector_norm(sums, dim=2)[:, None].clamp_min(min_value)  # (episodes, 1, n_way)
     products = support @ sums.transpose(1, 2)  # (episodes, n_support, n_way)
     without = (products - hot) / (norms.square() - hot * (2 * products - 1)).clamp_min(min_value).sqrt()
-    return AdaptiveView(without, query @ sums.transpose(1, 2) / norms, 1.0, unjudged)
+    return AdaptiveView(without, query @ sums.transpose(1, 2) / norms, 1.0, fixed_weight)
 
 
 def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
-    """Return kernel ridge regressions for each bandwidth and ridge, from distances of support to support and query."""
+    """Fit kernel ridge regressions for all bandwidths and ridges, from distances of support to support and query."""
     between = distances[0]
     positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_square, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]
@@ -132,7 +132,7 @@ def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView
 
 
 def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
-    """Return linear ridge regressions with a bias, of support and query rows, for each ridge."""
+    """Fit linear ridge regressions with a bias for all ridges, to support and query rows."""
     support, query = rows
     gram = support @ support.transpose(1, 2)
     size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(ADAPTIVE_SETTINGS.min_square)
@@ -142,19 +142,19 @@ def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
 
 
 def _ridge_view(
-    kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior: float, unjudged: float = 0.0
+    kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior: float, fixed_weight: float = 0.0
 ) -> AdaptiveView:
-    """Return kernel ridge regression, from the kernels between support rows and of these with queries (``right``)."""
+    """Fit kernel ridge regression, given the kernels of support with support and, in ``right``, with queries."""
     targets = hot - 1 / hot.shape[2]
     eye = torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel + ridge * eye))
     coefficients = inverse @ targets  # (episodes, n_support, n_way)
     left_out = targets - coefficients / inverse.diagonal(dim1=1, dim2=2)[..., None]
-    return AdaptiveView(left_out, right.transpose(1, 2) @ coefficients, prior, unjudged)
+    return AdaptiveView(left_out, right.transpose(1, 2) @ coefficients, prior, fixed_weight)
 
 
-def _spread(scores: Tensor, weights: Tensor) -> Tensor:
-    """Return the standard deviation (..., 1, 1) of a row's scores (..., n_way, n), over those of ``weights``, alike."""
+def _compute_spread(scores: Tensor, weights: Tensor) -> Tensor:
+    """Compute the weighted standard deviation (..., 1, 1) of scores (..., n_way, n) within rows."""
     count = weights.sum(dim=-2, keepdim=True)  # (..., 1, n)
     centred = scores - (weights * scores).sum(dim=-2, keepdim=True) / count
     variance = (weights * centred.square()).sum(dim=(-2, -1)) / weights.sum(dim=(-2, -1))
@@ -162,13 +162,13 @@ def _spread(scores: Tensor, weights: Tensor) -> Tensor:
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the inverse temperature (...) with the least log-loss, as `protonet.selection.scoring.fit_temperature` does.
+    """Fit inverse temperatures (...) like `protonet.selection.scoring.fit_temperature`; also return log-losses (...).
 
-    It is fitted to the scores (..., n_way, n) of those ``rows`` (..., n) that are 1, not 0; their mean log-loss (...)
-    is returned, too, in nats.
+    Scores are (..., n_way, n), ``hot`` their one-hot labels, and ``rows`` (..., n) has 1 for rows to fit, otherwise 0.
     """
     count = rows.sum(dim=-1).clamp_min(1)
-    spread = _spread(scores, rows.clamp_min(ADAPTIVE_SETTINGS.min_value)[..., None, :].expand_as(scores))[..., 0, 0]
+    row_weights = rows.clamp_min(ADAPTIVE_SETTINGS.min_value)[..., None, :].expand_as(scores)
+    spread = _compute_spread(scores, row_weights)[..., 0, 0]
     ridge = spread.square() / (WEIGHTS.logit_scale**2 * count)
     true = (scores * hot).sum(dim=-2)
 
@@ -193,7 +193,7 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
 def city_block_distances(a: Tensor, b: Tensor) -> Tensor:
     """Compute city-block distances (episodes, n, m) between rows (episodes, n, dim) and (episodes, m, dim).
 
-    It takes less than half the time of `torch.cdist`; the smaller set comes first.
+    It takes less than half the time of `torch.cdist` if the smaller set comes first.
     """
     distances = b.new_empty(len(b), a.shape[1], b.shape[1])
     size = max(1, FLOATS_IN_CACHE // max(1, b[0].numel()))

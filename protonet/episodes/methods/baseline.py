@@ -25,22 +25,21 @@ def linear_finetune(
 ) -> Tensor:
     """Classify by a linear layer with bias, trained on the support rows by SGD with momentum as in torch.optim.SGD.
 
-    The layer's weights remain combinations of the support rows and of where it started, whose share is the same for all
-    classes and rows. The coefficients are trained instead, on the rows' inner products. Every episode uses the same
-    mini-batches of row numbers and the same initial weights. All defaults are those of the authors' code. Its learning
-    rate is too high for features far from zero, whose steps overshoot.
+    The weights are combinations of the support rows and the initial weights, so that their coefficients are trained, on
+    the rows' inner products. Every episode uses the same mini-batches of row indices and the same initial weights. All
+    defaults are those of the authors' code. Its learning rate is too high for features far from zero.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         n_epochs: Passes over the support rows, >= 1.
-        batch_size: Rows per step, >= 1; the last step of an epoch has the rows that are left.
+        batch_size: Rows per step, >= 1; the last step of an epoch has the remaining rows.
         learning_rate: > 0.
         momentum: In [0, 1).
         dampening: In [0, 1]; gradients enter the momentum times 1 - dampening.
         weight_decay: >= 0, of weights and biases.
-        zero: Start at zero, our own choice, instead of at random weights: at one shot these count nearly as much as
-            what is learned.
-        seed: Of the initial weights and of the order of the rows in each epoch.
+        zero: Whether to start at zero, our own choice, and not at random weights, which at one shot matter nearly as
+            much as the learned changes.
+        seed: The seed of the initial weights and of the order of the rows in each epoch.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -51,27 +50,27 @@ def linear_finetune(
     """
     support, query = episodes.support, episodes.query
     generator = torch.Generator().manual_seed(seed)
-    # The weights that the layer starts at, the bias last; drawn for all episodes alike.
+    # The initial weights, the bias last, are the same in all episodes.
     drawn = 2 * torch.rand(episodes.n_way, support.shape[2] + 1, generator=generator, dtype=torch.float64) - 1
     start = (drawn * (not zero) / support.shape[2] ** 0.5).to(support)  # (n_way, dim + 1)
-    # Episodes come last in memory: steps on a few rows of many small matrices are then steps on whole runs of numbers.
+    # Episodes come last in memory: steps on a few rows of many small matrices are then on contiguous numbers.
     target = one_hot(episodes.support_labels, episodes.n_way, support.dtype).permute(1, 2, 0).contiguous()
     gram = support @ support.transpose(1, 2) + 1  # the bias is the weight of a feature that is one
     gram = gram.permute(1, 2, 0).contiguous()  # (n_support, n_support, episodes)
-    at_start = F.linear(support, start[:, :-1], start[:, -1]).permute(1, 2, 0).contiguous()
-    initial_factor, shrinking = 1.0, 0.0  # of the initial weights in the layer, and its velocity
+    initial_logits = F.linear(support, start[:, :-1], start[:, -1]).permute(1, 2, 0).contiguous()
+    initial_factor, factor_velocity = 1.0, 0.0  # of the initial weights in the layer
     coefficients, velocity = torch.zeros_like(target), torch.zeros_like(target)  # (n_support, n_way, episodes)
-    gradient_weight = 1.0  # of the gradient in the momentum: 1 for the first one
+    gradient_weight = 1.0  # the first gradient is not dampened
     for order in draw_orders(n_epochs, support.shape[1], generator).to(support.device):
         for rows in order.split(batch_size):
             logits = (gram.index_select(0, rows)[:, :, None] * coefficients).sum(dim=1)  # (rows, n_way, episodes)
-            logits.add_(at_start.index_select(0, rows), alpha=initial_factor)
+            logits.add_(initial_logits.index_select(0, rows), alpha=initial_factor)
             error = logits.softmax(dim=1).sub_(target.index_select(0, rows))
             velocity.mul_(momentum).add_(coefficients, alpha=gradient_weight * weight_decay)
             velocity.index_add_(0, rows, error, alpha=gradient_weight / len(rows))
             coefficients.sub_(velocity, alpha=learning_rate)
-            shrinking = momentum * shrinking + gradient_weight * weight_decay * initial_factor
-            initial_factor -= learning_rate * shrinking
+            factor_velocity = momentum * factor_velocity + gradient_weight * weight_decay * initial_factor
+            initial_factor -= learning_rate * factor_velocity
             gradient_weight = 1 - dampening
     learned = (query @ support.transpose(1, 2) + 1) @ coefficients.permute(2, 0, 1)
     return learned + initial_factor * F.linear(query, start[:, :-1], start[:, -1])
@@ -91,22 +90,22 @@ def baseline_pp(
 ) -> Tensor:
     """Classify by cosines to weights times their lengths, both trained on the support rows as in torch.optim.SGD.
 
-    A class's weight is a direction v, of any norm, times a length g. Gradients of v are combinations of v and of the
-    support rows, so that it stays in the span of these and of where it started: its coordinates there are trained
-    instead, on the rows' inner products. Every episode uses the same mini-batches of row numbers and the same initial
-    weights. All defaults are those of the authors' code; a scale of 2 is theirs for at most 200 classes. Rows are not
-    centred: where features have a common mean, cosines are nearly equal, and it is hardly better than chance.
+    The weight of a class is a direction of any norm times a length. Directions stay in the span of the support rows and
+    the initial directions, so that their coordinates are trained, on inner products. Every episode uses the same
+    mini-batches of row indices and the same initial weights. All defaults are those of the authors' code; its scale of
+    2 is for at most 200 classes. Rows are not centred: if features have a common mean, cosines are nearly equal, and
+    the method is hardly better than chance.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         scale: > 0, the factor on the logits.
         n_epochs: Passes over the support rows, >= 1.
-        batch_size: Rows per step, >= 1; the last step of an epoch has the rows that are left.
+        batch_size: Rows per step, >= 1; the last step of an epoch has the remaining rows.
         learning_rate: > 0.
         momentum: In [0, 1).
         dampening: In [0, 1]; gradients enter the momentum times 1 - dampening.
         weight_decay: >= 0, of directions and lengths.
-        seed: Of the initial weights and of the order of the rows in each epoch.
+        seed: The seed of the initial weights and of the order of the rows in each epoch.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -120,37 +119,37 @@ def baseline_pp(
     generator = torch.Generator().manual_seed(seed)
     drawn = 2 * torch.rand(n_way, dim, generator=generator, dtype=torch.float64) - 1  # as torch.nn.Linear starts
     start = (drawn / dim**0.5).to(rows).expand(len(rows), -1, -1)
-    basis = torch.cat([rows, start], dim=1)  # (episodes, n_support + n_way, dim): what directions are made of
+    basis = torch.cat([rows, start], dim=1)  # (episodes, n_support + n_way, dim), of the directions
     inner = basis @ basis.transpose(1, 2)
-    # Episodes come last in memory: steps on a few rows of many small matrices are then steps on whole runs of numbers.
+    # Episodes come last in memory: steps on a few rows of many small matrices are then on contiguous numbers.
     target = one_hot(episodes.support_labels, n_way, rows.dtype).permute(2, 1, 0).contiguous()
     gram = inner.permute(1, 2, 0).contiguous()  # (n_support + n_way, n_support + n_way, episodes)
     eye = torch.eye(n_way, dtype=rows.dtype, device=rows.device)
     direction = F.pad(eye, (n_support, 0))[..., None].expand(-1, -1, len(rows)).clone()
     length = torch.linalg.vector_norm(start, dim=2).T[:, None].clone()  # (n_way, 1, episodes)
-    moved, changed = torch.zeros_like(direction), torch.zeros_like(length)  # velocities
-    along = torch.zeros_like(direction)  # inner products of what the directions have ``moved`` by
-    gradient_weight = 1.0  # of the gradient in the momentum: 1 for the first one
+    velocity, length_velocity = torch.zeros_like(direction), torch.zeros_like(length)
+    product_velocity = torch.zeros_like(direction)  # inner products of the velocity with the basis
+    gradient_weight = 1.0  # the first gradient is not dampened
     for order in draw_orders(n_epochs, n_support, generator).to(rows.device):
-        # Products of the directions with the basis, (n_way, n_support + n_way, episodes), against rounding errors.
+        # Inner products of the directions with the basis, recomputed in each epoch against rounding errors.
         products = (direction.permute(2, 0, 1) @ inner).permute(1, 2, 0).contiguous()
         for batch in order.split(batch_size):
             norm = (direction * products).sum(dim=1, keepdim=True).sqrt_()
             cosine = products.index_select(1, batch) / norm  # (n_way, rows, episodes)
-            error = (
-                (scale * length * cosine).softmax(dim=0).sub_(target.index_select(1, batch)).mul_(scale / len(batch))
-            )
-            of_length = (error * cosine).sum(dim=1, keepdim=True)
-            # What changes the direction is the gradient of the weight, less its part along the direction.
-            shrink = gradient_weight * (weight_decay - of_length * length / norm.square())
+            probability = (scale * length * cosine).softmax(dim=0)
+            error = probability.sub_(target.index_select(1, batch)).mul_(scale / len(batch))
+            length_gradient = (error * cosine).sum(dim=1, keepdim=True)
+            # The gradient of the direction is that of the weight, less its part along the direction.
+            shrink = gradient_weight * (weight_decay - length_gradient * length / norm.square())
             error *= length / norm
-            moved.mul_(momentum).addcmul_(shrink, direction).index_add_(1, batch, error, alpha=gradient_weight)
-            along.mul_(momentum).addcmul_(shrink, products)
-            along.add_((error[:, :, None] * gram.index_select(0, batch)).sum(dim=1), alpha=gradient_weight)
-            changed.mul_(momentum).add_(of_length.add_(length, alpha=weight_decay), alpha=gradient_weight)
-            direction.sub_(moved, alpha=learning_rate)
-            products.sub_(along, alpha=learning_rate)
-            length.sub_(changed, alpha=learning_rate)
+            velocity.mul_(momentum).addcmul_(shrink, direction).index_add_(1, batch, error, alpha=gradient_weight)
+            product_velocity.mul_(momentum).addcmul_(shrink, products)
+            product_velocity.add_((error[:, :, None] * gram.index_select(0, batch)).sum(dim=1), alpha=gradient_weight)
+            length_gradient.add_(length, alpha=weight_decay)
+            length_velocity.mul_(momentum).add_(length_gradient, alpha=gradient_weight)
+            direction.sub_(velocity, alpha=learning_rate)
+            products.sub_(product_velocity, alpha=learning_rate)
+            length.sub_(length_velocity, alpha=learning_rate)
             gradient_weight = 1 - dampening
     weight: Tensor = F.normalize(direction.permute(2, 0, 1) @ basis, dim=2) * (scale * length.permute(2, 0, 1))
     return query @ weight.transpose(1, 2)

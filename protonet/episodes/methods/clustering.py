@@ -13,16 +13,16 @@ from protonet.episodes.methods.keywords import Count, NonNegative, Positive, Pos
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
-MIN_FRACTION = 1e-6  #: Added to the classes' shares of the queries before the logarithm, as in the authors' code.
+MIN_FRACTION = 1e-6  #: Added to the classes' fractions of the queries before the logarithm, as in the authors' code.
 
 
 def semi_kmeans(episodes: Episodes, *, temperature: Positive = 1.0, steps: Count = 1) -> Tensor:
-    """Classify by the distance to prototypes in which unlabelled rows count as far as they are near.
+    """Classify by the distance to prototypes that are refined by unlabelled rows, weighted by their closeness.
 
     Args:
         episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and unlabelled (episodes,
             n_unlabelled, dim) rows, floating.
-        temperature: > 0, divides the squared distances. The paper: 1, in a space that is learned so.
+        temperature: > 0, divides the squared distances. The paper: 1, with which its embedding is learned.
         steps: How often unlabelled rows are assigned and prototypes refined, >= 0. The paper: 1.
 
     Returns:
@@ -43,16 +43,16 @@ def semi_kmeans(episodes: Episodes, *, temperature: Positive = 1.0, steps: Count
 def semi_kmeans_cluster(
     episodes: Episodes, *, radius: Positive = 1.0, temperature: Positive = 1.0, steps: Count = 1, centred: bool = False
 ) -> Tensor:
-    """Classify by the distance to prototypes that leave unlabelled rows near a cluster for distractors to it.
+    """Classify by the distance to prototypes refined by unlabelled rows, some of which belong to a distractor cluster.
 
     Args:
-        episodes: As in `semi_kmeans`.
-        radius: Of the distractors' cluster, > 0, where classes have 1. The authors learn it, from 100 on; 1 is our own
-            choice.
-        temperature: > 0, divides the squared distances. The paper: 1, in a space that is learned so.
-        steps: As in `semi_kmeans`, >= 0.
-        centred: Put the cluster at the mean of the prototypes, not at the origin, where the paper has it in the space
-            that it learns. Rows that are centred on the base mean (``cl2``) do not need it.
+        episodes: Support, query and unlabelled rows, as in `semi_kmeans`.
+        radius: The radius of the distractor cluster, > 0, where classes have 1. The authors learn it, from 100 on; 1 is
+            our own choice.
+        temperature: > 0, divides the squared distances. The paper: 1, with which its embedding is learned.
+        steps: How often unlabelled rows are assigned and prototypes refined, >= 0.
+        centred: Whether the cluster is at the mean of the prototypes, not at the origin of the learned embedding as in
+            the paper. Rows that are centred on the base mean (``cl2``) do not need it.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -81,15 +81,15 @@ def semi_kmeans_masked(
     temperature: Positive = 1.0,
     steps: Count = 1,
 ) -> Tensor:
-    """Classify by the distance to prototypes refined with the unlabelled rows that are closest to them.
+    """Classify by the distance to prototypes refined by the unlabelled rows that are closest to them.
 
     Args:
-        episodes: As in `semi_kmeans`.
-        threshold: Rows count fully that are far nearer than this many times the class's mean distance of unlabelled
-            rows, > 0. The paper learns it from statistics of the distances; 1 is our own choice.
-        slope: Of the mask at the threshold, > 0. The paper learns it, too; 10 is our own choice.
-        temperature: > 0, divides the squared distances. The paper: 1, in a space that is learned so.
-        steps: As in `semi_kmeans`, >= 0.
+        episodes: Support, query and unlabelled rows, as in `semi_kmeans`.
+        threshold: The threshold of the mask, > 0, in mean distances between unlabelled rows and the prototype. The
+            paper learns it from statistics of the distances; 1 is our own choice.
+        slope: The slope of the mask at the threshold, > 0. The paper learns it, too; 10 is our own choice.
+        temperature: > 0, divides the squared distances. The paper: 1, with which its embedding is learned.
+        steps: How often unlabelled rows are assigned and prototypes refined, >= 0.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -110,7 +110,7 @@ def semi_kmeans_masked(
 
 
 def get_unlabelled(episodes: Episodes) -> Tensor:
-    """Return the unlabelled rows of a batch, or raise an InputError that names the function that needs them."""
+    """Get the unlabelled rows (episodes, n_unlabelled, dim); raise an InputError if there are none."""
     if episodes.unlabelled is None:
         remedy = "Ask for unlabelled rows (`n_unlabelled` 5), or leave this method out."
         raise_input_error("unlabelled", "be known", None, remedy)
@@ -118,7 +118,7 @@ def get_unlabelled(episodes: Episodes) -> Tensor:
 
 
 def _refine(episodes: Episodes, rows: Tensor, memberships: Tensor) -> Tensor:
-    """Return the means (episodes, n_way, dim) of the support and of rows (episodes, n, dim) by shares (., n, n_way)."""
+    """Compute class means (episodes, n_way, dim) of the support and of rows with memberships (episodes, n, n_way)."""
     hot = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
     both, weights = torch.cat([episodes.support, rows], dim=1), torch.cat([hot, memberships], dim=1)
     return (weights / weights.sum(dim=1, keepdim=True)).transpose(1, 2) @ both
@@ -158,18 +158,18 @@ def paddle(
     temperature: Positive = 1.0,
     scaled: bool = True,
 ) -> Tensor:
-    """Classify by prototypes refined by the queries, where a class of few queries costs as its share's logarithm.
+    """Classify by prototypes refined by the queries, with a penalty on the number of classes that have queries.
 
-    For queries of a few of the many classes in the support. The paper has no temperature, so that how
-    sharp assignments are depends on the features' number and spread: with a few dozen of them, one class may get all.
+    The queries may be of a few of the classes in the support. As the paper has no temperature, the sharpness of
+    assignments depends on the number of features: with a few dozen of them, one class may get all queries.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        lambda_: The weight of the classes' partition, >= 0; None for the number of queries, so that the logarithms of
-            the shares are added as they are. The authors' code: 75, as many as its queries; 0 is soft k-means.
-        n_steps: Updates of assignments, shares and prototypes, >= 1. The authors' code: 100.
+        lambda_: The weight of the penalty, >= 0; None for the number of queries, with which the logarithms of class
+            fractions are added to the logits. The authors' code: 75, as many as its queries; 0 is soft k-means.
+        n_steps: Updates of assignments, fractions and prototypes, >= 1. The authors' code: 100.
         temperature: > 0, divides half the squared distances. The paper has none: 1.
-        scaled: Divide each feature by its range over the episode's queries, as the authors' code does.
+        scaled: Whether to divide each feature by its range over the episode's queries, as the authors' code does.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows; their softmax is the last assignment.
@@ -200,16 +200,16 @@ def paddle(
 def oslo(
     episodes: Episodes, *, steps: PositiveCount = 2, inlier_temperature: Positive = 0.05, temperature: Positive = 0.1
 ) -> Tensor:
-    """Classify by the cosine to prototypes in which queries count as far as they seem to belong to any class.
+    """Classify by the cosine to prototypes refined by the queries, weighted by how likely they are inliers.
 
-    Made for episodes with open classes: the highest logit of a query is the logit of how much it is an inlier.
+    It is for episodes with open classes: the highest logit of a query is the logit of its inlier score.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred on
             the mean of both, then scaled to unit norm.
         steps: Updates, >= 1. The authors' code: 2.
-        inlier_temperature: The paper's lambda of the scores' entropy, > 0, divides the cosines of inlier scores.
-            The authors' code: 0.05.
+        inlier_temperature: The paper's lambda of the scores' entropy, > 0, divides the cosines in inlier scores. The
+            authors' code: 0.05.
         temperature: The paper's lambda of the labels' entropy, > 0, divides the cosines of the assignments. The
             authors' code: 0.1.
 

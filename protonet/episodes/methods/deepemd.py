@@ -1,4 +1,4 @@
-"""DeepEMD: the earth mover's distance between the places of a query's map and those of a class's."""
+"""DeepEMD: the earth mover's distance between the positions of a query's feature map and those of a class."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from protonet.episodes.methods.common import draw_orders, one_hot
 from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount
 from protonet.episodes.methods.maps import split_positions
-from protonet.episodes.methods.svm import INTERIOR
+from protonet.episodes.methods.svm import INTERIOR, compute_max_step
 from protonet.episodes.samplers.batch import Episodes
 
-WEIGHT_OFFSET = 1e-3 + 1e-5  #: Added to the weights of places, as in the authors' code.
-FLOWS_AT_ONCE = 2**17  #: Flows between two places that are solved for at a time: they stay in a processor's caches.
+WEIGHT_OFFSET = 1e-3 + 1e-5  #: Added to the weights of positions, as in the authors' code.
+FLOWS_PER_BLOCK = 2**17  #: Flows between two positions that are solved for at a time: they fit into processor caches.
 
 
 def deepemd(
@@ -29,22 +29,22 @@ def deepemd(
     dampening: Fraction = 0.9,
     seed: int = 0,
 ) -> Tensor:
-    """Classify by what it takes to move the places of a query's map to those of a class's, at best.
+    """Classify by the earth mover's distance between the positions of a query's feature map and those of a class.
 
-    It costs one less the cosine of two places, each centred over its channels. A place weighs as much as it agrees with
-    the mean of the other map. A class of one row is that row's map; otherwise classes are the structured layer of
-    the paper, trained on the support rows from the means of each class on. All defaults are those of the authors' code.
+    The cost of a move is 1 minus the cosine of two positions, each centred over its channels. The weight of a position
+    is its inner product with the mean of the other map. A class of one row is the map of this row; otherwise classes
+    are the structured layer of the paper, trained on the support rows from the class means on. All defaults are those
+    of the authors' code.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and their shape.
         scale: The factor on the logits, > 0, which the authors call a temperature.
-        steps: Passes over the support rows that classes are trained for, >= 0, where any has two; 0 for their means.
-        batch_size: Rows per step, >= 1; the last step of a pass has the rows that are left.
+        steps: Passes over the support rows in the training of classes with several rows, >= 0; 0 for class means.
+        batch_size: Rows per step, >= 1; the last step of a pass has the remaining rows.
         learning_rate: > 0.
         momentum: In [0, 1).
         dampening: In [0, 1]; gradients enter the momentum times 1 - dampening.
-        seed: Of the order of the rows in each pass, the same in every episode: with several rows per class, logits
-            depend on the order in which these come.
+        seed: The seed of the order of the rows in each pass, the same in every episode.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -61,33 +61,29 @@ def deepemd(
     classes = torch.einsum("esw,espc->ewpc", hot / hot.sum(dim=1, keepdim=True), support)
     n_support = support.shape[1]
     orders = draw_orders(steps * (n_support > episodes.n_way), n_support, torch.Generator().manual_seed(seed))
-    velocity, gradient_weight = torch.zeros_like(classes), 1.0  # of the gradient in the velocity: 1 for the first one
+    velocity, gradient_weight = torch.zeros_like(classes), 1.0  # the first gradient is not dampened
     for order in orders.to(support.device):
         for rows in order.split(batch_size):
-            gradient = _differentiate(support[:, rows], classes, hot[:, rows], scale)
+            gradient = _compute_gradient(support[:, rows], classes, hot[:, rows], scale)
             velocity = momentum * velocity + gradient_weight * gradient
             classes = classes - learning_rate * velocity
             gradient_weight = 1 - dampening
-    return compare(query, classes, scale).to(episodes.query.dtype)
+    return compute_emd_logits(query, classes, scale).to(episodes.query.dtype)
 
 
-def _differentiate(rows: Tensor, classes: Tensor, hot: Tensor, scale: float) -> Tensor:
-    """Return the gradient of the mean cross-entropy of some rows with respect to the classes, flows being as they are.
-
-    That is the whole gradient but for that of the weights, which the authors' code leaves out, too.
-    """
+def _compute_gradient(rows: Tensor, classes: Tensor, hot: Tensor, scale: float) -> Tensor:
+    """Compute the gradient of the mean cross-entropy with respect to the classes, with fixed flows and weights."""
     with torch.enable_grad():
         classes = classes.detach().requires_grad_()
-        losses = -(compare(rows, classes, scale).log_softmax(dim=2) * hot).sum(dim=2)
+        losses = -(compute_emd_logits(rows, classes, scale).log_softmax(dim=2) * hot).sum(dim=2)
         (gradient,) = torch.autograd.grad(losses.mean(dim=1).sum(), classes)
     return gradient
 
 
-def compare(rows: Tensor, classes: Tensor, scale: float) -> Tensor:
-    """Compute ``scale`` times the mean cosine of what is moved, (episodes, n, n_way).
+def compute_emd_logits(rows: Tensor, classes: Tensor, scale: float) -> Tensor:
+    """Compute ``scale`` times the mean cosine along the best flow from rows to classes: (episodes, n, n_way).
 
-    It is moved from the places of rows (episodes, n, places, channels) to those of classes (episodes, n_way, places,
-    channels).
+    Rows are (episodes, n, positions, channels), classes (episodes, n_way, positions, channels).
     """
     n_positions = rows.shape[2]
     unit = [F.normalize(maps - maps.mean(dim=3, keepdim=True), dim=3) for maps in (rows, classes)]
@@ -96,9 +92,8 @@ def compare(rows: Tensor, classes: Tensor, scale: float) -> Tensor:
         supply = torch.einsum("enpc,ewc->enwp", rows, classes.mean(dim=2)).relu() + WEIGHT_OFFSET
         demand = torch.einsum("ewqc,enc->enwq", classes, rows.mean(dim=2)).relu() + WEIGHT_OFFSET
         weights = (n_positions * weight / weight.sum(dim=3, keepdim=True) for weight in (supply, demand))
-        problems = (
-            part.flatten(0, 2).split(max(1, FLOWS_AT_ONCE // n_positions**2)) for part in (1 - cosines, *weights)
-        )
+        n_problems = max(1, FLOWS_PER_BLOCK // n_positions**2)
+        problems = (part.flatten(0, 2).split(n_problems) for part in (1 - cosines, *weights))
         flows = torch.cat([solve_transport(*some) for some in zip(*problems, strict=True)]).view_as(cosines)
     return scale / n_positions * (cosines * flows).sum(dim=(3, 4))
 
@@ -106,14 +101,14 @@ def compare(rows: Tensor, classes: Tensor, scale: float) -> Tensor:
 def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     """Minimise ``sum(costs * flow)`` over flows >= 0 whose rows sum to the supply and whose columns to the demand.
 
-    Mehrotra's predictor and corrector, from flows and prices on that keep all equations, which they then do throughout:
-    the part that is left is the gap between the costs and their lower bound, the sum of flows times slacks. Costs and
-    flows are (problems, n, m) float64, supply (problems, n) and demand (problems, m), > 0 and of the same sum.
+    Mehrotra's predictor-corrector method, which starts at flows and prices that satisfy all equations: it only has to
+    close the gap, the sum of flows times slacks. Costs and flows are (problems, n, m) float64, supply (problems, n) and
+    demand (problems, m), > 0 and of the same sum.
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 14.3, for transport.
     """
     flow = supply[:, :, None] * demand[:, None, :] / supply.sum(dim=1)[:, None, None]
-    slack = costs - costs.amin(dim=(1, 2), keepdim=True) + 1  # less the prices of both ends
+    slack = costs - costs.amin(dim=(1, 2), keepdim=True) + 1  # the costs less the prices of both ends
     first = (flow * slack).mean(dim=(1, 2), keepdim=True)
     for _ in range(INTERIOR.steps):
         gap = (flow * slack).mean(dim=(1, 2), keepdim=True)
@@ -122,44 +117,39 @@ def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
             break
         barrier_ratio = flow / slack
         sums = barrier_ratio.sum(dim=2, keepdim=True)
-        # The coupling of the columns' prices through rows. Prices have no origin: the last one stays. The
-        # diagonal follows from what is added to others, without a difference of nearly equal numbers.
+        # The coupling of the columns' prices through rows. Prices have no origin, so the last one is fixed. The
+        # diagonal is the sum of the other entries, without a difference of nearly equal numbers.
         linked = barrier_ratio.transpose(1, 2) @ (barrier_ratio / sums)
         linked.diagonal(dim1=1, dim2=2).zero_()
         factor, failed = torch.linalg.cholesky_ex((torch.diag_embed(linked.sum(dim=2)) - linked)[:, :-1, :-1])
         going = going & (failed == 0)[:, None, None]  # flows stay where rounding leaves no step
         system = BarrierSystem(slack, barrier_ratio, sums, factor, supply - flow.sum(dim=2), demand - flow.sum(dim=1))
-        more, less = system.move(flow * slack)
-        near = (flow + _find_size(flow, more) * more) * (slack + _find_size(slack, less) * less)
-        centre = (near.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
-        more, less = system.move(flow * slack + more * less - centre)
-        flow = (flow + INTERIOR.boundary * _find_size(flow, more) * more).where(going, flow)
-        slack = (slack + INTERIOR.boundary * _find_size(slack, less) * less).where(going, slack)
+        flow_step, slack_step = system.solve(flow * slack)
+        predicted_flow = flow + compute_max_step(flow, flow_step) * flow_step
+        predicted = predicted_flow * (slack + compute_max_step(slack, slack_step) * slack_step)
+        centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
+        flow_step, slack_step = system.solve(flow * slack + flow_step * slack_step - centre)
+        flow = (flow + INTERIOR.boundary * compute_max_step(flow, flow_step) * flow_step).where(going, flow)
+        slack = (slack + INTERIOR.boundary * compute_max_step(slack, slack_step) * slack_step).where(going, slack)
     return flow
 
 
 class BarrierSystem(NamedTuple):
-    """The linear equations of a step."""
+    """The linear equations of a step of `solve_transport`."""
 
     slack: Tensor  #: (problems, n, m) > 0.
     barrier_ratio: Tensor  #: (problems, n, m), flows over slacks.
-    sums: Tensor  #: (problems, n, 1), of the shares over columns.
-    factor: Tensor  #: (problems, m - 1, m - 1), the Cholesky factor of what the columns' prices but the last solve.
-    no_supply: Tensor  #: (problems, n), by how much rows fall short of the supply, for rounding alone,
-    no_demand: Tensor  #: (problems, m), and columns of the demand.
+    sums: Tensor  #: (problems, n, 1), the sums of the ratios over columns.
+    factor: Tensor  #: (problems, m - 1, m - 1), the Cholesky factor of the system for all column prices but the last.
+    missing_supply: Tensor  #: (problems, n), the supply less the sums of flows over columns: rounding errors.
+    missing_demand: Tensor  #: (problems, m), the demand less the sums of flows over rows: rounding errors.
 
-    def move(self, product: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the changes of flows and slacks (problems, n, m) that lower their products by ``product``."""
+    def solve(self, product: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the changes of flows and slacks, (problems, n, m), that lower their products by ``product``."""
         free = product / self.slack
-        rows = (self.no_supply + free.sum(dim=2))[:, :, None]
-        columns = (self.no_demand + free.sum(dim=1))[:, :, None] - self.barrier_ratio.transpose(1, 2) @ (
-            rows / self.sums
-        )
+        rows = (self.missing_supply + free.sum(dim=2))[:, :, None]
+        coupled = self.barrier_ratio.transpose(1, 2) @ (rows / self.sums)
+        columns = (self.missing_demand + free.sum(dim=1))[:, :, None] - coupled
         prices = F.pad(torch.cholesky_solve(columns[:, :-1], self.factor), (0, 0, 0, 1))  # (problems, m, 1)
-        rise = (rows - self.barrier_ratio @ prices) / self.sums + prices.transpose(1, 2)  # of both ends
+        rise = (rows - self.barrier_ratio @ prices) / self.sums + prices.transpose(1, 2)  # of the prices of both ends
         return self.barrier_ratio * rise - free, -rise
-
-
-def _find_size(values: Tensor, change: Tensor) -> Tensor:
-    """Return the largest share of a change, in [0, 1], that keeps all values >= 0: (problems, 1, 1)."""
-    return (values / -change).where(change < 0, 1.0).amin(dim=(1, 2), keepdim=True).clamp_max(1)

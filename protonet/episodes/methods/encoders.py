@@ -14,22 +14,21 @@ from torch.func import functional_call, grad, vmap
 from protonet.episodes.methods.common import adam, cosines, one_hot, support_means
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, infer_image_shape, warp_images
-from protonet.episodes.networks.backbones import IMAGES, LinearHead, lead_by
+from protonet.episodes.networks.backbones import IMAGES, LinearHead, use_leading_statistics
 from protonet.episodes.samplers.batch import Episodes, TrainedEncoder
 from protonet.errors import raise_input_error
 
-LayerWeights = Mapping[str, Tensor]
-#: Features of rows, and weights of networks, that are adapted at a time: bounds the memory.
-MAML_FEATURES_PER_BATCH, MAML_WEIGHTS_PER_BATCH = 2**21, 2**22
+NamedWeights = Mapping[str, Tensor]  #: The weights of a network by name.
 FINETUNE_HEADS = ("prototypes", "linear")
-#: Features of rows, and weights of encoders, that are worked on at a time: bounds the memory.
+#: Features of rows, and weights of networks, that are in memory at a time.
+MAML_FEATURES_PER_BATCH, MAML_WEIGHTS_PER_BATCH = 2**21, 2**22
 FINETUNE_FEATURES_PER_BATCH, FINETUNE_WEIGHTS_PER_BATCH = 2**20, 2**22
 
 
 def get_trained(episodes: Episodes, objective: str | None = None) -> TrainedEncoder:
-    """Return the meta-trained encoder of episodes; an ``objective`` of None is any.
+    """Get the meta-trained encoder of episodes.
 
-    Raises an InputError if there is none, or one of another objective or for another number of classes.
+    Raises an InputError if there is none, or if it was trained with another objective or for another number of classes.
     """
     trained = episodes.trained
     constraint = "come with an encoder" if objective is None else f"come with an encoder of the objective {objective}"
@@ -47,9 +46,9 @@ def get_trained(episodes: Episodes, objective: str | None = None) -> TrainedEnco
 
 
 def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
-    """Classify by the cosine to class means that were adapted to each other by self-attention.
+    """Classify by the cosine to class means that a transformer has adapted to each other.
 
-    The encoder and the transformer are those of ``train --objective feat``.
+    Encoder and transformer are from ``train --objective feat``.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
@@ -59,7 +58,7 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Raises:
-        InputError: There is no encoder, or it is one of another objective.
+        InputError: There is no encoder, or it was trained with another objective.
 
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), sec.
         4.1. https://arxiv.org/abs/1812.03664
@@ -73,29 +72,29 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
 class InnerLoop(NamedTuple):
     """The gradient steps on an episode's support."""
 
-    steps: int  #: >= 0.
-    rate: float  #: > 0.
-    first_order: bool = False  #: Whether the steps' gradients are taken for constants.
+    steps: int  #: The number of steps, >= 0.
+    rate: float  #: The learning rate, > 0.
+    first_order: bool = False  #: Whether no gradient flows through the gradients of the steps.
 
 
 def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by the encoder and a linear layer after gradient steps on the support's cross-entropy.
 
-    The encoder is one of ``train --objective maml``, of as many classes: each begins at learned weights of its own, so
-    that their order matters a little (Ye and Chao 2022). One of ``--head zero`` is for any number, in any order; its
-    first step changes the layer alone, as in `anil`. Batch normalisation is by the support's statistics (Bronskill et
-    al. 2020): in the authors' code it is by the queries' own, which lets each query see the others.
+    The encoder is from ``train --objective maml`` with as many classes, each of which has its own initial weights, so
+    that the order of the classes matters a little (Ye and Chao 2022). An encoder from ``--head zero`` is for any number
+    of classes, in any order; its first step changes the layer alone, as in `anil`. Batch normalisation uses statistics
+    of the support (Bronskill et al. 2020); in the authors' code, of the queries, which lets each query see the others.
 
     Args:
-        episodes: Those of an encoder, whose rows before it are used.
-        steps: Gradient steps, >= 0; none: as in training. The paper trains with 5, and tests with 10.
-        rate: Of the steps, > 0; none: as in training.
+        episodes: Episodes of an encoder, whose rows before the encoder are used.
+        steps: Gradient steps, >= 0; None for those of training. The paper trains with 5, and tests with 10.
+        rate: The learning rate of the steps, > 0; None for that of training.
 
     Returns:
         Logits (episodes, n_queries, n_way) float32.
 
     Raises:
-        InputError: There is no encoder, or it is one of another objective or for another number of classes.
+        InputError: There is no encoder, or it was trained with another objective or for another number of classes.
 
     Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017),
         algorithm 2. https://arxiv.org/abs/1703.03400
@@ -107,18 +106,18 @@ def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
 def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by a linear layer on the embeddings after gradient steps on the support's cross-entropy.
 
-    The encoder is one of ``train --objective anil``. The initial weights of the layer are as in `maml`.
+    The encoder is from ``train --objective anil``. The initial weights of the layer are as in `maml`.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
-        steps: Gradient steps, >= 0; none: as in training.
-        rate: Of the steps, > 0; none: as in training.
+        steps: Gradient steps, >= 0; None for those of training.
+        rate: The learning rate of the steps, > 0; None for that of training.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Raises:
-        InputError: There is no encoder, or it is one of another objective or for another number of classes.
+        InputError: There is no encoder, or it was trained with another objective or for another number of classes.
 
     Source: Raghu, Raghu, Bengio and Vinyals, "Rapid learning or feature reuse? Towards understanding the effectiveness
         of MAML" (2020), sec. 4.1. https://arxiv.org/abs/1909.09157
@@ -137,7 +136,7 @@ def _classify_adapted(
     steps: int | None,
     rate: float | None,
 ) -> Tensor:
-    """Classify the queries of episodes by `classify_adapted`, with the steps of the encoder's training or others."""
+    """Classify queries by `classify_adapted`, with the steps and the rate of training if they are None."""
     assert isinstance(trained.head, LinearHead)
     steps = trained.plan.inner_steps if steps is None else steps
     inner = InnerLoop(steps, trained.plan.inner_rate if rate is None else rate)
@@ -146,8 +145,8 @@ def _classify_adapted(
     return classify_adapted(encoder, trained.head, *rows, n_way=episodes.n_way, inner=inner)
 
 
-def adapt(loss: Callable[[LayerWeights], Tensor], weights: LayerWeights, inner: InnerLoop) -> LayerWeights:
-    """Take gradient steps on weights by name: ``weights - rate * gradient``; gradients flow through them.
+def adapt(loss: Callable[[NamedWeights], Tensor], weights: NamedWeights, inner: InnerLoop) -> NamedWeights:
+    """Take differentiable gradient steps on weights: ``weights - rate * gradient``.
 
     Source: Finn, Abbeel and Levine (2017), eq. 1, and sec. 5.2 for the first order.
     """
@@ -169,18 +168,28 @@ def classify_adapted(
     n_way: int,
     inner: InnerLoop,
 ) -> Tensor:
-    """Classify queries, each episode's by a network of its own that is adapted to its support.
+    """Classify the queries of each episode by encoder and head after gradient steps on its support.
 
-    It begins at the encoder and the head; without an encoder (`torch.nn.Identity`), the head alone is adapted. Support
-    (episodes, n_support, dim), labels (episodes, n_support) and query (episodes, n_queries, dim) give logits (episodes,
-    n_queries, n_way), through which gradients flow to rows and weights.
+    If the encoder is `torch.nn.Identity`, only the head is adapted. Gradients flow to the rows and to all weights.
+
+    Args:
+        encoder: The initial encoder.
+        head: The initial linear layer.
+        support: (episodes, n_support, dim).
+        labels: (episodes, n_support) int64.
+        query: (episodes, n_queries, dim).
+        n_way: Classes per episode.
+        inner: The gradient steps.
+
+    Returns:
+        Logits (episodes, n_queries, n_way).
     """
     network = nn.Sequential(OrderedDict(encoder=encoder, head=head))
     weights: dict[str, Tensor] = {f"encoder.{name}": weight for name, weight in encoder.named_parameters()}
     weights |= {f"head.{name}": weight.to(support.dtype) for name, weight in head.begin(n_way).items()}
 
     def classify(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
-        def loss(weights: LayerWeights) -> Tensor:
+        def loss(weights: NamedWeights) -> Tensor:
             return F.cross_entropy(functional_call(network, dict(weights), support), labels)
 
         adapted = adapt(loss, weights, inner)
@@ -189,11 +198,10 @@ def classify_adapted(
         return logits[-len(query) :]
 
     n_weights = sum(weight.numel() for weight in weights.values())
-    at_once = min(
-        MAML_FEATURES_PER_BATCH // (support[0].numel() + query[0].numel()), MAML_WEIGHTS_PER_BATCH // n_weights
-    )
-    with lead_by(encoder, support.shape[1]) as has_statistics:
-        logits: Tensor = vmap(classify, randomness="different", chunk_size=max(1, at_once))(support, labels, query)
+    n_features = support[0].numel() + query[0].numel()
+    max_episodes = max(1, min(MAML_FEATURES_PER_BATCH // n_features, MAML_WEIGHTS_PER_BATCH // n_weights))
+    with use_leading_statistics(encoder, support.shape[1]) as has_statistics:
+        logits: Tensor = vmap(classify, randomness="different", chunk_size=max_episodes)(support, labels, query)
     return logits
 
 
@@ -207,20 +215,21 @@ def finetune(
     augment: bool = True,
     seed: Count = 0,
 ) -> Tensor:
-    """Classify by the encoder after steps of Adam on the support's cross-entropy, from the same weights every time.
+    """Classify by the encoder after steps of Adam on the support's cross-entropy, separately for each episode.
 
-    With prototypes, each step classifies a changed copy of the support by the cosine to the class means of the support
-    itself. Batch normalisation keeps its measured statistics.
+    With prototypes, each step classifies an augmented copy of the support by the cosine to the class means of the
+    support itself. Batch normalisation keeps its measured statistics.
 
     Args:
-        episodes: Those of an encoder, whose rows before it are used.
+        episodes: Episodes of an encoder, whose rows before the encoder are used.
         head: prototypes, as in P>M>F; linear, a layer on the embeddings that begins at zero, as in transfer learning.
-        steps: Adam's, >= 0. P>M>F: 50.
-        learning_rate: Adam's, >= 0. P>M>F chooses it on validation classes among 0, 1e-4, 1e-3 and 1e-2: use ``tune``.
+        steps: Steps of Adam, >= 0. P>M>F: 50.
+        learning_rate: The learning rate of Adam, >= 0. P>M>F chooses it on validation classes among 0, 1e-4, 1e-3 and
+            1e-2: use ``tune``.
         temperature: > 0, divides the cosines.
-        augment: Change the support at random in each step, as in meta-training: images are moved and turned (and
-            flipped, if they are RGB), others get noise. Otherwise the steps see the support as it is.
-        seed: Of these changes, >= 0, which are the same in every episode.
+        augment: Whether to augment the support in each step, as in meta-training: images are moved and turned (and
+            flipped, if they are RGB), other rows get noise.
+        seed: The seed of the augmentation, >= 0, which is the same in every episode.
 
     Returns:
         Logits (episodes, n_queries, n_way) float32.
@@ -260,7 +269,7 @@ def finetune(
     def loss(vector: Tensor, support: Tensor, hot: Tensor, changed: Tensor) -> Tensor:
         return F.cross_entropy(classify(vector, support, hot, changed), hot)
 
-    def change(support: Tensor, generator: torch.Generator) -> Tensor:
+    def augment_support(support: Tensor, generator: torch.Generator) -> Tensor:
         if not augment:
             return support
         if is_image:
@@ -274,7 +283,7 @@ def finetune(
         generator = torch.Generator().manual_seed(seed)
         tuned = adam(
             start.repeat(len(support), 1),
-            lambda vectors: vmap(grad(loss))(vectors, support, hot, change(support, generator)),
+            lambda vectors: vmap(grad(loss))(vectors, support, hot, augment_support(support, generator)),
             learning_rate=learning_rate,
             steps=steps,
         )
@@ -282,8 +291,6 @@ def finetune(
         return logits
 
     hot = one_hot(labels, n_way, torch.float32)
-    at_once = max(
-        1, min(FINETUNE_FEATURES_PER_BATCH // (2 * n_support * dim), FINETUNE_WEIGHTS_PER_BATCH // len(start))
-    )
-    parts = zip(support.split(at_once), hot.split(at_once), query.split(at_once), strict=True)
-    return torch.cat([tune(*part) for part in parts])
+    max_episodes = min(FINETUNE_FEATURES_PER_BATCH // (2 * n_support * dim), FINETUNE_WEIGHTS_PER_BATCH // len(start))
+    blocks = (tensor.split(max(1, max_episodes)) for tensor in (support, hot, query))
+    return torch.cat([tune(*block) for block in zip(*blocks, strict=True)])

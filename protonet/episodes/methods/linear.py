@@ -13,17 +13,16 @@ from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
 from protonet.episodes.methods.keywords import Positive, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
 
-#: The ridge is at least this many machine epsilons of the covariance's trace: rounding would hide a smaller one.
-MIN_RIDGE = 4
+MIN_RIDGE = 4  #: The smallest ridge, in machine epsilons of the covariance's trace: rounding would hide a smaller one.
 
 
 def ridge_regression(
     episodes: Episodes, *, penalty: Positive = 1.0, scale: Positive = 10.0, shift: float = 0.0
 ) -> Tensor:
-    """Classify by ridge regression from rows of unit norm, with a one added for the bias, onto the one-hot labels.
+    """Classify by ridge regression from rows of unit norm, with a bias feature, to the one-hot labels.
 
-    The paper learns its three numbers together with the encoder. The defaults are our own choice, for features of an
-    encoder that did not learn with them; hence also the unit norm.
+    The paper learns its three settings together with the encoder. The defaults and the unit norm are our own choice,
+    for encoders that were not trained with them.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
@@ -47,13 +46,13 @@ def ridge_regression(
 
 @dataclass(frozen=True)
 class LogisticNewton:
-    """The limits of Newton's method. All values are our own choice."""
+    """The limits of Newton's method for logistic regression. All values are our own choice."""
 
     steps: int = 30  #: Most steps.
-    gradient_steps: int = 50  #: Most conjugate gradients per step.
-    residual: float = 0.1  #: Conjugate gradients end once the residual is this share of the first one.
+    gradient_steps: int = 50  #: Most conjugate gradient steps per Newton step.
+    residual: float = 0.1  #: Conjugate gradients end once the residual is this fraction of the initial one.
     halvings: int = 20  #: Most halvings of a step that would raise the loss.
-    rounding: float = 8  #: Rises of the loss by fewer machine epsilons of it are rounding errors.
+    rounding: float = 8  #: Relative rises of the loss by fewer machine epsilons are rounding errors.
 
 
 LOGISTIC_NEWTON = LogisticNewton()
@@ -62,7 +61,7 @@ LOGISTIC_NEWTON = LogisticNewton()
 def logistic_regression(
     episodes: Episodes, *, inverse_penalty: Annotated[Positive, SearchSpace((0.1, 1.0, 10.0, 100.0))] = 1.0
 ) -> Tensor:
-    """Classify by L2-penalised logistic regression on rows of unit norm, its intercept not penalised.
+    """Classify by L2-penalised logistic regression on rows of unit norm, without a penalty on the intercept.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
@@ -79,7 +78,7 @@ def logistic_regression(
     target = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
     span = reduce_to_span(rows)
     weight, intercept = fit_logistic(span, target, inverse_penalty=inverse_penalty)
-    # At a zero gradient, the weights are these combinations of the rows, in any coordinates.
+    # Where the gradient is zero, the weights are these combinations of the rows, in any coordinates.
     residual = inverse_penalty * (target - (span @ weight + intercept).softmax(dim=2))
     return cosines(episodes.query, rows) @ residual + intercept
 
@@ -89,9 +88,14 @@ def fit_logistic(
 ) -> tuple[Tensor, Tensor]:
     """Minimise C * sum of cross-entropies + half the squared weights by Newton's method with conjugate gradients.
 
-    Rows are (episodes, n, dim), the one-hot target (episodes, n, n_way). Steps end once the next one would lower the
-    objective by less than half the ``decrement``, in nats. Returns weights (episodes, dim, n_way) and intercepts
-    (episodes, 1, n_way).
+    Args:
+        rows: (episodes, n, dim).
+        target: (episodes, n, n_way), one-hot.
+        inverse_penalty: C, > 0.
+        decrement: Steps end once the next one would lower the objective by less than half of this, in nats.
+
+    Returns:
+        Weights (episodes, dim, n_way) and intercepts (episodes, 1, n_way).
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 7.1.
     """
@@ -105,9 +109,8 @@ def fit_logistic(
     going = torch.ones_like(loss, dtype=torch.bool)  # (episodes, 1, 1): converged episodes stay as they are
     for _ in range(LOGISTIC_NEWTON.steps):
         probability = logits.softmax(dim=2)
-        gradient = _pull_back(rows, probability - target) + penalty * weight
-        # Adding a constant to all classes changes no probability: remove what rounding adds, or conjugate gradients
-        # would follow it.
+        gradient = _multiply_transpose(rows, probability - target) + penalty * weight
+        # A constant on all classes changes no probability; conjugate gradients would follow one from rounding errors.
         gradient = gradient - gradient.mean(dim=2, keepdim=True)
         step = _newton_step(rows, probability, penalty, gradient)
         going = going & (-_inner(gradient, step) > decrement)
@@ -126,7 +129,7 @@ def fit_logistic(
 
 
 def _objective(logits: Tensor, target: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
-    """Return the sum of cross-entropies plus the penalty, (episodes, 1, 1)."""
+    """Compute the sum of cross-entropies plus the penalty, (episodes, 1, 1)."""
     return 0.5 * _inner(penalty * weight, weight) - _inner(logits.log_softmax(dim=2), target)
 
 
@@ -141,7 +144,7 @@ def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: T
             break
         change = probability * (rows @ direction)
         change = change - probability * change.sum(dim=2, keepdim=True)
-        curved = _pull_back(rows, change) + penalty * direction
+        curved = _multiply_transpose(rows, change) + penalty * direction
         size = torch.where(going, square / _inner(direction, curved), 0)
         step, residual = step + size * direction, residual - size * curved
         last, square = square, _inner(residual, residual)
@@ -149,20 +152,20 @@ def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: T
     return step
 
 
-def _pull_back(rows: Tensor, change: Tensor) -> Tensor:
-    """Return the rows' transpose times ``change``, computed in the order in which the rows lie in memory."""
+def _multiply_transpose(rows: Tensor, change: Tensor) -> Tensor:
+    """Compute the rows' transpose times ``change``, in the order of the rows in memory, for speed."""
     return (change.transpose(1, 2) @ rows).transpose(1, 2)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """Return the inner product of each episode's two matrices, (episodes, 1, 1)."""
+    """Compute the inner product of each episode's two matrices, (episodes, 1, 1)."""
     return (a * b).sum(dim=(1, 2), keepdim=True)
 
 
 def linear_probe(episodes: Episodes, *, inverse_penalty: Positive = 0.316) -> Tensor:
-    """Classify by L2-penalised logistic regression on the rows as they are, its intercept not penalised.
+    """Classify by L2-penalised logistic regression on rows that are not normalised.
 
-    The effect of the penalty depends on the scale of the features; `logistic_regression` scales rows to unit norm.
+    The effect of the penalty depends on the scale of the features. The intercept is not penalised.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
@@ -189,11 +192,11 @@ def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        ridge: The factor of the identity, > 0, the paper's beta, 1 there; more where rounding errors exceed it.
+        ridge: The factor of the identity, > 0, the paper's beta, 1 there; more if rounding errors exceed it.
 
     Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the distances within the span of
-        the support rows. The part of a query outside it is equally far from every class and left out.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances within the
+        span of the support rows. The part of a query outside of the span is equally far from all classes.
 
     Source: Bateni, Goyal, Masrani, Wood and Sigal, "Improved few-shot visual classification" (2020), eqs. 2 and 3.
         https://arxiv.org/abs/1912.03432
@@ -220,9 +223,9 @@ def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
 
 
 def project_to_span(support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Project support and query rows to the span of the support rows, keeping inner products with support rows.
+    """Project rows (episodes, n, dim) to the span of the support: (episodes, n, k) with k = min(n_support, dim).
 
-    Rows (episodes, n, dim) become rows (episodes, n, k) with k = min(n_support, dim).
+    Inner products with support rows are kept.
     """
     span = reduce_to_span(support)
     if span is support:

@@ -1,4 +1,4 @@
-"""Methods that compare the places of feature maps: FRN, CrossTransformers and DeepBDC."""
+"""Methods that compare the positions of feature maps: FRN, CrossTransformers and DeepBDC."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from protonet.errors import raise_input_error
 
 RIDGE_OFFSET = 1e-6  #: Added to the ridge, as in the authors' code.
 DISTANCE_OFFSET = 1e-5  #: Added below the root of distances, as in the authors' code.
-DISTANCES_AT_ONCE = 2**22  #: Distances between two channels that are held at a time, but at least those of one row ...
-HALVES_AT_ONCE = 2**24  #: ... and numbers of rows' matrices.
+DISTANCES_PER_BLOCK = 2**22  #: Distances between two channels in memory at a time, but at least those of one row.
+COVARIANCES_PER_BLOCK = 2**24  #: Covariances between two channels in memory at a time, but at least those of one row.
 
 
 def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
-    """Return support and query as maps (episodes, rows, places, channels) float64; InputError if they are none."""
+    """Reshape support and query to maps (episodes, rows, positions, channels) float64; InputError if they are none."""
     if episodes.shape is None:
         remedy = "Make maps by `protonet.episodes extract --maps`, or leave this method out."
         raise_input_error("shape", "be known", None, remedy)
@@ -32,14 +32,14 @@ def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
 def feature_map_reconstruction(
     episodes: Episodes, *, ridge: Positive = 1.0, shrinkage: Positive = 1.0, scale: Positive = 1.0
 ) -> Tensor:
-    """Classify by how well the places of a class's maps reconstruct those of a query's, in closed form.
+    """Classify by how well the positions of a class's maps reconstruct those of a query's, in closed form.
 
-    The paper learns its three numbers together with the encoder; the defaults are where its training begins. As in its
-    code for ResNet-12, features are divided by the square root of the channels.
+    The paper learns its three settings together with the encoder; the defaults are their initial values. As in its code
+    for ResNet-12, features are divided by the square root of the channels.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and their shape.
-        ridge: The exponential of the paper's alpha, > 0, times the places of a class's support over the channels.
+        ridge: The exponential of the paper's alpha, > 0; the ridge is this times a class's positions per channel.
         shrinkage: The exponential of the paper's beta, > 0: the factor on reconstructions.
         scale: The paper's gamma, > 0: the factor on the logits.
 
@@ -57,14 +57,14 @@ def feature_map_reconstruction(
     support, query = (maps.flatten(1, 2) / channels**0.5 for maps in (support, query))  # (episodes, ., channels)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype)  # (episodes, n_support, n_way)
     gram, inner = support @ support.transpose(1, 2), query @ support.transpose(1, 2)
-    norms = query.square().sum(dim=2)  # (episodes, n_queries * places)
+    norms = query.square().sum(dim=2)  # (episodes, n_queries * positions)
     eye = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
     logits = []
-    for inside in hot.repeat_interleave(n_positions, dim=1).unbind(2):  # (episodes, n_support * places), of each class
+    for inside in hot.repeat_interleave(n_positions, dim=1).unbind(2):  # (episodes, n_support * positions), per class
         masked_gram = gram * inside[:, :, None] * inside[:, None, :]
         penalty = ridge * inside.sum(dim=1) / channels + RIDGE_OFFSET
         across = inner * inside[:, None, :]
-        # In the space of the class's places, which are fewer than channels: eq. 8. Others have zeros throughout.
+        # In the space of the class's positions, which are fewer than channels: eq. 8. Other positions have zeros.
         weights = torch.linalg.solve(masked_gram + penalty[:, None, None] * eye, across.transpose(1, 2)).transpose(1, 2)
         fit, size = (weights * across).sum(dim=2), (weights @ masked_gram * weights).sum(dim=2)
         distances = norms - 2 * shrinkage * fit + shrinkage**2 * size
@@ -73,15 +73,15 @@ def feature_map_reconstruction(
 
 
 def cross_transformers(episodes: Episodes, *, temperature: Positive | None = None) -> Tensor:
-    """Classify by the distance between a query's places and the mixtures of a class's places that attend to them.
+    """Classify by the distances between a query's positions and attention-weighted means of a class's positions.
 
-    The paper trains two linear maps of features together with the encoder, to keys and to values. Here features are
-    keys and values themselves, which needs no training.
+    The paper trains linear maps from features to keys and values together with the encoder. Here the features are keys
+    and values.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and their shape.
-        temperature: > 0, divides the inner products of places that attention is the softmax of; None for the paper's
-            square root of the channels.
+        temperature: > 0, divides the inner products before the softmax of the attention; None for the paper's square
+            root of the channels.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -94,34 +94,34 @@ def cross_transformers(episodes: Episodes, *, temperature: Positive | None = Non
     """
     support, query = split_positions(episodes)
     n_positions, channels = query.shape[2:]
-    support, query = support.flatten(1, 2), query.flatten(1, 2)  # (episodes, rows * places, channels)
+    support, query = support.flatten(1, 2), query.flatten(1, 2)  # (episodes, rows * positions, channels)
     labels = episodes.support_labels.repeat_interleave(n_positions, dim=1)
-    hot = one_hot(labels, episodes.n_way, query.dtype)  # (episodes, n_support * places, n_way)
+    hot = one_hot(labels, episodes.n_way, query.dtype)  # (episodes, n_support * positions, n_way)
     inner = query @ support.transpose(1, 2)
-    # A softmax over the places of each class: every column is of one class.
+    # A softmax over the positions of each class: every column is of one class.
     logits = inner / (channels**0.5 if temperature is None else temperature)
     index = labels[:, None].expand_as(logits)
     largest = logits.new_full((*query.shape[:2], episodes.n_way), -torch.inf).scatter_reduce(2, index, logits, "amax")
     attention = (logits - largest.gather(2, index)).exp()
     attention = attention / (attention @ hot).gather(2, index)
-    # Squared distances to mixtures, by inner products alone.
+    # Squared distances to the means, from inner products.
     within = support @ support.transpose(1, 2) * (hot @ hot.transpose(1, 2))
-    size = (attention @ within - 2 * inner) * attention @ hot  # (episodes, n_queries * places, n_way)
+    size = (attention @ within - 2 * inner) * attention @ hot  # (episodes, n_queries * positions, n_way)
     distances: Tensor = query.square().sum(dim=2, keepdim=True) + size
     return -distances.view(*episodes.query.shape[:2], n_positions, -1).mean(dim=2).to(episodes.query.dtype)
 
 
 def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
-    """Classify by the distances between the channels of a map, as a prototype network's features.
+    """Classify a map by the Brownian distance covariance of its channels, with prototypes.
 
-    Each channel is a vector over the places; the matrix of their distances, centred along both sides, shows how
-    channels depend on each other. As in the authors' code for ResNet-12, channels are not reduced by a trained layer.
-    At one shot the logits are inner products, otherwise distances to the class means, as in the code.
+    Each channel is a vector over the positions; the matrix of distances between channels, centred along both sides, is
+    their covariance. As in the authors' code for ResNet-12, channels are not reduced by a trained layer. At one shot
+    the logits are inner products, otherwise minus squared distances to the class means, as in the code.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and their shape.
-        scale: > 0, the factor on squared distances between channels, learned by the paper; None for where its training
-            begins, 1 over twice the places.
+        scale: > 0, the factor on squared distances between channels, which the paper learns; None for its initial
+            value, 1 over twice the positions.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -134,30 +134,31 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
     """
     support, query = split_positions(episodes)
     channels = support.shape[3]
-    halves = channels * (channels + 1) // 2  # numbers that a row becomes
-    at_once = max(1, HALVES_AT_ONCE // (halves * support.shape[1]))  # episodes
-    queries_at_once = max(1, HALVES_AT_ONCE // (halves * at_once))
+    n_covariances = channels * (channels + 1) // 2  # of a row
+    max_episodes = max(1, COVARIANCES_PER_BLOCK // (n_covariances * support.shape[1]))
+    max_queries = max(1, COVARIANCES_PER_BLOCK // (n_covariances * max_episodes))
+    one_shot = support.shape[1] == episodes.n_way
     logits = []
-    parts = (tensor.split(at_once) for tensor in (support, query, episodes.support_labels))
-    for some_support, some_query, labels in zip(*parts, strict=True):
-        covariances = _find_covariances(some_support, scale).to(episodes.support)
+    blocks = (tensor.split(max_episodes) for tensor in (support, query, episodes.support_labels))
+    for some_support, some_query, labels in zip(*blocks, strict=True):
+        covariances = _compute_covariances(some_support, scale).to(episodes.support)
         prototypes = support_means(replace(episodes, support=covariances, support_labels=labels))
-        matrices = []
-        for some in some_query.split(queries_at_once, dim=1):
-            rows = _find_covariances(some, scale).to(episodes.query)
-            one_shot = support.shape[1] == episodes.n_way
-            matrices.append(rows @ prototypes.transpose(1, 2) if one_shot else -squared_distances(rows, prototypes))
-        logits.append(torch.cat(matrices, dim=1))
+        logits_of_block = []
+        for some in some_query.split(max_queries, dim=1):
+            rows = _compute_covariances(some, scale).to(episodes.query)
+            similarities = rows @ prototypes.transpose(1, 2) if one_shot else -squared_distances(rows, prototypes)
+            logits_of_block.append(similarities)
+        logits.append(torch.cat(logits_of_block, dim=1))
     return torch.cat(logits)
 
 
-def _find_covariances(maps: Tensor, scale: float | None) -> Tensor:
-    """Return the upper halves of the matrices of maps (episodes, n, places, channels): (episodes, n, halves)."""
+def _compute_covariances(maps: Tensor, scale: float | None) -> Tensor:
+    """Compute covariances of all pairs of channels of maps (episodes, n, positions, channels): (episodes, n, pairs)."""
     n_positions, channels = maps.shape[2:]
     factor = 1 / (2 * n_positions) if scale is None else scale
     first, second = torch.triu_indices(channels, channels, device=maps.device)
     matrices = []
-    for some in maps.flatten(0, 1).split(max(1, DISTANCES_AT_ONCE // channels**2)):
+    for some in maps.flatten(0, 1).split(max(1, DISTANCES_PER_BLOCK // channels**2)):
         gram = some.transpose(1, 2) @ some  # (rows, channels, channels)
         norms = gram.diagonal(dim1=1, dim2=2)
         squares = (norms[:, :, None] + norms[:, None, :] - 2 * gram).clamp_min(0)
@@ -165,5 +166,5 @@ def _find_covariances(maps: Tensor, scale: float | None) -> Tensor:
         means = distances.mean(dim=2, keepdim=True)
         centred = distances - means - means.transpose(1, 2) + means.mean(dim=1, keepdim=True)
         matrices.append(centred[:, first, second])
-    halves: Tensor = torch.cat(matrices).unflatten(0, maps.shape[:2])
-    return halves
+    covariances: Tensor = torch.cat(matrices).unflatten(0, maps.shape[:2])
+    return covariances

@@ -1,4 +1,4 @@
-"""Nearest class means, support rows and texts: prototypes, SimpleShot, matching networks, CLIP and Tip-Adapter."""
+"""Classifiers by the nearest class mean, support row or text: SimpleShot, matching networks, Tip-Adapter and others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCo
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
-#: Queries whose squared norm centring shrinks to less than this share are centred one by one, against rounding errors.
-LOST = 1e-2
-#: Share of all neighbours' weight that a class without any has, so that its logit is finite. Our own choice.
+#: If centring reduces a query's squared norm to less than this fraction, differences of products are too inexact.
+MIN_KEPT_NORM = 1e-2
+#: Weight of a class without neighbours, as a fraction of all weights, so that its logit is finite. Our own choice.
 EMPTY_CLASS_WEIGHT = 1e-6
 
 
@@ -76,8 +76,8 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     """Classify by the squared Euclidean distance to the class means of centred rows of unit norm (CL2N).
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. The centre is that
-            of `compute_centre`.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. They are centred by
+            `compute_centre`.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
@@ -86,28 +86,28 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     """
     support, query, centre = episodes.support, episodes.query, compute_centre(episodes)
     means = _average_directions(support - centre, episodes)
-    # Queries are many, so the centred ones are not formed: products with them follow from products with the queries.
-    towards = torch.cat([means, centre], dim=1)
-    offset = towards @ centre.transpose(1, 2)
+    # The many queries are not centred themselves: products with them follow from products with the queries.
+    means_and_centre = torch.cat([means, centre], dim=1)
+    offset = means_and_centre @ centre.transpose(1, 2)
     squares = squared_norms(query)[:, None]
-    products = (towards @ query.transpose(1, 2)).sub_(offset)  # (episodes, n_way + 1, n_queries)
-    centred = squares - 2 * products[:, -1:] - offset[:, -1:]  # (episodes, 1, n_queries) squared norms
-    directions = products[:, :-1] / centred.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
-    lost = centred < LOST * squares
-    if bool(lost.any()):  # close to the centre, differences of products keep few digits
-        directions = (means @ F.normalize(query - centre, dim=2).transpose(1, 2)).where(lost, directions)
+    products = (means_and_centre @ query.transpose(1, 2)).sub_(offset)  # (episodes, n_way + 1, n_queries)
+    centred_squares = squares - 2 * products[:, -1:] - offset[:, -1:]  # (episodes, 1, n_queries)
+    directions = products[:, :-1] / centred_squares.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
+    inexact = centred_squares < MIN_KEPT_NORM * squares
+    if bool(inexact.any()):  # queries close to the centre
+        directions = (means @ F.normalize(query - centre, dim=2).transpose(1, 2)).where(inexact, directions)
     return _compare_directions(directions, means)
 
 
 def _average_directions(support: Tensor, episodes: Episodes) -> Tensor:
-    """Return the class means (episodes, n_way, dim) of support rows (episodes, n_support, dim) scaled to unit norm."""
+    """Compute the class means (episodes, n_way, dim) of support rows (episodes, n_support, dim) of unit norm."""
     norms: Tensor = torch.linalg.vector_norm(support, dim=2).clamp_min(torch.finfo(support.dtype).tiny ** 0.5)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)
     return hot / hot.sum(dim=2, keepdim=True) / norms[:, None] @ support
 
 
 def _compare_directions(products: Tensor, means: Tensor) -> Tensor:
-    """Return minus the squared distances of unit queries to means, from ``products`` (episodes, n_way, n_queries)."""
+    """Compute minus the squared distances of unit queries to means, from products (episodes, n_way, n_queries)."""
     return (2 * products - 1 - squared_norms(means)[:, :, None]).transpose(1, 2)
 
 
@@ -132,16 +132,16 @@ def matching_networks(episodes: Episodes) -> Tensor:
 def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, temperature: Positive = 0.07) -> Tensor:
     """Classify by the nearest support rows, which vote with the exponential of their cosine to the query.
 
-    The paper takes 200 of a whole data set. With as many neighbours as support rows this is `matching_networks` at a
-    lower temperature; with 1 it is the nearest neighbour, whose class has nearly all of the probability.
+    The paper takes 200 neighbours from a whole data set. With all support rows this is `matching_networks` at a lower
+    temperature.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        n_neighbours: >= 1; all support rows where there are fewer. 5 is our own choice.
+        n_neighbours: The number of neighbours, >= 1; all support rows if there are fewer. 5 is our own choice.
         temperature: > 0, divides the cosines. The paper: 0.07.
 
     Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the classes' weights.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the classes' votes.
 
     Source: Wu, Xiong, Yu and Lin, "Unsupervised feature learning via non-parametric instance discrimination" (2018),
         sec. 3.4. https://arxiv.org/abs/1805.01978
@@ -155,7 +155,7 @@ def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, t
 
 
 def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tensor:
-    """Classify by the cosine to the embeddings of texts that name the classes; the support is not looked at.
+    """Classify by the cosine to the embeddings of texts that name the classes, without the support.
 
     Args:
         episodes: Query (episodes, n_queries, dim) and texts (episodes, n_way, dim), floating.
@@ -174,7 +174,7 @@ def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tenso
 
 
 def get_texts(episodes: Episodes) -> Tensor:
-    """Return the texts of a batch, or raise an InputError that names the function that needs them."""
+    """Get the embeddings of texts (episodes, n_way, dim); raise an InputError if there are none."""
     if episodes.texts is None:
         raise_input_error("texts", "be known", None, "Give the experiment `texts`, or leave this method out.")
     return episodes.texts
@@ -185,14 +185,14 @@ def tip_adapter(
 ) -> Tensor:
     """Classify by the cosine to texts that name the classes, plus votes of the support rows by their closeness.
 
-    Defaults are those with which the authors' code begins on ImageNet (configs/imagenet.yaml), where a validation set
-    chooses others: here ``--tune tip-adapter:alpha=1,2,5:beta=1,3,7``.
+    Defaults are the initial values of the authors' code on ImageNet (configs/imagenet.yaml), which tunes them on a
+    validation set: here ``--tune tip-adapter:alpha=1,2,5:beta=1,3,7``.
 
     Args:
         episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and texts (episodes, n_way, dim),
             floating.
-        alpha: >= 0, the weight of the cache.
-        beta: > 0, how fast a row's vote falls with its distance.
+        alpha: The weight of the votes, >= 0.
+        beta: How fast a row's vote falls with its distance, > 0.
         temperature: > 0, divides the cosines to texts, see `clip_zero_shot`.
 
     Returns:

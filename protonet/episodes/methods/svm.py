@@ -1,4 +1,4 @@
-"""Support vector machines: one per class against all others, and one of all classes, the head of MetaOptNet."""
+"""Support vector machines: one machine per class, and the multi-class machine of MetaOptNet."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from protonet.episodes.samplers.batch import Episodes
 
 @dataclass(frozen=True)
 class SvmNewton:
-    """The limits of Newton's method. All values are our own choice."""
+    """The limits of Newton's method for linear SVMs. All values are our own choice."""
 
     steps: int = 50  #: Most steps.
     halvings: int = 20  #: Most halvings of a step that would raise the loss.
-    rounding: float = 8  #: Rises of the loss by fewer machine epsilons of it are rounding errors.
+    rounding: float = 8  #: Relative rises of the loss by fewer machine epsilons are rounding errors.
 
 
 SVM_NEWTON = SvmNewton()
@@ -43,7 +43,7 @@ def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor
         https://www.jmlr.org/papers/v9/fan08a.html; solved as in Chapelle, "Training a support vector machine in the
         primal" (2007), sec. 4. https://doi.org/10.1162/neco.2007.19.5.1155
     """
-    # In float64: which rows are support vectors is decided by their margins.
+    # In float64, as small errors of margins change which rows are support vectors.
     rows = F.normalize(episodes.support.double(), dim=2)
     kernel = rows @ rows.transpose(1, 2) + 1  # (episodes, n_support, n_support)
     signs = 2 * one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2) - 1
@@ -53,17 +53,16 @@ def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor
 
 
 def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tensor:
-    """Minimise half the squared weights + C * the squared hinge losses, by Newton's method on the support vectors.
+    """Fit SVMs with squared hinge loss by Newton's method: the coefficients (..., n) of the rows in the weights.
 
     A step solves the least squares of the rows whose margin is below 1; the minimum is found once these are the same
-    rows twice. From inner products (..., n, n) float64 and signs (..., n), 1 and -1, it computes the shares (..., n) of
-    the rows in the weights.
+    rows twice. The kernel is (..., n, n) float64, and the signs of the labels (..., n) are 1 and -1.
     """
     eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     ridge = eye / (2 * inverse_penalty)
     dual = torch.zeros_like(signs)
     outputs, loss = torch.zeros_like(signs), inverse_penalty * signs.square().sum(dim=-1, keepdim=True)
-    going = torch.ones_like(loss, dtype=torch.bool)  # machines that are found stay as they are
+    going = torch.ones_like(loss, dtype=torch.bool)  # machines that have converged stay as they are
     for _ in range(SVM_NEWTON.steps):
         near = (signs * outputs < 1).to(kernel.dtype)
         system = near[..., None] * kernel * near[..., None, :] + ridge
@@ -71,15 +70,15 @@ def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tenso
         change = (kernel @ step[..., None])[..., 0]
         size = going.to(kernel.dtype)
         for _ in range(SVM_NEWTON.halvings):
-            moved, there = dual + size * step, outputs + size * change
-            hinge = (1 - signs * there).clamp_min(0)
-            trial = 0.5 * (moved * there).sum(dim=-1, keepdim=True)
-            trial = trial + inverse_penalty * hinge.square().sum(dim=-1, keepdim=True)
-            worse = trial > loss * (1 + SVM_NEWTON.rounding * torch.finfo(loss.dtype).eps)
+            new_dual, new_outputs = dual + size * step, outputs + size * change
+            hinge = (1 - signs * new_outputs).clamp_min(0)
+            new_loss = 0.5 * (new_dual * new_outputs).sum(dim=-1, keepdim=True)
+            new_loss = new_loss + inverse_penalty * hinge.square().sum(dim=-1, keepdim=True)
+            worse = new_loss > loss * (1 + SVM_NEWTON.rounding * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
-        dual, outputs, loss = moved, there, trial
+        dual, outputs, loss = new_dual, new_outputs, new_loss
         same = ((signs * outputs < 1) == (near > 0)).all(dim=-1, keepdim=True) & (size == 1)
         going = going & ~same
         if not bool(going.any()):
@@ -89,11 +88,11 @@ def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tenso
 
 @dataclass(frozen=True)
 class InteriorPoint:
-    """The limits of the interior-point method. All values are our own choice."""
+    """The limits of interior-point methods. All values are our own choice."""
 
     steps: int = 40  #: Most steps.
-    gap: float = 1e-12  #: Steps end once no equation is missed by more than this share of how far it was at first.
-    boundary: float = 0.995  #: Share of the way to the boundary that a step takes at most, below 1.
+    gap: float = 1e-12  #: Steps end once the error is below this fraction of the initial error.
+    boundary: float = 0.995  #: Most of the way to the boundary that a step takes, as a fraction below 1.
 
 
 INTERIOR = InteriorPoint()
@@ -102,17 +101,18 @@ INTERIOR = InteriorPoint()
 def metaopt_svm(
     episodes: Episodes, *, inverse_penalty: Positive = 0.1, ridge: Positive = 1.0, scale: Positive = 1.0
 ) -> Tensor:
-    """Classify by the multi-class support vector machine of Crammer and Singer, on the rows as they are.
+    """Classify by the multi-class support vector machine of Crammer and Singer, on rows that are not normalised.
 
-    The paper learns the encoder and the scale together with it: the scale of features of another encoder is arbitrary,
-    and so is what the penalty does.
+    The paper learns the encoder and the scale together with it. With another encoder, the scale of the features and so
+    the effect of the penalty are arbitrary.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        inverse_penalty: The paper's C, > 0: the largest share of a row in its class's weight. The authors' code: 0.1.
+        inverse_penalty: The paper's C, > 0: the largest coefficient of a row in its class's weight. The authors' code:
+            0.1.
         ridge: > 0, added to the diagonal of the rows' inner products. The authors' code: 1, against errors of its
-            solver; 0 in the paper, near which some programs have no unique solution.
-        scale: > 0, the factor on the logits, learned in the paper, where it begins at 1.
+            solver. The paper has none; near 0 some programs have no unique solution.
+        scale: > 0, the factor on the logits, which the paper learns from 1 on.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -134,9 +134,8 @@ def metaopt_svm(
 def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
     """Minimise ``sum_m a_m' gram a_m / 2 - sum(hot * a)``, a <= limit * hot, each row's a summing to 0 over classes.
 
-    Mehrotra's predictor and corrector. The matrices of a step are one per class, joined by a row's sum alone, so that a
-    step costs as much as inverting n_way + 1 matrices of the support's size. The Gram matrix is (episodes, n, n)
-    float64, one-hot labels and a, the shares of the rows in each class's weight, are (episodes, n_way, n).
+    The coefficients a (episodes, n_way, n) of the rows in each class's weight are returned. The Gram matrix is
+    (episodes, n, n) float64. A step of Mehrotra's predictor-corrector method inverts one matrix per class.
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 16.4, which the authors' solver takes as well:
         Amos and Kolter, "OptNet" (2017), sec. 3. https://arxiv.org/abs/1703.00443
@@ -144,7 +143,7 @@ def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
     bound = limit * hot
     dual_variables = torch.zeros_like(bound)
     slack, multiplier = bound.clamp_min(1), torch.ones_like(bound)
-    price = torch.zeros_like(bound[:, :1])  # (episodes, 1, n), of the rows' sums
+    price = torch.zeros_like(bound[:, :1])  # (episodes, 1, n), multipliers of the rows' sums
     first: Tensor | None = None
     for _ in range(INTERIOR.steps):
         wrong_bound = dual_variables + slack - bound
@@ -168,19 +167,24 @@ def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
             wrong_slope=wrong_slope,
             wrong_sum=wrong_sum,
         )
-        foreseen = system.move(slack * multiplier)
-        size = system.max_step(foreseen)
-        near = (slack + size * foreseen.slack) * (multiplier + size * foreseen.multiplier)
-        centre = (near.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
-        step = system.move(slack * multiplier + foreseen.slack * foreseen.multiplier - centre)
+        predictor = system.solve(slack * multiplier)
+        size = system.max_step(predictor)
+        predicted = (slack + size * predictor.slack) * (multiplier + size * predictor.multiplier)
+        centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
+        step = system.solve(slack * multiplier + predictor.slack * predictor.multiplier - centre)
         size = INTERIOR.boundary * system.max_step(step) * going
         dual_variables, price = dual_variables + size * step.dual_variables, price + size * step.price
         slack, multiplier = slack + size * step.slack, multiplier + size * step.multiplier
     return dual_variables
 
 
-class Move(NamedTuple):
-    """The changes of one step."""
+def compute_max_step(values: Tensor, change: Tensor) -> Tensor:
+    """Compute the largest fraction of a change, in [0, 1], that keeps all values (n, ...) >= 0: (n, 1, 1)."""
+    return (values / -change).where(change < 0, 1.0).amin(dim=(1, 2), keepdim=True).clamp_max(1)
+
+
+class KktStep(NamedTuple):
+    """The changes of all variables in one step of `solve_program`."""
 
     dual_variables: Tensor  #: (episodes, n_way, n).
     price: Tensor  #: (episodes, 1, n).
@@ -190,31 +194,30 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KktSystem:
-    """The linear equations of a step."""
+    """The linear equations of a step of `solve_program`."""
 
-    inverse: Tensor  #: (episodes, n_way, n, n), of the matrix of each class.
-    joint: Tensor  #: (episodes, n, n), the Cholesky factor of their sum.
+    inverse: Tensor  #: (episodes, n_way, n, n), the inverse matrix of each class.
+    joint: Tensor  #: (episodes, n, n), the Cholesky factor of the sum of the inverse matrices.
     slack: Tensor  #: (episodes, n_way, n) > 0.
     multiplier: Tensor  #: (episodes, n_way, n) > 0.
-    wrong_bound: Tensor  #: (episodes, n_way, n), by how much the bounds are missed,
-    wrong_slope: Tensor  #: (episodes, n_way, n), the slope of the objective
-    wrong_sum: Tensor  #: (episodes, 1, n), and the sums over classes.
+    wrong_bound: Tensor  #: (episodes, n_way, n), the residuals of the bounds.
+    wrong_slope: Tensor  #: (episodes, n_way, n), the residuals of the gradient.
+    wrong_sum: Tensor  #: (episodes, 1, n), the residuals of the sums over classes.
 
-    def move(self, product: Tensor) -> Move:
-        """Return the changes that mend what is wrong, and lower the products of slack and multiplier by ``product``."""
-        free = self._solve((product - self.multiplier * self.wrong_bound) / self.slack - self.wrong_slope)
+    def solve(self, product: Tensor) -> KktStep:
+        """Compute the step that removes all residuals and lowers the products slack * multiplier by ``product``."""
+        free = self._multiply((product - self.multiplier * self.wrong_bound) / self.slack - self.wrong_slope)
         excess = (free.sum(dim=1, keepdim=True) + self.wrong_sum).transpose(1, 2)
         price = torch.cholesky_solve(excess, self.joint).transpose(1, 2)
-        dual_variables = free - self._solve(price.expand_as(free))
+        dual_variables = free - self._multiply(price.expand_as(free))
         slack = -self.wrong_bound - dual_variables
-        return Move(dual_variables, price, slack, -(product + self.multiplier * slack) / self.slack)
+        return KktStep(dual_variables, price, slack, -(product + self.multiplier * slack) / self.slack)
 
-    def max_step(self, move: Move) -> Tensor:
-        """Return the largest share of a move, in [0, 1], that keeps slack and multiplier >= 0: (episodes, 1, 1)."""
+    def max_step(self, step: KktStep) -> Tensor:
+        """Compute the largest fraction of a step, in [0, 1], that keeps slack and multiplier >= 0: (episodes, 1, 1)."""
         before = torch.cat([self.slack, self.multiplier], dim=1)
-        change = torch.cat([move.slack, move.multiplier], dim=1)
-        return (before / -change).where(change < 0, 1.0).amin(dim=(1, 2), keepdim=True).clamp_max(1)
+        return compute_max_step(before, torch.cat([step.slack, step.multiplier], dim=1))
 
-    def _solve(self, right: Tensor) -> Tensor:
+    def _multiply(self, right: Tensor) -> Tensor:
         """Multiply the inverse matrices with vectors (episodes, n_way, n)."""
         return (self.inverse @ right[..., None])[..., 0]

@@ -1,4 +1,4 @@
-"""Losses of the support's labels and the queries' entropies: TIM, alpha-TIM, TIM-ADM and transductive fine-tuning."""
+"""Methods that minimise losses of support labels and query entropies: TIM, alpha-TIM, TIM-ADM, fine-tuning."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ def adaptation_gradient(
     """Compute the gradient, with respect to logits, of ``cross * CE - marginal * H(Y) + conditional * H(Y|X)``.
 
     CE is the mean cross-entropy of the support, H(Y) the entropy of the queries' mean probabilities, H(Y|X) the mean
-    entropy of the queries. If u is the derivative of the loss with respect to a query's probabilities p, then that with
-    respect to its logits is p (u - sum p u). Entropies are (1 - sum p^alpha) / (alpha - 1), Shannon's for an alpha of
-    1.
+    entropy of the queries. Entropies are (1 - sum p^alpha) / (alpha - 1), or Shannon's if alpha is 1.
 
-    Log-probabilities and the result are (episodes, n_way, n_support + n_queries), support first; labels are one-hot,
-    (episodes, n_way, n_support).
+    Args:
+        log_p: (episodes, n_way, n_support + n_queries), log-probabilities, support first.
+        labels: (episodes, n_way, n_support), one-hot.
+        weights: The weights of the three terms: cross, marginal and conditional.
+        alpha: The alpha of both entropies.
+
+    Returns:
+        The gradient (episodes, n_way, n_support + n_queries).
 
     Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), eqs. 2 to 4,
         https://arxiv.org/abs/2008.11297; for alpha Veilleux et al., "Realistic evaluation of transductive few-shot
@@ -40,6 +44,7 @@ def adaptation_gradient(
         u = marginal * mean.log() - conditional * log_p
     else:
         u = (marginal * mean.pow(alpha - 1) - conditional * (log_p * (alpha - 1)).exp()) * (alpha / (alpha - 1))
+    # With the derivative u by a query's probabilities p, the derivative by its logits is p (u - sum p u).
     pu = of_query * u / of_query.shape[2]
     by_query = torch.addcmul(pu, of_query, pu.sum(dim=1, keepdim=True), value=-1)
     return torch.cat([(of_support - labels) * (cross / n_support), by_query], dim=2)
@@ -67,22 +72,23 @@ def tim(
 ) -> Tensor:
     """Classify by prototypes that maximise the mutual information of queries and labels (TIM-GD).
 
-    Adam's steps depend on the coordinates, so they are taken in those of the features. In coordinates of the rows' span
-    1,000 steps take a quarter of the time, but on raw pixels 6 to 10 % of the predictions change and accuracy falls by
-    up to 3 points; on learned embeddings almost nothing changes. The defaults are those of the authors' code for
-    balanced queries (src/tim.py, scripts/evaluate/tim_gd); `tim_dirichlet` has those for unbalanced ones.
+    Adam runs in the coordinates of the features. In coordinates of the rows' span 1,000 steps take a quarter of the
+    time, but on raw pixels 6 to 10 % of the predictions change and accuracy falls by up to 3 points. The defaults are
+    those of the authors' code for balanced queries (src/tim.py, scripts/evaluate/tim_gd); `tim_dirichlet` is for
+    unbalanced queries.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
             unit norm.
-        weights: Of the support's cross-entropy, the queries' marginal entropy and their conditional entropy, >= 0.
+        weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
+            >= 0.
         temperature: > 0, divides half the squared distances.
-        learning_rate: Adam's, > 0.
-        steps: Adam's, >= 0.
+        learning_rate: The learning rate of Adam, > 0.
+        steps: Steps of Adam, >= 0.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances to the
-        prototypes over the temperature, up to a constant that all queries and classes share.
+        prototypes over the temperature, up to a common constant.
 
     Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), eqs. 1 to 4.
         https://arxiv.org/abs/2008.11297
@@ -93,9 +99,9 @@ def tim(
 
 
 def tim_dirichlet(episodes: Episodes) -> Tensor:
-    """Classify as `tim` does, with equal weights of all terms, as for unbalanced queries.
+    """Classify as `tim` does, with equal weights of all terms, for unbalanced queries.
 
-    Balanced queries are pushed for with ten times the weight in `tim`, which costs it dearly where they are not.
+    `tim` favours balanced predictions with ten times the weight, and is far less accurate on unbalanced queries.
 
     Source: Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), the configuration
         dirichlet/tim.yaml of its code. https://arxiv.org/abs/2204.11181
@@ -112,18 +118,19 @@ def alpha_tim(
     learning_rate: Positive = 1e-4,
     steps: Count = 1000,
 ) -> Tensor:
-    """Classify as `tim` does, with alpha-entropies, which push the queries' labels less towards balance.
+    """Classify as `tim` does, with alpha-entropies, which favour balanced predictions less.
 
     The defaults are those of the authors' code, the same for balanced and unbalanced queries (alpha_tim.yaml).
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
             unit norm.
-        alpha: Of both entropies, > 0; None for the value of `TunedAlpha`.
-        weights: Of the support's cross-entropy (Shannon's), the queries' marginal and their conditional entropy, >= 0.
+        alpha: The alpha of both entropies, > 0; None for the value of `TunedAlpha`.
+        weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
+            >= 0.
         temperature: > 0, divides half the squared distances.
-        learning_rate: Adam's, > 0.
-        steps: Adam's, >= 0.
+        learning_rate: The learning rate of Adam, > 0.
+        steps: Steps of Adam, >= 0.
 
     Returns:
         Logits (episodes, n_queries, n_way), as in `tim`.
@@ -135,26 +142,26 @@ def alpha_tim(
         shots = episodes.support.shape[1] / episodes.n_way
         tuned = TUNED_ALPHA
         alpha = tuned.one_shot if shots <= 1 else tuned.five_shots if shots >= 5 else tuned.few_shots
-    rows, labels, means = _start(episodes)
+    rows, labels, means = _prepare_rows(episodes)
 
     def gradient(prototypes: Tensor) -> Tensor:
-        log_p = _compare(prototypes, rows, temperature).log_softmax(dim=1)
+        log_p = _compute_logits(prototypes, rows, temperature).log_softmax(dim=1)
         g = adaptation_gradient(log_p, labels, weights, alpha=alpha) / temperature
         return torch.baddbmm(g.sum(dim=2, keepdim=True) * prototypes, g, rows, beta=-1)
 
     prototypes = adam(means, gradient, learning_rate=learning_rate, steps=steps)
-    return _compare(prototypes, rows, temperature)[..., labels.shape[2] :].transpose(1, 2)
+    return _compute_logits(prototypes, rows, temperature)[..., labels.shape[2] :].transpose(1, 2)
 
 
-def _start(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
-    """Return unit rows (episodes, rows, dim), one-hot labels (episodes, n_way, n_support) and the support's means."""
+def _prepare_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute unit rows (episodes, rows, dim), one-hot labels (episodes, n_way, n_support) and class means."""
     rows = unit_rows(episodes)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
     return rows, labels, (labels / labels.sum(dim=2, keepdim=True)) @ rows[:, : labels.shape[2]]
 
 
-def _compare(prototypes: Tensor, rows: Tensor, temperature: float) -> Tensor:
-    """Compute logits (episodes, n_way, rows) by TIM's eq. 1, without the rows' squares, which are all 1."""
+def _compute_logits(prototypes: Tensor, rows: Tensor, temperature: float) -> Tensor:
+    """Compute logits (episodes, n_way, rows) by TIM's eq. 1, without the squared norms of the rows, which are 1."""
     squares = prototypes.square().sum(dim=2, keepdim=True)
     return torch.baddbmm(squares, prototypes, rows.transpose(1, 2), beta=-0.5 / temperature, alpha=1 / temperature)
 
@@ -173,20 +180,21 @@ def tim_adm(
 ) -> Tensor:
     """Classify by prototypes that maximise the mutual information of queries and labels, by alternating directions.
 
-    A step labels the queries in part, then moves the prototypes. Defaults are those of the authors'
-    code for balanced queries (src/tim.py, scripts/evaluate/tim_adm).
+    A step assigns soft labels to the queries, then moves the prototypes. Defaults are those of the authors' code for
+    balanced queries (src/tim.py, scripts/evaluate/tim_adm).
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
             unit norm.
-        weights: Of the support's cross-entropy, > 0, of the queries' marginal entropy and of their conditional one.
+        weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
+            > 0.
         temperature: > 0, divides half the squared distances.
-        steps: >= 0.
-        step_size: Share of the way to the new prototypes that a step takes, in (0, 1].
+        steps: The number of steps, >= 0.
+        step_size: The fraction of the way to the new prototypes that a step takes, in (0, 1].
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances to the
-        prototypes over the temperature, up to a constant that all queries and classes share.
+        prototypes over the temperature, up to a common constant.
 
     Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), prop. 1,
         https://arxiv.org/abs/2008.11297, with the exponents of its code: 1 + the conditional entropy's weight, and the
@@ -194,19 +202,19 @@ def tim_adm(
     """
     cross, marginal, conditional = weights
     n_support, n_queries = episodes.support.shape[1], episodes.query.shape[1]
-    rows, labels, prototypes = _start(episodes)
-    of_support, of_query = cross / (1 + conditional), n_support / n_queries
+    rows, labels, prototypes = _prepare_rows(episodes)
+    support_weight, query_weight = cross / (1 + conditional), n_support / n_queries
     for _ in range(steps):
-        log_p = _compare(prototypes, rows, temperature).log_softmax(dim=1)  # (episodes, n_way, rows)
+        log_p = _compute_logits(prototypes, rows, temperature).log_softmax(dim=1)  # (episodes, n_way, rows)
         raised = (1 + conditional) * log_p[..., n_support:]
         total = raised.logsumexp(dim=2, keepdim=True)  # (episodes, n_way, 1)
-        guess = (raised - marginal / (marginal + 1) * total).softmax(dim=1)
-        target = torch.cat([of_support * labels, of_query * guess], dim=2)
+        soft_labels = (raised - marginal / (marginal + 1) * total).softmax(dim=1)
+        target = torch.cat([support_weight * labels, query_weight * soft_labels], dim=2)
         p = log_p.exp()
-        p = torch.cat([of_support * p[..., :n_support], of_query * p[..., n_support:]], dim=2)
-        pull = (target - p) @ rows + p.sum(dim=2, keepdim=True) * prototypes
-        prototypes = prototypes.lerp(pull / target.sum(dim=2, keepdim=True), step_size)
-    return _compare(prototypes, rows, temperature)[..., n_support:].transpose(1, 2)
+        p = torch.cat([support_weight * p[..., :n_support], query_weight * p[..., n_support:]], dim=2)
+        numerator = (target - p) @ rows + p.sum(dim=2, keepdim=True) * prototypes
+        prototypes = prototypes.lerp(numerator / target.sum(dim=2, keepdim=True), step_size)
+    return _compute_logits(prototypes, rows, temperature)[..., n_support:].transpose(1, 2)
 
 
 def transductive_finetune(
@@ -214,16 +222,15 @@ def transductive_finetune(
 ) -> Tensor:
     """Classify by a linear layer trained on the support's cross-entropy plus the queries' entropy.
 
-    The paper trains the whole network. Here features are fixed and the layer alone is trained, which changes it very
-    little at the paper's learning rate; but where features have a common mean, cosines differ by less than that, and it
-    is hardly better than chance.
+    The paper trains the whole network. Here only the layer is trained, which changes little at the paper's learning
+    rate; but if features have a common mean, cosines differ even less, and the method is hardly better than chance.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
             unit norm.
         temperature: > 0, divides the logits; the paper has none.
-        learning_rate: Adam's, > 0. The paper: 5e-5.
-        steps: Adam's, >= 0. The paper: 25.
+        learning_rate: The learning rate of Adam, > 0. The paper: 5e-5.
+        steps: Steps of Adam, >= 0. The paper: 25.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.

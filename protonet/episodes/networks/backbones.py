@@ -53,7 +53,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 @contextmanager
-def lead_by(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
+def use_leading_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
     """Take the statistics of an encoder's batch normalisation from leading rows; yield whether it has any."""
     layers = [layer for layer in encoder.modules() if isinstance(layer, BatchNorm)]
     for layer in layers:

@@ -35,7 +35,7 @@ def shorten(spec: MethodSpec) -> Method:
 CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items() if name not in ELSEWHERE}
 #: What copies random numbers, all of an episode's batch at once; rows before an encoder; and weights of views.
 SENT = {"baseline.linear_finetune", "baseline.baseline_pp", "deepemd.deepemd", "adaptive.adaptive"}
-SENT |= {"calibration._classify", "encoders.change", "batch.gather"}
+SENT |= {"calibration._classify", "encoders.augment_support", "batch.gather"}
 
 
 def make_case(name: str) -> Episodes:

@@ -13,9 +13,9 @@ from protonet.episodes.networks.backbones import (
     DropBlock,
     Residual,
     embed_rows,
-    lead_by,
     make_backbone,
     measure_statistics,
+    use_leading_statistics,
 )
 from protonet.episodes.samplers.batch import make_row_reader
 
@@ -159,12 +159,12 @@ def test_measured_statistics_are_torchs() -> None:
 def test_leading_rows_have_the_statistics() -> None:
     layer, x = make_used("conv4", GREY)[2].eval(), rows(7, 64 * 4).reshape(7, 64, 2, 2)
     assert isinstance(layer, BatchNorm)
-    with lead_by(layer, 3) as result:
+    with use_leading_statistics(layer, 3) as result:
         assert result
         torch.testing.assert_close(layer(x), normalize_batch(x, layer, x[:3]), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(layer(x)[:5], layer(x[:5]))  # no row after the leading ones counts
     torch.testing.assert_close(layer(x), normalize_batch(x, layer), atol=1e-5, rtol=1e-4)
-    with lead_by(make_backbone("conv", 64, torch.Generator()), 3) as result:
+    with use_leading_statistics(make_backbone("conv", 64, torch.Generator()), 3) as result:
         assert not result
 
 
