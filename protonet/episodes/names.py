@@ -1,4 +1,4 @@
-"""Names, limits and the plan of meta-training, which commands check before torch is imported."""
+"""Names of options, limits, and the plan of meta-training, which commands check before torch is imported."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ TRAIN_PROG = f"{EVALUATE_PROG} train"
 COMPARE_PROG = f"{EVALUATE_PROG} compare"
 EXTRACT_PROG = f"{EVALUATE_PROG} extract"
 PAPER_PROG = f"{EVALUATE_PROG} paper"
-MAX_COUNT = 10**6  #: The largest number of classes, and of rows per class: far beyond any use, far below any overflow.
+MAX_COUNT = 10**6  #: The largest allowed number of classes and of rows per class.
 BACKBONES = ("mlp", "conv", "conv4", "resnet12")
 OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
-#: Initial weights of the last layer of MAML and ANIL: learned weights of each class, or zero.
-HEAD_KINDS = ("classes", "zero")
-ADAPTED_OBJECTIVES = ("maml", "anil")  #: Those whose queries are classified after gradient steps on the support.
-#: none: rows as they are. l2: rows of unit norm. cl2: rows less the base classes' mean, then of unit norm. z: rows less
-#: the mean of their own features, over their standard deviation.
+HEAD_KINDS = ("classes", "zero")  #: Initial weights of the last layer of MAML and ANIL: learned by class, or zero.
+ADAPTED_OBJECTIVES = ("maml", "anil")  #: Objectives that classify queries after gradient steps on the support.
+#: none: no normalisation. l2: scale rows to unit norm. cl2: subtract the base classes' mean, then scale to unit norm.
+#: z: subtract the mean of each row's features, and divide by their standard deviation.
 NORMALIZATIONS = ("none", "l2", "cl2", "z")
 _SAME_NAMES = (
     *("against", "allow_small", "backbone", "base", "dataset", "device", "distractors", "dropblock"),
@@ -26,7 +25,7 @@ _SAME_NAMES = (
     *("side", "split_seed", "start", "state", "steps", "target_half_width", "template", "test_dataset"),
     *("texts", "traceback", "tune", "unequal", "unlabelled", "validation_dataset", "way", "weights"),
 )
-#: The option of each argument that messages name. The parsers name options themselves.
+#: Command-line options by the names of arguments in messages.
 OPTION_NAMES = {
     **{name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES},
     "n_episodes": "--episodes",
@@ -39,7 +38,7 @@ PAPER_OPTION_NAMES = OPTION_NAMES | {"own": "METHOD", "tune": "METHOD", "state":
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """The settings that decide the result of a run of meta-training; checkpoints store them under these names."""
+    """The settings of meta-training that determine its result; checkpoints store them under these names."""
 
     dataset: str  #: The data set, as the command line names it.
     split_seed: int | None  #: Seed of a random split by class; None without one.
@@ -47,23 +46,23 @@ class TrainingPlan:
     shot: int  #: Support rows per class.
     query: int  #: Query rows per class.
     episodes_per_step: int  #: Episodes whose losses are averaged in a step.
-    steps: int  #: Most steps.
-    eval_every: int  #: Steps from one validation to the next.
+    steps: int  #: The largest number of steps.
+    eval_every: int  #: Steps between two validations.
     patience: int  #: Validations without a new best score after which the run ends.
     seed: int  #: Seed of initial weights, episodes and augmentation, in [0, 2**63).
-    dim: int = 0  #: Features per row; 0 before the data are known.
-    classes: int = 0  #: The number of base classes, likewise.
+    dim: int = 0  #: Features per row; 0 before the data are loaded.
+    classes: int = 0  #: The number of base classes; 0 before the data are loaded.
     backbone: str = ""  #: One of ``BACKBONES``; "" for the default of the data.
     objective: str = "prototypes"  #: One of ``OBJECTIVES``.
-    learning_rate: float = 3e-3  #: AdamW's, > 0. The default is our own choice.
-    inner_steps: int = 0  #: Of MAML and ANIL: gradient steps on an episode's support.
-    inner_rate: float = 0.0  #: The rate of these steps.
-    first_order: bool = False  #: Whether no gradient flows through these steps' gradients.
+    learning_rate: float = 3e-3  #: The learning rate of AdamW, > 0. The default is our own choice.
+    inner_steps: int = 0  #: Gradient steps of MAML and ANIL on an episode's support.
+    inner_rate: float = 0.0  #: The learning rate of these steps.
+    first_order: bool = False  #: Whether no gradient flows through the gradients of these steps.
     dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
-    start: str | None = None  #: The checkpoint that the encoder's weights begin at; None for new ones.
-    head: str = "zero"  #: Of MAML and ANIL: one of ``HEAD_KINDS``.
+    start: str | None = None  #: The checkpoint with the encoder's initial weights; None for random weights.
+    head: str = "zero"  #: One of ``HEAD_KINDS``, for MAML and ANIL.
 
     @property
     def head_way(self) -> int | None:
-        """The only number of classes that the head is for; None for any number."""
+        """The only number of classes that the head is for, or None for any number."""
         return self.way if self.head == "classes" else None

@@ -1,7 +1,7 @@
-"""The command ``python -m protonet.episodes paper``: a method beside the usual ones, with all that a paper needs.
+"""The command ``python -m protonet.episodes paper``: compare a new method with common ones, for a paper.
 
-Its folder gets, of each number of shots, a JSON file with a prediction for each query and the state of the run; and of
-all together tables in Markdown and LaTeX, a figure, and a text that says what was run.
+It writes a JSON file with all predictions and a state file for each number of shots, and for all of them together
+tables in Markdown and LaTeX, a figure, and an appendix that describes the runs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from protonet.episodes.methods.keywords import parse_source
 from protonet.episodes.samplers.options import read_setting
 from protonet.ui.text import format_table
 
-FIGURE_PANEL_SIZE = 4.2  #: Inches, the side of the figure for each number of shots.
+FIGURE_PANEL_SIZE = 4.2  #: The width of the figure's panel for each number of shots, in inches.
 
 
 def run_paper(options: argparse.Namespace) -> None:
-    """Evaluate as `protonet.episodes.arguments.read_paper` says, and write the files."""
+    """Evaluate the methods that the options of ``paper`` name, and write all files."""
     others = [text for text in dict.fromkeys(options.method) if text != options.own]
     grids = [choose_grid(options.own, "own"), *(choose_grid(text, "method") for text in others)]
     new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].key, keywords={})
@@ -74,14 +74,14 @@ def run_paper(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Paper:
-    """The files that are written from all evaluations together."""
+    """The tables, the figure and the appendix of all evaluations together."""
 
-    folder: Path
-    command: str  #: That was run.
-    grids: Sequence[Sequence[ChosenMethod]]  #: The settings of each method; the first method is the new one.
+    folder: Path  #: The folder to write to.
+    command: str  #: The command line, for the appendix.
+    grids: Sequence[Sequence[ChosenMethod]]  #: The candidate settings of each method, the new method first.
 
     def write(self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
-        """Print the tables of evaluations, by shots, and write all files but those of each evaluation."""
+        """Print the tables, one for each number of shots, and write all files."""
         keys = {choice.name: choice.key for grid in self.grids for choice in grid if len(grid) > 1}
         summaries = adjust_summaries([rename(evaluation.summary, keys) for evaluation in evaluations])
         tables = []
@@ -105,7 +105,7 @@ class Paper:
     def describe(
         self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation], n_pairs: int
     ) -> Iterator[tuple[str, str]]:
-        """Yield the paragraphs of the appendix, each a title and a text, with all settings of the runs."""
+        """Yield the title and the text of each paragraph of the appendix."""
         first, settings = evaluations[0], evaluations[0].summary.settings
         yield "Data", _describe_data(members[0], first)
         queries = f"{settings['query']} of each class"
@@ -141,7 +141,7 @@ class Paper:
 
 
 def _describe_method(grid: Sequence[ChosenMethod]) -> str:
-    """Describe a method: its name, the version of a plug-in, its summary and its paper."""
+    """Describe a method: name, version of a plug-in, summary and source."""
     choice = grid[0]
     name = choice.name if len(grid) == 1 else choice.key
     origin = "" if choice.origin is None else f"; {choice.origin}"
@@ -150,7 +150,7 @@ def _describe_method(grid: Sequence[ChosenMethod]) -> str:
 
 
 def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
-    """Describe the evaluated rows, with their hash."""
+    """Describe the data set: rows, classes, split, hash, encoder and normalisation."""
     rows = member.plan.rows
     data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
     sides = Counter(data.sides or ())
@@ -164,7 +164,7 @@ def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
 
 
 def rename(summary: Summary, keys: Mapping[str, str]) -> Summary:
-    """Return the accuracies and comparisons of a summary, with other names of its methods."""
+    """Rename methods by ``keys`` in a summary, which keeps only accuracies and comparisons."""
     methods = {keys.get(name, name): MethodSummary(method.accuracy) for name, method in summary.methods.items()}
     pairs = [
         replace(pair, first=keys.get(pair.first, pair.first), second=keys.get(pair.second, pair.second))
@@ -175,25 +175,24 @@ def rename(summary: Summary, keys: Mapping[str, str]) -> Summary:
 
 
 def adjust_summaries(summaries: Sequence[Summary]) -> list[Summary]:
-    """Return summaries whose p-values are adjusted for the comparisons of all of them, by Holm's procedure."""
+    """Adjust the p-values of several summaries for all of their comparisons together, by Holm's procedure."""
     pairs = [pair for summary in summaries for pair in summary.comparisons]
-    of_classes = iter(adjust_holm([pair.p_value_classes for pair in pairs]))
-    of_episodes = iter(adjust_holm([pair.p_value_episodes for pair in pairs]))
+    over_classes = iter(adjust_holm([pair.p_value_classes for pair in pairs]))
+    over_episodes = iter(adjust_holm([pair.p_value_episodes for pair in pairs]))
 
     def adjust(pair: Comparison) -> Comparison:
-        return replace(pair, p_holm_classes=next(of_classes), p_holm_episodes=next(of_episodes))
+        return replace(pair, p_holm_classes=next(over_classes), p_holm_episodes=next(over_episodes))
 
     return [replace(summary, comparisons=[adjust(pair) for pair in summary.comparisons]) for summary in summaries]
 
 
 def write_figure(path: Path, summaries: Mapping[str, Summary]) -> None:
-    """Plot the accuracies of all methods with their intervals, a panel for each number of shots."""
+    """Plot the accuracies of all methods with intervals, in a panel for each number of shots."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
     figure = Figure(figsize=(FIGURE_PANEL_SIZE * len(summaries), 0.7 * FIGURE_PANEL_SIZE), layout="constrained")
-    for axes, (shot, summary) in zip(
-        figure.subplots(1, len(summaries), squeeze=False)[0], summaries.items(), strict=True
-    ):
+    panels = figure.subplots(1, len(summaries), squeeze=False)[0]
+    for axes, (shot, summary) in zip(panels, summaries.items(), strict=True):
         plot_accuracies(axes, summary.methods)
         axes.set_title(f"{shot}-shot, {axes.get_title()}", fontsize=8)
     write_atomically(path, lambda file: figure.savefig(file, format="pdf", metadata={"CreationDate": None}))

@@ -1,4 +1,4 @@
-"""Functions of users' own files, ``FILE.py:FUNCTION``."""
+"""Load functions from users' files, ``FILE.py:FUNCTION``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ PLUGIN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
 
 
 def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any], str]:
-    """Run a Python file, and return its function of the given name, and the SHA-256 of the file, as text.
+    """Load a function by running its file, and return it with the SHA-256 of the file.
 
-    The ``argument`` names the plug-in, ``FILE.py:FUNCTION``, and ``kind`` describes the function for messages. Raises
-    an InputError if there is no such file or function, if the file raises an error, or if the object is no function.
+    Args:
+        argument: The argument with the plug-in, for messages.
+        key: The plug-in, ``FILE.py:FUNCTION``, which matches ``PLUGIN``.
+        kind: A description of the function, for messages.
+
+    Raises:
+        InputError: There is no such file or function, the file raises an error, or the object is no function.
     """
     match = PLUGIN.fullmatch(key)
-    assert match is not None, "callers look at PLUGIN"
+    assert match is not None
     path, function = Path(match["path"]), match["function"] or ""
     if not path.is_file():
         raise_input_error(argument, "be in a file that exists", str(path), "Pass FILE.py:FUNCTION.")
@@ -39,7 +44,7 @@ def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any],
     except (Exception, SystemExit) as error:
         raise wrap_plugin_error(error, argument, "be in a file that runs", key) from error
     if not hasattr(module, function):
-        # Those that the file defines, not those that it imports.
+        # Functions that the file defines, not imported ones.
         defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         remedy = f"It has {', '.join(defined)}." if defined else "It has none."
         raise_input_error(argument, "be a function of its file", repr(key), remedy)
@@ -49,7 +54,7 @@ def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any],
 
 
 def check_callable(argument: str, key: str, loaded: object, kind: str) -> None:
-    """Raise an InputError unless an object is a function; arguments are as in `load_plugin`."""
+    """Raise an InputError unless a loaded object is a function; arguments are as in `load_plugin`."""
     if not callable(loaded) or isinstance(loaded, type):
         got = f"{'a class' if isinstance(loaded, type) else type(loaded).__name__} of {key}"
         raise_input_error(argument, f"be {kind}", got, "Pass the name of a function.")
@@ -58,7 +63,7 @@ def check_callable(argument: str, key: str, loaded: object, kind: str) -> None:
 def wrap_plugin_error(
     error: BaseException, argument: str, constraint: str, name: str, *, remedy: str = "Correct that line."
 ) -> Exception:
-    """Make an InputError of one line of an error of the plug-in ``name``, with its file and line."""
+    """Convert an error of a plug-in to an InputError with its file and line."""
     got = f"{type(error).__name__} of {name}: {error}"
     if not isinstance(error, SyntaxError):  # whose message has file and line
         last = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,4 +1,4 @@
-"""The command ``python -m protonet.episodes extract``: pictures to a file of features, or names to those of texts."""
+"""The command ``python -m protonet.episodes extract``: embed pictures or class names into a file of features."""
 
 from __future__ import annotations
 
@@ -42,38 +42,44 @@ if TYPE_CHECKING:
 
 ROWS_PER_COPY = 1024  #: Rows that are copied at a time.
 BATCHES_AHEAD = 2  #: Batches that are read while another one is embedded.
-CHECKPOINT = ".safetensors"  #: Suffix of encoder files of ``train``.
+CHECKPOINT_SUFFIX = ".safetensors"  #: Suffix of the encoder files of ``train``.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """Rows to embed."""
+class EmbeddingJob:
+    """Rows to embed, and how they are embedded."""
 
-    labels: Sequence[str]  #: The name of each one's class.
-    sides: Sequence[str] | None = None  #: The side of each, of a split by class; None without one.
-    files: Sequence[str] | None = None  #: What each is an embedding of, or None.
-    #: From the number of the first row that is not there yet, a multiple of ``step``, to blocks of ``step`` embeddings
-    #: (step, dim) float32, the last one perhaps smaller.
+    labels: Sequence[str]  #: The class name of each row.
+    sides: Sequence[str] | None = None  #: The side of each row in a split by class; None without a split.
+    files: Sequence[str] | None = None  #: The file or text that each row embeds, or None.
+    #: Maps the index of the first row that is not embedded yet, a multiple of ``step``, to blocks of embeddings (step,
+    #: dim) float32, of which the last may be smaller.
     embed: Callable[[int], Iterator[np.ndarray]]
-    step: int  #: Rows of a block: an interrupted run goes on where a block begins, so that not a bit is another.
-    made: Mapping[str, object]  #: What decides the embeddings, in a form that JSON can write.
+    step: int  #: Rows per block. A resumed run continues at the start of a block, with equal results.
+    made: Mapping[str, object]  #: The settings that determine the embeddings, as JSON.
     state: str  #: A text that changes with the data.
-    shape: tuple[int, int, int] | None = None  #: Channels, height and width, where embeddings are maps.
+    shape: tuple[int, int, int] | None = None  #: (channels, height, width) of feature maps, or None.
 
     def hash(self) -> str:
-        """Compute a hash that identifies the rows of this job."""
+        """Compute a hash of everything that determines the embeddings."""
         identity: list[object] = [self.made, self.state, self.step, list(self.labels), list(self.sides or ())]
         identity += [] if self.shape is None else [self.shape]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
-def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
-    """Embed rows, write them to an NPZ file, whole or not at all, and return the features of a row.
+def write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
+    """Embed the rows of a job, write them to an NPZ file, and return the number of features.
 
-    It holds ``x`` (n, dim) float32, ``y`` and perhaps ``split`` and ``files`` (n,) strings, of maps their shape
-    ``maps`` (3,), and ``made``, JSON. Until it is whole, what is done lies beside it, in a file whose name ends in
-    ``.part``; only one block is in memory. ``resume`` goes on with the part, and leaves a file of the same job that is
-    whole as it is. Raises an InputError if the file or its part is of another job, or if embeddings are not finite.
+    The file has ``x`` (n, dim) float32, ``y`` and perhaps ``split`` and ``files`` (n,) strings, ``maps`` (3,), the
+    shape of feature maps, and ``made``, JSON. Finished blocks are kept in a file beside it that ends in ``.part``.
+
+    Args:
+        output: The file.
+        job: The rows.
+        resume: Whether to continue with the part file; a finished file of the same job is left unchanged.
+
+    Raises:
+        InputError: The file or its part is of another job, or embeddings are not finite.
     """
     key, n = job.hash(), len(job.labels)
     part = output.with_name(f"{output.name}.part")
@@ -114,7 +120,7 @@ def write_embeddings(output: Path, job: Job, *, resume: bool) -> int:
 
 
 def _open_part(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
-    """Return the features of a part's rows, 0 without any, and how many there are; cut off what is not whole."""
+    """Read the numbers of features and finished rows of a part file, both 0 if it has none; cut off incomplete rows."""
     file.seek(0)
     content = file.read(len(header) + 4)
     if content[: len(header)] != header[: len(content)]:
@@ -130,7 +136,7 @@ def _open_part(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> 
 
 
 def _read_rows(file: BinaryIO, start: int, dim: int, n: int) -> Iterator[np.ndarray]:
-    """Yield the rows of a part, some at a time."""
+    """Yield the rows of a part file in blocks."""
     file.seek(start)
     for first in range(0, n, ROWS_PER_COPY):
         count = min(ROWS_PER_COPY, n - first)
@@ -138,7 +144,7 @@ def _read_rows(file: BinaryIO, start: int, dim: int, n: int) -> Iterator[np.ndar
 
 
 def _read_key(path: Path) -> tuple[str, int] | None:
-    """Return the hash of a finished file's job, and the features of its rows; None where it is another file."""
+    """Read the hash of the job and the number of features of a finished file; None if it is another file."""
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -148,7 +154,7 @@ def _read_key(path: Path) -> tuple[str, int] | None:
 
 
 def _refuse(path: Path, *, resume: bool) -> NoReturn:
-    """Raise an InputError: there is a file, of something else or of a run that should not go on."""
+    """Raise an InputError for an existing file: of another job if ``resume``, otherwise because it exists."""
     if resume:
         got, remedy = f"{path}, of other data, settings or another network", "Pass another path, or remove it."
         raise_input_error("resume", "continue a run of the same arguments", got, remedy)
@@ -157,10 +163,10 @@ def _refuse(path: Path, *, resume: bool) -> NoReturn:
 
 
 def run_extract(options: argparse.Namespace) -> None:
-    """Embed pictures or the names of classes, as `protonet.episodes.arguments.read_extract` says."""
+    """Embed the pictures, rows or class names that the options of ``extract`` name, and write the file."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
-    if Path(options.backbone).suffix.lower() == CHECKPOINT:
+    if Path(options.backbone).suffix.lower() == CHECKPOINT_SUFFIX:
         job = _plan_rows(options, device)
     else:
         image_set = None if options.texts else locate_pictures(options.data)
@@ -176,7 +182,7 @@ def run_extract(options: argparse.Namespace) -> None:
 
 
 def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, device: str) -> Extractor:
-    """Open a network of pictures: a function of a user's file, another file, or a network of a library."""
+    """Open a network that embeds pictures: a function of a user's file, a file, or a network of a library."""
     is_plugin = PLUGIN.fullmatch(options.backbone) is not None
     got = f"`backbone` {options.backbone}"
     if options.image_size is not None and not is_plugin:
@@ -194,10 +200,10 @@ def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, dev
 
 
 def open_plugin(backbone: str, size: int, device: str) -> Extractor:
-    """Open a function of a user's file, or a module of torch, as a network of pictures.
+    """Open a function or a torch module of a user's file as a network that embeds pictures.
 
-    It maps pictures (n, 3, size, size) float32 in [0, 1], RGB, to embeddings (n, dim) floating. If it raises an error
-    or returns something else, that is an InputError.
+    It maps RGB pictures (n, 3, size, size) float32 in [0, 1] to embeddings (n, dim) floating. Its errors and other
+    results raise InputErrors.
     """
     function, origin = load_plugin("backbone", backbone, "a function from pictures to embeddings")
     if isinstance(function, nn.Module):
@@ -223,15 +229,15 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
     return Extractor(prepare, embed, {"backbone": backbone, "weights": origin, "preprocessing": {"size": size}})
 
 
-def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: Extractor) -> Job:
-    """Return the job of embedding pictures: of their files, or of pixels that are mapped from the cache."""
+def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: Extractor) -> EmbeddingJob:
+    """Plan to embed pictures from their files, or pixels that are mapped from the cache."""
     network, shape, batch = extractor.embed, None, options.batch
     if options.maps:
         if extractor.embed_maps is None:
             constraint, got = "come with efficientnet, or a checkpoint of convolutions", extractor.settings["backbone"]
             raise_input_error("maps", constraint, got, "Pass one of these.")
         network = extractor.embed_maps
-        shape = _probe(network, extractor.prepare(draw_blank())[None])
+        shape = _infer_map_shape(network, extractor.prepare(draw_blank())[None])
     files: list[str] | None = None
     labels: Sequence[str]
     sides: Sequence[str] | None
@@ -271,34 +277,28 @@ def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: 
 
     if len(set(labels)) < 2:
         raise_input_error("data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
-    return Job(
-        labels=labels,
-        sides=sides,
-        files=files,
-        embed=embed,
-        step=batch,
-        made={"data": options.data, **extractor.settings},
-        state=hash_state(image_set, ""),
-        shape=shape,
+    made, state = {"data": options.data, **extractor.settings}, hash_state(image_set, "")
+    return EmbeddingJob(
+        labels=labels, sides=sides, files=files, embed=embed, step=batch, made=made, state=state, shape=shape
     )
 
 
-def _probe(network: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int, int]:
-    """Return channels, height and width of the maps that a network gives."""
+def _infer_map_shape(network: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int, int]:
+    """Infer (channels, height, width) of a network's feature maps from its output for an input."""
     with torch.no_grad():
         _, channels, height, width = network(x).shape
     return channels, height, width
 
 
 def _name_rows(data: Dataset) -> tuple[list[str], list[str] | None]:
-    """Return the class and the side of each row, None without a split."""
+    """List the class name and, if there is a split, the side of each row."""
     labels = data.y.tolist()
     sides = None if data.sides is None else [data.sides[label] for label in labels]
     return [data.class_names[label] for label in labels], sides
 
 
-def _plan_rows(options: argparse.Namespace, device: str) -> Job:
-    """Return the job of embedding rows of any data set by an encoder of ours."""
+def _plan_rows(options: argparse.Namespace, device: str) -> EmbeddingJob:
+    """Plan to embed the rows of a data set by a meta-trained encoder."""
     path = options.backbone
     if options.texts or options.weights:
         got = f"`{'texts' if options.texts else 'weights'}` with {path}"
@@ -310,7 +310,7 @@ def _plan_rows(options: argparse.Namespace, device: str) -> Job:
         if convolutions is None:
             remedy = "Train one of conv, conv4 or resnet12."
             raise_input_error("maps", "come with an encoder of convolutions", path, remedy)
-        encoder, shape = convolutions, _probe(convolutions, torch.zeros(1, data.x.shape[1], device=device))
+        encoder, shape = convolutions, _infer_map_shape(convolutions, torch.zeros(1, data.x.shape[1], device=device))
 
     def embed(first: int) -> Iterator[np.ndarray]:
         for rows in torch.arange(first, len(data.y)).split(EMBED_BATCH_SIZE):
@@ -318,13 +318,15 @@ def _plan_rows(options: argparse.Namespace, device: str) -> Job:
                 yield encoder(data.get_rows(rows).float().to(device)).flatten(1).cpu().numpy()
 
     labels, sides = _name_rows(data)
-    digest = hash_rows(data.get_rows, index_classes(data.y))
+    state = hash_rows(data.get_rows, index_classes(data.y))
     made = {"data": options.data, "backbone": path, "weights": hash_file(Path(path))}
-    return Job(labels=labels, sides=sides, embed=embed, step=EMBED_BATCH_SIZE, made=made, state=digest, shape=shape)
+    return EmbeddingJob(
+        labels=labels, sides=sides, embed=embed, step=EMBED_BATCH_SIZE, made=made, state=state, shape=shape
+    )
 
 
 def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
-    """Return an encoder without what makes rows of its last maps; None where it has none."""
+    """Select the layers of an encoder up to its last feature maps; None if it has no maps."""
     layers = list(encoder.children())
     n_layers = len(layers)
     while layers and isinstance(layers[-1], (nn.Flatten, nn.AdaptiveAvgPool2d)):
@@ -332,8 +334,8 @@ def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
     return None if len(layers) == n_layers else nn.Sequential(*layers)
 
 
-def _plan_texts(options: argparse.Namespace, extractor: Extractor) -> Job:
-    """Return the job of embedding the names of classes."""
+def _plan_texts(options: argparse.Namespace, extractor: Extractor) -> EmbeddingJob:
+    """Plan to embed texts with the names of classes."""
     embed_texts, data, templates = extractor.embed_texts, options.data, options.template
     if embed_texts is None:
         got = extractor.settings["backbone"]
@@ -353,11 +355,12 @@ def _plan_texts(options: argparse.Namespace, extractor: Extractor) -> Job:
 
     labels = [label for label in classes for _ in templates]
     made = {"data": data, **extractor.settings, "templates": templates}
-    return Job(labels=labels, files=texts, embed=embed, step=PICTURE_BATCH_SIZE, made=made, state=str(texts))
+    step = PICTURE_BATCH_SIZE
+    return EmbeddingJob(labels=labels, files=texts, embed=embed, step=step, made=made, state=str(texts))
 
 
 def get_class_words(classes: Sequence[str], names: str | None) -> list[str]:
-    """Return the words for each class: from a file, or its name without leading numbers and underscores."""
+    """Get the words for each class, from a file or from its name without leading numbers and underscores."""
     if names is None:
         bad = [name for name in classes if re.fullmatch(r"n?\d+", name)]
         if bad:

@@ -1,4 +1,4 @@
-"""Data sets by name or path, as given on the command line; and all that the rows of an evaluation are read from."""
+"""Load data sets by name or path, as on the command line, and all sources of the rows of an evaluation."""
 
 from __future__ import annotations
 
@@ -31,53 +31,51 @@ from protonet.sampling import index_classes, list_pieces
 from protonet.tables.arrays import READ_ERRORS
 from protonet.ui.command_line import check_name
 
-#: The size of the synthetic families: classes, rows per class, features per row.
-SYNTHETIC = {"num_classes": 64, "n_train": 100, "dim": 64}
-#: The side that a folder's images are resized to, in pixels, and turned grey, without another: as large as glyphs.
-IMAGE_SIZE = 28
-FOLDER_SIZE = 84  #: The same in colour: as large as the pictures of the papers.
-#: Data sets of pictures, as their authors publish them: what finds one in a folder.
+#: The size of data sets of synthetic families: classes, rows per class, features per row.
+SYNTHETIC_SIZES = {"num_classes": 64, "n_train": 100, "dim": 64}
+GREY_SIZE = 28  #: The default side of a folder's images in grey, in pixels: that of glyphs.
+FOLDER_SIZE = 84  #: The default side of a folder's images in colour, in pixels: that of papers.
+#: Functions that locate published data sets of pictures in a folder, by the kind of data set.
 PUBLISHED: Mapping[str, Callable[[str], ImageSet]] = {
     **{key: partial(locate_benchmark, key) for key in (*BENCHMARKS, *meta_dataset_keys())},
     "omniglot": locate_omniglot,
     "omniglot-rotations": partial(locate_omniglot, rotations=True),
 }
 MAX_IMAGE_SIZE = 1024  #: The largest side of pictures, in pixels.
-ROWS_PER_BLOCK = 8192  #: Rows that are normalised at a time where all are.
-GLYPH_COPIES = 3  #: Glyphs per face, each with its own jitter: at least 24 images per class.
+ROWS_PER_BLOCK = 8192  #: Rows that are normalised at a time.
+GLYPH_COPIES = 3  #: Glyphs per font face, each with its own jitter: at least 24 images per class.
 
 
 @dataclass(frozen=True)
 class RowsPlan:
-    """Which rows are classified, and what is done to them before any method."""
+    """The rows to classify, and their encoder and normalisation."""
 
-    dataset: str  #: By name or path, see `load_source`.
-    test_dataset: str | None = None  #: The test rows of a fixed split, likewise.
-    validation_dataset: str | None = None  #: Further rows of the same classes, to choose settings on, likewise.
+    dataset: str  #: The data set by name or path, see `load_source`.
+    test_dataset: str | None = None  #: The test rows of a fixed split, see `load_source`.
+    validation_dataset: str | None = None  #: Further rows of the same classes, for the choice of settings.
     #: The evaluated side of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
     side: str | None = None
     image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
-    split_seed: int | None = None  #: Split classes at random, of data without a split; None keeps them as they are.
-    encoder: str | None = None  #: The path of a checkpoint; None takes the features as they are.
+    split_seed: int | None = None  #: Seed of a random split of data without a split; None for no random split.
+    encoder: str | None = None  #: The path of a checkpoint; None to use the features themselves.
     normalize: str = "none"  #: One of `protonet.episodes.names.NORMALIZATIONS`.
-    base: str | None = None  #: The base classes, see `load_base`; None for the data set's own.
+    base: str | None = None  #: The base classes, see `load_base`; None for those of the data set.
     texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
 
 
 class DataSources(NamedTuple):
-    """All that the rows of an evaluation are read from."""
+    """The data sets and the encoder that the rows of an evaluation come from."""
 
-    data: Dataset
-    base: Dataset  #: Holds the base classes: another data set, or ``data`` itself.
+    data: Dataset  #: The evaluated data set, joined with its test split if there is one.
+    base: Dataset  #: The data set with the base classes, which may be ``data``.
     trained: TrainedEncoder | None  #: The encoder, without rows.
-    is_trained_on_data: bool  #: Whether the encoder was trained on ``data``, of the same split.
+    is_trained_on_data: bool  #: Whether the encoder was trained on ``data``, with the same split.
 
 
 def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> tuple[Sampler, DataSources]:
-    """Open all data sets that rows are read from and their encoder, and join the test split to the others.
+    """Load the data sets and the encoder of a plan, join the test split, and adapt the sampler to it.
 
-    The sampler is the kind of episodes, as far as it is known without the data, and is returned for these data;
-    ``data`` is the evaluated data set, if it is in memory already.
+    ``data`` is the evaluated data set, if it is already in memory.
     """
     with renamed_arguments(text="dataset", path="dataset"):
         data = data or load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
@@ -91,7 +89,7 @@ def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> 
     with renamed_arguments(path="encoder"):
         trained = load_trained(rows.encoder, torch.clone, dim=dim)
     training = trained.plan
-    is_trained_on_data = same_source(training.dataset, rows.dataset)
+    is_trained_on_data = is_same_source(training.dataset, rows.dataset)
     if is_trained_on_data and training.split_seed != rows.split_seed:
         before = "without one" if training.split_seed is None else f"with {training.split_seed}"
         got = f"{rows.split_seed}; the encoder was trained {before}"
@@ -103,7 +101,7 @@ def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> 
 def load_source(
     text: str | Path, *, split_seed: int | None = None, label: str = "label", image_size: int | None = None
 ) -> Dataset:
-    """Load the data set that a text names.
+    """Load a data set by name or path.
 
     Args:
         text: One of
@@ -113,7 +111,7 @@ def load_source(
             - ``synthetic:<family>``: 64 classes of 100 rows and 64 features (see `FAMILIES`). 5-way 1-shot, class means
               reach 94 % accuracy on ``isotropic``, 64 % on ``warped``, 46 % on ``subclusters``, and hardly more than
               chance on ``correlated`` and ``nuisance``, whose noise can be learned from other classes;
-            - ``<kind>:<root>``, with a kind of ``PUBLISHED``: pictures as their authors publish them, such as
+            - ``<kind>:<root>``, with a kind of ``PUBLISHED``: published data sets of pictures, such as
               `load_mini_imagenet`;
             - the path of an NPZ file, ``*.npz``: `map_npz`;
             - the path of features of another program, ``*.npy``, ``*.pt``, ``*.plk`` and others: `load_features`;
@@ -123,15 +121,15 @@ def load_source(
             - a folder with such folders in ``train``, ``val`` and ``test``, in colour, at 84 x 84 pixels.
         split_seed: Seed of a random split by class (`split_classes`), for data without one; None for no random split.
         label: The column of a table that holds the classes.
-        image_size: Pixels per side to resize pictures to; None for what is said above, or what their authors take.
+        image_size: Pixels per side to resize pictures to; None for the sizes above, or those of the authors.
 
     Returns:
         The data set. Rows of pictures are uint8 in a mapped file; `Dataset.get_rows` returns them in [0, 1].
 
     Raises:
         MissingPackageError: A package that the data need is missing.
-        InputError: The text is none of these, the data cannot be loaded or split, or ``split_seed`` is given for data
-            that have a split.
+        InputError: The text is unknown, the data cannot be loaded or split, or ``split_seed`` is given for data that
+            have a split.
     """
     check_type("text", text, (str, Path), "the name or the path of a data set")
     text = str(text)
@@ -153,22 +151,22 @@ def load_source(
     return split_classes(data, split_seed)
 
 
-def same_source(text: str, other: str) -> bool:
-    """Test whether two texts name one data set, whatever the spelling of its path."""
+def is_same_source(text: str, other: str) -> bool:
+    """Test whether two texts name the same data set, perhaps by different paths."""
 
-    def spell(name: str) -> str:
+    def resolve(name: str) -> str:
         kind, colon, root = name.partition(":")
         if colon and kind in PUBLISHED:
             return f"{kind}:{Path(root).resolve()}"
         return str(Path(name).resolve()) if Path(name).exists() else name
 
-    return spell(text) == spell(other)
+    return resolve(text) == resolve(other)
 
 
 def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
-    """Load the data set whose rows, of ``dim`` features, are the base classes of another one.
+    """Load a data set of base classes with ``dim`` features.
 
-    The text is as for `load_source`, or the path of an NPY file of rows without classes: they count as one.
+    The text is as for `load_source`, or the path of an NPY file of rows without classes, which count as one class.
     """
     with renamed_arguments(text="base", path="base"):
         data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label", image_size)
@@ -179,10 +177,10 @@ def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
 
 
 def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
-    """Load the embeddings (names, dim) float32 of texts that name classes: means of unit rows, of unit norm.
+    """Load embeddings of texts that name classes, (names, dim) float32 of unit norm.
 
-    The text is as for `load_source`: rows are embeddings, and their classes' names are those of the data set. A class
-    may have several, of several prompts.
+    The text is as for `load_source`, of a data set with the same class names. If a class has several embeddings, of
+    several prompts, they are scaled to unit norm and averaged.
     """
     with renamed_arguments(text="texts", path="texts"):
         data = _load(text, "label")
@@ -201,7 +199,7 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
 
 
 def _load_rows(path: Path) -> Dataset:
-    """Load an NPY file of rows (n, ...) of real numbers, as a data set of one class."""
+    """Load an NPY file of rows (n, ...) as a data set of one class."""
     try:
         x = np.load(path, allow_pickle=False)
     except READ_ERRORS as error:
@@ -216,7 +214,7 @@ def _load_rows(path: Path) -> Dataset:
 
 
 def locate_pictures(text: str) -> ImageSet | None:
-    """Find the pictures that a text names, in colour, or None where it names something else than pictures."""
+    """Locate the pictures that a text names, in colour; None if it names something other than pictures."""
     kind, _, root = text.partition(":")
     if kind in PUBLISHED and root:
         return PUBLISHED[kind](root)
@@ -228,7 +226,7 @@ def locate_pictures(text: str) -> ImageSet | None:
 
 
 def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
-    """Load the data set that a text names, with its own split."""
+    """Load a data set by name or path, see `load_source`."""
     kind, colon, given = text.partition(":")
     by_name: dict[str, Callable[[], Dataset]] = {
         "glyphs": lambda: datasets.load_glyphs(copies=GLYPH_COPIES),
@@ -238,8 +236,8 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
         return by_name[text]()
     if kind == "synthetic" and colon:
         family = check_name("synthetic:", given, FAMILIES)
-        rows = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC)
-        return make_dataset("text", rows.train_x, rows.train_y.numpy())
+        split = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC_SIZES)
+        return make_dataset("text", split.train_x, split.train_y.numpy())
     path = Path(text)
     if path.suffix.lower() == ".npz":
         return datasets.map_npz(path)
@@ -248,7 +246,7 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
     if path.suffix.lower() in FEATURE_READERS:
         return datasets.load_features(path)
     if image_size is None and text and path.is_dir() and detect_side_folders(path) is None:
-        return datasets.load_images(path, size=IMAGE_SIZE)
+        return datasets.load_images(path, size=GREY_SIZE)
     pictures = locate_pictures(text)
     if pictures is None:
         names = [*by_name, *(f"synthetic:{family}" for family in FAMILIES), *(f"{other}:<root>" for other in PUBLISHED)]
@@ -262,10 +260,10 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
 
 
 def normalize_rows(rows: Tensor, kind: str, mean: Tensor | None = None) -> Tensor:
-    """Normalise rows (n, dim), each alone; a row of zeros (l2, cl2) or of equal features (z) becomes one of zeros.
+    """Normalise each row (n, dim) by "l2", "cl2" or "z", see ``NORMALIZATIONS``.
 
-    The kind is one of ``NORMALIZATIONS`` but "none"; cl2 needs the ``mean`` (dim,) of the base classes' rows. Rows of
-    other dtypes than float64 become float32.
+    "cl2" needs the ``mean`` (dim,) of the base rows. Rows without a direction become zeros: rows of zeros or, for "z",
+    of equal features. Rows of other dtypes than float64 become float32.
 
     Source: l2 and cl2, Wang et al., "SimpleShot" (2019), sec. 3, https://arxiv.org/abs/1911.04623; z, Fei et al.,
         "Z-score normalization, hubness, and few-shot learning" (2021), ICCV.

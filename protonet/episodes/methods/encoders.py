@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 from protonet.episodes.methods.common import adam, cosines, one_hot, support_means
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive
-from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, infer_image_shape, warp_images
+from protonet.episodes.networks.augmentation import AUGMENTATION, draw_affine_maps, infer_image_shape, warp_images
 from protonet.episodes.networks.backbones import IMAGES, LinearHead, use_leading_statistics
 from protonet.episodes.samplers.batch import Episodes, TrainedEncoder
 from protonet.errors import raise_input_error
@@ -273,7 +273,7 @@ def finetune(
         if not augment:
             return support
         if is_image:
-            maps = draw_maps(n_support, generator, flip=shape is not None and shape[0] == 3).to(support.device)
+            maps = draw_affine_maps(n_support, generator, flip=shape is not None and shape[0] == 3).to(support.device)
             changed: Tensor = warp_images(support.flatten(0, 1), maps.repeat(len(support), 1, 1))
             return changed.reshape(support.shape)
         noise = torch.randn(n_support, dim, generator=generator).to(support.device)

@@ -1,4 +1,4 @@
-"""Random changes of training rows: images are moved and turned, other rows get noise."""
+"""Augmentation of training rows: images are moved and turned, other rows get noise."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far training rows are changed at random. All values are our own choice."""
+    """The strength of the augmentation. All values are our own choice."""
 
     rotation: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
     stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
     shift: float = 0.15  #: Largest shift of an image along either axis, in halves of its side.
-    noise: float = 0.3  #: Standard deviation of the noise on rows that are not images, in that of each feature.
-    n_sampled: int = 4096  #: Rows that the features' standard deviations are estimated from, at most about.
+    noise: float = 0.3  #: Standard deviation of the noise on other rows, in standard deviations of each feature.
+    n_sampled: int = 4096  #: About the largest number of rows for estimates of the features' standard deviations.
 
 
 AUGMENTATION = Augmentation()
 
 
 def infer_image_shape(dim: int) -> tuple[int, int, int] | None:
-    """Return the axes (channels, side, side) of square images of ``dim`` numbers, grey or RGB; None for no such.
-
-    No number is both a square and three times one.
-    """
+    """Infer the shape (channels, side, side) of square grey or RGB images with ``dim`` features; None if impossible."""
     for channels in (1, 3):
         side = math.isqrt(dim // channels)
         if channels * side * side == dim:
@@ -36,11 +33,11 @@ def infer_image_shape(dim: int) -> tuple[int, int, int] | None:
     return None
 
 
-def draw_maps(n: int, generator: torch.Generator, *, flip: bool = False) -> Tensor:
-    """Draw affine maps of images: a rotation, a scale along either axis, a shear and a shift, each uniform around none.
+def draw_affine_maps(n: int, generator: torch.Generator, *, flip: bool = False) -> Tensor:
+    """Draw random affine maps of images, (n, 2, 3) float32: rotation, scale along either axis, shear and shift.
 
-    With ``flip``, every second one at random also swaps left and right, as photographs stand. They are (n, 2, 3)
-    float32, from the output's coordinates to the input's, which are -1 and 1 at an image's edges.
+    The maps are from output to input coordinates, which are -1 and 1 at the edges. With ``flip``, half of them also
+    swap left and right.
     """
     limits = AUGMENTATION
     angle, shear, *scales, right, down = (2 * torch.rand(6, n, generator=generator) - 1).unbind()
@@ -56,9 +53,9 @@ def draw_maps(n: int, generator: torch.Generator, *, flip: bool = False) -> Tens
 
 
 def warp_images(x: Tensor, maps: Tensor) -> Tensor:
-    """Move the pixels of square images (n, channels * side * side), grey or RGB, by maps (n, 2, 3) from `draw_maps`.
+    """Warp square images (n, channels * side * side), grey or RGB, by maps (n, 2, 3) from `draw_affine_maps`.
 
-    Interpolation is bilinear; outside the image all is 0.
+    Interpolation is bilinear; pixels outside the image are 0.
 
     Source: Jaderberg et al., "Spatial transformer networks" (2015), eqs. 1 and 5. https://arxiv.org/abs/1506.02025
     """
@@ -70,13 +67,13 @@ def warp_images(x: Tensor, maps: Tensor) -> Tensor:
 
 
 def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *, n: int, first: int = 0) -> Tensor:
-    """Change rows (k, dim) float32 at random: those numbered ``first``, ``first + 1``, ... of ``n``.
+    """Augment rows (k, dim) float32, the rows ``first`` to ``first + k - 1`` of a batch of ``n``.
 
-    Numbers are drawn for all n, so that processes can share a batch. ``spread`` (dim,) is the standard deviation of
-    each feature, for noise; None is for images, which are warped, and flipped if they are RGB.
+    Random numbers are drawn for the whole batch, so that processes can share it. ``spread`` (dim,) is the standard
+    deviation of each feature, for noise; None is for images, which are warped, and flipped if they are RGB.
     """
     rows_of_batch = slice(first, first + len(x))
     if spread is not None:
         return x + AUGMENTATION.noise * spread * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
     shape = infer_image_shape(x.shape[1])
-    return warp_images(x, draw_maps(n, generator, flip=shape is not None and shape[0] == 3)[rows_of_batch])
+    return warp_images(x, draw_affine_maps(n, generator, flip=shape is not None and shape[0] == 3)[rows_of_batch])

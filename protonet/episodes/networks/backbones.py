@@ -1,4 +1,4 @@
-"""The networks of meta-training: backbones that embed rows, and heads that are trained beside them."""
+"""The networks of meta-training: backbones that embed rows, and heads that are trained with them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.samplers.sampler import RowReader
 from protonet.errors import raise_input_error
 
-RESNET12_CHANNELS = (64, 160, 320, 640)  #: Of ResNet-12's four blocks.
-SLOPE = 0.1  #: Of ResNet-12's leaky rectifiers.
-BLOCK_SIZE = 5  #: Side of what DropBlock takes away, in pixels of the map; all of a smaller map.
-#: The backbones for square images, with the least side in pixels that their strides and pools leave a pixel of.
+RESNET12_CHANNELS = (64, 160, 320, 640)  #: Channels of the four blocks of ResNet-12.
+RELU_SLOPE = 0.1  #: Slope of the leaky ReLUs of ResNet-12.
+DROPBLOCK_SIZE = 5  #: Side of the squares that DropBlock drops, in pixels of the map.
+#: The backbones for square images, with the smallest side in pixels that they can process.
 IMAGES = {"conv": 8, "conv4": 16, "resnet12": 16}
 EMBED_BATCH_SIZE = 1024  #: Rows that `embed_rows` embeds at a time.
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation in three modes; none changes the layer during training.
+    """Batch normalisation without running averages during training.
 
-    In training mode the batch's own statistics are used and nothing is kept; in evaluation mode those that
-    `measure_statistics` measured: an average kept along the way would be of other weights than the averaged ones. With
-    ``leading`` set, in both modes, the statistics are of a batch's leading rows, the support, so that no query sees
-    another.
+    In training mode the statistics are those of the batch, in evaluation mode those that `measure_statistics` measured:
+    running averages would not belong to averaged weights. With ``leading`` set, the statistics are in both modes those
+    of a batch's leading rows, the support, so that no query affects another.
 
     Source: Ioffe and Szegedy (2015), https://arxiv.org/abs/1502.03167; statistics of the support: Bronskill et al.,
         "TaskNorm" (2020), sec. 3.2, MetaBN. https://arxiv.org/abs/2003.03284
     """
 
-    leading = 0  #: How many rows the statistics are of; 0 for the usual ones.
-    measuring = False  #: Whether the batches' statistics are being averaged.
+    leading = 0  #: The number of leading rows that the statistics are of; 0 for the usual statistics.
+    measuring = False  #: Whether the statistics of batches are being averaged.
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, momentum=None)
@@ -54,7 +53,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 @contextmanager
 def use_leading_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
-    """Take the statistics of an encoder's batch normalisation from leading rows; yield whether it has any."""
+    """Use statistics of leading rows in an encoder's batch normalisation; yield whether it has any such layer."""
     layers = [layer for layer in encoder.modules() if isinstance(layer, BatchNorm)]
     for layer in layers:
         layer.leading = n_rows
@@ -67,9 +66,9 @@ def use_leading_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
 
 @torch.no_grad()
 def measure_statistics(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Measure the statistics of an encoder's batch normalisation anew, in place; it is in evaluation mode afterwards.
+    """Measure the statistics of an encoder's batch normalisation in place, and put it in evaluation mode.
 
-    They are the mean over batches of rows (n, dim), at least one, on the encoder's device.
+    They are averaged over one or more batches of rows (n, dim), on the encoder's device.
 
     Source: Wu and Johnson, "Rethinking 'Batch' in BatchNorm" (2021), sec. 3. https://arxiv.org/abs/2105.07576
     """
@@ -89,10 +88,10 @@ def measure_statistics(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
 
 
 class DropBlock(nn.Module):
-    """Sets squares of the maps to zero in training, and scales what is left to the same mean.
+    """Sets squares of the maps to zero in training, and scales the remaining pixels to the same mean.
 
-    The ``rate`` is about the share of a map that is dropped. Squares have ``size`` pixels per side; a map that is
-    smaller is dropped whole, and squares of 1 are dropout.
+    The ``rate`` is about the fraction of a map that is dropped. Squares have ``size`` pixels per side, or that of a
+    smaller map.
 
     Source: Ghiasi, Lin and Le, "DropBlock" (2018), algorithm 1, https://arxiv.org/abs/1810.12890, with the rate of all
         steps; Lee et al., "MetaOptNet" (2019), whose code raises it from 0 over 40,000 batches.
@@ -103,39 +102,39 @@ class DropBlock(nn.Module):
         self.rate, self.size = rate, size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return maps (n, channels, side, side) with squares of zeros; in evaluation mode, the maps as they are."""
+        """Drop squares of maps (n, channels, side, side); in evaluation mode, return the maps."""
         if not self.training or not self.rate:
             return x
         side = x.shape[3]
         size = min(self.size, side)
         n_positions = side - size + 1
-        seed_rate = self.rate * (side / (size * n_positions)) ** 2  # the probability that a square begins at a position
+        seed_rate = self.rate * (side / (size * n_positions)) ** 2  # probability that a square begins at a position
         seeds = (torch.rand_like(x[..., :n_positions, :n_positions]) < seed_rate).to(x.dtype)
         mask = 1 - F.max_pool2d(F.pad(seeds, [size - 1] * 4), size, stride=1)  # (n, channels, side, side)
         return x * mask * (mask.numel() / mask.sum().clamp_min(1))
 
 
 class Residual(nn.Module):
-    """ResNet-12's block: three convolutions of 3 x 3 beside one of 1 x 1, then the larger of two by two pixels."""
+    """A block of ResNet-12: three 3 x 3 convolutions beside a 1 x 1 convolution, then max pooling by 2."""
 
     def __init__(self, before: int, channels: int, drop: DropBlock) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for layer in range(3):
             layers += [nn.Conv2d(channels if layer else before, channels, 3, padding=1, bias=False)]
-            layers += [BatchNorm(channels), nn.LeakyReLU(SLOPE)]
+            layers += [BatchNorm(channels), nn.LeakyReLU(RELU_SLOPE)]
         self.path = nn.Sequential(*layers[:-1])
         self.shortcut = nn.Sequential(nn.Conv2d(before, channels, 1, bias=False), BatchNorm(channels))
         self.drop = drop
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, before, side, side) to (n, channels, side // 2, side // 2)."""
-        pooled: Tensor = self.drop(F.max_pool2d(F.leaky_relu(self.path(x) + self.shortcut(x), SLOPE), 2))
+        pooled: Tensor = self.drop(F.max_pool2d(F.leaky_relu(self.path(x) + self.shortcut(x), RELU_SLOPE), 2))
         return pooled
 
 
 def make_conv4(shape: tuple[int, int, int]) -> nn.Sequential:
-    """Return Conv4, which maps rows of images (channels, side, side) to (n, 64 * (side // 16)**2): 1600 for 84 pixels.
+    """Make Conv4, which maps images of ``shape`` to embeddings (n, 64 * (side // 16)**2): 1600 for 84 pixels.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), sec. 3.1.
         https://arxiv.org/abs/1703.05175
@@ -147,25 +146,31 @@ def make_conv4(shape: tuple[int, int, int]) -> nn.Sequential:
 
 
 def make_resnet12(shape: tuple[int, int, int], dropblock: float) -> nn.Sequential:
-    """Return ResNet-12, which maps rows of images (channels, side, side) to (n, 640).
+    """Make ResNet-12, which maps images of ``shape`` to embeddings (n, 640).
 
     ``dropblock`` is the rate of dropout in the first two blocks and of DropBlock in the others.
 
     Source: Oreshkin, Rodríguez López and Lacoste, "TADAM" (2018), https://arxiv.org/abs/1805.10123, with the widths and
         rectifiers of Lee et al., "MetaOptNet" (2019), https://arxiv.org/abs/1904.03758, and the mean of the last maps.
     """
-    drops = [DropBlock(dropblock, size) for size in (1, 1, BLOCK_SIZE, BLOCK_SIZE)]
+    drops = [DropBlock(dropblock, size) for size in (1, 1, DROPBLOCK_SIZE, DROPBLOCK_SIZE)]
     blocks = map(Residual, (shape[0], *RESNET12_CHANNELS), RESNET12_CHANNELS, drops)
     return nn.Sequential(nn.Unflatten(1, shape), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock: float = 0.0) -> nn.Sequential:
-    """Make an untrained backbone of ``BACKBONES``, which maps rows (n, dim) to (n, embedding_dim) float32, on the CPU.
+    """Make an untrained backbone, which maps rows (n, dim) to embeddings (n, embedding_dim) float32, on the CPU.
 
-    No row's embedding depends on other rows: "mlp" and "conv" normalise each row alone (layer and group normalisation),
-    and the others do so in evaluation mode, see `BatchNorm`. "mlp" is for rows of any kind, "conv" for square grey
-    images, "conv4" and "resnet12" for square images, grey or RGB. Features of images are in the order of channels, rows
-    and columns. Other names and rows raise an InputError.
+    In evaluation mode, an embedding does not depend on other rows.
+
+    Args:
+        name: "mlp" for any rows, "conv" for square grey images, "conv4" or "resnet12" for square grey or RGB images.
+        dim: Features of a row; those of an image are in the order of channels, rows and columns.
+        generator: Draws the initial weights.
+        dropblock: The rate of DropBlock in "resnet12", in [0, 1).
+
+    Raises:
+        InputError: The name is unknown, or ``dim`` is not that of such an image.
 
     Source: "conv" follows Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), sec. 3.1,
         https://arxiv.org/abs/1703.05175, with a stride in the first layer, for speed. Weights: He et al., "Delving deep
@@ -175,19 +180,19 @@ def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock:
     if name not in BACKBONES:
         raise_input_error("name", f"be one of {', '.join(BACKBONES)}", repr(name), "Pick one of them.")
     channels, side, _ = shape = infer_image_shape(dim) or (0, 0, 0)
-    if name in IMAGES and (side < IMAGES[name] or (name == "conv" and channels > 1)):
+    grey_only = name == "conv"
+    if name in IMAGES and (side < IMAGES[name] or (grey_only and channels > 1)):
         constraint = f"be the square of a side of {IMAGES[name]} pixels or more"
-        constraint, kind = (
-            (constraint, "grey") if name == "conv" else (f"{constraint}, or three times that", "grey or RGB")
-        )
-        raise_input_error("dim", constraint, dim, f"Use the mlp, or square {kind} images.")
+        constraint += "" if grey_only else ", or three times that"
+        remedy = f"Use the mlp, or square {'grey' if grey_only else 'grey or RGB'} images."
+        raise_input_error("dim", constraint, dim, remedy)
     makers = {
         "mlp": lambda: _make_mlp(dim),
         "conv": lambda: _make_conv(side),
         "conv4": lambda: make_conv4(shape),
         "resnet12": lambda: make_resnet12(shape, dropblock),
     }
-    with torch.device("meta"):  # torch's own initial weights would come from its global generator
+    with torch.device("meta"):  # the default initial weights would come from the global generator
         backbone = makers[name]()
     backbone = backbone.to_empty(device="cpu")
     with torch.no_grad():
@@ -202,14 +207,14 @@ def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock:
 
 
 def _make_mlp(dim: int) -> nn.Sequential:
-    """Return an MLP that maps rows (n, dim) to (n, 128)."""
+    """Make an MLP that maps rows (n, dim) to embeddings (n, 128)."""
     first = nn.Linear(dim, 512, bias=False), nn.LayerNorm(512), nn.GELU()
     second = nn.Linear(512, 512, bias=False), nn.LayerNorm(512), nn.GELU()
     return nn.Sequential(*first, *second, nn.Linear(512, 128, bias=False))
 
 
 def _make_conv(side: int) -> nn.Sequential:
-    """Return four convolutions that map rows (n, side * side) to (n, embedding_dim): 576 for a side of 28."""
+    """Make four convolutions that map grey images (n, side * side) to embeddings: (n, 576) for a side of 28."""
     return nn.Sequential(
         nn.Unflatten(1, (1, side, side)),
         *(nn.Conv2d(1, 32, 5, stride=2, padding=2, bias=False), nn.GroupNorm(8, 32), nn.ReLU()),
@@ -221,15 +226,13 @@ def _make_conv(side: int) -> nn.Sequential:
 
 @torch.no_grad()
 def embed_rows(encoder: nn.Module, take: RowReader, rows: Tensor) -> Tensor:
-    """Embed rows by number (n,) int64, a chunk at a time: (n, embedding_dim) float32, on the encoder's device."""
+    """Embed the rows with indices (n,) int64: (n, embedding_dim) float32, on the encoder's device."""
     device = next(encoder.parameters()).device
     return torch.cat([encoder(take(chunk).to(device).float()) for chunk in rows.split(EMBED_BATCH_SIZE)])
 
 
 class SetTransformer(nn.Module):
-    """Self-attention over a set of rows, by which each moves with regard to the others, in no order.
-
-    One head, one layer; dropout of the attention and of its output in training.
+    """A transformer layer that adapts the rows of a set to each other, with one head and dropout in training.
 
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), eqs. 6
         to 8, https://arxiv.org/abs/1812.03664, with the dropout of the authors' code.
@@ -237,12 +240,12 @@ class SetTransformer(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.asked, self.asking, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        self.asked, self.asking, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))  # key, query, value
         self.output, self.norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
         self.attention_dropout, self.output_dropout = nn.Dropout(0.1), nn.Dropout(0.5)
 
     def forward(self, sets: Tensor) -> Tensor:
-        """Adapt the rows of sets (sets, rows, dim); the result has the same shape."""
+        """Adapt the rows of sets (sets, rows, dim): (sets, rows, dim)."""
         scores = self.asking(sets) @ self.asked(sets).transpose(1, 2) / math.sqrt(sets.shape[2])  # (sets, rows, rows)
         moved = self.output(self.attention_dropout(scores.softmax(dim=2)) @ self.value(sets))
         adapted: Tensor = self.norm(sets + self.output_dropout(moved))
@@ -250,12 +253,11 @@ class SetTransformer(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """The linear layer that episodes begin at: learned weights of each class, or zero, where nothing is learned.
+    """The initial linear layer of episodes: learned weights of each class, or zero.
 
-    Learned weights are for their ``n_way`` classes alone. Zero is for any number of classes, in any order. So are
-    weights that all classes share, but they are the same thing: they add as much to every logit of a row, which the
-    softmax and its gradients leave out. The first gradient step from zero changes the layer alone, so that one step of
-    MAML is one of ANIL.
+    Learned weights are for ``n_way`` classes; zero is for any number of classes, in any order. Weights that all classes
+    share would be equivalent to zero, because they add a constant to all logits of a row. The first gradient step from
+    zero changes only the layer, so that one step of MAML equals one of ANIL.
 
     Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017), and its
         code, https://arxiv.org/abs/1703.03400; zero: Kao, Chiu and Chen, "MAML is a noisy contrastive learner in
@@ -275,7 +277,7 @@ class LinearHead(nn.Module):
             self.weight, self.bias = nn.Parameter(torch.zeros(n_way, dim)), nn.Parameter(torch.zeros(n_way))
 
     def begin(self, n_way: int) -> dict[str, Tensor]:
-        """Return the layer that an episode of ``n_way`` classes begins at: its weight and its bias, by name."""
+        """Get the initial weight (n_way, dim) and bias (n_way,) of an episode, by name."""
         return {"weight": self.weight.expand(n_way, -1), "bias": self.bias.expand(n_way)}
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -284,14 +286,13 @@ class LinearHead(nn.Module):
 
 
 def make_head(objective: str, dim: int, generator: torch.Generator, *, n_way: int | None = None) -> nn.Module:
-    """Make the head that an objective trains on ``dim`` features; an identity for "prototypes" and "protonet".
+    """Make the untrained head of an objective on ``dim`` features; an identity for "prototypes" and "protonet".
 
-    Weights are normal, of variance 1 / dim; biases are 0. MAML and ANIL have ``n_way`` classes with weights of their
-    own, or a layer at zero.
+    Weights are normal, of variance 1 / dim; biases are 0. ``n_way`` is as in `LinearHead`, for MAML and ANIL.
     """
     if objective in ("prototypes", "protonet"):
         return nn.Identity()
-    with torch.device("meta"):  # torch's own initial weights would come from its global generator
+    with torch.device("meta"):  # the default initial weights would come from the global generator
         head = SetTransformer(dim) if objective == "feat" else LinearHead(dim, n_way)
     head = head.to_empty(device="cpu")
     with torch.no_grad():

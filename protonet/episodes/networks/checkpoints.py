@@ -1,4 +1,4 @@
-"""Checkpoints of meta-training: safetensors files, written whole or not at all, with metadata that describe them."""
+"""Checkpoints of meta-training: safetensors files with metadata, written atomically."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.sampler import RowReader
 from protonet.errors import DISTRIBUTION, installed_version, optional_packages, raise_input_error
 
-CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The entry of the file's header that holds our metadata, as JSON.
-CHECKPOINT_VERSION = 4  #: Increased whenever the format changes; files of other versions are not read.
-BEST = "best."  #: Prefix of the names of the encoder's best weights.
-HEAD = "head."  #: Next prefix of the weights of the head.
+CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The entry of the file's header that has our metadata, as JSON.
+CHECKPOINT_VERSION = 4  #: The version of the format; files of other versions are not read.
+BEST = "best."  #: Prefix of the names of the best weights.
+HEAD = "head."  #: Prefix of the names of the head's weights, after that of the best weights.
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, object]) -> None:
-    """Write tensors on any device and metadata that JSON can write, whole or not at all."""
+    """Write tensors on any device, and metadata as JSON, atomically."""
     with optional_packages("train"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
@@ -36,9 +36,9 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[s
 
 
 def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a checkpoint: its tensors by name, on the CPU, and its metadata, with ``version`` and ``library``.
+    """Read a checkpoint: tensors by name, on the CPU, and metadata, including ``version`` and ``library``.
 
-    Raises an InputError if there is no such file, or one that is truncated, no checkpoint, or of another version.
+    Raises an InputError if the file does not exist, is truncated, is no checkpoint, or has another version.
     """
     with optional_packages("train"):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
@@ -61,21 +61,20 @@ def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor],
 
 
 def select_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with ``prefix``, under the rest of their names."""
+    """Select the tensors whose names begin with a prefix, and remove the prefix."""
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def split_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split weights by name into the encoder's and the head's."""
+    """Split weights by name into those of the encoder and those of the head."""
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}, select_prefix(tensors, HEAD)
 
 
 def load_trained(path: str | Path, take: RowReader, *, dim: int | None = None) -> TrainedEncoder:
-    """Load what a checkpoint's run trained, with the weights that were best on the validation classes.
+    """Load the encoder and the head of a checkpoint, with the weights that were best on the validation classes.
 
-    Encoder and head are in evaluation mode, on the CPU, without gradients. ``take`` returns rows of data by number, for
-    methods that adapt the encoder. Raises an InputError as `read_checkpoint`, or if the encoder takes other rows than
-    those of ``dim`` features.
+    Both are in evaluation mode, on the CPU, without gradients. ``take`` reads rows by index, for methods that adapt the
+    encoder. Raises an InputError as `read_checkpoint` does, or if the encoder is not for rows of ``dim`` features.
     """
     tensors, metadata = read_checkpoint("path", path)
     plan = TrainingPlan(**metadata["plan"])
@@ -93,5 +92,5 @@ def load_trained(path: str | Path, take: RowReader, *, dim: int | None = None) -
 
 
 def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
-    """Load the encoder of a checkpoint alone, as `load_trained` does."""
+    """Load the encoder of a checkpoint, as `load_trained` does."""
     return load_trained(path, torch.clone, dim=dim).encoder

@@ -1,4 +1,4 @@
-"""Samplers from the options of the command."""
+"""Create samplers from the options of the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import parse_whole
 
-#: Options of episodes, and those of each protocol.
+#: The options of the episodes of each protocol.
 COMMON_OPTIONS = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
 PROTOCOL_OPTIONS = {
     "episodes": (*COMMON_OPTIONS, "n_open_classes", "unlabelled", "distractors", "side", "split_seed", "base"),
@@ -24,9 +24,9 @@ PROTOCOL_OPTIONS = {
 
 
 def read_samplers(options: argparse.Namespace, given: Collection[str], preset: Collection[str]) -> dict[str, Sampler]:
-    """Create the samplers that options ask for: one for each number of shots, by that number as text.
+    """Create a sampler for each number of shots, by the text of this number; "" if the protocol draws the shots.
 
-    ``given`` names the options on the command line, ``preset`` those of ``options.preset``.
+    ``given`` has the names of the options on the command line, ``preset`` those of the options of the preset.
     """
     protocol = "fixed-split" if options.test_dataset else options.protocol
     kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
@@ -38,7 +38,7 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: C
         raise_input_error("--way", "be a number or a span where there is no --test-dataset", "all", remedy)
     for name in (*PROTOCOL_OPTIONS["episodes"], "hierarchy"):
         value, option = getattr(options, name), f"--{name.replace('_', '-')}"
-        is_all = name in {"way", "side"} and value == "all"  # which a fixed split has anyway
+        is_all = name in {"way", "side"} and value == "all"  # as in a fixed split
         if name in PROTOCOL_OPTIONS[protocol] or is_all:
             continue
         if name in given:
@@ -61,7 +61,7 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: C
 
 
 def read_setting(options: argparse.Namespace, shot: str) -> EpisodeConfig:
-    """Create the config of the episodes that options ask for, with some shots."""
+    """Create the config of episodes with a number or a span of shots from options."""
     return EpisodeConfig(
         way=parse_span("--way", options.way, low=2),
         shot=parse_span("--shot", shot, low=1),

@@ -1,7 +1,4 @@
-"""Presets: the options of evaluations that papers report, by name. Options on the command line take precedence.
-
-Nothing here imports torch: the command checks the name of a preset first.
-"""
+"""Presets: the options of evaluations that papers report, by name. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
-    """Options of an evaluation."""
+    """The options of an evaluation that papers report."""
 
     summary: str  #: A description, in one line.
-    source: str  #: The paper.
-    options: str  #: As on the command line.
+    source: str  #: The papers.
+    options: str  #: The options, as on the command line.
 
 
 FIVE_WAY = "--way 5 --shot 1,5 --query 15"
@@ -70,7 +67,7 @@ PRESETS = {
 
 
 def list_presets() -> str:
-    """Format all presets with their options and sources, as text for people."""
+    """Format all presets with their options and sources, for ``--list-presets``."""
     lines = ["A preset sets options; options on the command line take precedence: --preset bscd-fsl --shot 5."]
     for name, preset in PRESETS.items():
         lines += ["", f"{name}: {preset.summary}", f"  {preset.options}"]

@@ -1,6 +1,6 @@
-"""Objectives of meta-training: prototypes, those of FEAT, or fast adaptation by MAML and ANIL.
+"""Objectives of meta-training: prototypes, FEAT, MAML and ANIL.
 
-An objective is a learner: the encoder, what is trained beside it, and their losses on a batch of episodes.
+An objective is a `Learner`: the encoder, the modules that are trained with it, and their losses on a batch of episodes.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from protonet.losses import cosine_cross_entropy, episodic_loss
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """How the encoder is trained. All values are our own choice, but where another source is named."""
+    """Constants of meta-training. All values are our own choice, unless another source is named."""
 
-    weight_decay: float = 1e-2  #: AdamW's, of the encoder's weights; the head and the proxies have none.
+    weight_decay: float = 1e-2  #: Weight decay of AdamW on the encoder's weights; head and proxies have none.
     temperature: float = 0.1  #: Divides the cosines in all losses.
     smoothing: float = 0.1  #: Label smoothing in the losses of prototypes and proxies, in [0, 1).
-    contrast: float = 0.1  #: The factor on FEAT's contrastive loss, one of the values that its authors' code names.
-    average_decay: float = 0.99  #: Decay per step of the average of the weights, which is what is validated and kept.
+    contrast: float = 0.1  #: The factor on FEAT's contrastive loss, one of the values in its authors' code.
+    average_decay: float = 0.99  #: Decay per step of the averaged weights, which are validated and kept.
     average_delay: int = 9  #: In step t the decay is at most t / (t + this), to forget the initial weights soon.
-    measured_rows: int = 2048  #: Training rows that batch normalisation's statistics are of, at least.
+    measured_rows: int = 2048  #: Fewest training rows for the statistics of batch normalisation.
 
 
 TRAINING_RECIPE = TrainingRecipe()
-LOSSES = ("episodic_loss", "contrastive_loss", "cross_entropy")  #: The names of a step's losses in the log.
+LOSSES = ("episodic_loss", "contrastive_loss", "cross_entropy")  #: The names of losses in the log.
 
 
 class Learner(nn.Module):
-    """An encoder, a head that episodes use, one proxy per base class where there are any, and their losses."""
+    """The modules that an objective trains: an encoder, a head and perhaps a proxy per base class; and their losses."""
 
-    losses: tuple[str, ...] = ("episodic_loss",)  #: Names, of ``LOSSES``.
+    losses: tuple[str, ...] = ("episodic_loss",)  #: The names of the losses, from ``LOSSES``.
 
     def __init__(self, plan: TrainingPlan, encoder: nn.Module, head: nn.Module, proxies: Tensor | None = None) -> None:
         super().__init__()
@@ -45,43 +45,45 @@ class Learner(nn.Module):
         self.proxies = None if proxies is None else nn.Parameter(proxies)  # (classes, embedding_dim)
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the losses (losses,) in nats.
+        """Compute the losses (losses,) of episodes in nats.
 
-        Rows are (episodes, n_way, n_shot + n_query, dim), support first; targets, their base classes, (episodes, n_way,
-        n_shot + n_query) int64.
+        Args:
+            x: (episodes, n_way, n_shot + n_query, dim) rows, support first.
+            targets: (episodes, n_way, n_shot + n_query) int64, the base classes of the rows.
+            n_shot: Support rows per class.
         """
         raise NotImplementedError
 
     def embed(self, x: Tensor) -> Tensor:
-        """Embed rows: (episodes, n_way, n_shot + n_query, embedding_dim)."""
+        """Embed rows (episodes, n_way, rows, dim): (episodes, n_way, rows, embedding_dim)."""
         rows: Tensor = self.encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])
         return rows
 
-    def lose_proxies(self, unit: Tensor, targets: Tensor) -> Tensor:
-        """Compute the smoothed cross-entropy, 0-d, of unit rows (n, embedding_dim) by their cosines to the proxies."""
+    def compute_proxy_loss(self, unit: Tensor, targets: Tensor) -> Tensor:
+        """Compute the smoothed cross-entropy of unit rows (n, embedding_dim) by their cosines to the proxies."""
         assert self.proxies is not None
         temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
         return cosine_cross_entropy(unit, targets.flatten(), self.proxies, temperature=temperature, smoothing=smoothing)
 
 
 class PrototypeLearner(Learner):
-    """Prototypes of unit rows by cosine, and proxies."""
+    """Losses of the cosines to class prototypes and to proxies."""
 
     losses = ("episodic_loss", "cross_entropy")
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the smoothed episodic loss and that of the proxies."""
+        """Compute the smoothed episodic loss and the proxies' loss."""
         unit = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)
         temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
         rows = unit.unflatten(0, x.shape[:3])
         episodic = episodic_loss(rows, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
-        return torch.stack([episodic, self.lose_proxies(unit, targets)])
+        return torch.stack([episodic, self.compute_proxy_loss(unit, targets)])
 
 
 class ProtoNetLearner(Learner):
-    """The cross-entropy of queries by squared Euclidean distances to the class means.
+    """The loss of prototypical networks, of squared Euclidean distances to class means.
 
-    There are no proxies, no temperature and no label smoothing, and embeddings are not scaled to unit norm.
+    There are no proxies, no temperature and no label smoothing, and embeddings are not normalised.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eqs. 1 and 2, and
         algorithm 1. https://arxiv.org/abs/1703.05175
@@ -99,9 +101,9 @@ class ProtoNetLearner(Learner):
 
 
 class FeatLearner(Learner):
-    """FEAT: prototypes that a transformer adapts to each other, and proxies.
+    """The losses of FEAT, whose transformer adapts prototypes to each other, and of proxies.
 
-    The proxies' loss takes the place of the paper's classification before meta-training.
+    The proxies' loss replaces the paper's classification before meta-training.
 
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), eqs. 4
         and 9, with cosines. https://arxiv.org/abs/1812.03664
@@ -110,28 +112,28 @@ class FeatLearner(Learner):
     losses = LOSSES
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the episodic, the contrastive (times its factor) and the proxies' loss."""
+        """Compute the episodic loss, the contrastive loss times its factor, and the proxies' loss."""
         embeddings = self.encoder(x.flatten(0, 2))
         rows = embeddings.unflatten(0, x.shape[:3])
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)
         centres = self.head(rows.flatten(0, 1)).mean(dim=1).unflatten(0, x.shape[:2])  # of support and queries together
-        episodic, contrastive = _classify(rows[:, :, n_shot:], adapted), _classify(rows, centres)
-        entropy = self.lose_proxies(F.normalize(embeddings, dim=1), targets)
-        return torch.stack([episodic, TRAINING_RECIPE.contrast * contrastive, entropy])
+        episodic, contrastive = _cross_entropy(rows[:, :, n_shot:], adapted), _cross_entropy(rows, centres)
+        proxy_loss = self.compute_proxy_loss(F.normalize(embeddings, dim=1), targets)
+        return torch.stack([episodic, TRAINING_RECIPE.contrast * contrastive, proxy_loss])
 
 
-def _classify(rows: Tensor, prototypes: Tensor) -> Tensor:
-    """Return the cross-entropy, 0-d, of rows (episodes, n_way, n, dim) by prototypes (episodes, n_way, dim)."""
+def _cross_entropy(rows: Tensor, prototypes: Tensor) -> Tensor:
+    """Compute the cross-entropy of rows (episodes, n_way, n, dim) by cosines to prototypes (episodes, n_way, dim)."""
     cosines = F.normalize(rows.flatten(1, 2), dim=2) @ F.normalize(prototypes, dim=2).transpose(1, 2)
     labels = torch.arange(rows.shape[1], device=rows.device).repeat_interleave(rows.shape[2])
     return F.cross_entropy((cosines / TRAINING_RECIPE.temperature).flatten(0, 1), labels.repeat(len(rows)))
 
 
 class AdaptedLearner(Learner):
-    """MAML or ANIL: queries are classified after gradient steps on the support, of all weights or of the last layer."""
+    """The loss of MAML or ANIL after gradient steps on the support, of all weights or of the last layer."""
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the queries' cross-entropy."""
+        """Compute the cross-entropy of the queries."""
         del targets
         assert isinstance(self.head, LinearHead)
         plan, n_way, encoder, rows = self.plan, x.shape[1], self.encoder, x
@@ -139,11 +141,11 @@ class AdaptedLearner(Learner):
             encoder, rows = nn.Identity(), self.embed(x)
         support, query = rows[:, :, :n_shot].flatten(1, 2), rows[:, :, n_shot:].flatten(1, 2)
         labels = torch.arange(n_way, device=x.device)
-        of_support = labels.repeat_interleave(n_shot).expand(len(x), -1)
+        support_labels = labels.repeat_interleave(n_shot).expand(len(x), -1)
         inner = InnerLoop(plan.inner_steps, plan.inner_rate, plan.first_order)
-        logits = classify_adapted(encoder, self.head, support, of_support, query, n_way=n_way, inner=inner)
-        of_query = labels.repeat_interleave(rows.shape[2] - n_shot).repeat(len(x))
-        return F.cross_entropy(logits.flatten(0, 1), of_query)[None]
+        logits = classify_adapted(encoder, self.head, support, support_labels, query, n_way=n_way, inner=inner)
+        query_labels = labels.repeat_interleave(rows.shape[2] - n_shot).repeat(len(x))
+        return F.cross_entropy(logits.flatten(0, 1), query_labels)[None]
 
 
 LEARNERS: dict[str, type[Learner]] = {
@@ -156,7 +158,7 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def make_learner(plan: TrainingPlan, generator: torch.Generator) -> Learner:
-    """Make an untrained learner of a plan's objective, on the CPU; the generator draws its weights."""
+    """Make the untrained learner of a plan, on the CPU; the generator draws the initial weights."""
     encoder = make_backbone(plan.backbone, plan.dim, generator, dropblock=plan.dropblock)
     with torch.no_grad():
         embedding_dim = encoder.eval()(torch.zeros(1, plan.dim)).shape[1]

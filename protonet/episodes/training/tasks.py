@@ -1,4 +1,4 @@
-"""The tasks of meta-training: augmented episodes of base classes to learn from, validation episodes to be judged on."""
+"""The tasks of meta-training: augmented episodes of base classes, and validation episodes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from protonet.sampling import ClassIndex, index_classes
 
 @dataclass(frozen=True)
 class Validation:
-    """The validation episodes. All values are our own choice."""
+    """The validation episodes, which are always the same. All values are our own choice."""
 
-    n_episodes: int = 600  #: Episodes, always the same ones.
-    n_slow: int = 200  #: Episodes where each adapts the whole network.
+    n_episodes: int = 600  #: The number of episodes.
+    n_slow: int = 200  #: The number of episodes if each adapts the whole network.
     n_way: int = 5  #: Classes per episode, or all validation classes if they are fewer; see `TrainingPlan.head_way`.
-    n_shot: int = 1  #: Support rows per class for prototypes; other objectives have as many as they train with.
-    n_query: int = 15  #: Query rows per class; all that are left if they are fewer.
+    n_shot: int = 1  #: Support rows per class for prototypes; other objectives use the shots of training.
+    n_query: int = 15  #: Query rows per class, or all remaining rows if they are fewer.
 
 
 VALIDATION = Validation()
@@ -44,7 +44,7 @@ RAW_METHODS = ("protonet", "protonet-cosine")  #: The methods on raw features th
 class Score(NamedTuple):
     """The result of a validation."""
 
-    step: int  #: Steps taken before it.
+    step: int  #: Training steps before the validation.
     accuracy: float  #: The mean accuracy over the validation episodes, in [0, 1].
     half_width: float  #: Half the width of the accuracy's 95 % interval.
 
@@ -52,18 +52,18 @@ class Score(NamedTuple):
 class Side(NamedTuple):
     """One side of a data set's split by class."""
 
-    x: Tensor  #: (rows of the whole data set, dim), as they are stored: for shape and dtype, see ``take``.
-    take: RowReader  #: Returns rows of the whole data set by number.
-    classes: Tensor  #: (n,) int64, the class of each row among those of the side, -1 for rows of the other sides.
-    by_class: ClassIndex  #: Rows by class, of the side alone.
-    names: tuple[str, ...]  #: One name per class of the side.
-    spread: Tensor  #: (dim,) float32, the standard deviation of each feature.
+    x: Tensor  #: (rows of the whole data set, dim), as stored; ``take`` converts them.
+    take: RowReader  #: Reads rows of the whole data set by index.
+    classes: Tensor  #: (rows of the whole data set,) int64, the class of each row in the side, or -1.
+    by_class: ClassIndex  #: The row indices of the side, by class.
+    names: tuple[str, ...]  #: The names of the side's classes.
+    spread: Tensor  #: (dim,) float32, the standard deviation of each feature in the side.
 
 
 def select_side(argument: str, data: Dataset, side: str) -> Side:
-    """Select one of the ``SPLIT_SIDES`` of a data set, without copying its rows.
+    """Select one of the ``SPLIT_SIDES`` of a data set without copying its rows.
 
-    Raises an InputError without a split, or without two classes that have a row for support and one for query.
+    Raises an InputError if there is no split, or fewer than two classes with two rows.
     """
     if data.sides is None:
         raise_input_error(argument, "have a split by class", "none", "Pass `split_seed` 0.")
@@ -83,10 +83,11 @@ def select_side(argument: str, data: Dataset, side: str) -> Side:
 
 
 def draw_batch(base: Side, plan: TrainingPlan, step: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Draw and augment this process's share of a step's episodes, which depend only on the seed and the step.
+    """Draw and augment this process's part of the episodes of a step, which depend only on the seed and the step.
 
-    Returns rows (episodes, n_way, n_shot + n_query, dim) float32, support first, and their base classes (episodes,
-    n_way, n_shot + n_query) int64. The number of processes divides that of the episodes.
+    Returns:
+        Rows (episodes, n_way, n_shot + n_query, dim) float32, support first, and their base classes (episodes, n_way,
+        n_shot + n_query) int64.
     """
     n_episodes = plan.episodes_per_step // group.world_size
     first = step * plan.episodes_per_step + group.rank * n_episodes
@@ -96,14 +97,14 @@ def draw_batch(base: Side, plan: TrainingPlan, step: int, group: ProcessGroup) -
     x = base.take(rows.flatten()).float()
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(seed[0]))
-    # Every process draws the random numbers of all of them and uses its own.
+    # Every process draws the random numbers of all processes, and uses its own.
     spread = None if plan.backbone in IMAGES else base.spread
     x = augment_rows(x, spread, generator, n=len(x) * group.world_size, first=group.rank * len(x))
     return x.unflatten(0, rows.shape), base.classes[rows]
 
 
 def score_raw_features(validation: Side, plan: TrainingPlan, group: ProcessGroup) -> tuple[str, Score]:
-    """Score the raw features on the validation episodes of a plan: the better one of ``RAW_METHODS``, by name."""
+    """Score the raw features on the validation episodes by the better one of ``RAW_METHODS``; also return its name."""
     methods = {name: METHODS[name] for name in RAW_METHODS}
     accuracies = _evaluate(validation.x, validation.by_class, methods, plan, group, take=validation.take)
     name = max(accuracies, key=lambda name: mean_of(accuracies[name]))
@@ -113,11 +114,7 @@ def score_raw_features(validation: Side, plan: TrainingPlan, group: ProcessGroup
 def score_encoder(
     encoder: nn.Module, head: nn.Module, validation: Side, plan: TrainingPlan, step: int, group: ProcessGroup
 ) -> Score:
-    """Score an encoder and its head on the validation episodes of a plan, by the method of its objective.
-
-    For "prototypes" that is `protonet_cosine`. The encoder is in evaluation mode; the score is the same in every
-    process.
-    """
+    """Score an encoder in evaluation mode and its head on the validation episodes, by the method of the objective."""
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
     trained = TrainedEncoder(encoder, head, plan, lambda indices: validation.take(rows[indices]))
@@ -137,7 +134,7 @@ def _evaluate(
     take: RowReader | None = None,
     trained: TrainedEncoder | None = None,
 ) -> dict[str, Tensor]:
-    """Return the accuracies of methods on the validation episodes of a plan; arguments are as in `evaluate`."""
+    """Compute accuracies (episodes,) of methods on the validation episodes; arguments are as in `evaluate`."""
     n_shot = VALIDATION.n_shot if plan.objective == "prototypes" else plan.shot
     n_way = plan.head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
     config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)

@@ -1,6 +1,6 @@
 """The command ``python -m protonet.episodes train``: meta-train an encoder and write it to a file.
 
-First what a step is, then the run that takes them, its checkpoints, the loop with its log, and the command.
+In this order: a training run and its steps, its checkpoints, the training loop with its log, and the command.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from protonet._io import progress_bar
 from protonet._validation import check_device
 from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
-from protonet.episodes.features.sources import load_source, same_source
+from protonet.episodes.features.sources import is_same_source, load_source
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.networks.backbones import measure_statistics
@@ -44,33 +44,33 @@ from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, Learn
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, score_raw_features, select_side
 from protonet.errors import raise_input_error
 
-#: Prefixes of the names of a checkpoint's tensors, other than those of the best weights.
+#: Prefixes of the names of a checkpoint's tensors, beside those of the best weights.
 LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
 
 
 @dataclass
 class TrainingRun:
-    """A run between two steps: everything that the next steps depend on."""
+    """The state of a training run between two steps, which determines all following steps."""
 
     plan: TrainingPlan  #: The settings.
-    learner: Learner  #: The encoder, and what is trained beside it.
+    learner: Learner  #: The encoder and the other trained modules.
     optimizer: torch.optim.AdamW  #: The optimizer of the learner's parameters.
     average: nn.Module  #: The encoder with averaged weights, in evaluation mode.
     head: nn.Module  #: The learner's head with averaged weights.
-    best_weights: dict[str, Tensor]  #: The averaged weights of the best validation.
-    best: Score  #: The best validation.
-    step: int  #: Steps taken.
+    best_weights: dict[str, Tensor]  #: The averaged weights with the best validation score.
+    best: Score  #: The best validation score.
+    step: int  #: The number of steps taken.
     losses: list[list[float]]  #: The losses of each step since the last validation.
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are taken, or the best validation is too long ago."""
+        """Whether all steps are taken, or the patience is exhausted."""
         since = self.step - self.best.step
         return self.step >= self.plan.steps or since >= self.plan.patience * self.plan.eval_every
 
 
 def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -> TrainingRun:
-    """Make a run before its first step, with all tensors on ``device``; ``start`` is an encoder to begin at."""
+    """Create a run before its first step on a device, perhaps with the weights of the encoder ``start``."""
     learner = make_learner(plan, torch.Generator().manual_seed(plan.seed))
     encoder = learner.encoder
     if start is not None:
@@ -85,25 +85,24 @@ def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -
     optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=weight_decay)
     average, head = (copy.deepcopy(module).requires_grad_(False).eval() for module in (encoder, learner.head))
     run = TrainingRun(plan, learner, optimizer, average, head, {}, Score(0, 0.0, 0.0), 0, [])
-    run.best_weights = copy.deepcopy(_pack_average(run))
+    run.best_weights = copy.deepcopy(_list_averaged_weights(run))
     return run
 
 
-def _pack_average(run: TrainingRun) -> dict[str, Tensor]:
-    """Return the averaged weights of the encoder and of the head by name."""
+def _list_averaged_weights(run: TrainingRun) -> dict[str, Tensor]:
+    """List the averaged weights of the encoder and the head by name."""
     return run.average.state_dict() | {HEAD + name: tensor for name, tensor in run.head.state_dict().items()}
 
 
 def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
-    """Take one optimizer step on a batch as from `draw_batch`, and update the average of the weights.
+    """Take one optimizer step on a batch from `draw_batch`, update the averaged weights, and return the losses in nats.
 
-    The ``model`` is the run's learner, or a wrapper of it that shares gradients among processes. Returns the learner's
-    losses before the step, in nats.
+    The ``model`` is the run's learner, or a wrapper of it that shares gradients among processes.
 
     Source: averaging, Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992).
     """
     device = next(run.learner.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # for dropout, the same when resumed
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout is equal in resumed runs
         seed = np.random.SeedSequence([run.plan.seed, run.step, 1]).generate_state(1, np.uint64)
         torch.manual_seed(int(seed[0]))
         losses: Tensor = model(x.to(device), targets.to(device), run.plan.shot)
@@ -118,22 +117,22 @@ def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) ->
     return losses.detach()
 
 
-def keep_best(run: TrainingRun, score: Score) -> None:
-    """Keep the averaged weights if their score is the best so far."""
+def update_best(run: TrainingRun, score: Score) -> None:
+    """Store the averaged weights as the best ones if their score is the best so far."""
     if score.accuracy > run.best.accuracy:
-        run.best, run.best_weights = score, copy.deepcopy(_pack_average(run))
+        run.best, run.best_weights = score, copy.deepcopy(_list_averaged_weights(run))
 
 
 def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Return a run as tensors by name and metadata, for `protonet.episodes.networks.checkpoints.write_checkpoint`."""
-    states = {LEARNER: run.learner.state_dict(), AVERAGED: _pack_average(run), BEST: run.best_weights}
+    """Convert a run to tensors by name and metadata, for `write_checkpoint`."""
+    states = {LEARNER: run.learner.state_dict(), AVERAGED: _list_averaged_weights(run), BEST: run.best_weights}
     states |= {f"{OPTIMIZER}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
     return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": asdict(run.plan)}
 
 
 def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Bring a run, in place, to the state of one of the same plan, from what `pack_run` returned, on any device."""
+    """Restore the state of a run of the same plan in place, from the tensors and metadata of `pack_run`."""
     run.learner.load_state_dict(select_prefix(tensors, LEARNER))
     encoder, head = split_head(select_prefix(tensors, AVERAGED))
     run.average.load_state_dict(encoder)
@@ -149,10 +148,18 @@ def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str,
 
 
 def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, outputs: Mapping[str, Path]) -> None:
-    """Train until the run is finished; every validation, and Ctrl-C between two steps, writes the checkpoint.
+    """Train until the run is finished, and write the checkpoint at each validation and after Ctrl-C.
 
-    The paths of ``outputs`` are of the checkpoint, ``output``, and perhaps of ``log`` and the folder ``tensorboard``;
-    only one process has them. Raises a KeyboardInterrupt after Ctrl-C, and an InputError if a loss is not finite.
+    Args:
+        run: The run, which is changed in place.
+        base: The base classes.
+        validation: The validation classes.
+        group: The processes that share the work.
+        outputs: In the first process, the paths of ``output`` and perhaps of ``log`` and ``tensorboard``.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed; the step is finished first.
+        InputError: A loss is not finite.
     """
     plan = run.plan
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
@@ -164,7 +171,7 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
         def validate() -> None:
             measure_statistics(run.average, _draw_measured(run, base))
             score = score_encoder(run.average, run.head, validation, plan, run.step, group)
-            keep_best(run, score)
+            update_best(run, score)
             means = dict(zip(run.learner.losses, _average_losses(run.losses), strict=True)) if run.losses else {}
             run.losses.clear()
             seconds = round(time.monotonic() - started, 1)
@@ -197,7 +204,7 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
 
 
 def _draw_measured(run: TrainingRun, base: Side) -> Iterator[Tensor]:
-    """Yield the rows (n, dim) of as many of the run's first batches as batch normalisation is measured on."""
+    """Yield the rows (n, dim) of a run's first batches, for the statistics of batch normalisation."""
     plan, device = run.plan, next(run.average.parameters()).device
     rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)
     for step in range(-(-TRAINING_RECIPE.measured_rows // rows)):
@@ -205,17 +212,16 @@ def _draw_measured(run: TrainingRun, base: Side) -> Iterator[Tensor]:
 
 
 def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
-    """Average losses (n, losses), with n >= 1, over the first axis."""
+    """Average losses (n, losses) over the first axis."""
     means: list[float] = torch.tensor(losses, dtype=torch.float64).mean(dim=0).tolist()
     return means
 
 
 @contextmanager
 def _open_log(outputs: Mapping[str, Path], step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
-    """Open the log and TensorBoard's folder, without entries after ``step``.
+    """Open the log and TensorBoard's folder of a run, and remove entries after ``step``.
 
-    Yields a function that adds an entry to both, and the seconds of the last entry, from which those of a resumed run
-    go on; 0 without one.
+    Yields a function that adds an entry to both, and the seconds of the last entry, from which a resumed run counts.
     """
     with ExitStack() as stack:
         file = writer = None
@@ -243,7 +249,7 @@ def _open_log(outputs: Mapping[str, Path], step: int) -> Iterator[tuple[Callable
 
 
 def _read_log(path: Path, step: int) -> list[str]:
-    """Return a log's lines up to a step; those written between the last checkpoint and a crash will be repeated."""
+    """Read a log's lines up to a step; later lines, written between the last checkpoint and a crash, are repeated."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     steps = [re.match(r'{"step": (\d+),.*}\n', line) for line in lines]
     return [line for line, match in zip(lines, steps, strict=True) if match and int(match[1]) <= step]
@@ -251,9 +257,9 @@ def _read_log(path: Path, step: int) -> list[str]:
 
 @contextmanager
 def delay_interrupt() -> Iterator[Callable[[], bool]]:
-    """Delay Ctrl-C, because a step that is cut off in the middle could not be continued to the same result.
+    """Delay Ctrl-C until the end of a step, as an interrupted step could not be resumed with the same result.
 
-    Yields a function that returns whether Ctrl-C came. A second Ctrl-C raises KeyboardInterrupt at once.
+    Yields a function that returns whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt at once.
     """
     interrupted = threading.Event()
 
@@ -270,10 +276,10 @@ def delay_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def run_train(options: argparse.Namespace) -> None:
-    """Train as `protonet.episodes.arguments.read_train` says, write the encoder and print one line.
+    """Train as the options of ``train`` say, write the encoder and print its accuracy.
 
-    Raises an InputError if arguments, data or a checkpoint do not fit together, or if the best encoder is not more
-    accurate than the raw features on the validation classes: its file is then removed.
+    Raises an InputError if options, data and checkpoints do not fit together, or if the encoder is not more accurate
+    than the raw features on the validation classes, in which case its file is removed.
     """
     plan: TrainingPlan = options.plan
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -317,9 +323,9 @@ def run_train(options: argparse.Namespace) -> None:
 
 
 def choose_backbone(dataset: str, dim: int) -> str:
-    """Return the default backbone for a data set of ``dim`` features: "conv" or "conv4" for images, grey or RGB.
+    """Choose the backbone for a data set of ``dim`` features: "conv" for grey images, "conv4" for RGB, or "mlp".
 
-    The number of features is not enough: it may be a square although the rows are not images.
+    The name decides whether rows are images: the number of features may be a square by chance.
     """
     kind, colon, _ = dataset.partition(":")
     is_image = dataset == "glyphs" or Path(dataset).is_dir() or (bool(colon) and kind != "synthetic")
@@ -330,23 +336,22 @@ def choose_backbone(dataset: str, dim: int) -> str:
 
 
 def _load_start(plan: TrainingPlan) -> nn.Module | None:
-    """Return the encoder that a plan begins at, once it is of the same backbone."""
+    """Load the encoder with a plan's initial weights, if any; raise an InputError if its backbone differs."""
     if plan.start is None:
         return None
     before = TrainingPlan(**read_checkpoint("start", plan.start)[1]["plan"])
-    if same_source(before.dataset, plan.dataset) and before.split_seed != plan.split_seed:
+    if is_same_source(before.dataset, plan.dataset) and before.split_seed != plan.split_seed:
         constraint = f"be that of `start`, {before.split_seed}, which learned its base classes"
         raise_input_error("split_seed", constraint, plan.split_seed, "Pass the same, or begin without `start`.")
     if (before.backbone, before.dim) != (plan.backbone, plan.dim):
         constraint = f"hold an encoder of {plan.backbone} and {plan.dim} features per row"
-        raise_input_error(
-            "start", constraint, f"{before.backbone} and {before.dim}", "Pass another file or `backbone`."
-        )
+        got, remedy = f"{before.backbone} and {before.dim}", "Pass another file or `backbone`."
+        raise_input_error("start", constraint, got, remedy)
     return load_encoder(plan.start)
 
 
 def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
-    """Raise an InputError if a base class or too many validation classes have too few rows for an episode."""
+    """Raise an InputError if a base class, or too many validation classes, have too few rows for an episode."""
     needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
     if (size := int(base.by_class.size[worst])) < needed:
         limit = f"have {needed} rows per base class (`shot` + `query`)"
@@ -361,7 +366,7 @@ def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
 
 
 def _check_same_plan(plan: TrainingPlan, stored: Mapping[str, object]) -> None:
-    """Raise an InputError that names what differs between the plan of the arguments and that of a checkpoint."""
+    """Raise an InputError that names the differences between a plan and that of a checkpoint, if there are any."""
     words = {"dim": "features per row:", "classes": "base classes:"}
     differences = [
         f"{words.get(name, f'`{name}`')} {stored.get(name)} there and {value} here"

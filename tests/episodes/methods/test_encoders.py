@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.encoders import anil, feat, finetune, maml
 from protonet.episodes.names import HEAD_KINDS
-from protonet.episodes.networks.augmentation import AUGMENTATION, draw_maps, warp_images
+from protonet.episodes.networks.augmentation import AUGMENTATION, draw_affine_maps, warp_images
 from protonet.episodes.networks.backbones import LinearHead, SetTransformer
 from protonet.episodes.samplers.batch import Episodes
 from tests.episodes.cases import TRAINED, core_rows, cosines, means_of
@@ -137,7 +137,7 @@ def test_fine_tuning_is_a_slow_loop(backbone: str, head: str, augment: bool) -> 
                 noise = torch.randn(support.shape, generator=generator)
                 changed = support + AUGMENTATION.noise * support.std(dim=0, correction=0) * noise
             elif augment:
-                changed = warp_images(support, draw_maps(len(support), generator))
+                changed = warp_images(support, draw_affine_maps(len(support), generator))
             optimizer.zero_grad()
             F.cross_entropy(classify(changed), labels).backward()
             optimizer.step()

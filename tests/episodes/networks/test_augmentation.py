@@ -9,7 +9,7 @@ from scipy.ndimage import map_coordinates
 from protonet.episodes.networks.augmentation import (
     AUGMENTATION,
     augment_rows,
-    draw_maps,
+    draw_affine_maps,
     infer_image_shape,
     warp_images,
 )
@@ -26,7 +26,7 @@ def images(n: int, channels: int = 1) -> torch.Tensor:
 
 
 def test_warped_images_are_scipys() -> None:
-    x, maps = images(6), draw_maps(6, generator())
+    x, maps = images(6), draw_affine_maps(6, generator())
     centres = (2 * torch.arange(PIXELS).double() + 1) / PIXELS - 1
     down, right = torch.meshgrid(centres, centres, indexing="ij")
     for image, matrix, warped in zip(x, maps.double(), warp_images(x, maps), strict=True):
@@ -39,13 +39,13 @@ def test_warped_images_are_scipys() -> None:
 
 
 def test_the_channels_of_an_image_move_together() -> None:
-    x, maps = images(5, channels=3), draw_maps(5, generator(), flip=True)
+    x, maps = images(5, channels=3), draw_affine_maps(5, generator(), flip=True)
     one_by_one = [warp_images(channel, maps) for channel in x.split(PIXELS * PIXELS, dim=1)]
     torch.testing.assert_close(warp_images(x, maps), torch.cat(one_by_one, dim=1))
 
 
 def test_half_of_the_maps_swap_left_and_right() -> None:
-    plain, maps = draw_maps(2000, generator()), draw_maps(2000, generator(), flip=True)
+    plain, maps = draw_affine_maps(2000, generator()), draw_affine_maps(2000, generator(), flip=True)
     signs = maps[:, :, 0] / plain[:, :, 0]
     assert torch.equal(signs[:, 0], signs[:, 1])
     assert torch.equal(maps[:, :, 1:], plain[:, :, 1:])
@@ -70,7 +70,7 @@ def test_rows_are_changed_alike_wherever_they_are(images_too: bool) -> None:
 
 
 def test_maps_are_small() -> None:
-    maps = draw_maps(5000, generator())
+    maps = draw_affine_maps(5000, generator())
     assert float(maps[..., 2].abs().max()) <= AUGMENTATION.shift
     areas = torch.linalg.det(maps[..., :2]).log()
     assert 0.9 * 2 * AUGMENTATION.stretch < float(areas.abs().max()) <= 2 * AUGMENTATION.stretch + 1e-6
@@ -82,5 +82,5 @@ def test_maps_are_small() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_rgb_images_are_flipped_and_grey_ones_are_not(channels: int) -> None:
     x = images(20, channels)
-    expected = warp_images(x, draw_maps(20, generator(), flip=channels == 3))
+    expected = warp_images(x, draw_affine_maps(20, generator(), flip=channels == 3))
     assert torch.equal(augment_rows(x, None, generator(), n=20), expected)

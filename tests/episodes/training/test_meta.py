@@ -16,7 +16,7 @@ from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
 from protonet.episodes.training.objectives import TRAINING_RECIPE
 from protonet.episodes.training.tasks import VALIDATION, Score, draw_batch, score_encoder, select_side
-from protonet.episodes.training.train import TrainingRun, begin_run, keep_best, pack_run, take_step, unpack_run
+from protonet.episodes.training.train import TrainingRun, begin_run, pack_run, take_step, unpack_run, update_best
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, make_plan
 
@@ -76,7 +76,7 @@ def test_steps_reduce_the_losses_and_average_the_weights_and_the_head(objective:
     for weight, expected in zip([*run.average.parameters(), *run.head.parameters()], saved, strict=True):
         torch.testing.assert_close(weight, expected, atol=1e-5, rtol=1e-4)
     assert torch.equal(torch.get_rng_state(), before)
-    keep_best(run, Score(1, 0.5, 0.1))
+    update_best(run, Score(1, 0.5, 0.1))
     names = {name for name in run.best_weights if name.startswith("head.")}
     assert names == (set() if objective == "prototypes" else {"head.weight", "head.bias"})
 
@@ -96,7 +96,7 @@ def test_a_packed_run_continues_to_the_same(plan: TrainingPlan, monkeypatch: pyt
     full, first, second = (begin_run(plan, "cpu") for _ in range(3))
     advance(full, 3)
     advance(first, 2)
-    keep_best(first, Score(2, 0.5, 0.1))
+    update_best(first, Score(2, 0.5, 0.1))
     first.losses = [[0.1, 1 / 3]]
     unpack_run(second, *copy.deepcopy(pack_run(first)))
     assert same(first, second)
@@ -112,7 +112,7 @@ def test_the_best_weights_are_saved_until_better_ones_are_found() -> None:
     for step, accuracy, best in ((0, 0.5, 0), (5, 0.4, 0), (10, 0.5, 0), (15, 0.6, 15)):
         with torch.no_grad():
             dict(run.average.named_parameters())[bias].fill_(step)
-        keep_best(run, Score(step, accuracy, 0.1))
+        update_best(run, Score(step, accuracy, 0.1))
         assert run.best.step == best
         assert (run.best_weights[bias] == best).all()
 
