@@ -1,4 +1,4 @@
-"""The form of every data set: rows, their classes, the classes' names and perhaps a split by class."""
+"""`Dataset`, the form of every data set: rows, a class of each row, and perhaps a side of the split for each class."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from protonet._text import shorten_list
 from protonet._validation import check_int, check_labels
 from protonet.errors import raise_input_error
 
-RowNames = Sequence[str] | np.ndarray
-#: The sides of a split by class: to learn from, to choose settings on, to be judged on.
+RowNames = Sequence[str] | np.ndarray  #: A name for each row: of its class, or of its side of the split.
+#: The sides of a split by class: methods learn from base classes, settings are chosen on validation classes, and novel
+#: classes give the final scores.
 SPLIT_SIDES = ("base", "validation", "novel")
-#: Other names of the sides in files.
+#: Maps a name that files use for a side to the side.
 SIDE_ALIASES = {"train": "base", "val": "validation", "valid": "validation", "test": "novel"}
-BYTES_PER_CHECK = 2**26  #: Bytes of features that are checked at a time.
-#: Rows of a mapped file that are read at a time: the system may keep a few megabytes around each of them.
+BYTES_PER_CHECK = 2**26  #: How many bytes of features `check_finite` checks at a time.
+#: How many rows of a mapped file are read at a time: the system may keep a few megabytes around each row.
 MAPPED_ROWS_PER_READ = 32
-MAX_PICTURE_CHANNELS = 3  #: Most channels of pictures.
+MAX_PICTURE_CHANNELS = 3  #: Pictures have at most this many channels.
 
 
 class Dataset(NamedTuple):
-    """Labelled rows."""
+    """Rows of features, with the class of each row."""
 
-    #: Features (n, dim), float32; of a mapped file (see `map_npz`) any floating dtype, not to be written to. Those of
-    #: pictures may be uint8, in 255ths: `get_rows` returns them as they are meant.
+    #: Features (n, dim), float32. Features that are mapped from a file (see `map_npz`) have any floating dtype, and
+    #: must not be written to. The features of pictures may be uint8, in 255ths: `get_rows` returns them in [0, 1].
     x: Tensor
     y: Tensor  #: Labels (n,), int64, in [0, num_classes); every class has a row.
     class_names: tuple[str, ...]  #: One name per class.
     sides: tuple[str, ...] | None = None  #: For each class one of ``SPLIT_SIDES``; None without a split by class.
     mapping: mmap.mmap | None = None  #: The file that ``x`` is mapped from, or None.
-    #: For pictures and maps of a network: channels, height and width, the axes that a row's features are in the order
-    #: of; None for other rows.
+    #: Channels, height and width, if each row is a picture or the maps of a network, flattened in this order of the
+    #: axes; None for other rows.
     shape: tuple[int, int, int] | None = None
 
     @property
@@ -47,16 +48,16 @@ class Dataset(NamedTuple):
 
     @property
     def has_maps(self) -> bool:
-        """Whether rows are maps of a network, which have more channels than pictures."""
+        """Whether each row holds the maps of a network, which have more channels than pictures have."""
         return self.shape is not None and self.shape[0] > MAX_PICTURE_CHANNELS
 
     @property
     def is_plain(self) -> bool:
-        """Whether ``x`` is in memory and holds what `get_rows` returns."""
+        """Whether `get_rows` returns rows of ``x`` as they are: ``x`` is in memory and floating."""
         return self.mapping is None and self.x.is_floating_point()
 
     def select_classes(self, class_ids: Sequence[int]) -> Dataset:
-        """Copy the rows of some classes, which are numbered 0, 1, ... in the order given.
+        """Copy the rows of some classes. The copy numbers the classes 0, 1, ... in the order of ``class_ids``.
 
         Args:
             class_ids: Different whole numbers in [0, num_classes).
@@ -87,7 +88,7 @@ class Dataset(NamedTuple):
             The rows, in the order of this data set.
 
         Raises:
-            InputError: There is no split, or no class on that side.
+            InputError: There is no split, or no class on the side.
         """
         if self.sides is None or side not in self.sides:
             got = f"{side!r} of {sorted(set(self.sides or ())) or 'no split'}"
@@ -95,13 +96,13 @@ class Dataset(NamedTuple):
         return self.select_classes([c for c, side_of_class in enumerate(self.sides) if side_of_class == side])
 
     def get_rows(self, rows: Tensor) -> Tensor:
-        """Copy some rows. Hardly more than the copied rows of a mapped file are kept in memory.
+        """Copy rows by their indices. Of a mapped file, memory keeps hardly more than the copied rows.
 
         Args:
-            rows: (k,) int64 in [0, n), in any order.
+            rows: Indices (k,) of rows of ``x``, int64 in [0, n), in any order.
 
         Returns:
-            (k, dim), the dtype of ``x``; of uint8 float32 in [0, 1].
+            Features (k, dim) of the dtype of ``x``; float32 in [0, 1] where ``x`` is uint8.
         """
         if self.is_plain:
             return self.x.index_select(0, rows)
@@ -113,17 +114,17 @@ class Dataset(NamedTuple):
         return copied if self.x.is_floating_point() else copied.div_(255)
 
     def release(self) -> None:
-        """Free the memory of a mapped file's pages, which are read again when needed; otherwise do nothing."""
+        """Free the memory of a mapped file's pages, which the system reads again when needed; else do nothing."""
         if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def split_classes(data: Dataset, seed: int) -> Dataset:
-    """Split the classes at random, replacing an earlier split.
+    """Split the classes at random. The new split replaces an earlier one.
 
     Args:
         data: Rows of at least 4 classes.
-        seed: >= 0. A class's side depends only on it and on the names of the classes.
+        seed: >= 0. A class's side depends only on the seed and on the names of the classes.
 
     Returns:
         The same rows with 25 % of the classes novel, at least 2; 15 % for validation, at least 1; the others base.
@@ -144,9 +145,9 @@ def split_classes(data: Dataset, seed: int) -> Dataset:
 
 
 def make_dataset(argument: str, x: Tensor, labels: RowNames, sides: RowNames | None = None) -> Dataset:
-    """Make a data set of float32 rows from ``x`` (n, ...) with named classes, numbered in the order of their names.
+    """Make a data set of float32 rows from ``x`` (n, ...), and number the classes in the order of ``labels`` (n,).
 
-    Integer ``labels`` keep their order; ``sides`` are as in `assign_sides`.
+    Names are in alphabetical order, integer labels in ascending order. ``sides`` are as in `assign_sides`.
     """
     x = x.flatten(1).float()  # (n, dim)
     check_finite(argument, x)
@@ -160,7 +161,7 @@ def make_dataset(argument: str, x: Tensor, labels: RowNames, sides: RowNames | N
 
 
 def assign_sides(argument: str, data: Dataset, sides: RowNames | None) -> Dataset:
-    """Set the side of each class from those of its rows (n,), ``SPLIT_SIDES`` or ``SIDE_ALIASES``; None sets none."""
+    """Set each class's side from the sides of its rows (n,), each of ``SPLIT_SIDES`` or ``SIDE_ALIASES``; or None."""
     if sides is None:
         return data
     if len(sides) != len(data.y):
@@ -179,7 +180,7 @@ def assign_sides(argument: str, data: Dataset, sides: RowNames | None) -> Datase
 
 
 def check_finite(argument: str, x: Tensor, release: Callable[[], None] = lambda: None) -> None:
-    """Check features (n, dim) a piece at a time, with ``release`` after each; an InputError names rows not finite."""
+    """Raise an InputError that names rows of ``x`` (n, dim) with NaN or infinity; ``release`` runs after each piece."""
     step = max(1, BYTES_PER_CHECK // max(1, x.shape[1] * x.element_size()))
     bad: list[int] = []
     for start in range(0, len(x), step):

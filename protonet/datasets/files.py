@@ -1,6 +1,6 @@
-"""Your own data: a folder of images by class, an NPZ file, also mapped, a CSV file; and scikit-learn's digits.
+"""Loaders of your own data, from a folder of images by class, an NPZ file or a CSV file; and scikit-learn's digits.
 
-Nothing is unpickled.
+No loader unpickles anything.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
     """Load a folder of images by class: ``folder/class/*.png`` (or any other common format).
 
     Args:
-        folder: A folder with one folder per class; hidden ones are ignored.
-        size: Pixels per side to resize every image to; None if all images have the same size, which is kept.
+        folder: A folder with one folder per class; hidden folders are ignored.
+        size: Pixels per side to resize every image to; None keeps the size, which all images must share.
         colour: Keep red, green and blue; otherwise images are turned grey.
 
     Returns:
-        Rows of ``height * width`` (times 3, channels first) values in [0, 1], classes and files in sorted order.
+        One row per image, of ``channels * height * width`` values in [0, 1], in this order of the axes. There are 3
+        channels with ``colour``, else 1. Rows are in the sorted order of classes, then of files.
 
     Raises:
         MissingPackageError: Pillow is missing.
@@ -55,18 +56,18 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
         raise_input_error("folder", "hold one folder per class", got, remedy)
     with optional_packages(install="pip install pillow"):
         from PIL import Image  # noqa: PLC0415 - optional
-    rows, labels, shape = [], [], None
-    for entry in classes:
-        for path in list_images("folder", entry):
+    rows, labels, first_size = [], [], None
+    for class_folder in classes:
+        for path in list_images("folder", class_folder):
             image = open_image("folder", path).convert("RGB" if colour else "L")
-            pixels = np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BOX), np.uint8)
-            width_height = pixels.shape[1::-1]
-            shape = shape or width_height
-            if width_height != shape:
-                got = f"{width_height} in {path} after {shape}"
+            image = image if size is None else image.resize((size, size), Image.Resampling.BOX)
+            first_size = first_size or image.size
+            if image.size != first_size:
+                got = f"{image.size} in {path} after {first_size}"
                 raise_input_error("folder", "hold images of one size", got, "Pass size=28 to resize them.")
-            rows.append(pixels.reshape(*width_height[::-1], -1).transpose(2, 0, 1))  # (channels, height, width)
-            labels.append(entry.name)
+            pixels = np.asarray(image, np.uint8).reshape(image.height, image.width, -1)
+            rows.append(pixels.transpose(2, 0, 1))  # (channels, height, width)
+            labels.append(class_folder.name)
     x = torch.from_numpy(np.stack(rows)).float().div_(255)  # (n, channels, height, width)
     return make_dataset("folder", x, labels)._replace(shape=rows[0].shape)
 
@@ -75,10 +76,15 @@ def load_npz(path: str | Path) -> Dataset:
     """Load an NPZ file with arrays ``x``, ``y`` and, if there is a split by class, ``split``.
 
     Args:
-        path: A file of ``numpy.savez``: x (n, ...) real, y (n,) integers or strings, split (n,) strings "base",
-            "validation" or "novel" (or "train", "val" or "valid", "test"), the same for all rows of a class; and
-            perhaps maps (3,), channels, height and width of rows that are maps of a network. Strings may be bytes in
-            UTF-8.
+        path: A file of ``numpy.savez``, with
+
+            - ``x`` (n, ...), real features;
+            - ``y`` (n,), the class of each row, as integers or strings;
+            - perhaps ``split`` (n,), the side of each row's class: "base", "validation" or "novel", or "train", "val"
+              (or "valid") or "test";
+            - perhaps ``maps`` (3,), channels, height and width, if each row holds the maps of a network.
+
+            Strings may be bytes in UTF-8.
 
     Returns:
         The rows, flattened and not scaled. Integer classes are numbered in ascending order.
@@ -95,7 +101,7 @@ def load_npz(path: str | Path) -> Dataset:
 
 
 def _label_rows(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap | None = None) -> Dataset:
-    """Make a data set of rows (n, ...), perhaps mapped, and the arrays ``y``, ``split`` and ``maps``."""
+    """Make a data set of rows ``x`` (n, ...), perhaps mapped, and of the arrays ``y``, ``split`` and ``maps``."""
     x = x.flatten(1)
     data = make_dataset("x", torch.empty(len(x), 0), arrays["y"])
     data = assign_sides("split", data, arrays.get("split"))
@@ -119,16 +125,16 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """Load a CSV file with a header, a column of labels and columns of numbers.
 
     Args:
-        path: The file: cells between commas, semicolons, tabs or bars, as text or compressed by gzip, in UTF-8, UTF-16
-            or Latin-1; "-" for the standard input. Spaces around names are left out.
+        path: The file: commas, semicolons, tabs or bars between cells; text or gzip; UTF-8, UTF-16 or Latin-1. "-" is
+            the standard input. Spaces around the names of columns are left out.
         label: The name of the column that holds the class of each row.
 
     Returns:
-        The rows, not scaled; columns in the file's order.
+        The rows, not scaled; features are in the order of the file's columns.
 
     Raises:
-        InputError: The file does not exist or cannot be read, has no such column or no other one, a row has too few or
-            too many cells, a cell is not a number, or is empty or NaN.
+        InputError: The file does not exist or cannot be read, has no column ``label`` or no further column, a row has
+            too few or too many cells, or a feature is not a finite number.
     """
     path = Path(path)
     rows, labels = [], []
@@ -149,30 +155,30 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
 
 
 def _parse_float(cell: str, line: int) -> float:
-    """Return a cell's number; an empty cell is NaN."""
+    """Parse the number in a cell of a line; an empty cell is NaN."""
     try:
         return float(cell) if cell.strip() else math.nan
     except ValueError:
         raise_input_error("path", "hold numbers beside the label", f"{cell!r} in line {line}", "Encode it as numbers.")
 
 
-FLOATING = ("float16", "float32", "float64")
-#: Readers of an array's header, by its version.
+FLOATING = ("float16", "float32", "float64")  #: The dtypes of features that `map_npz` maps.
+#: Maps the version of an NPY header to the function that reads the header.
 HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def map_npz(path: str | Path) -> Dataset:
     """Load an NPZ file as `load_npz` does, but leave its features on disk where possible.
 
-    It is possible where ``x`` is as ``numpy.savez`` writes it: not compressed, row after row, of float16, float32 or
-    float64. This dtype is kept. Rows are read when they are used, and `Dataset.release` frees their memory. All of them
-    are read once here, a piece at a time, to find NaN.
+    Features stay on disk if ``x`` is as ``numpy.savez`` writes it: not compressed, row after row, of float16, float32
+    or float64, which is kept. Rows are read when they are used, and `Dataset.release` frees their memory. `map_npz`
+    itself reads all rows once, a piece at a time, to find NaN.
 
     Args:
         path: As in `load_npz`. The file must not change while the data are in use.
 
     Returns:
-        The rows, flattened and not scaled. Writing to them would end the process.
+        The rows, flattened and not scaled. Writing to ``x`` would end the process.
 
     Raises:
         InputError: As in `load_npz`.
@@ -185,7 +191,7 @@ def map_npz(path: str | Path) -> Dataset:
 
 
 def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> tuple[Tensor, mmap.mmap] | None:
-    """Return the rows (n, ...) of an NPZ file's array and their mapping, or None where they cannot be mapped."""
+    """Map the array ``name`` (n, ...) of an NPZ file; return it and its mapping, or None if it cannot be mapped."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             member = archive.getinfo(f"{name}.npy")
@@ -195,9 +201,9 @@ def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> t
             file.seek(member.header_offset + 26)
             start = member.header_offset + 30 + sum(struct.unpack("<HH", file.read(4))) + header
             count = math.prod(shape)
-            plain = member.compress_type == zipfile.ZIP_STORED and not fortran_order and dtype.isnative
+            is_plain = member.compress_type == zipfile.ZIP_STORED and not fortran_order and dtype.isnative
             is_complete = header + count * dtype.itemsize == member.file_size
-            if not (plain and is_complete and dtype.name in dtypes and len(shape) > 1 and count):
+            if not (is_plain and is_complete and dtype.name in dtypes and len(shape) > 1 and count):
                 return None
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except READ_ERRORS:
@@ -210,15 +216,15 @@ def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> t
 
 
 def write_npz(
-    file: BinaryIO, shape: tuple[int, ...], dtype: str, rows: Iterable[np.ndarray], more: Mapping[str, np.ndarray]
+    file: BinaryIO, shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray], more: Mapping[str, np.ndarray]
 ) -> None:
-    """Write an NPZ file that `map_rows` maps: ``x`` of a shape, by blocks of rows (k, ...), and ``more`` arrays."""
+    """Write an NPZ file that `map_rows` maps: ``x`` of ``shape``, from blocks of rows (k, ...); and ``more`` arrays."""
     left = shape[0]
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         with archive.open("x.npy", "w", force_zip64=True) as member:
             header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
             npy.write_array_header_1_0(member, header)
-            for block in rows:
+            for block in blocks:
                 if block.shape[1:] != shape[1:] or block.dtype != np.dtype(dtype):
                     raise ValueError(f"rows of {block.shape[1:]}, {block.dtype}")
                 left -= len(block)
