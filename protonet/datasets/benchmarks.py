@@ -1,9 +1,10 @@
 """Published image benchmarks of few-shot learning, read from the folders, lists or pickles of their releases.
 
 Each loader takes the folder of the release, and the pixels per side to resize pictures to: an int >= 1, or None for the
-size of the papers. That is 84; 32 for CIFAR-FS and FC100; 28 for Omniglot. The result is that of
-`protonet.datasets.pictures.load_pictures`, hardly any of it in memory. On the disk, mini-ImageNet takes 1.3 GB,
-tiered-ImageNet 16.5 GB (its pickles are read whole, once), CIFAR-FS and FC100 0.2 GB, and CUB 0.25 GB.
+size of the papers, which is 32 for CIFAR-FS and FC100, 28 for Omniglot, and 84 for the others. Each loader returns what
+`protonet.datasets.pictures.load_pictures` returns, hardly any of it in memory. The cached file of mini-ImageNet takes
+1.3 GB of the disk, of tiered-ImageNet 16.5 GB (its pickles are read whole, once), of CIFAR-FS and FC100 0.2 GB each,
+and of CUB 0.25 GB.
 
 A loader raises a MissingPackageError without Pillow, and an InputTypeError if the size is not a number. It raises an
 InputError if the folder has none of the published forms, a file is missing or cannot be read, or a class is on two
@@ -29,53 +30,54 @@ from protonet.datasets.layouts import (
     detect_json,
     detect_pickles,
     detect_tiered,
-    give,
-    refuse_list,
+    make_layout,
+    raise_unreadable,
 )
 from protonet.datasets.pictures import ImageSet, ImageSource, Pictures, Rotated, load_pictures
 from protonet.embeddings.pictures.images import list_folders, list_images
 from protonet.errors import raise_input_error
 
-PREFIX = "meta-"  #: Prefix of the lists of Meta-Dataset, which `load_meta_dataset` reads.
-MIN_CLASS_FRACTION = 0.9  #: A folder with this share of a list's classes is meant to have all of them.
+META_PREFIX = "meta-"  #: The names of Meta-Dataset's class lists begin with this prefix.
+MIN_CLASS_FRACTION = 0.9  #: A folder with this share of a list's classes must have all classes of the list.
 
 
 @dataclass(frozen=True)
 class ClassList:
-    """The classes of a benchmark, by side."""
+    """The classes of a benchmark, as ``class_lists.json`` lists them by side."""
 
-    of: str  #: A description.
-    source: str  #: The repository that the list is from, at which commit, and the file.
-    pictures: Mapping[str, int]  #: Numbers of pictures by side of `SPLIT_SIDES`.
-    sha256: str  #: SHA-256 of lines ``side<tab>class``, by side, then by the name of the class.
+    of: str  #: Describes the benchmark, after "the classes of".
+    source: str  #: The repository that the list was taken from, the commit, and the file.
+    pictures: Mapping[str, int]  #: Maps each side of ``SPLIT_SIDES`` to the number of its pictures.
+    sha256: str  #: SHA-256 of lines ``side<tab>class``, sorted by side, then by the name of the class.
     base: tuple[str, ...]
     validation: tuple[str, ...]
     novel: tuple[str, ...]
-    children: Mapping[str, str]  #: For each node of a hierarchy, the nodes and classes below, separated by blanks.
+    #: Maps each node of a hierarchy of classes to the nodes and classes right below it, separated by blanks.
+    children: Mapping[str, str]
 
     @property
     def side_of(self) -> dict[str, str]:
-        """The side of each class."""
+        """A dictionary from each class to its side."""
         return {name: side for side in SPLIT_SIDES for name in getattr(self, side)}
 
 
 @cache
 def read_class_lists() -> dict[str, ClassList]:
-    """Return all class lists by name; those of Meta-Dataset begin with ``meta-``."""
-    written = json.loads(Path(__file__).with_name("class_lists.json").read_text(encoding="utf-8"))
+    """Read all class lists, by name."""
+    entries = json.loads(Path(__file__).with_name("class_lists.json").read_text(encoding="utf-8"))
     return {
         name: ClassList(**{"children": {}, **entry, **{side: tuple(entry[side]) for side in SPLIT_SIDES}})
-        for name, entry in written.items()
+        for name, entry in entries.items()
     }
 
 
 def meta_dataset_keys() -> list[str]:
     """List the names of Meta-Dataset's data sets."""
-    return [name for name in read_class_lists() if name.startswith(PREFIX)]
+    return [name for name in read_class_lists() if name.startswith(META_PREFIX)]
 
 
 def format_class_lists() -> str:
-    """Return all class lists with counts, hashes and sources, as text for people."""
+    """Format all class lists as text for people: of each the counts, the hash and the source."""
     lines = []
     for name, known in read_class_lists().items():
         counts = ", ".join(
@@ -88,47 +90,51 @@ def format_class_lists() -> str:
 
 
 def simplify(name: str) -> str:
-    """Return a class's name as different copies have it: without marks and blanks, in small letters."""
+    """Drop marks and blanks of a class's name and lower its case, as copies of a data set differ in them."""
     return re.sub(r"[\W_]", "", name).lower()
 
 
-def detect_listed_classes(key: str, *parts: str) -> Callable[[Path], Layout | None]:
-    """Make a layout: ``CLASS/*.png`` of all classes of a list, which says their sides; others are left out.
+def detect_listed_classes(key: str, *subfolders: str) -> Callable[[Path], Layout | None]:
+    """Make a function that finds ``root/SUBFOLDER/CLASS/*.png``, with classes and sides of the class list ``key``.
 
-    Of the ``parts`` of the folder, those that hold folders of the classes are taken together.
+    Pictures of several subfolders are taken together. Classes that are not on the list are left out.
     """
 
-    def find(root: Path) -> Layout | None:
+    def detect(root: Path) -> Layout | None:
         known = read_class_lists()[key]
         label_of = {simplify(label): label for label in known.side_of}
-        folders_by_part = [{simplify(folder.name): folder for folder in list_folders(root / part)} for part in parts]
+        found = [{simplify(folder.name): folder for folder in list_folders(root / part)} for part in subfolders]
         min_classes = MIN_CLASS_FRACTION * len(label_of)
-        complete = [folders for folders in folders_by_part if len(folders.keys() & label_of.keys()) >= min_classes]
-        pictures: list[tuple[Path, str]] = []
-        for folders in complete:
+        found = [folders for folders in found if len(folders.keys() & label_of.keys()) >= min_classes]
+        if not found:
+            return None
+        pictures: list[Path] = []
+        labels: list[str] = []
+        for folders in found:
             if missing := [label for name, label in label_of.items() if name not in folders]:
                 got = f"{root} without {len(missing)}, such as {missing[0]!r}"
                 raise_input_error("root", f"hold the {len(label_of)} classes of {known.of}", got, "Get all of them.")
             for name, label in label_of.items():
-                pictures += [(image, label) for image in list_images("root", folders[name])]
-        images, side_of = [image for image, _ in pictures], known.side_of
-        labels = [label for _, label in pictures]
-        return give(Pictures(images, labels, [side_of[label] for label in labels])) if complete else None
+                images = list_images("root", folders[name])
+                pictures += images
+                labels += [label] * len(images)
+        side_of = known.side_of
+        return make_layout(Pictures(pictures, labels, [side_of[label] for label in labels]))
 
-    return find
+    return detect
 
 
 def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) -> Dataset:
     """Load one of Meta-Dataset's data sets from plain folders, ``root/CLASS/*.jpg``, with its split by class.
 
     Args:
-        key: The name of its list, such as ``meta-dtd``; `read_class_lists` has all. ImageNet is ``root/train/SYNSET``
-            or ``root/SYNSET``.
-        root: The folder. Names of folders are those of the list, whatever their marks: ``F-16A/B`` may be ``F-16A_B``.
+        key: The name of the data set's class list, such as ``meta-dtd``; `meta_dataset_keys` lists all names.
+        root: The folder of the classes. A class's folder has the name on the list, but for marks: ``F-16A/B`` may be
+            ``F-16A_B``. ImageNet is ``root/train/SYNSET`` or ``root/SYNSET``.
         size: Pixels per side to resize pictures to, >= 1; None for 84.
 
     Returns:
-        As `protonet.datasets.pictures.load_pictures`.
+        The rows of `protonet.datasets.pictures.load_pictures`.
 
     Raises:
         MissingPackageError: Pillow is missing.
@@ -144,9 +150,10 @@ def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) ->
 
 
 def describe_difference(text: str, counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """Describe in a line how a data set ``KIND:ROOT`` differs from the benchmark of its name; no line if equal.
+    """Describe in a line how a data set ``KIND:ROOT`` differs from the benchmark KIND; no line if both are equal.
 
-    ``counts`` are its pictures by class and side. If no class name is in the list, only numbers are compared.
+    ``counts`` has the number of the data set's pictures for each pair of class and side. If none of these classes is on
+    the benchmark's class list, only numbers of classes and pictures are compared.
     """
     key, colon, _ = text.partition(":")
     known = read_class_lists().get(key)
@@ -157,11 +164,11 @@ def describe_difference(text: str, counts: Mapping[tuple[str, str], int]) -> lis
     named = bool(side_by_name.keys() & listed.keys())
     wrong = []
     for side in SPLIT_SIDES:
-        sizes = [count for (_, where), count in counts.items() if where == side]
+        sizes = [count for (_, side_of_class), count in counts.items() if side_of_class == side]
         missing = [
             name
-            for key_of_class, (name, where) in listed.items()
-            if named and where == side and side_by_name.get(key_of_class) != side
+            for simple_name, (name, listed_side) in listed.items()
+            if named and listed_side == side and side_by_name.get(simple_name) != side
         ]
         n_listed = len(getattr(known, side))
         if len(sizes) != n_listed or missing:
@@ -173,24 +180,27 @@ def describe_difference(text: str, counts: Mapping[tuple[str, str], int]) -> lis
 
 
 class Benchmark:
-    """How the pictures of a benchmark are found in a folder.
+    """How to find the pictures of a benchmark.
 
-    Papers resize them to ``size`` pixels per side. Each layout is None where the folder is laid out otherwise than
-    ``expected``. The archive may unpack to ``folder``.
+    Args:
+        size: Pixels per side that papers resize pictures to.
+        expected: Describes the layouts for the message that none was found.
+        layouts: Functions that look for one layout each in a folder, and return None if it is not there.
+        folder: The folder that the authors' archive unpacks to, which may be in the folder that the user names.
     """
 
     def __init__(self, size: int, expected: str, *layouts: Callable[[Path], Layout | None], folder: str = "") -> None:
         self.size, self.expected, self.layouts, self.folder = size, expected, layouts, folder
 
 
-def _detect_archive(root: Path) -> Layout | None:
-    """Find the archive's lists of CUB, and split classes by the rule of Chen et al."""
+def _detect_cub_archive(root: Path) -> Layout | None:
+    """Find the lists in CUB's own archive, and split the classes by the rule of Chen et al."""
     lists = [root / "images.txt", root / "image_class_labels.txt"]
     if not all(path.is_file() for path in lists):
         return None
-    files, classes = ({row[0]: row[1] for row in _read_pairs(path)} for path in lists)
+    files, classes = map(_read_pairs, lists)
     if files.keys() != classes.keys():
-        refuse_list(lists[1], f"{len(classes)} labels of {len(files)} pictures")
+        raise_unreadable(lists[1], f"{len(classes)} labels of {len(files)} pictures")
     labels = [file.partition("/")[0] for file in files.values()]
     side_of = {
         label: "base" if position % 2 == 0 else "validation" if position % 4 == 1 else "novel"
@@ -199,21 +209,20 @@ def _detect_archive(root: Path) -> Layout | None:
     label_of: dict[str, str] = {}
     for key, label in zip(files, labels, strict=True):
         if label_of.setdefault(label, classes[key]) != classes[key]:
-            refuse_list(lists[1], f"folder {label} of classes {label_of[label]} and {classes[key]}")
+            raise_unreadable(lists[1], f"folder {label} of classes {label_of[label]} and {classes[key]}")
     paths = [root / "images" / file for file in files.values()]
-    pictures = Pictures(paths, labels, [side_of[label] for label in labels])
-    return [*lists, *paths], lambda: pictures
+    return make_layout(Pictures(paths, labels, [side_of[label] for label in labels]), *lists)
 
 
-def _read_pairs(path: Path) -> list[list[str]]:
-    """Return the lines of a list, each of a number and a value."""
+def _read_pairs(path: Path) -> dict[str, str]:
+    """Read a list whose lines are a number and a value; return the value of each number."""
     try:
         rows = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        refuse_list(path, type(error).__name__)
+        raise_unreadable(path, type(error).__name__)
     if not rows or any(len(row) != 2 for row in rows):
-        refuse_list(path, "a line without a number and a value" if rows else "empty")
-    return rows
+        raise_unreadable(path, "a line without a number and a value" if rows else "empty")
+    return dict(rows)
 
 
 BENCHMARKS = {
@@ -239,7 +248,7 @@ BENCHMARKS = {
         "images, images.txt and image_class_labels.txt",
         detect_json,
         detect_csv,
-        _detect_archive,
+        _detect_cub_archive,
         detect_folders,
         detect_listed_classes("cub", "images", ""),
         folder="CUB_200_2011",
@@ -264,7 +273,7 @@ BENCHMARKS = {
 
 
 def locate_benchmark(key: str, root: str | Path) -> ImageSet:
-    """Locate the pictures of one of ``BENCHMARKS`` or of Meta-Dataset's data sets, in the first layout that fits."""
+    """Find the pictures of a key of ``BENCHMARKS`` or of `meta_dataset_keys`, in the first layout that is there."""
     name, benchmark = key.replace("-", "_"), BENCHMARKS.get(key)
     if benchmark is None:
         layout, expected = detect_listed_classes(key, "", "train", "images"), read_class_lists()[key].of
@@ -281,13 +290,15 @@ def locate_benchmark(key: str, root: str | Path) -> ImageSet:
 
 
 def load_mini_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load mini-ImageNet, in one of the forms that it is published in.
+    """Load mini-ImageNet from one of its published layouts.
 
-    They are ``root/images/*.jpg`` with ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and
-    ``label``); ``root/mini-imagenet-cache-train.pkl``, ``-val.pkl`` and ``-test.pkl``;
-    ``root/miniImageNet_category_split_train_phase_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``; or
-    folders of classes in ``root/train``, ``val`` and ``test``; or of all classes in ``root``. Their classes are base,
-    validation and novel, by Ravi's list where none is there.
+    - ``root/images/*.jpg`` with ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and ``label``);
+    - ``root/mini-imagenet-cache-train.pkl``, ``-val.pkl`` and ``-test.pkl``;
+    - ``root/miniImageNet_category_split_train_phase_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``;
+    - ``root/train/CLASS/*.jpg``, ``val`` and ``test``;
+    - ``root/CLASS/*.jpg``, split by Ravi's list.
+
+    Classes of train, val and test are base, validation and novel.
 
     Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 4.1.2, https://arxiv.org/abs/1606.04080;
         split: Ravi and Larochelle, "Optimization as a model for few-shot learning" (2017), sec. 5.1. Pickles: Ren et
@@ -297,13 +308,15 @@ def load_mini_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
 
 
 def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load tiered-ImageNet, in one of the forms that it is published in.
+    """Load tiered-ImageNet from one of its published layouts.
 
-    They are ``root/train_images_png.pkl`` or ``train_images.npz``, with ``train_labels.pkl``, and the same of ``val``
-    and ``test``; folders of classes in ``root/train``, ``val`` and ``test``; or ImageNet's own ``root/train/SYNSET``
-    or ``root/SYNSET``, split by the authors' ``root/train.csv``, ``val.csv`` and ``test.csv`` where they are there,
-    and by the list that we hold otherwise. Their classes are base, validation and novel.
-    Pixels of NPZ files are taken in the order of colours that they are in: blue first where OpenCV wrote them.
+    - ``root/train_images_png.pkl`` or ``train_images.npz``, with ``train_labels.pkl``; likewise ``val`` and ``test``;
+    - ``root/train/CLASS/*.jpg``, ``val`` and ``test``;
+    - ImageNet's own ``root/train/SYNSET`` or ``root/SYNSET``, split by the authors' ``root/train.csv``, ``val.csv`` and
+      ``test.csv`` if they are there, otherwise by the class list of this library.
+
+    Classes of train, val and test are base, validation and novel. Colours of NPZ files keep their order, which is blue
+    first if OpenCV wrote the file.
 
     Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 4.1,
         https://arxiv.org/abs/1803.00676.
@@ -312,12 +325,14 @@ def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Datase
 
 
 def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load CIFAR-FS, in one of the forms that it is published in.
+    """Load CIFAR-FS from one of its published layouts.
 
-    They are ``root/data/CLASS/*.png`` with ``root/splits/bertinetto/train.txt``, ``val.txt`` and ``test.txt``, lists of
-    classes; ``root/CIFAR_FS_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``; or folders of classes in
-    ``root/meta-train``, ``meta-val`` and ``meta-test``; or CIFAR-100 as folders of all its classes in ``root`` or
-    ``data``, or in ``train`` and ``test``, which are taken together. Their classes are base, validation and novel.
+    - ``root/data/CLASS/*.png`` with the lists ``root/splits/bertinetto/train.txt``, ``val.txt`` and ``test.txt``;
+    - ``root/CIFAR_FS_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``;
+    - all classes of CIFAR-100 as folders in ``root`` or ``data``, or in ``train`` and ``test``, which are joined;
+    - ``root/meta-train/CLASS/*.png``, ``meta-val`` and ``meta-test``.
+
+    Classes of train, val and test are base, validation and novel.
 
     Source: Bertinetto et al., "Meta-learning with differentiable closed-form solvers" (2019), sec. 4.1,
         https://arxiv.org/abs/1805.08136. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
@@ -326,11 +341,13 @@ def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
 
 
 def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load FC100, in one of the forms that it is published in.
+    """Load FC100 from one of its published layouts.
 
-    They are ``root/FC100_train.pickle``, ``FC100_val.pickle`` and ``FC100_test.pickle``, or folders of classes in
-    ``root/train``, ``val`` and ``test``; or CIFAR-100 as folders of all its classes in ``root``, ``data``, or ``train``
-    and ``test``, whose pictures are taken together. Their classes are base, validation and novel.
+    - ``root/FC100_train.pickle``, ``FC100_val.pickle`` and ``FC100_test.pickle``;
+    - all classes of CIFAR-100 as folders in ``root`` or ``data``, or in ``train`` and ``test``, which are joined;
+    - ``root/train/CLASS/*.png``, ``val`` and ``test``.
+
+    Classes of train, val and test are base, validation and novel.
 
     Source: Oreshkin, Rodríguez and Lacoste, "TADAM: task dependent adaptive metric for improved few-shot learning"
         (2018), sec. 4.1, https://arxiv.org/abs/1805.10123. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
@@ -341,11 +358,12 @@ def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
 def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
     """Load CUB-200-2011: ``root/images/CLASS/*.jpg``, ``images.txt`` and ``image_class_labels.txt``.
 
-    The split is that of ``base.json``, ``val.json`` and ``novel.json`` of Chen et al., or of ``train.csv``, ``val.csv``
-    and ``test.csv`` (columns ``filename`` and ``label``) beside ``images``, where they are there. Otherwise it is the
-    rule of Chen et al.: in the order of the classes' names every other one is base, and the others are validation and
-    novel in turn. Folders of classes in ``root/train``, ``val`` and ``test``, or of all in ``root``, will do as well.
-    The folder is ``CUB_200_2011`` of the archive, or the one above it. Pictures are not cropped.
+    The split is taken from ``base.json``, ``val.json`` and ``novel.json`` of Chen et al. beside ``images``, or from
+    ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and ``label``). Without such lists, classes are
+    split by the rule of Chen et al.: in the order of the classes' names every other class is base, and the remaining
+    classes are validation and novel in turn. ``root/train/CLASS/*.jpg``, ``val`` and ``test`` can be loaded as well, or
+    all classes as ``root/CLASS/*.jpg``. The folder is ``CUB_200_2011`` of the archive, or the folder above it. Pictures
+    are not cropped.
 
     Source: Wah et al., "The Caltech-UCSD Birds-200-2011 dataset" (2011). Split: Chen et al., "A closer look at few-shot
         classification" (2019), sec. 4.1, https://arxiv.org/abs/1904.04232.
@@ -353,25 +371,25 @@ def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
     return load_pictures(locate_benchmark("cub", root), size)
 
 
-BACKGROUND, EVALUATION = "images_background", "images_evaluation"
-VALIDATION_FRACTION = 0.2  #: The least share of the background's characters that are for validation. Our own choice.
+BACKGROUND, EVALUATION = "images_background", "images_evaluation"  #: The two folders of Omniglot.
+VALIDATION_FRACTION = 0.2  #: At least this share of the background's characters is for validation. Our own choice.
 
 
 def load_omniglot(root: str | Path, *, size: int | None = None, rotations: bool = False) -> Dataset:
     """Load Omniglot: ``root/images_background/ALPHABET/character01/*.png`` and ``root/images_evaluation/...``.
 
-    The background's alphabets are base, except for the last ones by name: as many of these as are needed for a fifth
-    of its characters are for validation. The evaluation's alphabets are novel.
+    Alphabets of the background are base, but for its last alphabets by name, which are for validation: as many as have
+    a fifth of the background's characters together. Alphabets of the evaluation are novel.
 
     Args:
-        root: The folder with both folders, or with a folder ``omniglot-py`` that has them.
+        root: The folder with both folders, or with a folder ``omniglot-py`` that has both.
         size: Pixels per side to resize the drawings of 105 x 105 pixels to.
         rotations: Whether each character turned by 90, 180 and 270 degrees is a further class, on the character's side
             of the split: 6,492 classes instead of 1,623.
 
     Returns:
-        Rows of one channel, ink being 1, and classes "ALPHABET/characterNN", with "rot090" and so on behind it if they
-        are turned.
+        Rows of one channel, ink being 1. Classes are named "ALPHABET/characterNN"; turned classes have " rot090",
+        " rot180" or " rot270" behind the name.
 
     Source: Lake, Salakhutdinov and Tenenbaum, "Human-level concept learning through probabilistic program induction"
         (2015). https://github.com/brendenlake/omniglot. Rotations: Santoro et al., "Meta-learning with memory-augmented
@@ -381,7 +399,7 @@ def load_omniglot(root: str | Path, *, size: int | None = None, rotations: bool 
 
 
 def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
-    """List Omniglot's drawings; arguments and errors are as in `load_omniglot`."""
+    """Find Omniglot's drawings; arguments and errors are as in `load_omniglot`."""
     root = Path(root)
     home = root / "omniglot-py" if (root / "omniglot-py").is_dir() else root
     background, evaluation = (_list_characters(home / part) for part in (BACKGROUND, EVALUATION))

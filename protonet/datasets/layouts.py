@@ -1,4 +1,4 @@
-"""How authors lay out the pictures of their data sets: folders, lists, and files that hold many."""
+"""Layouts in which authors publish pictures: folders by class, lists of files, and files of many pictures."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from protonet.embeddings.pictures.images import list_folders, list_images
 from protonet.errors import InputError, raise_input_error
 from protonet.tables.arrays import READ_ERRORS
 
-#: The files that a set is made of, and what reads it.
+#: All files of a data set, and a function that reads its pictures, classes and sides from the files.
 Layout = tuple[Sequence[Path], Callable[[], Pictures]]
-#: The names of the sides in most authors' files, in the order of ``SPLIT_SIDES``.
+#: What most authors call the sides in names of files, in the order of ``SPLIT_SIDES``.
 AUTHORS_SIDES = ("train", "val", "test")
 
 
 def detect_folders(root: Path) -> Layout | None:
-    """Find ``root/train/CLASS/*.png``, ``val`` and ``test`` (``val`` may be missing), or similar names."""
+    """Find ``root/SIDE/CLASS/*.png``, the folders of sides being named as `detect_side_folders` takes them."""
     folders = detect_side_folders(root)
     if folders is None:
         return None
-    return give(join_sides([list_classes(folders[side]) if side in folders else None for side in SPLIT_SIDES]))
+    return make_layout(join_sides([list_classes(folders[side]) if side in folders else None for side in SPLIT_SIDES]))
 
 
 def detect_side_folders(root: Path) -> dict[str, Path] | None:
-    """Return the folders of a split by class, of the base and the novel side at least; None where there are none."""
+    """Map sides to folders such as ``root/train`` and ``root/meta-val``; None without a base and a novel folder."""
     folders: dict[str, Path] = {}
     for folder in list_folders(root):
         side = folder.name.lower().removeprefix("meta-")
         side = SIDE_ALIASES.get(side, side)
         if side not in SPLIT_SIDES or not list_folders(folder):
-            return None  # perhaps a class of the same name
+            return None  # the folder may be a class that is named like a side
         folders[side] = folder
     return folders if {"base", "novel"} <= set(folders) else None
 
@@ -59,11 +59,14 @@ def list_classes(root: Path) -> Pictures:
 
 def detect_class_folders(root: Path) -> Layout:
     """Find ``root/CLASS/*.png``."""
-    return give(list_classes(root))
+    return make_layout(list_classes(root))
 
 
 def read_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path], list[tuple[Path, str]]]) -> Layout | None:
-    """Find the pictures of a folder by lists of them and their classes, one per side; None without the first."""
+    """Find pictures in ``folder`` by lists, one per side; None without the folder or the first list.
+
+    ``read`` reads a list: the path and the class of each picture on the list.
+    """
     if not lists[0].is_file() or not folder.is_dir():
         return None
     parts = []
@@ -73,15 +76,15 @@ def read_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path], list[
         except InputError:
             raise
         except (OSError, ValueError, TypeError, LookupError, AttributeError, csv.Error) as error:
-            refuse_list(path, type(error).__name__)
+            raise_unreadable(path, type(error).__name__)
         parts.append(Pictures([picture for picture, _ in pairs], [label for _, label in pairs], None))
-    return give(join_sides(parts), *lists)
+    return make_layout(join_sides(parts), *lists)
 
 
 def detect_csv(root: Path) -> Layout | None:
-    """Find ``root/images`` and ``root/train.csv``, ``val.csv`` and ``test.csv`` of columns filename and label.
+    """Find ``root/images`` and ``root/train.csv``, ``val.csv`` and ``test.csv`` with columns filename and label.
 
-    A file's class is the folder that its name says, such as ``001.Black_footed_Albatross/1.jpg``; otherwise its label.
+    If a filename has a folder, as in ``001.Black_footed_Albatross/1.jpg``, the folder is the class, not the label.
     """
 
     def read(path: Path) -> list[tuple[Path, str]]:
@@ -95,13 +98,13 @@ def detect_csv(root: Path) -> Layout | None:
             raise_input_error("root", "have columns filename and label in every list", got, remedy)
         return [(root / "images" / file, file.rpartition("/")[0] or label) for file, label in rows]
 
-    return read_lists(root / "images", [root / f"{part}.csv" for part in AUTHORS_SIDES], read)
+    return read_lists(root / "images", [root / f"{side}.csv" for side in AUTHORS_SIDES], read)
 
 
 def detect_json(root: Path) -> Layout | None:
     """Find ``root/images/CLASS/*.jpg`` with ``base.json``, ``val.json`` and ``novel.json``, lists of ``image_names``.
 
-    The names are paths on the authors' machine, of whose parts only the last two are used.
+    An image name is a path on the authors' machine; only its last two parts, the class and the file, are used.
     """
 
     def read(path: Path) -> list[tuple[Path, str]]:
@@ -109,41 +112,44 @@ def detect_json(root: Path) -> Layout | None:
         pairs = [image.replace("\\", "/").split("/")[-2:] for image in names]
         return [(root / "images" / folder / file, folder) for folder, file in pairs]
 
-    return read_lists(root / "images", [root / f"{part}.json" for part in ("base", "val", "novel")], read)
+    return read_lists(root / "images", [root / f"{side}.json" for side in ("base", "val", "novel")], read)
 
 
 def detect_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | None]:
-    """Make a layout: ``folder/CLASS/*.png``, and lists of each side's classes, before the first comma of a line."""
+    """Make a function that finds ``root/folder/CLASS/*.png`` and, by ``pattern``, a list of classes for each side.
 
-    def find(root: Path) -> Layout | None:
+    A line of a list begins with a class; a comma and anything else may follow.
+    """
+
+    def detect(root: Path) -> Layout | None:
         def read(path: Path) -> list[tuple[Path, str]]:
             lines = path.read_text(encoding="utf-8").splitlines()
             classes = [line.split(",")[0].strip() for line in lines if line.strip()]
             missing = [label for label in classes if not (root / folder / label).is_dir()]
             if missing or not classes:
-                refuse_list(path, f"no folder {root / folder / missing[0]}" if missing else "empty")
+                raise_unreadable(path, f"no folder {root / folder / missing[0]}" if missing else "empty")
             return [(image, label) for label in classes for image in list_images("root", root / folder / label)]
 
-        return read_lists(root / folder, [root / pattern.format(part) for part in AUTHORS_SIDES], read)
+        return read_lists(root / folder, [root / pattern.format(side) for side in AUTHORS_SIDES], read)
 
-    return find
+    return detect
 
 
-def detect_pickles(pattern: str, *names: str) -> Callable[[Path], Layout | None]:
-    """Make a layout: a pickle for each side, of pictures and their classes."""
+def detect_pickles(pattern: str, *sides: str) -> Callable[[Path], Layout | None]:
+    """Make a function that finds a pickle for each side: ``pattern`` with one of ``sides``, or ``AUTHORS_SIDES``."""
 
-    def find(root: Path) -> Layout | None:
-        files = [root / pattern.format(part) for part in names or AUTHORS_SIDES]
+    def detect(root: Path) -> Layout | None:
+        files = [root / pattern.format(side) for side in sides or AUTHORS_SIDES]
         if not files[0].is_file():
             return None
         check_files(files)
         return files, lambda: join_sides([_read_pickle(path) for path in files])
 
-    return find
+    return detect
 
 
 def _read_pickle(path: Path) -> Pictures:
-    """Read a pickle of ``image_data`` and ``class_dict``, rows by class; or of ``data`` and ``labels``."""
+    """Read a pickle of ``image_data`` and ``class_dict`` (indices of pictures by class), or ``data`` and ``labels``."""
     content = load_pickle("root", path)
     content = content if isinstance(content, dict) else {}
     if isinstance(by_class := content.get("class_dict"), dict) and "image_data" in content:
@@ -152,52 +158,51 @@ def _read_pickle(path: Path) -> Pictures:
         for label, rows in by_class.items():
             for row in rows:
                 if not -1 < row < len(images):
-                    refuse_list(path, f"picture {row} of {len(images)}")
+                    raise_unreadable(path, f"picture {row} of {len(images)}")
                 labels[row] = str(label)
         if not all(labels):
-            refuse_list(path, f"picture {labels.index('')} in no class")
+            raise_unreadable(path, f"picture {labels.index('')} in no class")
         return Pictures(list(images), labels, None)
     images = check_images(path, content.get("data"))
     return Pictures(list(images), check_labels(path, content.get("labels"), len(images)), None)
 
 
 def detect_tiered(root: Path) -> Layout | None:
-    """Find ``train_images_png.pkl`` (PNG files) or ``train_images.npz``, ``train_labels.pkl``, and similar names."""
-    images = [root / f"{part}_images_png.pkl" for part in AUTHORS_SIDES]
+    """Find tiered-ImageNet's ``SIDE_images_png.pkl`` or ``SIDE_images.npz``, and ``SIDE_labels.pkl``, of each side."""
+    images = [root / f"{side}_images_png.pkl" for side in AUTHORS_SIDES]
     if not images[0].is_file():
-        images = [root / f"{part}_images.npz" for part in AUTHORS_SIDES]
+        images = [root / f"{side}_images.npz" for side in AUTHORS_SIDES]
     if not images[0].is_file():
         return None
-    labels = [root / f"{part}_labels.pkl" for part in AUTHORS_SIDES]
+    labels = [root / f"{side}_labels.pkl" for side in AUTHORS_SIDES]
     files = [*images, *labels]
     check_files(files)
-    return files, lambda: join_sides([_read_tiered(*pair) for pair in zip(images, labels, strict=True)])
+    return files, lambda: join_sides(list(map(_read_tiered, images, labels)))
 
 
 def _read_tiered(images: Path, labels: Path) -> Pictures:
-    """Read a side of tiered-ImageNet."""
+    """Read the pictures of one side of tiered-ImageNet from ``images``, and their classes from ``labels``."""
     pictures: list[ImageSource]
     if images.suffix == ".npz":
         pictures = list(check_images(images, _read_npz(images)))
     else:
         content = load_pickle("root", images)
         if not isinstance(content, list) or not all(isinstance(picture, (np.ndarray, bytes)) for picture in content):
-            refuse_list(images, f"a {type(content).__name__}, not a list of PNG files")
+            raise_unreadable(images, f"a {type(content).__name__}, not a list of PNG files")
         pictures = [picture if isinstance(picture, bytes) else picture.tobytes() for picture in content]
-    read = load_pickle("root", labels)
-    read = read if isinstance(read, dict) else {}
-    raw_labels = read.get("label_specific", read.get("labels"))
-    labels_of_pictures = check_labels(labels, raw_labels, len(pictures))
-    names = read.get("label_specific_str")
-    if isinstance(names, list) and all(label.isdecimal() and int(label) < len(names) for label in labels_of_pictures):
-        # Two synsets may have the same words.
-        words = [name if names.count(name) == 1 else f"{name} {index}" for index, name in enumerate(names)]
-        labels_of_pictures = [words[int(label)] for label in labels_of_pictures]
-    return Pictures(pictures, labels_of_pictures, None)
+    entries = load_pickle("root", labels)
+    entries = entries if isinstance(entries, dict) else {}
+    classes = check_labels(labels, entries.get("label_specific", entries.get("labels")), len(pictures))
+    words = entries.get("label_specific_str")
+    if isinstance(words, list) and all(label.isdecimal() and int(label) < len(words) for label in classes):
+        # Two synsets may have the same words; their numbers make the names differ.
+        names = [text if words.count(text) == 1 else f"{text} {synset}" for synset, text in enumerate(words)]
+        classes = [names[int(label)] for label in classes]
+    return Pictures(pictures, classes, None)
 
 
 def _read_npz(path: Path) -> np.ndarray | None:
-    """Return the array ``images`` of an NPZ file, mapped where it can be; None where there is none."""
+    """Return the array ``images`` of an NPZ file, mapped if possible; None if the file has no such array."""
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -206,17 +211,17 @@ def _read_npz(path: Path) -> np.ndarray | None:
             mapped = map_rows(path, ("uint8",), "images")
             return np.asarray(file["images"]) if mapped is None else mapped[0].numpy()
     except READ_ERRORS as error:
-        refuse_list(path, type(error).__name__)
+        raise_unreadable(path, type(error).__name__)
 
 
 def check_files(files: Sequence[Path]) -> None:
-    """Raise an InputError if a file of a side is missing."""
+    """Raise an InputError that names the first file that is missing."""
     if missing := [path for path in files if not path.is_file()]:
         raise_input_error("root", "hold the pictures and labels of all sides", f"no {missing[0]}", "Get all of them.")
 
 
 def check_images(path: Path, images: object) -> np.ndarray:
-    """Return pixels (n, height, width, 3) uint8; raise an InputError where they are others."""
+    """Raise an InputError unless ``images`` of a file are (n, height, width, 3) uint8, then return ``images``."""
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         got = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else "none"
         raise_input_error(
@@ -226,19 +231,19 @@ def check_images(path: Path, images: object) -> np.ndarray:
 
 
 def check_labels(path: Path, labels: object, n: int) -> list[str]:
-    """Return the names of the classes of ``n`` pictures; raise an InputError where they are not as many."""
+    """Return the ``labels`` of ``n`` pictures as text; raise an InputError unless there are ``n`` labels."""
     if not isinstance(labels, (list, tuple, np.ndarray)) or len(labels) != n:
         got = f"{len(labels)} in {path}" if hasattr(labels, "__len__") else f"none in {path}"
         raise_input_error("root", f"have a label of each of {n} pictures", got, "Get the file again.")
     return [str(label) for label in (labels.tolist() if isinstance(labels, np.ndarray) else labels)]
 
 
-def refuse_list(path: Path, got: str) -> NoReturn:
-    """Raise an InputError: a file is not what it should be."""
+def raise_unreadable(path: Path, got: str) -> NoReturn:
+    """Raise an InputError about a list, or a file of pictures, that cannot be read."""
     raise_input_error("root", "hold lists and pictures that can be read", f"{path} ({got})", "Get the file again.")
 
 
-def give(pictures: Pictures, *files: Path) -> Layout:
-    """Return the layout of pictures in files of their own, beside some lists."""
+def make_layout(pictures: Pictures, *lists: Path) -> Layout:
+    """Make the layout of pictures that each have a file, and of the ``lists`` that were read to find the pictures."""
     paths = [picture for picture in pictures.pictures if isinstance(picture, Path)]
-    return [*files, *paths], lambda: pictures
+    return [*lists, *paths], lambda: pictures

@@ -1,4 +1,4 @@
-"""Sets of pictures: found on the disk, decoded once, kept as uint8 in the cache and mapped from there."""
+"""Sets of pictures: pictures are decoded once, kept as uint8 in a file of the cache, and mapped from the file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,48 +32,48 @@ class Rotated(NamedTuple):
     """A picture turned anticlockwise."""
 
     path: Path  #: The picture's file.
-    quarters: int  #: Quarter turns, 1 to 3.
+    quarters: int  #: How many quarter turns, 1 to 3.
 
 
-#: A picture: its file, perhaps turned, the bytes of such a file, or its pixels (height, width, 3) uint8.
+#: A picture: its file, its file and a rotation, the content of its file, or its pixels (height, width, 3) uint8.
 ImageSource = Path | Rotated | bytes | np.ndarray
-PICTURE_CACHE_VERSION = 1  #: Increased whenever pixels change: cached files are then made again.
-PICTURES_PER_BLOCK = 256  #: Pictures that are decoded before they are written.
-MAX_DECODE_THREADS = 8  #: That decode, at most.
+PICTURE_CACHE_VERSION = 1  #: To be increased whenever pixels change, so that cached files are made again.
+PICTURES_PER_BLOCK = 256  #: How many pictures are decoded, then written together.
+MAX_DECODE_THREADS = 8  #: At most this many threads decode pictures.
 
 
 class Pictures(NamedTuple):
-    """Pictures with their classes."""
+    """The n pictures of a data set, with their classes."""
 
-    pictures: Sequence[ImageSource]
-    labels: Sequence[str]  #: The name of each one's class.
-    sides: Sequence[str] | None  #: For each one of `protonet.datasets.dataset.SPLIT_SIDES`, or None without a split.
+    pictures: Sequence[ImageSource]  #: (n,).
+    labels: Sequence[str]  #: The name (n,) of each picture's class.
+    sides: Sequence[str] | None  #: The side (n,) of each picture's class, of ``SPLIT_SIDES``; None without a split.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSet:
     """A set of pictures that was found on the disk, not yet read."""
 
-    name: str  #: Names the cache file.
-    root: Path  #: Where it was found.
-    #: All files, pictures last; their names, sizes and times identify a state of the set.
+    name: str  #: The name of the cached file begins with this name.
+    root: Path  #: The folder that has the pictures.
+    #: All files, pictures last. If the name, size or time of a file changes, the cached file is made again.
     files: Sequence[Path]
-    read: Callable[[], Pictures]  #: Reads lists, and files that hold many pictures.
-    size: int  #: Pixels per side that its authors take.
-    grey: bool = False  #: Whether it has one channel, 1 being ink, and not red, green and blue.
-    variant: str = ""  #: Distinguishes several data sets of the same files, in names of cached files.
+    read: Callable[[], Pictures]  #: Returns the pictures; reads lists, and files of many pictures.
+    size: int  #: Pixels per side that the authors of the data set resize pictures to.
+    grey: bool = False  #: Whether pictures have one channel, in which 1 is ink, instead of red, green and blue.
+    variant: str = ""  #: Part of the cached file's name that tells data sets of the same files apart.
 
     @property
     def is_packed(self) -> bool:
-        """Whether its pictures are in files of many."""
+        """Whether a file holds many pictures."""
         return self.files[-1].suffix.lower() not in SUFFIXES
 
 
 def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
-    """Load a set of pictures at its size, or another side length; from the cache if nothing has changed.
+    """Load pictures at ``size`` pixels per side, or ``image_set.size``; from the cached file unless files have changed.
 
-    Rows are uint8 in the order of channels, height and width, mapped from the cached file, see `Dataset.get_rows`; they
-    are in memory if it cannot be written. An InputError names a file that is missing or no picture.
+    Rows are uint8 in the order of channels, height and width (see `Dataset.get_rows`), mapped from the cached file, or
+    in memory if the cached file cannot be written. An InputError names a file that is missing or no picture.
     """
     side = image_set.size if size is None else check_int("size", size, low=1)
     shape = (1 if image_set.grey else 3, side, side)
@@ -80,15 +81,12 @@ def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
     root_hash = hashlib.sha256(os.fsencode(image_set.root.resolve())).hexdigest()[:16]
     name = f"{image_set.name}-{image_set.variant}".rstrip("-")
     path = cache_folder() / f"{name}-{side}-{root_hash}.npz"
-    if path.exists():
-        cached = _read(path, stamp, shape)
-        if cached is not None:
-            return cached
-    return _make(image_set, shape, path, stamp)
+    cached = _read_cache(path, stamp, shape) if path.exists() else None
+    return _fill_cache(image_set, path, stamp, shape) if cached is None else cached
 
 
 def hash_state(image_set: ImageSet, more: str) -> str:
-    """Hash some text and the names, sizes and times of a set's files in their order; none may be missing."""
+    """Hash the text ``more``, and the name, size and time of each file in order; an InputError names a missing file."""
     digest = hashlib.sha256(f"{more}\n".encode())
     for path in image_set.files:
         try:
@@ -101,7 +99,7 @@ def hash_state(image_set: ImageSet, more: str) -> str:
 
 
 def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
-    """Open and decode a picture, as `open_image` does."""
+    """Open and decode a picture; ``min_side`` is as in `open_image`."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     if isinstance(picture, np.ndarray):
@@ -112,8 +110,8 @@ def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
     return open_image("root", picture if isinstance(picture, Path) else io.BytesIO(picture), min_side)
 
 
-def _read(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None:
-    """Return the pictures of a file of the cache; None where it is of another state of them, or damaged."""
+def _read_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None:
+    """Map the pictures of a cached file; return None if the file has another stamp or is damaged."""
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -131,8 +129,8 @@ def _read(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None
     return None
 
 
-def _make(image_set: ImageSet, shape: tuple[int, int, int], path: Path, stamp: str) -> Dataset:
-    """Decode pictures and keep them in a file of the cache, from which they are mapped."""
+def _fill_cache(image_set: ImageSet, path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset:
+    """Decode pictures, write them to a cached file, and map the file; keep them in memory if that fails."""
     with optional_packages("pictures"):
         from PIL import Image  # noqa: PLC0415 - optional
     pictures, labels, sides = image_set.read()
@@ -147,7 +145,7 @@ def _make(image_set: ImageSet, shape: tuple[int, int, int], path: Path, stamp: s
         pixels = np.asarray(image if image.size == (side, side) else image.resize((side, side), resample), np.uint8)
         return 255 - pixels[None] if image_set.grey else pixels.transpose(2, 0, 1)  # the paper is white
 
-    def decode_all() -> Iterator[np.ndarray]:
+    def decode_blocks() -> Iterator[np.ndarray]:
         threads = min(MAX_DECODE_THREADS, os.cpu_count() or 1)
         with show_items(len(pictures), "picture", shown=True) as bar:
             for start in range(0, len(pictures), PICTURES_PER_BLOCK):
@@ -158,32 +156,29 @@ def _make(image_set: ImageSet, shape: tuple[int, int, int], path: Path, stamp: s
     more["sides"] = np.array(data.sides or (), str)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: write_npz(file, (len(pictures), *shape), "uint8", decode_all(), more))
+        write_atomically(path, lambda file: write_npz(file, (len(pictures), *shape), "uint8", decode_blocks(), more))
     except OSError as error:
         print(f"protonet: {path} is not kept: {error.strerror}", file=sys.stderr)
     else:
-        cached = _read(path, stamp, shape)
+        cached = _read_cache(path, stamp, shape)
         if cached is not None:
             return cached
     rows = np.empty((len(pictures), *shape), np.uint8)
-    start = 0
-    for block in decode_all():
+    for start, block in zip(range(0, len(pictures), PICTURES_PER_BLOCK), decode_blocks(), strict=True):
         rows[start : start + len(block)] = block
-        start += len(block)
     return data._replace(x=torch.from_numpy(rows).flatten(1))
 
 
 def join_sides(parts: Sequence[Pictures | None]) -> Pictures:
-    """Join the pictures of the base, validation and novel classes, with their sides; each side may be missing.
+    """Join the pictures of the base, validation and novel side, in this order; None stands for a missing side.
 
-    Classes that are numbers in files of their own may have the same number on several sides; these get the side's name.
+    If files number the classes of each side from 0, sides share numbers: such a class gets the side's name before it.
     """
-    given = [(side, part) for side, part in zip(SPLIT_SIDES, parts, strict=True) if part is not None]
-    names = [set(part.labels) for _, part in given]
-    several = {name for k, names_of_side in enumerate(names) for other in names[:k] for name in names_of_side & other}
+    present = [(side, part) for side, part in zip(SPLIT_SIDES, parts, strict=True) if part is not None]
+    n_sides = Counter(name for _, part in present for name in set(part.labels))
     pictures, labels, sides = [], [], []
-    for side, part in given:
+    for side, part in present:
         pictures += list(part.pictures)
-        labels += [f"{side} {name}" if name in several and name.isdecimal() else name for name in part.labels]
+        labels += [f"{side} {name}" if n_sides[name] > 1 and name.isdecimal() else name for name in part.labels]
         sides += [side] * len(part.labels)
     return Pictures(pictures, labels, sides)

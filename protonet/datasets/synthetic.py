@@ -1,8 +1,9 @@
-"""Synthetic families: class prototypes on a sphere, with noise of a known kind.
+"""Synthetic families of data: class prototypes on a sphere, with noise of a known kind.
 
-Every family starts from the same population, prototypes uniform on the sphere of radius 2.5 and noise of standard
-deviation 0.4 per feature, and changes one thing. With the same seed every family has the same prototypes (except that
-sub-clusters need more), and one split does not depend on the sizes of the others, so that comparisons are paired.
+Every family starts from the same population (prototypes uniform on the sphere of radius 2.5, noise of standard
+deviation 0.4 per feature) and changes one thing. With the same seed every family has the same prototypes, except that
+``subclusters`` needs more prototypes. The samples of one split do not depend on the sizes of the other splits. So
+comparisons of families and of sizes are paired.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from torch import Tensor
 from protonet._validation import check_int
 from protonet.errors import raise_input_error
 
-SampleRows = Callable[[Tensor, torch.Generator], Tensor]
+SampleRows = Callable[[Tensor, torch.Generator], Tensor]  #: Maps labels (n,) to sampled features (n, dim) float32.
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of the families. The first two are the contest's, the others our own choice."""
+    """The constants of the families. ``radius`` and ``noise`` are the contest's, the others our own choice."""
 
     radius: float = 2.5  #: Norm of the prototypes, in all families.
     noise: float = 0.4  #: Standard deviation of the noise per feature, in all families.
     correlated_variance: float = 20.0  #: ``correlated``: mean variance of the noise, in units of noise**2.
-    correlated_decay: float = 1.5  #: ``correlated``: the k-th eigenvalue of the noise is proportional to k**-this.
-    nuisance_directions: int = 32  #: ``nuisance``: directions with more noise; at most half of all directions.
-    nuisance_variance: float = 100.0  #: ``nuisance``: variance of the noise along these, in units of noise**2.
-    subclusters: int = 3  #: ``subclusters``: sub-clusters per class.
+    correlated_decay: float = 1.5  #: ``correlated``: the k-th eigenvalue is proportional to k**-correlated_decay.
+    nuisance_directions: int = 32  #: ``nuisance``: number of directions with more noise, at most half of all.
+    nuisance_variance: float = 100.0  #: ``nuisance``: variance along these directions, in units of noise**2.
+    subclusters: int = 3  #: ``subclusters``: number of sub-clusters per class.
     warp_scale: float = 3.0  #: ``warped``: factor on the inputs of the random network's units.
-    degrees_of_freedom: int = 3  #: ``heavy_tails``: of Student's t distribution.
+    degrees_of_freedom: int = 3  #: ``heavy_tails``: degrees of freedom of Student's t distribution.
     wrong_fraction: float = 0.1  #: ``wrong_labels``: share of the train and validation labels that are wrong.
 
 
@@ -41,7 +42,7 @@ CONSTANTS = Constants()
 
 @dataclass(frozen=True)
 class Split:
-    """Train, validation and test samples of the same classes, with the covariance of their noise where it is known."""
+    """Train, validation and test samples of the same classes, with the covariance of the noise if it is known."""
 
     train_x: Tensor  #: (num_classes * n_train, dim) float32, rows shuffled.
     train_y: Tensor  #: (num_classes * n_train,) int64, in [0, num_classes).
@@ -50,22 +51,23 @@ class Split:
     test_x: Tensor  #: (num_classes * n_test, dim) float32.
     test_y: Tensor  #: (num_classes * n_test,) int64, never wrong.
     num_classes: int  #: The number of classes.
-    #: (dim, dim) float64, true, where rows are a prototype plus Gaussian noise of one covariance; None elsewhere.
+    #: The true covariance (dim, dim) float64, if each row is a prototype plus Gaussian noise of one covariance for all
+    #: classes; otherwise None.
     noise_covariance: Tensor | None = None
-    radius: float = CONSTANTS.radius  #: The norm of the prototypes; meaningful only with ``noise_covariance``.
+    radius: float = CONSTANTS.radius  #: The norm of the prototypes; without meaning if ``noise_covariance`` is None.
 
 
 @dataclass(frozen=True)
 class Population:
     """The distribution that the samples of a `Split` are drawn from."""
 
-    sample: SampleRows  #: Maps labels (n,) and a generator to features (n, dim) float32.
+    sample: SampleRows  #: Samples a row of each label's class.
     noise_covariance: Tensor | None = None  #: As in `Split`.
     wrong_fraction: float = 0.0  #: The share of train and validation labels to replace, in [0, 1].
 
 
 def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make the contest's own population: a prototype of norm 2.5 plus Gaussian noise, 0.4 per feature."""
+    """Make the contest's own population: rows are prototypes of norm 2.5 plus Gaussian noise of 0.4 per feature."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
@@ -75,16 +77,16 @@ def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Populat
 
 
 def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make noise with eigenvalues proportional to k^-1.5 in a random basis, of mean variance 20 * 0.4^2."""
+    """Make a population whose noise has eigenvalues k^-1.5 in a random basis, scaled to mean variance 20 * 0.4^2."""
     spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -CONSTANTS.correlated_decay  # (dim,)
     variance = CONSTANTS.correlated_variance * CONSTANTS.noise**2
     return _anisotropic(num_classes, dim, generator, variance * spectrum / spectrum.mean())
 
 
 def nuisance(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make noise of 0.4 per feature, with 100 times its variance along 32 random orthogonal directions.
+    """Make a population with noise of 0.4 per feature, but 100 times the variance along 32 orthogonal directions.
 
-    With fewer than 64 features, half of the directions have this variance.
+    The directions are random. With fewer than 64 features, half of all directions have the larger variance.
     """
     spectrum = torch.full((dim,), CONSTANTS.noise**2, dtype=torch.float64)
     spectrum[: min(CONSTANTS.nuisance_directions, dim // 2)] *= CONSTANTS.nuisance_variance
@@ -92,24 +94,25 @@ def nuisance(num_classes: int, dim: int, generator: torch.Generator) -> Populati
 
 
 def subclusters(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make classes of 3 sub-clusters, each with its own prototype; a sample is of one of them at random."""
+    """Make a population with 3 prototypes per class; each row is sampled around a random prototype of its class."""
     count = CONSTANTS.subclusters
     prototypes = _sample_prototypes(num_classes * count, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        within = torch.randint(count, labels.shape, generator=generator)  # (n,)
+        subcluster = torch.randint(count, labels.shape, generator=generator)  # (n,)
         noise = torch.randn(len(labels), dim, generator=generator)
-        return prototypes[labels * count + within] + CONSTANTS.noise * noise
+        return prototypes[labels * count + subcluster] + CONSTANTS.noise * noise
 
     return Population(sample)
 
 
 def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make isotropic data seen through a fixed random network: ``tanh(3 x A + b) B``.
+    """Make a population that sees isotropic rows x through a fixed random network: ``tanh(3 x A + b) B``.
 
     A and B are (dim, dim) with entries from N(0, 1/dim), b is standard normal. At the default size the units' inputs
-    have standard deviation 1.6, and an affine map leaves a tenth of the result's variance unexplained. The cosine to
-    the class mean reaches 98.7 % accuracy before the warp and 52 % after it, 76 % with Ledoit-Wolf whitening.
+    have standard deviation 1.6, and an affine map of x explains nine tenths of the result's variance. Classifying by
+    the cosine to the class mean is right for 98.7 % of the rows x and for 52 % of the warped rows; after Ledoit-Wolf
+    whitening, for 76 % of the warped rows.
     """
     population = isotropic(num_classes, dim, generator)
     inner = torch.randn(dim, dim, generator=generator) / dim**0.5
@@ -123,7 +126,7 @@ def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population
 
 
 def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make noise of 0.4 times Student's t with 3 degrees of freedom, independent for each feature."""
+    """Make a population whose noise is 0.4 times Student's t with 3 degrees of freedom, for each feature alone."""
     freedom = CONSTANTS.degrees_of_freedom
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
@@ -138,7 +141,7 @@ def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Popul
 
 
 def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make isotropic noise with a standard deviation of each class's own, log-uniform in [0.2, 0.8]."""
+    """Make a population with isotropic noise, whose standard deviation each class draws log-uniform in [0.2, 0.8]."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
     octaves = 2 * torch.rand(num_classes, 1, generator=generator) - 1  # (num_classes, 1), in [-1, 1)
     levels = CONSTANTS.noise * 2**octaves  # (num_classes, 1)
@@ -150,7 +153,7 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
 
 
 def wrong_labels(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make isotropic data with 10 % of the train and validation labels replaced by another class's."""
+    """Make an isotropic population, in which 10 % of the train and validation labels name a wrong class."""
     return Population(isotropic(num_classes, dim, generator).sample, wrong_fraction=CONSTANTS.wrong_fraction)
 
 
@@ -163,13 +166,13 @@ FAMILIES: dict[str, Callable[[int, int, torch.Generator], Population]] = {
 def sample_family(
     name: str, *, seed: int, n_train: int = 16, n_val: int = 4, n_test: int = 8, num_classes: int = 128, dim: int = 384
 ) -> Split:
-    """Sample a population of a family, and train, validation and test samples of it.
+    """Sample a population of a family, then train, validation and test rows of the population.
 
     The global random state is neither used nor changed.
 
     Args:
         name: A key of ``FAMILIES``.
-        seed: A whole number >= 0. The population and each split have a generator derived from it.
+        seed: A whole number >= 0. The population and each split have a generator of their own, seeded from ``seed``.
         n_train: Training samples per class, >= 1.
         n_val: Validation samples per class, >= 0.
         n_test: Test samples per class, >= 1.
@@ -213,12 +216,12 @@ def sample_family(
 
 
 def _sample_prototypes(n: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Sample n prototypes (n, dim) uniformly on the sphere."""
+    """Sample n prototypes (n, dim) uniformly on the sphere of radius 2.5."""
     return CONSTANTS.radius * torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
 
 
 def _anisotropic(num_classes: int, dim: int, generator: torch.Generator, spectrum: Tensor) -> Population:
-    """Make Gaussian noise with the eigenvalues ``spectrum`` (dim,) in a random orthonormal basis."""
+    """Make a population whose Gaussian noise has the eigenvalues ``spectrum`` (dim,) in a random orthonormal basis."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
     basis: Tensor = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator)).Q  # (dim, dim)
     root = (basis * spectrum.sqrt()).T.float()  # (dim, dim), root.T @ root is the covariance

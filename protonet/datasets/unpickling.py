@@ -1,8 +1,8 @@
-"""Pickles that others published, read without running anything of theirs.
+"""Reader of pickles that others published, which runs no code of others.
 
-A pickle is a program: it may name any function and call it. Here it may name NumPy's arrays, dtypes and numbers,
-torch's tensors, and Python's containers, and nothing else; what builds the arrays is our own code, which checks what it
-is given.
+A pickle is a program: it may name any function and call it. `load_pickle` only lets a pickle name NumPy's arrays,
+dtypes and numbers, torch's tensors, and Python's containers. Arrays are built by functions of this module, which check
+their arguments.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 from protonet._text import to_printable
 from protonet.errors import raise_input_error, raise_missing_file
 
-#: Dtypes of fixed size without pointers: numbers, bytes and text.
+#: Matches dtypes of fixed size without pointers: numbers, bytes and text.
 PLAIN_DTYPE = re.compile(r"[biufSU]\d+")
 
 
 class RefusedError(pickle.UnpicklingError):
-    """A pickle asks for something that is not read."""
+    """A pickle names an object, or describes an array, that `load_pickle` does not create."""
 
 
 class _Dtype:
-    """A dtype as a pickle describes it, of those in ``PLAIN_DTYPE``."""
+    """A dtype that matches ``PLAIN_DTYPE``, built as a pickle builds NumPy's dtypes."""
 
     def __init__(self, text: str, *_: object) -> None:
         if not isinstance(text, str) or not PLAIN_DTYPE.fullmatch(text):
@@ -43,18 +43,18 @@ class _Dtype:
 
 
 class _Array(np.ndarray[Any, Any]):
-    """An array that is still to be filled."""
+    """An array that a pickle first creates empty, then fills through ``__setstate__``."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, fortran, raw = state
         raw = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2's
-        filled = _fill(raw, kind, shape, "C")
+        filled = _make_array(raw, kind, shape, "C")
         checked: Any = (1, filled.shape, filled.dtype, bool(fortran), bytes(raw))
         super().__setstate__(checked)
 
 
-def _fill(raw: bytes, kind: _Dtype, shape: tuple[int, ...], order: str) -> np.ndarray:
-    """Return the array of some bytes; whatever does not fit together raises an exception."""
+def _make_array(raw: bytes, kind: _Dtype, shape: tuple[int, ...], order: str) -> np.ndarray:
+    """Make an array of bytes; raise any exception if the arguments do not fit together."""
     if not isinstance(kind, _Dtype):
         raise RefusedError("an array without a dtype")
     if not isinstance(raw, (bytes, bytearray)):
@@ -62,14 +62,14 @@ def _fill(raw: bytes, kind: _Dtype, shape: tuple[int, ...], order: str) -> np.nd
     return np.frombuffer(raw, kind.dtype).reshape(shape, order="F" if order == "F" else "C")
 
 
-def _begin_array(subtype: object, *_: object) -> np.ndarray:
+def _make_empty_array(subtype: object, *_: object) -> np.ndarray:
     if subtype is not np.ndarray:
         raise RefusedError("a subclass of an array")
     return np.ndarray.__new__(_Array, (0,), np.int8)
 
 
 def _make_scalar(kind: _Dtype, raw: bytes | str) -> object:
-    return _fill(raw.encode("latin1") if isinstance(raw, str) else raw, kind, (1,), "C")[0]
+    return _make_array(raw.encode("latin1") if isinstance(raw, str) else raw, kind, (1,), "C")[0]
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
@@ -82,7 +82,7 @@ def _load_storage(raw: bytes) -> object:
     return torch.load(io.BytesIO(raw), weights_only=True)
 
 
-#: The objects that a pickle may name, by module and name.
+#: Maps the module and name of each object that a pickle may name to what the pickle gets.
 _NAMES: dict[tuple[str, str], object] = {
     **{
         ("builtins", builtin.__name__): builtin
@@ -93,18 +93,16 @@ _NAMES: dict[tuple[str, str], object] = {
     ("_codecs", "encode"): _encode,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): _Dtype,
-    **{
-        ("numpy.core.multiarray", name): function
-        for name, function in (("_reconstruct", _begin_array), ("scalar", _make_scalar))
-    },
-    ("numpy.core.numeric", "_frombuffer"): _fill,
+    ("numpy.core.multiarray", "_reconstruct"): _make_empty_array,
+    ("numpy.core.multiarray", "scalar"): _make_scalar,
+    ("numpy.core.numeric", "_frombuffer"): _make_array,
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
     ("torch.storage", "_load_from_bytes"): _load_storage,
 }
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a pickle that names nothing but ``_NAMES``."""
+    """Reads a pickle that names only objects of ``_NAMES``."""
 
     def find_class(self, module: str, name: str) -> object:
         module = {"__builtin__": "builtins"}.get(module, module).replace("numpy._core", "numpy.core")
@@ -114,9 +112,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_pickle(argument: str, path: str | Path) -> Any:
-    """Load a pickle of arrays, tensors, numbers, text and containers; text of Python 2 is taken for Latin-1.
+    """Load a pickle of arrays, tensors, numbers, text and containers; byte strings of Python 2 are read as Latin-1.
 
-    An InputError names other objects, which are not created.
+    Any other object is not created; an InputError names it.
 
     Source: Python's documentation of pickle, "Restricting globals".
     """

@@ -38,7 +38,7 @@ from protonet.ui.command_line import Parser, check_name, check_outputs, run_comm
 
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
 OUTPUT_SUFFIXES = {"plot": (".png", ".pdf", ".svg"), "report": REPORT_SUFFIXES}
-#: The files to write.
+#: For each option that names a file to write, what the file holds.
 OUTPUT_FILES = {
     "json": "all metrics, and how many queries of each episode each method has right",
     "csv": "one line per metric",
@@ -138,7 +138,7 @@ def make_parser() -> Parser:
 
 
 def _describe_methods() -> str:
-    """Describe data sets, methods and further commands for ``--help-all``."""
+    """Write the last part of ``--help-all``, about kinds of data sets, methods and further commands."""
     import textwrap  # noqa: PLC0415 - for the help alone
 
     from protonet.episodes.methods import METHOD_ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
@@ -182,17 +182,17 @@ def run(arguments: Sequence[str] | None) -> None:
         options = parser.parse_args([*preset, *words])
 
     def list_given(some: Sequence[str]) -> set[str]:
-        """List the options that words set."""
+        """List the options that some words of a command line set."""
         unset = argparse.Namespace(**dict.fromkeys(vars(options)))
         return {name for name, value in vars(parser.parse_args(some, unset)).items() if value is not None}
 
-    with _shown_traceback(options):
+    with _print_cause(options):
         _evaluate(options, list_given(words), list_given(preset))
 
 
 @contextmanager
-def _shown_traceback(options: argparse.Namespace) -> Iterator[None]:
-    """Print where an error of a method comes from, if the options ask for that."""
+def _print_cause(options: argparse.Namespace) -> Iterator[None]:
+    """With ``--traceback``, print the traceback of the error that an InputError was raised from."""
     try:
         yield
     except InputError as error:
@@ -202,7 +202,7 @@ def _shown_traceback(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _check_paths(options: argparse.Namespace) -> dict[str, Path]:
-    """Check the files that an evaluation reads and writes; return the paths of outputs by option."""
+    """Check the files that an evaluation reads and writes; return the path of each option that names an output."""
     paths = [Path(dataset).resolve() for dataset in options.dataset]
     if options.resume and options.state is None:
         raise_input_error("--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
@@ -219,7 +219,7 @@ def _check_paths(options: argparse.Namespace) -> dict[str, Path]:
     if options.base is not None and Path(options.base).resolve() in paths:
         remedy = "Leave it out: the base classes of a split are taken anyway."
         raise_input_error("--base", "be another data set than --dataset", options.base, remedy)
-    if os.environ.get("RANK", "0") != "0":  # of the processes that torchrun starts, the first one writes
+    if os.environ.get("RANK", "0") != "0":  # torchrun starts several processes; only the first one writes
         return {}
     outputs = check_outputs(options, (*OUTPUT_FILES, "state"))
     others = (*(options.test_dataset or ()), *(options.validation_dataset or ()))
@@ -233,7 +233,7 @@ def _check_paths(options: argparse.Namespace) -> dict[str, Path]:
 
 
 def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Collection[str]) -> None:
-    """Evaluate as the options say; ``given`` and ``preset`` name those on the command line and those of the preset."""
+    """Evaluate as the options say. ``given`` are the options of the command line, ``preset`` those of the preset."""
     outputs = _check_paths(options)
     check_device("--device", options.device)
     from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - torch, as above
@@ -251,17 +251,17 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Colle
     )
     samplers = read_samplers(options, given, preset)
     state = outputs.pop("state", None)
-    is_one = len(options.dataset) * len(samplers) == 1  # several have a numbered file each, which `run_suite` checks
+    is_one = len(options.dataset) * len(samplers) == 1  # otherwise `run_suite` checks a state file for each evaluation
     if is_one and state is not None and state.exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
         raise_input_error("--state", "be a new file", f"{state}, which exists", remedy)
-    state = None if options.state is None else Path(options.state)  # the other processes read it, too
+    state = None if options.state is None else Path(options.state)  # for all processes: all read the state
     members = []
     names = ("side", "image_size", "split_seed", "encoder", "normalize", "base", "texts")
-    of_rows = {name: getattr(options, name) for name in names}
+    row_options = {name: getattr(options, name) for name in names}
     for index, dataset in enumerate(options.dataset):
         tests, validations = options.test_dataset, options.validation_dataset
-        rows = RowsPlan(dataset, tests and tests[index], validations and validations[index], **of_rows)
+        rows = RowsPlan(dataset, tests and tests[index], validations and validations[index], **row_options)
         for shot, sampler in samplers.items():
             plan = EvaluationPlan(
                 rows=rows,
@@ -284,17 +284,17 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Colle
 
 @dataclass(frozen=True)
 class Subcommand:
-    """A further command, whose module is imported once its arguments are checked."""
+    """A command beside the evaluation, whose module is imported after the arguments are checked."""
 
-    read: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks arguments.
-    module: str  #: Below `protonet.episodes`; its function ``run_{name}`` takes the parsed options.
-    names: Mapping[str, str]  #: The option of each argument that messages name.
+    read: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks the command's arguments.
+    module: str  #: The module below `protonet.episodes`. A module NAME has a function run_NAME of the parsed options.
+    names: Mapping[str, str]  #: Maps arguments of functions that messages name to the options of the command.
 
     def run(self, arguments: Sequence[str] | None) -> None:
-        """Run it as the arguments say."""
+        """Run the command as the arguments say."""
         options = self.read(arguments)
         module = import_module(f"protonet.episodes.{self.module}")
-        with _shown_traceback(options):
+        with _print_cause(options):
             getattr(module, f"run_{self.module.rpartition('.')[2]}")(options)
 
 
@@ -307,7 +307,7 @@ SUBCOMMANDS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the evaluation or the one of ``SUBCOMMANDS`` that comes first; return the exit code."""
+    """Run the command of ``SUBCOMMANDS`` that the first argument names, or the evaluation; return the exit code."""
     prog, command, names = EVALUATE_PROG, run, OPTION_NAMES
     if arguments and arguments[0] in SUBCOMMANDS:
         name, *arguments = arguments

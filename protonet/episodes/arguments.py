@@ -1,4 +1,4 @@
-"""Arguments of the further commands, parsed and checked before torch is imported."""
+"""Arguments of the commands ``train``, ``compare``, ``paper`` and ``extract``, checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from protonet.episodes.names import (
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.ui.command_line import Parser, check_name, check_outputs, check_writable, parse_whole
 
-#: Options that are whole numbers: least value, default, help. The largest value is a million, but for the seed.
+#: For each option of ``train`` that is a whole number: least value, default, help.
 INTEGER_OPTIONS = {
     "way": (2, 64, "classes per training episode; all base classes if they are fewer"),
     "shot": (1, 1, "support rows per class"),
@@ -42,28 +42,28 @@ INTEGER_OPTIONS = {
     "patience": (1, 8, "stop after this many validations without a new best score"),
     "seed": (0, 0, "of the initial weights, the episodes and the augmentation; up to 2^63 - 1"),
 }
-#: Defaults of the objectives whose papers train on episodes: FEAT, MAML and ANIL on those of the evaluation, Snell et
-#: al. on ones of more classes (30, for 1-shot mini-ImageNet).
+#: Defaults of the objectives feat, maml and anil, whose papers train on episodes like those of the evaluation.
 EPISODIC = {"way": 5, "query": 15, "episodes-per-step": 4}
+#: For each objective, the defaults that differ from ``INTEGER_OPTIONS``. Snell et al. train on 30 classes for 1-shot
+#: mini-ImageNet.
 DEFAULTS = {"protonet": {"way": 30, "query": 15, "episodes-per-step": 1}} | dict.fromkeys(
     ("feat", "maml", "anil"), EPISODIC
 )
-INNER_LOOP_OPTIONS = ("inner_steps", "inner_rate", "first_order", "head")  #: Those of MAML and ANIL alone.
-#: Those of ``INTEGER_OPTIONS`` that most people need.
-BASIC_OPTIONS = ("way", "shot", "steps", "seed")
+INNER_LOOP_OPTIONS = ("inner_steps", "inner_rate", "first_order", "head")  #: Only MAML and ANIL have these options.
+BASIC_OPTIONS = ("way", "shot", "steps", "seed")  #: The ``INTEGER_OPTIONS`` that ``--help`` shows, not for experts.
 TRAIN_EXAMPLES = (
     "python -m protonet.episodes train -o encoder.safetensors",
     "python -m protonet.episodes train --dataset cub:CUB_200_2011 --backbone resnet12 -o cub.safetensors",
     "python -m protonet.episodes train --resume -o encoder.safetensors",
 )
 CLIP_TEMPLATE = "a photo of a {}."  #: CLIP's prompt.
-PICTURE_BATCH_SIZE = 64  #: That are embedded at a time, and texts.
+PICTURE_BATCH_SIZE = 64  #: How many pictures, or texts, ``extract`` embeds at a time by default.
 EXTRACT_EXAMPLES = (
     f"python -m {EVALUATE_PROG} extract pictures/ --backbone net.onnx -o features.npz",
     f"python -m {EVALUATE_PROG} extract cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
     f"python -m {EVALUATE_PROG} extract cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
 )
-#: Methods that `paper` compares with by default: inductive ones, then transductive ones.
+#: By default, ``paper`` compares the user's method with these: three inductive methods, then two transductive ones.
 PAPER_METHODS = ("protonet", "simpleshot", "logistic", "laplacian-shot", "tim-adm")
 PAPER_EXAMPLES = (
     f"python -m {EVALUATE_PROG} paper mine.py:power_means --dataset features.npz -o paper",
@@ -73,32 +73,32 @@ PAPER_EXAMPLES = (
 SPLIT_SEED_HELP = "split the classes at random: 60 %% base, 15 %% validation, 25 %% novel"
 IMAGE_SIZE_HELP = "pixels per side of pictures (default: as their authors take them; a folder by class: 28, grey)"
 TRACEBACK_HELP = "show where an error of a method comes from"
-#: Remedy for files that cannot be compared.
+#: The remedy in messages about files that ``compare`` cannot compare.
 COMPARE_REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
 
 
 class IntegerOption(argparse.Action):
-    """An option of a whole number in [low, high]."""
+    """An option whose value is a whole number in [low, high]."""
 
     def __init__(self, *args: Any, low: int, high: int | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.low, self.high, self.metavar = low, high, "N"
 
     def __call__(self, _: object, namespace: argparse.Namespace, text: Any, option: str | None = None) -> None:
-        """Parse and check the text of an option."""
+        """Parse and check the text after the option, and set the option's value."""
         value = check_int(str(option), parse_whole(str(option), text, low=self.low), low=self.low, high=self.high)
         setattr(namespace, self.dest, value)
 
 
 class NumberOption(argparse.Action):
-    """An option of a finite number >= 0, or > 0 if ``strict``."""
+    """An option whose value is a finite number, > 0 if ``strict``, else >= 0."""
 
     def __init__(self, *args: Any, strict: bool = True, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.strict = strict
 
     def __call__(self, _: object, namespace: argparse.Namespace, text: Any, option: str | None = None) -> None:
-        """Parse and check the text of an option."""
+        """Parse and check the text after the option, and set the option's value."""
         try:
             value = float(text)
         except ValueError:
@@ -164,7 +164,11 @@ def make_train_parser() -> Parser:
 
 
 def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``train``: ``plan`` lacks what the data decide, and ``paths`` are outputs."""
+    """Parse the arguments of ``train``.
+
+    The result's ``plan`` is a `TrainingPlan`, whose backbone is "" if the data decide it. The result's ``paths`` maps
+    "output", "log" and "tensorboard" to the paths to write, as far as the arguments name them.
+    """
     options = make_train_parser().parse_args(arguments)
     if options.backbone is not None:
         check_name("--backbone", options.backbone, BACKBONES)
@@ -198,17 +202,17 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
         option = f"--{given[0].replace('_', '-')}"
         raise_input_error(option, "be of the objectives maml and anil", f"that of {objective}", "Leave it out.")
     options.plan = plan
-    is_main = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts, the first one writes
+    is_main = os.environ.get("RANK", "0") == "0"  # torchrun starts several processes; only the first one writes
     options.paths = _check_train_outputs(options) if is_main else {}
     return options
 
 
 def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
-    """Check that ``train`` can write its outputs; return their paths by option."""
+    """Check that ``train`` can write its outputs; return the path of each option that names an output."""
     if Path(options.output).suffix != ".safetensors":
         raise_input_error("--output", "end in .safetensors", options.output, "Rename it.")
     with optional_packages("train"):
-        importlib.import_module("safetensors")  # if it is missing, before the work
+        importlib.import_module("safetensors")  # raises before the work if the package is missing
     paths = {"output": check_writable("--output", options.output)}
     if paths["output"].exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
@@ -236,7 +240,7 @@ def make_compare_parser() -> Parser:
 
 
 def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``compare``; ``outputs`` has the paths of the output files."""
+    """Parse the arguments of ``compare``; the result's ``outputs`` maps options to the paths of files to write."""
     options = make_compare_parser().parse_args(arguments)
     paths = [Path(file).resolve() for file in options.files]
     for index, path in enumerate(paths):
@@ -250,12 +254,12 @@ def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
         try:
             path.open("rb").close()
         except OSError as error:
-            refuse_run(path, error)
+            raise_no_run(path, error)
     return options
 
 
-def refuse_run(path: Path, error: Exception) -> NoReturn:
-    """Raise an InputError about a file that is none of ``--json``."""
+def raise_no_run(path: Path, error: Exception) -> NoReturn:
+    """Raise an InputError about a file that is missing, or that ``--json`` did not write."""
     if isinstance(error, FileNotFoundError):
         raise_missing_file(path, argument="FILE.json")
     got = f"{path} ({type(error).__name__}: {error})"
@@ -295,7 +299,10 @@ def make_paper_parser() -> Parser:
 
 
 def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``paper``, and create its folder; ``command`` is the command line, for the text."""
+    """Parse the arguments of ``paper``, and create the output folder.
+
+    The result's ``shots`` are the values of ``--shot``, and ``command`` is the command line as text for the appendix.
+    """
     options = make_paper_parser().parse_args(arguments)
     parse_whole("--way", options.way, low=2)
     options.shots = [str(parse_whole("--shot", shot, low=1)) for shot in options.shot.split(",")]
@@ -346,7 +353,7 @@ def make_extract_parser() -> Parser:
 
 
 def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``extract``."""
+    """Parse the arguments of ``extract``; the result's ``output`` is a path, and ``template`` is never empty."""
     options = make_extract_parser().parse_args(arguments)
     options.output = output = Path(options.output)
     if output.suffix.lower() != ".npz":

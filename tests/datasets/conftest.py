@@ -1,4 +1,4 @@
-"""The cache of every test is its own."""
+"""A cache folder for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class lists of the usual benchmarks: their content, and folders that are split by them."""
+"""Class lists of the usual benchmarks: their content, and folders that are split by the lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.datasets import trees
 from tests.episodes.command_cases import Command
 
 LISTS = read_class_lists()
-#: Classes of each side, as the papers say.
+#: The number of classes of each side, as the papers say.
 COUNTS = {
     "mini-imagenet": (64, 16, 20),
     "tiered-imagenet": (351, 97, 160),
@@ -50,7 +50,7 @@ def test_a_list_has_its_hash() -> None:
         assert known.sha256 in format_class_lists(), name
 
 
-def test_lists_fit_together() -> None:
+def test_lists_of_related_benchmarks_agree() -> None:
     assert set(LISTS["cifar-fs"].side_of) == set(LISTS["fc100"].side_of)
     synsets = set(LISTS["meta-ilsvrc-2012"].side_of)
     assert len(synsets) == 1000
@@ -64,7 +64,7 @@ def test_lists_fit_together() -> None:
     assert rule == LISTS["cub"].side_of
 
 
-def test_groups_of_imagenet_are_those_of_a_search() -> None:
+def test_groups_of_imagenet_equal_a_search() -> None:
     names = LISTS["meta-ilsvrc-2012"].validation
     children = {node: below.split() for node, below in LISTS["meta-ilsvrc-2012"].children.items()}
 
@@ -83,7 +83,7 @@ def test_groups_of_imagenet_are_those_of_a_search() -> None:
 
 
 def paint(root: Path, key: str, spell: Callable[[str], str] = str) -> Path:
-    """Write a folder with one picture of one pixel for each class of a list."""
+    """Write a folder with one picture of one pixel for each class on a list."""
     trees.draw(root / "pixel.png", "ab", 0)
     pixel = (root / "pixel.png").read_bytes()
     (root / "pixel.png").unlink()
@@ -117,7 +117,7 @@ def test_plain_folders_are_split_by_the_list(
         load(tmp_path, size=1)
 
 
-def test_damaged_copies_of_data_sets_are_one_line() -> None:
+def test_damaged_copies_of_data_sets_are_refused() -> None:
     right = dict.fromkeys(LISTS["fc100"].side_of.items(), 600)
     assert describe_difference("fc100:a", right) == []
     assert describe_difference("fc100:a", {(f"{n}", side): 600 for n, (_, side) in enumerate(right)}) == []

@@ -1,4 +1,4 @@
-"""Digits: what scikit-learn ships, in the library's form; and what every data set can do."""
+"""scikit-learn's digits as a `Dataset`, and the methods of `Dataset`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protonet.datasets.dataset import make_dataset
 from protonet.errors import MissingPackageError
 
 
-def test_digits_are_scikit_learns() -> None:
+def test_digits_equal_scikit_learns() -> None:
     data = load_digits()
     x, y = datasets.load_digits(return_X_y=True)
     assert (tuple(data.x.shape), data.x.dtype, data.y.dtype) == ((1797, 64), torch.float32, torch.int64)

@@ -1,4 +1,4 @@
-"""Features of other programs: each form that they come in, and the one line for what is none."""
+"""Features in the files of other programs: every form is loaded, and anything else is refused in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LISTS = {label: list(rows) for label, rows in BY_CLASS.items()}
 TENSORS = {label: torch.tensor(rows) for label, rows in BY_CLASS.items()}
 NAMED = {"features": torch.tensor(X).bfloat16(), "labels": Y.tolist(), "epoch": 3}
 TIM = {"concat_features": torch.tensor(X), "concat_labels": torch.tensor(Y)}
-#: For each form: the file's suffix, what saves it, what it holds, and whether its rows are class by class.
+#: For each form: the file's suffix, the function that saves the content, the content, and whether it is by class.
 FORMS: dict[str, tuple[str, Callable[[Path, Any], None], Any, bool]] = {
     "NPY": (".npy", save_npy, (X, Y), False),
     "torch, a pair": (".pt", save_torch, (torch.tensor(X), torch.tensor(Y)), False),
@@ -51,7 +51,7 @@ FORMS: dict[str, tuple[str, Callable[[Path, Any], None], Any, bool]] = {
 }
 
 
-def test_forms(tmp_path: Path) -> None:
+def test_every_form_of_a_file_is_loaded(tmp_path: Path) -> None:
     for name, (suffix, save, content, by_class) in FORMS.items():
         path = tmp_path / f"a{suffix}"
         save(path, content)
@@ -72,7 +72,7 @@ def test_labels_with_an_npy_file(tmp_path: Path, name: str) -> None:
     assert torch.equal(data.x, torch.tensor(X))
 
 
-def test_a_split(tmp_path: Path) -> None:
+def test_sides_of_a_file_are_loaded(tmp_path: Path) -> None:
     content = {"x": X, "y": list("baacba"), "split": ["val", "train", "train", "Test", "val", "train"]}
     save_pickle(tmp_path / "a.pkl", content)
     assert load_features(tmp_path / "a.pkl").sides == ("base", "validation", "novel")
@@ -81,7 +81,7 @@ def test_a_split(tmp_path: Path) -> None:
         load_features(tmp_path / "a.pkl")
 
 
-def test_files_without_features(tmp_path: Path) -> None:
+def test_files_without_features_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[object, str]] = [
         ({"a": 1, "b": 2}, r"rows by class; got a dictionary of a, b in .*a\.pkl\. Save it with numpy\.savez"),
         ({}, "got a dictionary of nothing"),
@@ -121,7 +121,7 @@ def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
         load_features(tmp_path / "a.npy")
 
 
-def test_files_that_are_damaged_or_not_there(tmp_path: Path) -> None:
+def test_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^`path` must end in \.npy, \.pt, .*; got .*a\.mat\. Rename"):
         load_features(tmp_path / "a.mat")
     for name in ("a.npy", "a.pt", "a.pkl"):

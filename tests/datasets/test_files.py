@@ -1,4 +1,4 @@
-"""Your own files: how they are read, and the one line for each thing that is wrong with them."""
+"""Images, NPZ files and CSV files of your own are loaded, and each fault of a file is reported in one line."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestImages:
             torch.testing.assert_close(load_images(tmp_path).x[0].double(), expected, rtol=0, atol=1.01 / 255)
 
     @pytest.mark.parametrize("suffix", ["png", "ppm"])
-    def test_broken_within(self, tmp_path: Path, suffix: str) -> None:
+    def test_a_broken_image_is_refused(self, tmp_path: Path, suffix: str) -> None:
         write_images(tmp_path, {"a": [(9, 9)], "b": [(9, 9)]})
         buffer = io.BytesIO()
         Image.open(tmp_path / "a" / "0.png").save(buffer, "PPM" if suffix == "ppm" else "PNG")
@@ -116,7 +116,7 @@ class TestNpz:
         data = load_npz(self.save(tmp_path, x=np.eye(8), y=[0, 0, *range(1, 7)], split=split))
         assert data.sides == ("base",) * 2 + ("validation",) * 3 + ("novel",) * 2
 
-    def test_not_an_npz(self, tmp_path: Path) -> None:
+    def test_other_files_and_wrong_shapes_are_refused(self, tmp_path: Path) -> None:
         np.save(tmp_path / "x.npy", np.eye(2))
         with pytest.raises(ValueError, match=r"be an NPZ file; got .*x\.npy"):
             load_npz(tmp_path / "x.npy")
@@ -149,7 +149,7 @@ class TestCsv:
             with pytest.raises(ValueError, match=f"^`path` must {message}"):
                 load_csv(path)
 
-    def test_unreadable(self, tmp_path: Path) -> None:
+    def test_unreadable_files_are_refused(self, tmp_path: Path) -> None:
         for absent in (tmp_path / "absent.csv", tmp_path):
             with pytest.raises(ValueError, match=rf"^no such file: {absent}$"):
                 load_csv(absent)

@@ -1,4 +1,4 @@
-"""Glyphs: coverage, what is left out, jitter that depends on the sample alone, sides, and the cache."""
+"""Glyphs: the characters that are drawn, jitter that depends on the sample alone, sides, and the cache."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_faces_have_the_glyphs_that_they_claim() -> None:
         assert "\U0010ffff" not in face.characters
 
 
-def test_left_out_are_blanks_lookalikes_and_what_few_faces_have() -> None:
+def test_blanks_lookalikes_and_rare_characters_are_left_out() -> None:
     data = load_glyphs(characters="AB\N{GREEK CAPITAL LETTER ALPHA}\N{CYRILLIC CAPITAL LETTER A}C \u2003\u0301")
     assert data.class_names == ("A", "B", "C")
     arabic = "\N{ARABIC LETTER BEH}\N{ARABIC LETTER SEEN}"  # in few faces
@@ -77,7 +77,7 @@ def test_the_cache_is_in_the_folder_of_the_user(tmp_path: Path, monkeypatch: pyt
     assert len(list((tmp_path / "xdg" / "protonet").iterdir())) == 1
 
 
-def test_alphabets() -> None:
+def test_every_character_has_an_alphabet() -> None:
     letters = "aβж\N{GEORGIAN LETTER AN}\N{ARMENIAN SMALL LETTER AYB}\N{MODIFIER LETTER SMALL H}"
     assert [alphabet_of(c) for c in letters] == ["LATIN", "GREEK", "CYRILLIC", "GEORGIAN", "ARMENIAN", "MODIFIER"]
     others = "!\N{BULLET}\N{RIGHTWARDS ARROW}\N{N-ARY SUMMATION}\N{BRAILLE PATTERN DOTS-1}7"
@@ -103,7 +103,7 @@ def test_alphabets_are_on_one_side_and_sides_have_their_fractions() -> None:
         assert any(side in sides_of[name] for name in letters)
 
 
-def test_more_fonts(tmp_path: Path) -> None:
+def test_faces_of_further_fonts_are_rendered(tmp_path: Path) -> None:
     folder = tmp_path / "fonts" / "deeper"
     folder.mkdir(parents=True)
     plain = load_glyphs(characters="ab")

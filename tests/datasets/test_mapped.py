@@ -1,4 +1,4 @@
-"""Mapped files: the same rows as when loaded, where they lie; what cannot be mapped is loaded; NaN by row."""
+"""Mapped NPZ files have the rows of loaded files and free their memory; other NPZ files are loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_rows(n: int = 12, *, dtype: str = "float32", shape: tuple[int, ...] = (
 
 
 @pytest.mark.parametrize(("dtype", "x_last"), [("float16", False), ("float32", True), ("float64", False)])
-def test_same_as_loaded(tmp_path: Path, dtype: str, x_last: bool) -> None:
+def test_a_mapped_file_equals_a_loaded_one(tmp_path: Path, dtype: str, x_last: bool) -> None:
     arrays = {"x": make_rows(dtype=dtype, shape=(2, 3)), "y": np.arange(12) % 3, "split": ["base", "novel", "base"] * 4}
     np.savez(tmp_path / "f.npz", **dict(sorted(arrays.items(), reverse=x_last)))  # type: ignore[arg-type]
     data, loaded = map_npz(tmp_path / "f.npz"), load_npz(str(tmp_path / "f.npz"))
@@ -44,7 +44,7 @@ def test_same_as_loaded(tmp_path: Path, dtype: str, x_last: bool) -> None:
     loaded.release()
 
 
-def test_other_layouts_are_loaded(tmp_path: Path) -> None:
+def test_arrays_that_cannot_be_mapped_are_loaded(tmp_path: Path) -> None:
     x_cases: list[np.ndarray] = [
         make_rows(dtype=">f4"),
         np.asfortranarray(make_rows()),

@@ -1,4 +1,4 @@
-"""Omniglot: ink, names and sides of a small tree, and the one line for each thing that is wrong with it."""
+"""Omniglot: ink, names and sides of a small copy are right, and each fault of a copy is reported in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVALUATION = {"Omega": 2}
 
 
 def make_tree(root: Path) -> Path:
-    """Make alphabets of 105x105 images of 1 bit, two a character; the drawing's height identifies it."""
+    """Write two drawings of 105 x 105 pixels of 1 bit for each character; the height of the ink tells them apart."""
     index = 0
     for part, alphabets in (("images_background", BACKGROUND), ("images_evaluation", EVALUATION)):
         for alphabet, n_characters in alphabets.items():

@@ -1,4 +1,4 @@
-"""Sets of pictures: decoded once, mapped from the cache, made again when anything changes."""
+"""Sets of pictures are decoded once, mapped from the cached file, and decoded again if a file changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find(root: Path, size: int = 6) -> ImageSet:
     return ImageSet(name="load_some", root=root, files=files, read=read, size=size)
 
 
-def test_pixels_are_those_of_pillow(tmp_path: Path) -> None:
+def test_pixels_equal_pillows(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     for name, shape in (("a", (30, 40, 3)), ("b", (90, 70, 3))):
         (tmp_path / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Data sets of pictures in their authors' layouts: rows, classes and sides, and the one line for what is wrong."""
+"""Data sets of pictures in every layout of their authors are loaded; each fault is reported in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTED = ["base 0", "base 1", "2", "validation 0", "validation 1", "novel 0", "
 META = ("meta-train", "meta-val", "meta-test")
 SIDES = ["base"] * 3 + ["validation"] * 2 + ["novel"] * 2
 PHASES: dict[str, Any] = {"pattern": "miniImageNet_category_split_{}.pickle", "size": 84, "train": "train_phase_train"}
-#: For each layout: the loader, what makes it, the side of its pictures, and the names of the classes.
+#: For each layout: the loader, the function that writes the layout, the pixels per side, and the names of the classes.
 LAYOUTS: dict[str, tuple[Callable[..., Dataset], Callable[[Path], Path], int, Sequence[str]]] = {
     "mini, lists": (load_mini_imagenet, trees.make_csv, 84, NAMES),
     "mini, pickles of rows by class": (load_mini_imagenet, trees.make_cache, 84, NAMES),
@@ -65,7 +65,7 @@ def test_rows_classes_and_sides(name: str, root: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [load_mini_imagenet, load_tiered_imagenet, load_cub, load_cifar_fs, load_fc100])
-def test_a_folder_of_something_else_is_one_line(load: Callable[..., Dataset], root: Path) -> None:
+def test_a_folder_without_the_layout_is_refused(load: Callable[..., Dataset], root: Path) -> None:
     with pytest.raises(ValueError, match=r"^`root` must hold .*; got .*data with nothing\. Pass the folder"):
         load(root)
     with pytest.raises(ValueError, match=r"got no folder .*absent"):
@@ -78,7 +78,7 @@ def test_without_lists_cub_is_split_by_the_rule_of_chen_et_al(root: Path) -> Non
     assert data.class_names[:2] == ("001.ant", "002.bee")
 
 
-def test_bad_lists_of_cub_and_cifar_fs(tmp_path: Path) -> None:
+def test_bad_lists_of_cub_and_cifar_fs_are_refused(tmp_path: Path) -> None:
     classes = "\n".join(f"{k} {k}" for k in range(1, 15))
     for index, (file, text, message) in enumerate(
         (
@@ -110,7 +110,7 @@ def test_bad_lists_of_cub_and_cifar_fs(tmp_path: Path) -> None:
         ({"data": np.zeros((1, 32, 32, 3), np.uint8), "labels": ["0"]}, None),
     ],
 )
-def test_bad_pickles(root: Path, content: object, message: str | None) -> None:
+def test_bad_pickles_are_refused(root: Path, content: object, message: str | None) -> None:
     trees.dump(trees.make_numbered(root, "FC100_{}.pickle") / "FC100_val.pickle", content)
     if message is None:  # class 0 of the base classes is another one
         assert load_fc100(root).class_names[-2:] == ("base 0", "validation 0")

@@ -1,4 +1,4 @@
-"""The synthetic families against their descriptions, and the official data against the contest's account."""
+"""The synthetic families agree with their descriptions, and the official data with the contest's account."""
 
 import doctest
 
@@ -139,7 +139,7 @@ def test_class_noise_is_log_uniform() -> None:
     assert stats.kstest(np.log2(levels.numpy() / 0.2) / 2, "uniform").pvalue > 0.01
 
 
-def test_fraction_of_wrong_labels() -> None:
+def test_wrong_labels_have_the_stated_fraction() -> None:
     clean, wrong = (sample_family(name, seed=5, num_classes=50, dim=8) for name in ("isotropic", "wrong_labels"))
     assert all(torch.equal(getattr(clean, t), getattr(wrong, t)) for t in ("train_x", "val_x", "test_x", "test_y"))
     assert int((clean.train_y != wrong.train_y).sum()) == 80

@@ -1,4 +1,4 @@
-"""Restricted unpickling: data load as with pickle, and code does not run."""
+"""Restricted unpickling loads data as pickle does, and runs no code."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_unpickling_agrees_with_pickle(tmp_path: Path) -> None:
     ),
     protocol=st.integers(0, 5),
 )
-def test_arrays_are_the_same_to_the_bit(
+def test_arrays_are_unpickled_to_the_bit(
     tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, protocol: int
 ) -> None:
     path = write(tmp_path_factory.getbasetemp() / "a.pkl", array, protocol)
@@ -91,7 +91,7 @@ def test_pickles_of_python_2_are_text_in_latin_1(tmp_path: Path) -> None:
 
 
 class Call:
-    """A pickle of a call."""
+    """An object that pickle writes as a call of a function."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = function, arguments
@@ -104,7 +104,7 @@ class Sub(np.ndarray[Any, Any]):
     pass
 
 
-def test_refused_types_are_one_line(tmp_path: Path) -> None:
+def test_other_types_are_refused_in_one_line(tmp_path: Path) -> None:
     content_cases: list[tuple[object, str]] = [
         (Call(exec, "raise SystemExit('it was run')"), r"builtins\.exec"),
         (Call(getattr, {}, "get"), r"builtins\.getattr"),

@@ -1,4 +1,4 @@
-"""Small data sets of pictures, laid out as their authors publish them. The colour of a picture identifies it."""
+"""Small data sets of pictures in their authors' layouts. Each picture has one colour, which identifies it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-#: The classes of each side, by the sides' names in most authors' files.
+#: Maps a side, as most authors name it in files, to its classes.
 CLASSES = {"train": ("ant", "bee", "cat"), "val": ("dog", "eel"), "test": ("fox", "gnu")}
 PER_CLASS = 2
 
@@ -23,12 +23,12 @@ def colour(label: str, index: int) -> np.ndarray:
 
 
 def paint(label: str, index: int, size: int = 20) -> np.ndarray:
-    """Return a picture of one colour: (size, size, 3) uint8."""
+    """Return a picture of a class: (size, size, 3) uint8."""
     return np.tile(colour(label, index), (size, size, 1))
 
 
 def draw(path: Path, label: str, index: int) -> None:
-    """Write a picture of one colour."""
+    """Write a picture of a class."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(paint(label, index)).save(path, quality=100)
 
@@ -48,13 +48,13 @@ def dump(path: Path, content: Any, protocol: int = 2) -> None:
 
 
 def stack(labels: Sequence[str], size: int) -> tuple[np.ndarray, list[str]]:
-    """Return the pictures of classes (n, size, size, 3) and their labels."""
+    """Return the pictures (n, size, size, 3) of classes, and the class of each picture."""
     pairs = [(label, index) for label in labels for index in range(PER_CLASS)]
     return np.stack([paint(label, index, size) for label, index in pairs]), [label for label, _ in pairs]
 
 
 def encode(pixels: np.ndarray) -> bytes:
-    """Return a PNG file of pixels."""
+    """Return the content of a PNG file of pixels."""
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()

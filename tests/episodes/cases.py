@@ -1,4 +1,4 @@
-"""Episodes for the tests of methods, and easyfsl's classifiers as oracles."""
+"""Episodes for the tests of methods, slow parts of their oracles, and easyfsl's classifiers as further oracles."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ TRAINED = {name: spec.objective for name, spec in METHODS.items() if "encoder" i
 
 
 def needing(need: Need) -> set[str]:
-    """Return the names of the methods that need something."""
+    """List the methods that have ``need`` among their needs."""
     return {name for name, spec in METHODS.items() if need in spec.needs}
 
 
 def means_of(rows: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of each class's rows."""
+    """Compute the mean of each class's rows."""
     return torch.stack([rows[labels == c].mean(dim=0) for c in range(int(labels.max()) + 1)])
 
 
 def unit(rows: Tensor, centre: Tensor | float = 0.0) -> Tensor:
-    """Return rows less a centre, of unit norm."""
+    """Subtract a centre from rows, then scale them to unit norm."""
     return F.normalize(rows - centre, dim=1)
 
 
 def cosines(rows: Tensor, others: Tensor) -> Tensor:
-    """Return the cosine of each row with each of some others."""
+    """Compute the cosine of each row with each of ``others``."""
     return F.cosine_similarity(rows[:, None], others[None], dim=2)
 
 
 def core_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
-    """Return support, labels and queries."""
+    """Return the support, its labels and the queries."""
     return episodes.support, episodes.support_labels, episodes.query
 
 
 def agree(
     logits: Tensor, episodes: Episodes, slow: Callable[..., object], *, rtol: float = 1e-5, atol: float = 1e-8
 ) -> bool:
-    """Return whether logits are what a slow function gives of each episode's support, labels and queries.
+    """Return whether logits equal the tensors or arrays that ``slow`` computes, episode by episode.
 
-    It may return a tensor or an array.
+    ``slow`` takes an episode's support, labels and queries.
     """
     expected = [slow(*rows) for rows in zip(*core_rows(episodes), strict=True)]
     return torch.allclose(logits, torch.stack([torch.as_tensor(rows) for rows in expected]), rtol=rtol, atol=atol)
@@ -77,18 +77,18 @@ def make_episodes(
     dtype: torch.dtype = torch.float64,
     base: BaseClasses | None = None,
 ) -> tuple[Episodes, torch.Tensor]:
-    """Make episodes of non-negative features, as of a ReLU, rows in random order; and the queries' labels.
+    """Make episodes of non-negative features, like those of a ReLU; return them and the labels of the queries.
 
     Args:
-        n_episodes: Episodes in the batch.
-        n_way: Classes.
-        shots: Support rows of each class, 3, 1, 2, 4 by default.
-        n_queries: Queries of random classes.
-        dim: Features.
+        n_episodes: The number of episodes.
+        n_way: The number of classes of an episode.
+        shots: The number of support rows of each class; 3, 1, 2, 4 by default. Rows are in random order.
+        n_queries: The number of queries of an episode, whose classes are random.
+        dim: The number of features.
         noise: Standard deviation about the classes' centres, which are standard normal.
-        seed: Of everything.
-        dtype: Of the features.
-        base: Passed on.
+        seed: The seed of all random numbers.
+        dtype: The dtype of the features.
+        base: The base classes of the episodes.
     """
     shots = shots or (3, 1, 2, 4)[:n_way]
     generator = torch.Generator().manual_seed(seed)
@@ -121,20 +121,20 @@ def make_texts(episodes: Episodes) -> torch.Tensor:
 
 
 def texts_of(episodes: Episodes) -> torch.Tensor:
-    """Return the texts of episodes that have them."""
+    """Return the texts of episodes, which must have texts."""
     assert episodes.texts is not None
     return episodes.texts
 
 
 def make_centred_episodes(shots: tuple[int, ...], *, with_base: bool) -> tuple[Episodes, torch.Tensor]:
-    """Make hard episodes, with or without base classes, and what is to be taken off their rows, (episodes, dim)."""
+    """Make hard episodes; return them and the centres (episodes, dim) that methods subtract from the rows."""
     base = make_base()
     episodes, _ = make_episodes(noise=1.5, shots=shots, n_queries=20, base=base if with_base else None)
     return episodes, base.mean.double().expand(3, -1) if with_base else episodes.support.mean(dim=1)
 
 
 def centre_rows(episodes: Episodes) -> Episodes:
-    """Take the mean of their support rows off the rows of episodes, for what does not centre them itself."""
+    """Subtract the mean of an episode's support from its rows, as easyfsl's classifiers do not centre rows."""
     centre = episodes.support.mean(dim=1, keepdim=True)
     return replace(episodes, support=episodes.support - centre, query=episodes.query - centre)
 
@@ -150,7 +150,7 @@ def load_easyfsl(module: str) -> Any:
 
 
 def run_easyfsl(classifier: Any, episodes: Episodes) -> torch.Tensor:
-    """Return the outputs of one of easyfsl's classifiers, episode by episode: (episodes, n_queries, n_way)."""
+    """Run a classifier of easyfsl episode by episode; return its outputs (episodes, n_queries, n_way)."""
     outputs = []
     for support, labels, query in zip(episodes.support, episodes.support_labels, episodes.query, strict=True):
         classifier.process_support_set(support.clone(), labels)

@@ -1,4 +1,4 @@
-"""The command, for all tests that run it."""
+"""Fixtures of tests that run ``python -m protonet.episodes``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.episodes.command_cases import Command
 
 @pytest.fixture
 def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ``train`` write encoders that are worse than the raw features, as those of a few steps are."""
+    """Let ``train`` write an encoder although it is worse than the raw features, as it is after a few steps."""
     baseline = Score(0, 0.0, 0.0)
     monkeypatch.setattr("protonet.episodes.training.train.score_raw_features", lambda *_: ("protonet", baseline))
 

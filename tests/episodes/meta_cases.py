@@ -27,14 +27,14 @@ def make_data(*, dim: int = 64) -> Dataset:
 
 
 def save_data(path: Path, *, dim: int = 64) -> Path:
-    """Write the data as an NPZ file."""
+    """Write the data of `make_data` to an NPZ file."""
     data = make_data(dim=dim)
     np.savez(path, x=data.x.numpy(), y=data.y.numpy(), split=np.array(SIDES)[data.y.numpy()])
     return path
 
 
 def make_plan(backbone: str = "mlp", *, dim: int = 64) -> TrainingPlan:
-    """Make a plan of small episodes."""
+    """Make the plan of a training run on small episodes of `make_data`."""
     return TrainingPlan(
         dataset="tiny", split_seed=None, dim=dim, classes=5, backbone=backbone, way=4, shot=2, query=3, seed=1,
         episodes_per_step=4, steps=10, eval_every=5, patience=3,
@@ -44,9 +44,9 @@ def make_plan(backbone: str = "mlp", *, dim: int = 64) -> TrainingPlan:
 def make_trained(
     objective: str, *, dim: int = 6, n_rows: int = 40, backbone: str = "mlp", head: str = "classes"
 ) -> TrainedEncoder:
-    """Make a small encoder with the head of an objective, and rows that classes (number modulo 4) distinguish.
+    """Make an encoder with the head of an objective, and rows, of which row i is of class i modulo 4.
 
-    The encoder is that of ``backbone``, but for "mlp", which is a smaller one; ``head`` is MAML's and ANIL's.
+    The encoder is a ``backbone``, or for "mlp" a smaller network; ``head`` is the kind of head of MAML and ANIL.
     """
     generator = torch.Generator().manual_seed(0)
     if backbone == "mlp":
@@ -65,7 +65,7 @@ def make_trained(
 def make_trained_episodes(
     trained: TrainedEncoder, *, n_episodes: int = 3, n_shot: int = 2
 ) -> tuple[Episodes, torch.Tensor]:
-    """Make 4-way episodes of the rows that `make_trained` made, support in random order; and the queries' labels."""
+    """Make 4-way episodes of the rows of `make_trained`; return them and the labels of the queries."""
     generator = torch.Generator().manual_seed(1)
     draws = [torch.randperm(10, generator=generator)[:, None] * 4 + torch.arange(4) for _ in range(n_episodes)]
     indices = torch.stack(draws)  # (episodes, rows of a class, 4)
@@ -77,6 +77,6 @@ def make_trained_episodes(
 
 
 def trained_of(episodes: Episodes) -> TrainedEncoder:
-    """Return the encoder of episodes that have one."""
+    """Return the encoder of episodes, which must have an encoder."""
     assert episodes.trained is not None
     return episodes.trained

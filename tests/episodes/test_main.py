@@ -1,4 +1,4 @@
-"""The command: real processes and files."""
+"""The evaluation command ``python -m protonet.episodes``, with real processes and files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIDES = ["base", "novel", "novel", "validation", "base", "novel", "novel", "base
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write 10 classes of 12 rows, some of them base, validation and novel."""
+    """Write 10 classes of 12 rows, to x.npz with a split by class and to plain.npz without a split."""
     generator = np.random.default_rng(0)
     y = np.repeat(np.arange(10), 12) * 7 - 20
     x = generator.normal(size=(10, 5))[np.repeat(np.arange(10), 12)] + 0.7 * generator.normal(size=(120, 5))
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_exports_are_the_names_of_their_modules() -> None:
+def test_an_exported_name_is_the_object_of_its_module() -> None:
     for name in episodes.__all__:
         exported = getattr(episodes, name)
         assert getattr(import_module(exported.__module__), name) is exported
@@ -64,7 +64,7 @@ def test_report_and_files(command: Command, folder: Path) -> None:
 
 
 def test_errors(command: Command, folder: Path) -> None:
-    """Each is one line that names the option and the constraint, before the work."""
+    """Each error is one line that names the option and the constraint; it comes before the work."""
     x, y = np.zeros((20, 3), np.float32), np.arange(20) // 5
     x[[3, 7]] = np.nan
     np.savez("nan.npz", x=x, y=y)
@@ -133,7 +133,7 @@ def test_a_run_continues_with_more_episodes(command: Command, n_features: int) -
     assert Path("s.npz").read_bytes() == state
 
 
-def test_a_run_continues_to_narrower_intervals(command: Command) -> None:
+def test_a_run_continues_until_intervals_are_narrower(command: Command) -> None:
     arguments = f"{FEW} --episodes 2000 --method protonet --json"
     command(arguments, "once.json --target-half-width 0.9")
     for target_half_width in (1.5, 0.9):
@@ -142,9 +142,9 @@ def test_a_run_continues_to_narrower_intervals(command: Command) -> None:
     assert 256 < json.loads(Path("once.json").read_text(encoding="utf-8"))["episodes"] < 2000
 
 
-def test_a_state_is_of_one_run(command: Command, folder: Path) -> None:
+def test_a_state_file_continues_only_its_own_run(command: Command, folder: Path) -> None:
     state, arguments = folder / "a.npz", f"{FEW} --episodes 20 --method protonet --state a.npz"
-    first = command(arguments, "--resume")  # a first run, for loops that always pass it
+    first = command(arguments, "--resume")  # in a first run, --resume does nothing
     written = state.read_bytes()
     command.refuses("`--state` must be a new file", arguments)
     for changes, message in (
@@ -165,7 +165,7 @@ def test_a_state_is_of_one_run(command: Command, folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such signals on Windows")
-def test_ctrl_c_reports_what_is_done(folder: Path) -> None:
+def test_ctrl_c_reports_the_finished_episodes(folder: Path) -> None:
     arguments = f"{FEW} --episodes 100000000 --method protonet --json a.json"
     # A shell's background job is started with the signal ignored, and so would be its children.
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "

@@ -1,4 +1,4 @@
-"""The command's methods with settings, plug-ins, tuning, normalisation and base statistics: real files."""
+"""The evaluation command with settings of methods, plug-ins, tuning, normalisation, base rows and texts of files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protonet.episodes.methods import METHODS
 from tests.episodes.command_cases import Command
 
 KIND = "--way 2 --query 4 --episodes 70"
-#: The evaluation of a file.
+#: The arguments of evaluations of x.npz and of plain.npz.
 X, PLAIN = (f"{KIND} --dataset {name}.npz" for name in ("x", "plain"))
 SIDES = ["base", "novel", "novel", "validation", "base", "novel", "novel", "base", "validation", "validation"]
 MINE = """
@@ -32,7 +32,7 @@ def broken(episodes):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write features with a split, others to take base statistics of, and a plug-in."""
+    """Write features with a split, files of their base and novel rows, and a plug-in."""
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
     y = np.repeat(np.arange(10), 12)
@@ -122,7 +122,7 @@ def test_a_traceback_on_request(command: Command) -> None:
 
 @pytest.mark.parametrize("kind", ["l2", "cl2", "z"])
 def test_normalized_rows_equal_those_of_a_normalized_file(command: Command, kind: str) -> None:
-    """A file of rows that were normalised before, in memory and mapped; the base statistics are of such rows, too."""
+    """``--normalize`` of a mapped or a compressed file gives the accuracies of a file of normalised rows."""
     methods = "--method protonet simpleshot distribution-calibration:n_samples=9"
     with np.load("x.npz") as file:
         arrays = dict(file)
@@ -151,7 +151,7 @@ def test_base_rows_of_another_file(command: Command) -> None:
 
 
 def test_texts_by_name(command: Command) -> None:
-    """Two prompts of each class, not in the classes' order: a class's text is the mean of its unit rows."""
+    """A class's text is the mean of its prompts' unit rows; the file has two prompts per class, in another order."""
     with np.load("x.npz") as arrays:
         x, y = arrays["x"], arrays["y"]
     means = np.stack([x[y == c].mean(axis=0) for c in range(10)])

@@ -1,4 +1,4 @@
-"""The command that compares a method with the usual ones: its files, and that they hold what they say."""
+"""The command ``paper``, which compares a method with the usual ones: the content of its files, and its errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAPER = f"paper mine.py:near {RUN} -o out"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a method, and 14 classes of 12 rows in an order that mixes them."""
+    """Write a method, and 14 classes of 12 rows in random order; return the output folder."""
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
     y = generator.permutation(np.repeat(np.arange(14), 12))
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check_going_on(command: Command, folder: Path) -> None:
-    """Check that a run goes on where it was, and does nothing twice."""
+    """Check that a stopped run continues to the same files, and computes nothing twice."""
     full = {path.name: path.read_bytes() for path in folder.glob("*.[jtp]*")}
     calls = Path("calls").stat().st_size
     for path in folder.glob("*.json"):
@@ -138,7 +138,7 @@ def test_errors_come_before_the_work(command: Command) -> None:
 
 
 def summary_of(seed: int) -> Summary:
-    """Compare a method with two others on a few episodes."""
+    """Make a summary that compares a method with two others on a few episodes."""
     rows = torch.rand(3, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     accuracies = dict(zip("abc", rows + torch.tensor([[0.4], [0.0], [0.2]]), strict=True))
     methods = {name: MethodSummary(Rate.measure(values, None)) for name, values in accuracies.items()}

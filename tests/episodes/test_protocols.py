@@ -1,4 +1,4 @@
-"""The command's protocols: real files, resumed and shared runs, several data sets, presets, errors."""
+"""The protocols of the evaluation command, with several data sets, processes and presets; and how runs continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from protonet.episodes.samplers.presets import PRESETS
 from tests.episodes.cases import needing
 from tests.episodes.command_cases import Command
 
-#: Stops a run after as many batches as the file "limit" says, if it is there; and fails for queries among base rows.
+#: ``stops`` interrupts the run after as many batches as the file "limit" says; ``peeks`` fails if it finds a query
+#: among the base rows.
 MINE = """
 from pathlib import Path
 import torch
@@ -40,7 +41,7 @@ def peeks(episodes):
     torch.testing.assert_close(episodes.base.mean, rows.mean(dim=0))
     return protonet(episodes)
 """
-#: Arguments of each protocol.
+#: The arguments of an evaluation by each protocol, and of several evaluations.
 KINDS = {
     "fixed-split": "--dataset a.npz --test-dataset a-test.npz --shot 2",
     "meta-dataset": "--dataset all.npz --side all --protocol meta-dataset --hierarchy names",
@@ -52,7 +53,7 @@ SEVERAL = ["a.npz 1-shot", "a.npz 2-shot", "all.npz 1-shot", "all.npz 2-shot"]
 
 
 def sample(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of 12 classes of two superclasses, and their names."""
+    """Sample ``n`` rows of each of 12 classes; return them and their classes' names, which begin with superclasses."""
     y = np.repeat(np.arange(12), n)
     centres = np.random.default_rng(0).normal(size=(12, 6))
     x = centres[y] + 0.8 * np.random.default_rng(seed).normal(size=(len(y), 6))
@@ -61,7 +62,7 @@ def sample(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write training and test rows, rows with a split by class, and texts."""
+    """Write training rows, test rows, texts, rows with a split by class, and a plug-in."""
     monkeypatch.chdir(tmp_path)
     for name, seed, n in (("a", 1, 9), ("a-test", 2, 4), ("texts", 9, 1)):
         x, y = sample(seed, n)
@@ -91,7 +92,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(kind: str, command: Command) 
 
 
 def test_several_processes_give_the_same_bytes(command: Command) -> None:
-    """Protocols one after the other, in one group of processes; of the first, one process has done a part."""
+    """A group of processes runs the protocols one after the other; an earlier single process began the first run."""
     kinds = (KINDS[name] for name in ("fixed-split", "generalized", "unlabelled", "several"))
     arguments = [f"{kind} --episodes 260 --method protonet" for kind in kinds]
     arguments[2] += " semi-kmeans"
@@ -134,7 +135,7 @@ def test_all_ways_and_a_fixed_test_split(command: Command) -> None:
     command.refuses("got other data than s.npz has", split, "--method protonet --state s.npz --resume")
 
 
-def test_meta_dataset_of_superclasses(command: Command) -> None:
+def test_meta_dataset_draws_from_superclasses(command: Command) -> None:
     results = command.read(KINDS["meta-dataset"], "--episodes 30 --method protonet")
     assert "Meta-Dataset's ways and shots, 2 superclasses, 30 episodes" in command.printed
     assert {queries % 5 for queries in results["queries"]} == {0}  # 5 or 6 ways of 5 queries
@@ -147,7 +148,7 @@ def test_meta_dataset_of_superclasses(command: Command) -> None:
     command.refuses("got other data than s.npz has", arguments, "--resume")
 
 
-def test_base_with_novel_classes(command: Command) -> None:
+def test_generalized_episodes_have_base_and_novel_classes(command: Command) -> None:
     results = command.read(KINDS["generalized"], "--episodes 40 --method all --report page.html")
     assert "harmonic mean" in Path("page.html").read_text(encoding="utf-8")
     assert "Methods that need rows of all classes are left out: base classes have means." in command.printed
@@ -196,7 +197,7 @@ def test_several_data_sets_and_shots(command: Command, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("done", [0, 3])
-def test_several_evaluations_that_are_stopped(done: int, command: Command) -> None:
+def test_several_evaluations_continue_after_a_stop(done: int, command: Command) -> None:
     Path("limit").write_text(str(3 * done), encoding="utf-8")  # batches end at 1, 4 and 9 episodes
     Path("run.npz").touch()  # which no one of several writes
     arguments = f"{KINDS['several']} --episodes 9 --method protonet mine.py:stops --state run.npz"
@@ -249,7 +250,7 @@ def test_errors(command: Command) -> None:
         command.refuses(message, "--dataset all.npz --episodes 3", "--query 3" if plain else "", arguments)
 
 
-def test_runs_of_other_protocols_are_distinguished(command: Command) -> None:
+def test_runs_of_different_protocols_are_not_compared(command: Command) -> None:
     command(KINDS["unlabelled"], "--episodes 20 --method protonet --json unlabelled.json")
     for name in ("ridge", "knn"):
         command(KINDS["meta-dataset"], f"--episodes 20 --method {name} --json {name}.json")

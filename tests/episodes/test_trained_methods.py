@@ -1,4 +1,4 @@
-"""Methods that use a meta-trained encoder, from the command line and from Python: real files."""
+"""Methods that use a meta-trained encoder, from the command line and from Python."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(command: Command, objective: str, *more: str) -> str:
-    """Train an encoder for a step, and return the arguments of its evaluation."""
+    """Train an encoder for one step, and return the arguments of an evaluation with the encoder."""
     small = "--dataset tiny.npz --way 2 --query 2 --episodes-per-step 2 --steps 1 --backbone mlp --device cpu"
     command(f"train --objective {objective} {small}", *more, "-o a.safetensors")
     return f"{FEW} --encoder a.safetensors"
@@ -66,7 +66,7 @@ def test_an_objective_is_trained_and_its_method_evaluated(command: Command, fold
 
 
 @pytest.mark.usefixtures("folder")
-def test_bad_input(command: Command) -> None:
+def test_methods_refuse_encoders_that_do_not_fit(command: Command) -> None:
     arguments = train(command, "anil")
     for more, message in (
         ("--method maml", "find an encoder of the objective maml; got one of anil for maml. Pass the `--encoder`"),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.episodes.arguments import COMPARE_REMEDY, refuse_run
+from protonet.episodes.arguments import COMPARE_REMEDY, raise_no_run
 from protonet.episodes.evaluation.report import format_report, tabulate, write_tables
 from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_pairs, read_class_mask
 from protonet.errors import raise_input_error
@@ -69,7 +69,7 @@ def read_run(path: Path) -> StoredRun:
         if isinstance(error, KeyError) and "runs" in content:
             got = f"{path} of {', '.join(content['runs'])}"
             raise_input_error("FILE.json", "be of one evaluation", got, "Run them one by one.")
-        refuse_run(path, error)
+        raise_no_run(path, error)
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
             got = f"others of {name} in {path}"

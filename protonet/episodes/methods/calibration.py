@@ -16,7 +16,7 @@ from protonet.errors import raise_input_error
 #: The decrement at which the logistic regression ends (see `fit_logistic`), in nats: far below the sampling error.
 DECREMENT = 1e-2
 CLASSES_PER_BLOCK = 8  #: Base classes whose noise is computed at a time.
-FEATURES_PER_BLOCK = 2**24  #: Sampled features in memory at a time, but at least those of one episode.
+MAX_SAMPLED_FEATURES = 2**24  #: At most so many sampled features are in memory, but at least one episode's.
 
 
 def distribution_calibration(
@@ -57,7 +57,7 @@ def distribution_calibration(
     if n_nearest > len(base.by_class.size):
         limit = f"be at most the number of base classes ({len(base.by_class.size)})"
         raise_input_error("n_nearest", limit, n_nearest, "Ask for fewer.")
-    max_episodes = max(1, FEATURES_PER_BLOCK // (episodes.n_way * n_samples * episodes.support.shape[2]))
+    max_episodes = max(1, MAX_SAMPLED_FEATURES // (episodes.n_way * n_samples * episodes.support.shape[2]))
     rows = (episodes.support, episodes.support_labels, episodes.query)
     logits = []
     for support, labels, query in zip(*(part.split(max_episodes) for part in rows), strict=True):

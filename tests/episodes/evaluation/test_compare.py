@@ -1,4 +1,4 @@
-"""Files of several runs, compared by episode."""
+"""The command ``compare``: the files of several runs are compared episode by episode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KIND = "--way 3 --query 4 --episodes 60"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Features, and the files of some runs: a and b are of the same episodes."""
+    """Write features, and the files of some runs on them. Runs a and b have the same episodes."""
     folder = tmp_path_factory.mktemp("runs")
     generator = np.random.default_rng(0)
     y = np.repeat(np.arange(8), 12)
@@ -51,17 +51,17 @@ def read(name: str) -> dict[str, Any]:
 
 
 def compare(*names: str) -> str:
-    """Return the arguments that compare files."""
+    """Return the arguments of the command that compares the files of runs."""
     return " ".join(["compare", *(name if name.startswith("-") else f"{name}.json" for name in names)])
 
 
 def list_cells(out: str) -> list[list[str]]:
-    """Return the first five cells of the rows of tables, without those of headings."""
+    """List the first five cells of each row of a table, without its heading."""
     rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in out.splitlines()]
     return [row for row in rows if len(row) == 5][2:]
 
 
-def test_counts_are_those_of_the_accuracies() -> None:
+def test_counts_of_right_queries_agree_with_the_accuracies() -> None:
     for name in ("a", "ways"):
         results = read(name)
         queries = np.broadcast_to(results["queries"], results["episodes"])
@@ -86,14 +86,14 @@ def test_runs_of_the_same_episodes_are_paired(command: Command, tmp_path: Path) 
     assert list_cells(out) == list_cells(full)  # one run of all of them says the same
 
 
-def test_the_first_episodes_of_a_longer_run(command: Command) -> None:
+def test_a_longer_run_is_compared_by_its_first_episodes(command: Command) -> None:
     out = command(compare("longer", "a"))
     assert "The first 60 episodes are compared, which all files have." in out
     assert out.count("| protonet ") == 1
     assert "| mahalanobis" in out
 
 
-def test_bases_and_normalisations_may_differ(command: Command, tmp_path: Path) -> None:
+def test_compared_runs_may_differ_in_base_rows_and_normalisation(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "file.json"
     command("--dataset x.npz", KIND, f"--method ridge --base other.npz --normalize cl2 --json {file}")
     out = command("compare a.json", file)
@@ -103,7 +103,7 @@ def test_bases_and_normalisations_may_differ(command: Command, tmp_path: Path) -
     assert np.isclose(float(shown), sum(right) / 7.2, atol=0.01)
 
 
-def test_methods_of_one_name_with_other_results(command: Command, tmp_path: Path) -> None:
+def test_a_method_with_two_results_is_listed_once_per_file(command: Command, tmp_path: Path) -> None:
     results = read("b")
     results["right"]["protonet"] = results["right"]["protonet"][::-1]
     results["versions"]["torch"] = "0.1"
@@ -127,7 +127,7 @@ def test_errors(command: Command) -> None:
         command.refuses(message, compare(*names.split()))
 
 
-def test_bad_files(command: Command, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(command: Command, tmp_path: Path) -> None:
     good, path = read("a"), tmp_path / "bad.json"
     for content in (
         "",

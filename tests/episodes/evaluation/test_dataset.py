@@ -1,4 +1,4 @@
-"""`evaluate_dataset`: the results of the command, from Python."""
+"""`evaluate_dataset` gives the results of the command from Python."""
 # Wrong arguments are passed on purpose.
 # mypy: disable-error-code="arg-type, dict-item, list-item"
 
@@ -66,7 +66,7 @@ def test_the_function_agrees_with_the_command(command: Command, options: str, ar
     assert format_evaluation(evaluation) == command.printed
 
 
-def test_data_in_memory_and_functions() -> None:
+def test_data_in_memory_and_functions_as_methods() -> None:
     by_path = evaluate_dataset("x.npz", ["protonet"], EASY, n_episodes=50)
     methods: dict[str, Any] = {"mine": mean_distance, "ours": METHODS["protonet"]}
     in_memory = evaluate_dataset(load_source("x.npz"), methods, EASY, n_episodes=50, against="mine")
@@ -153,7 +153,7 @@ def test_a_split_without_validation_classes_has_a_remedy_that_works() -> None:
         assert ("split_seed" in str(error.value)) == (split is None)
 
 
-def test_wrong_arguments_of_the_parts() -> None:
+def test_wrong_arguments_of_other_functions() -> None:
     index, methods = index_classes(Y), choose_methods(["protonet"])
     for function, arguments, message in (
         (evaluate, (X.numpy(), index, methods, EASY), "`x` must be a tensor .*; got ndarray"),

@@ -1,4 +1,4 @@
-"""The command evaluates elsewhere as it does on the CPU."""
+"""The command gives the same results on another device as on the CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def own(episodes):
 
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.usefixtures("no_baseline")
-def test_a_line_gives_the_same_elsewhere(
+def test_a_command_gives_the_same_on_another_device(
     name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -55,14 +55,14 @@ def test_a_line_gives_the_same_elsewhere(
     assert there == here
 
 
-def test_a_device_that_is_not_there(command: Command) -> None:
+def test_a_device_that_the_machine_lacks_is_refused(command: Command) -> None:
     for device in ["abacus", "meta", "cuda:99"]:
         command.refuses(
             r"`--device` must be a device of this machine; got '.*' \(.*\)\. Pass 'cpu'\.", "--device", device
         )
 
 
-def test_processes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_a_machine_share_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [str(pick_device(name)) for name in ("cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:0", "cpu"]

@@ -41,7 +41,7 @@ def equal(a: dict[str, Scores], b: dict[str, Scores]) -> bool:
 
 
 def area_slowly(scores: torch.Tensor, known: torch.Tensor, right: torch.Tensor) -> float:
-    """The area under the rate of right known queries over that of open ones, threshold by threshold."""
+    """Compute OSCR threshold by threshold: the area under the rate of right known queries over that of open queries."""
     points = [(0.0, 0.0)]
     for threshold in scores.unique().flip(0):
         selected = scores >= threshold
@@ -50,7 +50,7 @@ def area_slowly(scores: torch.Tensor, known: torch.Tensor, right: torch.Tensor) 
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_slow_loop(setting: Sampler) -> None:
+def test_equal_to_a_slow_loop(setting: Sampler) -> None:
     scores = evaluate(X, INDEX, METHODS, setting, seed=3, n_episodes=9)
     confidences, hits = [], []
     for index in range(9):
@@ -82,7 +82,7 @@ def test_slow_loop(setting: Sampler) -> None:
     assert math.isclose(calibration_error(scores["euclidean"].bins), error, rel_tol=1e-5)
 
 
-def test_threads_do_not_matter_and_are_put_back() -> None:
+def test_the_number_of_threads_does_not_matter_and_is_restored() -> None:
     threads = torch.get_num_threads()
     first = evaluate(X, INDEX, METHODS, SETTINGS[0], n_episodes=10)
     try:
@@ -114,7 +114,7 @@ def test_a_method_may_use_gradients_and_overwrite_its_input() -> None:
         assert equal(alone, {name: both[name] for name in METHODS})
 
 
-def test_logits_that_are_none() -> None:
+def test_wrong_outputs_of_a_method_are_refused() -> None:
     changes: list[tuple[Callable[[torch.Tensor], Any], str]] = [
         (lambda logits: logits[:, :-1], r"give logits of shape .*, \(\d+, 12, 3\) here; got \(\d+, 11, 3\) of own\."),
         (lambda logits: logits.argmax(dim=2), "give a tensor of floats; got torch.int64 of own"),
@@ -154,8 +154,8 @@ def test_open_queries_at_the_threshold_are_counted_as_known() -> None:
     assert compute_fpr(twenty[:, 1:], 19).tolist() == [0.0]
 
 
-def test_areas_of_open_queries_by_hand() -> None:
-    """Ties count half, and known queries that are taken for another class not at all."""
+def test_areas_under_curves_of_open_queries_equal_those_by_hand() -> None:
+    """Ties count half; known queries that are classified wrongly do not count."""
     assert compute_auroc(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2).tolist() == [0.875]
     scores = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     assert math.isclose(float(compute_auroc(scores, 3, torch.tensor([[True, False, True]]))), 2 / 3)

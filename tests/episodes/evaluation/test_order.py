@@ -1,4 +1,4 @@
-"""The input of a method does not reveal the classes of the queries: neither order nor row indices do."""
+"""A method's input does not reveal the classes of the queries, by the order of rows or by their indices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protonet.episodes.samplers.sampler import Sampler
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import make_plan
 
-#: Rows that come sorted by class, as those of most files do; the first feature shows a spy the class.
+#: Rows sorted by class, as in most files. The first feature is the class, which spies read.
 LABELS = torch.arange(12).repeat_interleave(20)
 X = torch.stack([LABELS.float(), torch.arange(240) / 240], dim=1)
 INDEX = index_classes(LABELS)
@@ -36,18 +36,18 @@ PROTOCOLS: dict[str, Sampler] = {
 
 
 def knows_nothing(scores: Scores, chance: list[float]) -> bool:
-    """Whether accuracies are those of chance, and open classes are not detected, within five standard errors."""
+    """Return whether accuracies equal those of chance, and AUROC of open classes 1/2, within five standard errors."""
     excess = scores.accuracy - sum(chance) / len(chance)
     known = [excess, *([scores.auroc - 0.5] if not scores.auroc.isnan().any() else [])]
     return all(abs(float(part.mean())) <= 5 * float(part.std()) / math.sqrt(len(part)) for part in known)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_positions_reveal_nothing(name: str) -> None:
+def test_positions_of_queries_do_not_reveal_classes(name: str) -> None:
     chance: list[float] = []
 
     def guess(episodes: Episodes) -> Tensor:
-        """Give equal shares of the queries to the classes, in their order, the first ones with higher logits."""
+        """Guess that queries are sorted by class, in equal shares, and that earlier queries are more surely known."""
         n_episodes, n_queries = episodes.query.shape[:2]
         chance.extend([1 / episodes.n_way] * n_episodes)
         position = torch.arange(n_queries)
@@ -58,9 +58,9 @@ def test_positions_reveal_nothing(name: str) -> None:
     assert knows_nothing(scores["guess"], chance)
 
 
-def test_row_indices_reveal_nothing() -> None:
+def test_row_indices_do_not_reveal_classes() -> None:
     def guess(episodes: Episodes) -> Tensor:
-        """Take the class of the support row of the nearest number."""
+        """Guess the class of the support row whose index is nearest to the query's index."""
         trained = episodes.trained
         assert trained is not None
         assert trained.support is not None
@@ -93,7 +93,7 @@ def test_unlabelled_rows_of_a_class_do_not_stand_together() -> None:
 
 @pytest.mark.parametrize("name", ["open", "generalized"])
 def test_a_wrapped_method_has_the_same_scores(name: str) -> None:
-    """One of ours, wrapped, is no longer known as ours: its queries are in another order, and as right as before."""
+    """A wrapped method gets its queries in another order than a method of this library, but has the same scores."""
     x = torch.randn(240, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + LABELS[:, None] / 3
 
     def wrapped(episodes: Episodes) -> Tensor:
@@ -106,8 +106,8 @@ def test_a_wrapped_method_has_the_same_scores(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["balanced", "Meta-Dataset"])
-def test_the_order_is_that_of_the_episode_alone(name: str) -> None:
-    """The part of an episode that a method sees of an episode does not depend on the batch that it comes in."""
+def test_the_order_of_queries_depends_on_the_episode_alone(name: str) -> None:
+    """A method sees the same queries of an episode in the same order, whatever other episodes are in the batch."""
     seen: list[dict[float, Tensor]] = []
 
     def spy(episodes: Episodes) -> Tensor:

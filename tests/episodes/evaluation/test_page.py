@@ -1,4 +1,4 @@
-"""The report of an evaluation in the browser: its figures are those of ``--json``, and it loads nothing."""
+"""The report of an evaluation for the browser: it shows the figures of ``--json``, and loads nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MORE = "--way 2-3 --shot 1-2 --unequal --query 3 --n-open-classes 1 --imbalance 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the reports and the figures of a plain evaluation, and of one with all there is."""
+    """Write the reports and figures of two evaluations: a plain one, and one that has every section of a report."""
     folder = tmp_path_factory.mktemp("page")
     generator = torch.Generator().manual_seed(0)
     labels = np.array([EVIL, "漢字", "b" * 80, "d", "e", "f", "g"])[np.arange(140) % 7]

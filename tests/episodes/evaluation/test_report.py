@@ -47,7 +47,7 @@ def score(setting: EpisodeConfig, n_episodes: int = 40) -> dict[str, Scores]:
     return evaluate(X, index_classes(LABELS), {name: METHODS[name] for name in NAMES}, setting, n_episodes=n_episodes)
 
 
-def test_summary_is_of_the_scores() -> None:
+def test_the_summary_agrees_with_the_scores() -> None:
     scores = score(OPEN)
     summary = summarize(scores, OPEN.shot, {"n_open_classes": 1})
     assert summary.n_episodes == 40
@@ -60,7 +60,7 @@ def test_summary_is_of_the_scores() -> None:
     assert len(summary.comparisons) == 3
 
 
-def test_table() -> None:
+def test_the_table_shows_the_summary() -> None:
     summary = summarize(score(PLAIN), (1, 1), {}, classes_of(PLAIN))
     lines, note = (part.splitlines() for part in format_report(summary).split("\n\n"))
     assert "Holm for 3 pairs" in note[0]
@@ -95,7 +95,7 @@ def test_intervals_that_are_too_wide_and_p_values_that_underflow() -> None:
     assert format_report(summary).count("<1e-300") == 2
 
 
-def test_files(tmp_path: Path) -> None:
+def test_written_files_hold_the_summary(tmp_path: Path) -> None:
     summary = summarize(score(OPEN, 150), OPEN.shot, {"seed": 0}, classes_of(OPEN, 150))
     write_json(tmp_path / "a.json", summary.describe())
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary.describe()
@@ -113,7 +113,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_methods", [1, 3])
-def test_plot(tmp_path: Path, n_methods: int) -> None:
+def test_the_plot_is_not_blank(tmp_path: Path, n_methods: int) -> None:
     from matplotlib.image import imread
 
     config = OPEN if n_methods > 1 else PLAIN
@@ -125,7 +125,7 @@ def test_plot(tmp_path: Path, n_methods: int) -> None:
     assert pixels.shape[1] == (3 if n_methods > 1 else 2) * 624
 
 
-def test_latex() -> None:
+def test_latex_escapes_text_and_sets_numbers_in_math_mode() -> None:
     cells = [["x & y", "-1.5 ±0.2"], ["<1e-300", "{\\}~^#$"], ["tim:a=1", "2.2e-07"]]
     cells += [["9.5 ±3 ±1.5 (1.5)", "9 (2)"], ["", "± <"]]
     expected = r"""\begin{tabular}{lr}
@@ -163,7 +163,7 @@ def rank_slowly(accuracies: dict[str, torch.Tensor]) -> dict[str, float]:
 
 @settings(max_examples=30)
 @given(seed=seeds)
-def test_ranks_are_those_of_the_slow_loop(seed: int) -> None:
+def test_ranks_equal_a_slow_loop(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     means = 0.05 * torch.randint(4, (6, 1), generator=generator)
     rows = means + 0.1 * torch.randn(6, 20, generator=generator, dtype=torch.float64)

@@ -15,7 +15,7 @@ def normal(n: int, seed: int) -> torch.Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_half_width_is_scipys() -> None:
+def test_half_width_equals_scipys() -> None:
     values = normal(20, 0)
     low, high = stats.t.interval(0.95, 19, loc=values.mean().item(), scale=stats.sem(values.numpy()))
     assert math.isclose(half_width(values), (high - low) / 2)
@@ -26,7 +26,7 @@ def test_half_width_is_scipys() -> None:
     assert math.isnan(mean_of(values[:0]))
 
 
-def test_pairs_are_scipys_paired_tests() -> None:
+def test_pairs_equal_scipys_paired_tests() -> None:
     a, b, c = normal(30, 0), normal(30, 1) + 0.5, normal(30, 2)
     result = compare_pairs({"a": a, "b": b, "c": c})
     assert [(item.first, item.second) for item in result] == [("a", "b"), ("a", "c"), ("b", "c")]
@@ -38,7 +38,7 @@ def test_pairs_are_scipys_paired_tests() -> None:
 
 
 @given(st.lists(st.floats(0, 1), max_size=6))
-def test_holm_rejects_what_the_definition_rejects(p_values: list[float]) -> None:
+def test_holm_rejects_the_hypotheses_that_its_definition_rejects(p_values: list[float]) -> None:
     adjusted = adjust_holm(p_values)
     order = np.argsort(p_values, kind="stable")
     for level in (0.01, 0.05, 0.3):
@@ -51,7 +51,10 @@ def test_holm_rejects_what_the_definition_rejects(p_values: list[float]) -> None
 
 
 def make_tasks(*, n: int, n_classes: int, spread: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make values of 5-way episodes whose classes add a share each, and their class_mask; the classes' mean is 0."""
+    """Make values of 5-way episodes, to which each class of the episode adds its share; return them and the class mask.
+
+    The mean of the classes' shares is 0.
+    """
     generator = torch.Generator().manual_seed(seed)
     effects = spread * torch.randn(n_classes, generator=generator, dtype=torch.float64)
     order = torch.rand(n, n_classes, generator=generator).argsort(dim=1)
@@ -61,7 +64,7 @@ def make_tasks(*, n: int, n_classes: int, spread: float, seed: int) -> tuple[tor
     ), class_mask
 
 
-def test_intervals_over_classes_are_a_slow_jackknife() -> None:
+def test_intervals_over_classes_equal_a_slow_jackknife() -> None:
     values, class_mask = make_tasks(n=40, n_classes=9, spread=1.0, seed=0)
     n, variance, total = 40, float(values.var()), 0.0
     for c in range(9):
@@ -76,10 +79,10 @@ def test_intervals_over_classes_are_a_slow_jackknife() -> None:
 
 
 def test_false_positives_over_classes_are_as_frequent_as_stated() -> None:
-    """The p-value over episodes distinguishes them if classes differ; where they do not differ, both hold.
+    """If classes differ, the p-value over episodes finds far too many differences, and that over classes 5 %.
 
-    Values are what one method is ahead by in each episode, in a population of classes whose mean is 0. Of 200
-    populations 5 % are to be distinguished; a standard error is 1.6 %.
+    If classes do not differ, both find 5 %. Values are the lead of one method in each episode; its mean over the
+    population of classes is 0. The standard error of the 5 % of 200 populations is 1.6 %.
     """
     n_runs = 200
     for spread, minimum in ((0.3, 0.4), (0.0, 0.0)):
@@ -94,7 +97,7 @@ def test_false_positives_over_classes_are_as_frequent_as_stated() -> None:
         assert minimum <= shown["episodes"] / n_runs < (1.0 if spread else 0.05 + 3 * 0.016)
 
 
-def test_pairs_over_classes() -> None:
+def test_pairs_over_classes_equal_a_t_test_on_the_jackknife_error() -> None:
     (a, class_mask), (b, _) = (make_tasks(n=60, n_classes=9, spread=0.3, seed=seed) for seed in (0, 1))
     pair, *others = compare_pairs({"a": a, "b": b, "c": -a}, class_mask)
     error, _ = standard_error(a - b, class_mask)

@@ -1,4 +1,4 @@
-"""The command ``python -m protonet.episodes extract``: features of pictures by files, rows by our own encoders."""
+"""The command ``python -m protonet.episodes extract``, with networks in files and with encoders of ``train``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def net() -> Path:
-    """Write a network of pictures of 8 x 8 pixels, two at a time or more, and two classes of two pictures."""
+    """Write two classes of two pictures, and a network that takes two pictures of 8 x 8 pixels or more at a time."""
     write_folders(Path("pictures"), per_class=2)
     return export(Small(), Path("net.pt2"), 2, 3, 8, 8)
 
@@ -120,7 +120,7 @@ def test_maps_of_an_encoder_of_ours(command: Command) -> None:
 
 
 def test_ctrl_c_and_then_resume(command: Command, net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs whose last bytes are lost, even of the header, end in the same bytes."""
+    """A stopped run continues to the same bytes, even if the last bytes of its file, or of the header, are lost."""
     arguments = f"extract many --backbone {net} --batch 4 -o"
     write_folders(Path("many"), per_class=10)
     command(arguments, "whole.npz")
@@ -142,14 +142,14 @@ def test_ctrl_c_and_then_resume(command: Command, net: Path, monkeypatch: pytest
         part = Path(f"{cut}.npz.part")
         part.write_bytes(part.read_bytes()[: max(0, part.stat().st_size - cut)])
         command(arguments, f"{cut}.npz --resume")
-        assert cut or len(opened) < 15 + 20  # those that were done are not read again
+        assert cut or len(opened) < 15 + 20  # finished pictures are not read again
         result, expected = read(f"{cut}.npz"), read("whole.npz")
         assert all(result[name].tobytes() == expected[name].tobytes() for name in expected)
         assert not part.exists()
 
 
 @pytest.mark.usefixtures("net")
-def test_errors_are_one_line(command: Command) -> None:
+def test_errors_of_arguments_are_one_line(command: Command) -> None:
     for arguments, message in [
         ("-o a.txt", r"`--output` must end in \.npz; got a\.txt"),
         ("--backbone none.onnx", r"`--backbone` must be a file that ends in \.onnx, \.pt2 or \.safetensors \(of train"),

@@ -1,4 +1,4 @@
-"""Sources: what each text loads, splits by seed, and what is said of a text that is none."""
+"""Sources of rows: the data set that each text names, random splits by class, base rows and normalisation."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_folders_in_colour(tmp_path: Path) -> None:
         load_source(str(root / "train"))
 
 
-def test_a_size_without_pictures_is_one_line() -> None:
+def test_an_image_size_without_pictures_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^`image_size` must come with pictures .*; got 84 for"):
         load_source("digits", image_size=84)
     with pytest.raises(ValueError, match=r"^`image_size` must be at most 1024; got 100000\. Pass a number"):
@@ -87,7 +87,7 @@ def test_split_seed(tmp_path: Path) -> None:
         load_source(path, split_seed=3)
 
 
-def test_unknown() -> None:
+def test_unknown_sources_are_refused() -> None:
     listed = r"be one of glyphs, digits, .*<root>, \*\.npz, \*\.npy, .*\*\.csv or a folder .*; got 'a/b/c'\. Pass"
     for text, message in (
         ("glyhps", r"`text` must be one of glyphs, .*; got 'glyhps'\. Did you mean glyphs\?"),
@@ -121,7 +121,7 @@ def test_base_rows(tmp_path: Path) -> None:
 
 
 def test_random_splits_of_classes() -> None:
-    """60, 15 and 25 % of the classes, by the seed and the names alone, each class novel equally often."""
+    """60 % of the classes are base, 15 % validation, 25 % novel, by seed and names alone; all are as often novel."""
     names = [f"c{c}" for c in range(20)]
     for n, expected in ((4, (1, 1, 2)), (5, (2, 1, 2)), (20, (12, 3, 5)), (100, (60, 15, 25))):
         counts = Counter(split_classes(make_classes([f"c{c}" for c in range(n)]), 0).sides)
@@ -139,7 +139,7 @@ ROWS = torch.randn(20, 7, generator=torch.Generator().manual_seed(0), dtype=torc
 MEAN = ROWS[:5].mean(dim=0)
 
 
-def test_oracles() -> None:
+def test_normalized_rows_equal_numpys() -> None:
     numpy = ROWS.numpy()
     assert np.allclose(normalize_rows(ROWS, "l2"), numpy / np.linalg.norm(numpy, axis=1, keepdims=True))
     centred = numpy - MEAN.numpy()

@@ -1,4 +1,4 @@
-"""Transductive methods that move prototypes, labels or layers by the queries: against slow loops and autograd."""
+"""Transductive methods that adapt prototypes, labels or layers to the queries equal slow loops and autograd."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rectify(support: Tensor, labels: Tensor, query: Tensor) -> tuple[Tensor, Ten
 
 
 def assign(unary: Tensor, query: Tensor) -> Tensor:
-    """LaplacianShot's algorithm 1, query by query: the assignments after 20 bound updates."""
+    """Run LaplacianShot's algorithm 1 query by query; return the assignments after 20 bound updates."""
     graph = torch.as_tensor(kneighbors_graph(query.numpy(), 2).toarray())
     assigned = (-unary).softmax(dim=1)
     for _ in range(20):
@@ -58,7 +58,7 @@ def assign(unary: Tensor, query: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("with_base", [False, True])
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
-def test_bd_cspn_and_laplacian_shot_are_slow_loops(shots: tuple[int, ...], with_base: bool) -> None:
+def test_bd_cspn_and_laplacian_shot_equal_slow_loops(shots: tuple[int, ...], with_base: bool) -> None:
     episodes, centres = make_centred_episodes(shots, with_base=with_base)
     rectified = bd_cspn(episodes)
     shifted, plain = laplacian_shot(episodes).softmax(dim=2), laplacian_shot_dirichlet(episodes).softmax(dim=2)
@@ -75,8 +75,8 @@ def test_bd_cspn_and_laplacian_shot_are_slow_loops(shots: tuple[int, ...], with_
         assert torch.allclose(plain[index], assign(to_means, queries), atol=1e-6)
 
 
-def test_the_papers_formulas_are_easyfsls() -> None:
-    """Its BD-CSPN has no factor of 10 in the weights."""
+def test_the_papers_formulas_equal_easyfsls() -> None:
+    """With ``paper``, BD-CSPN has no factor of 10 in the weights, like easyfsl's."""
     rectified = load_easyfsl("methods.bd_cspn").BDCSPN(feature_normalization=2.0)
     for noise in (0.3, 1.5):
         episodes = centre_rows(make_episodes(noise=noise, n_episodes=8)[0])
@@ -113,7 +113,7 @@ def entropy(p: Tensor, alpha: float) -> Tensor:
 
 
 def lose(logits: Tensor, labels: Tensor, alpha: float, weights: Weights) -> Tensor:
-    """The loss of TIM and of similar losses, of the logits of support rows and then of queries."""
+    """Compute the loss of TIM, or of alpha-TIM, of the logits of support rows, then of queries."""
     p = logits[len(labels) :].softmax(dim=1)
     cross = F.cross_entropy(logits[: len(labels)], labels)
     marginal, conditional = entropy(p.mean(dim=0), alpha), entropy(p, alpha).mean()
@@ -124,7 +124,7 @@ def descend(
     parameters: list[Tensor], classify: Callable[[], Tensor], labels: Tensor, steps: int, rate: float, weights: Weights,
     alpha: float = 1,
 ) -> Tensor:  # fmt: skip
-    """Return the queries' logits before the last of some steps of torch's own Adam, and after it."""
+    """Run torch's own Adam; return the queries' logits before and after the last step."""
     optimizer = torch.optim.Adam(parameters, lr=rate)
     for _ in range(steps):
         logits = classify()
@@ -135,7 +135,7 @@ def descend(
 
 
 def run_tim(support: Tensor, labels: Tensor, query: Tensor, weights: Weights, alpha: float, steps: int) -> Tensor:
-    """TIM-GD as the paper writes it, in the features' own coordinates: the probabilities."""
+    """Run TIM-GD as the paper writes it, on the features themselves; return the queries' probabilities."""
     rows, prototypes = unit(torch.cat([support, query])), means_of(unit(support), labels).requires_grad_()
 
     def classify() -> Tensor:
@@ -154,7 +154,9 @@ def run_tim(support: Tensor, labels: Tensor, query: Tensor, weights: Weights, al
         (alpha_tim, {"n_queries": 12}, (1.0, 1.0, 1.0), 5),
     ],
 )
-def test_tim_is_autograd(method: Callable[..., Tensor], made: dict[str, int], weights: Weights, alpha: float) -> None:
+def test_tim_equals_autograd(
+    method: Callable[..., Tensor], made: dict[str, int], weights: Weights, alpha: float
+) -> None:
     episodes, _ = make_episodes(noise=1.0, **made)  # type: ignore[arg-type]
     ours = method(episodes, learning_rate=1e-3, steps=30).softmax(dim=2)
     assert agree(ours, episodes, partial(run_tim, weights=weights, alpha=alpha, steps=30), atol=1e-6)
@@ -162,7 +164,7 @@ def test_tim_is_autograd(method: Callable[..., Tensor], made: dict[str, int], we
 
 
 def alternate(support: Tensor, labels: Tensor, query: Tensor, weights: Weights, steps: int, size: float) -> Tensor:
-    """TIM-ADM's proposition 1 with the code's exponents, class by class: the queries' probabilities."""
+    """Run TIM-ADM's proposition 1 with the code's exponents, class by class; return the queries' probabilities."""
     cross, marginal, conditional = weights
     support, query = unit(support), unit(query)
     means = means_of(support, labels)
@@ -194,14 +196,14 @@ def alternate(support: Tensor, labels: Tensor, query: Tensor, weights: Weights, 
 @pytest.mark.parametrize(
     ("steps", "size", "weights"), [(0, 1.0, (0.1, 1.0, 0.1)), (8, 1.0, (0.1, 1.0, 0.1)), (5, 0.3, (1.0, 0.5, 0.3))]
 )
-def test_tim_adm_is_a_slow_loop(weights: Weights, steps: int, size: float) -> None:
+def test_tim_adm_equals_a_slow_loop(weights: Weights, steps: int, size: float) -> None:
     episodes, _ = make_episodes(noise=1.5)
     ours = tim_adm(episodes, weights=weights, steps=steps, step_size=size).softmax(dim=2)
     assert agree(ours, episodes, partial(alternate, weights=weights, steps=steps, size=size))
 
 
 def spread_labels(nodes: Tensor, bandwidth: Tensor, weight: Tensor, k: int, share: float) -> Tensor:
-    """AlphaAM's graph edge by edge: what reaches each node from the first four, the centroids."""
+    """Spread labels over AlphaAM's graph edge by edge, from the first four nodes, the centroids, to each node."""
     n = len(nodes)
     distances = ((nodes[:, None] - nodes).square().sum(dim=2) + 1e-16).sqrt() * (1 - torch.eye(n))
     distances = distances / distances.std()
@@ -222,7 +224,7 @@ def spread_labels(nodes: Tensor, bandwidth: Tensor, weight: Tensor, k: int, shar
 def run_alpha_am(
     support: Tensor, labels: Tensor, query: Tensor, alpha: float, weights: Weights, k: int, share: float
 ) -> Tensor:
-    """Five rounds as in the code, at a learning rate at which they matter."""
+    """Run five rounds of AlphaAM's code, at a learning rate at which the rounds matter."""
     rows, means = unit(torch.cat([support, query])), means_of(unit(support), labels).requires_grad_()
     n = 4 + len(rows)
     bandwidth = torch.ones(n, n, dtype=torch.float64, requires_grad=True)
@@ -238,7 +240,7 @@ def run_alpha_am(
     ("shots", "alpha", "weights"),
     [((3, 2, 2, 4), 2.0, (1.0, 1.0, 1.0)), ((5, 5, 5, 5), 5.0, (1.0, 10.0, 1.0)), ((2, 2, 1, 2), 1.0, (0.5, 1.0, 0.3))],
 )
-def test_alpha_am_is_autograd(shots: tuple[int, ...], alpha: float, weights: Weights) -> None:
+def test_alpha_am_equals_autograd(shots: tuple[int, ...], alpha: float, weights: Weights) -> None:
     episodes, _ = make_episodes(n_episodes=2, noise=1.0, shots=shots, n_queries=9)
     chosen = alpha if alpha == 1 else None
     ours = alpha_am(episodes, alpha=chosen, weights=weights, learning_rate=1e-2, steps=5)
@@ -256,7 +258,7 @@ def test_transformed_rows_do_not_depend_on_their_length_and_labels_may_not_sprea
     assert not bool(alpha_am(episodes, spread=0.0, steps=1).any())
 
 
-def test_fine_tuning_is_autograd_and_lowers_the_entropy() -> None:
+def test_fine_tuning_equals_autograd_and_lowers_the_entropy() -> None:
     def slow(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
         layer = torch.nn.Linear(support.shape[1], 4, dtype=torch.float64)
         layer.load_state_dict({"weight": unit(means_of(unit(support), labels)), "bias": torch.zeros(4)})

@@ -1,4 +1,4 @@
-"""Ours, against loops that leave each row out for real."""
+"""The method `adaptive` equals loops that really leave out each row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def hot_of(labels: Tensor, n_way: int = 4) -> Tensor:
     return one_hot(labels, n_way, torch.float64)
 
 
-def test_prototypes_without_a_row() -> None:
+def test_prototypes_leave_a_row_out() -> None:
     episodes, _ = make_episodes()
     view = module._prototype_view((episodes.support, episodes.query), hot_of(episodes.support_labels))
     for index, (support, labels, query) in enumerate(zip(*core_rows(episodes), strict=True)):
@@ -35,7 +35,7 @@ def test_prototypes_without_a_row() -> None:
         assert torch.allclose(view.query[index], F.normalize(query, dim=1) @ F.normalize(means, dim=1).T)
 
 
-def test_ridge_regression_without_a_row() -> None:
+def test_ridge_regression_leaves_a_row_out() -> None:
     episodes, _ = make_episodes()
     hot = hot_of(episodes.support_labels)
     kernel = (-torch.cdist(episodes.support, episodes.support)).exp()
@@ -53,7 +53,7 @@ def test_ridge_regression_without_a_row() -> None:
         assert torch.allclose(view.query[index], right[index].T @ readout)
 
 
-def test_temperature_is_the_solvers() -> None:
+def test_the_temperature_equals_the_solvers() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(5, 30, 4, generator=generator, dtype=torch.float64)
     guesses, right = torch.randint(4, (5, 30), generator=generator), torch.rand(5, 30, generator=generator) < 0.5
@@ -66,8 +66,8 @@ def test_temperature_is_the_solvers() -> None:
 
 
 @pytest.mark.parametrize("dim", [3, module.FLOATS_IN_CACHE // 8])
-def test_city_block_distances(dim: int) -> None:
-    """Of several blocks, where there are many features, and of equal rows."""
+def test_city_block_distances_equal_torchs(dim: int) -> None:
+    """Distances are computed in several blocks if there are many features; those of equal rows are 0."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(3, n, dim, generator=generator, dtype=torch.float64) for n in (2, 5))
     b[:, 1] = a[:, 0]

@@ -27,7 +27,7 @@ def nearest_two(classes: list[torch.Tensor], row: torch.Tensor) -> tuple[torch.T
 
 
 def sampled_rows(episodes: Episodes, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> torch.Tensor:
-    """Return the sampled rows, (episodes, n_way, n_samples, dim)."""
+    """Return the rows (episodes, n_way, n_samples, dim) that distribution calibration samples."""
     seen: list[torch.Tensor] = []
 
     def spy(rows: torch.Tensor, target: torch.Tensor, **_: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,8 +56,8 @@ def test_samples_have_the_calibrated_moments(monkeypatch: pytest.MonkeyPatch) ->
             assert float(error.abs().max()) < 5 * (2 / n_samples) ** 0.5
 
 
-def test_slow_loop() -> None:
-    """The authors' program: the same probabilities up to the samples."""
+def test_equal_to_a_slow_loop() -> None:
+    """The authors' program gives the same probabilities, but for the random samples."""
     base = make_base()
     episodes, _ = make_episodes(n_episodes=2, n_way=3, shots=(2, 2, 2), base=base)
     ours = distribution_calibration(episodes, n_samples=3000).softmax(dim=2)

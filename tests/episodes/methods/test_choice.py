@@ -1,4 +1,4 @@
-"""Methods that a text chooses."""
+"""The choice of methods by texts: names with settings, plug-ins, grids and methods of installed packages."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_error_of_a_built_in_method_with_given_settings_is_one_line() -> None
         choose_method("distribution-calibration:spread=1")(episodes)
 
 
-def test_bad_plugins(mine: Path) -> None:
+def test_plugins_that_cannot_be_used_are_refused(mine: Path) -> None:
     for content, text, message in [
         (MINE, "", r"must be a function of its file; got '.*mine.py'. It has Kept, city_block, broken"),
         (MINE, ":absent", r"must be a function of its file; got '.*mine.py:absent'"),
@@ -117,7 +117,7 @@ def test_errors() -> None:
             choose_method(text)
 
 
-def test_grids() -> None:
+def test_a_grid_names_a_method_for_each_combination() -> None:
     names = [choice.name for choice in choose_grid("laplacian-shot:lambda=0.1,1")]
     assert names == ["laplacian-shot:lambda=0.1", "laplacian-shot:lambda=1"]
     names = [choice.name for choice in choose_grid("tim:weights=1,1,1/0.1,1,0.1:steps=1,2")]
@@ -129,7 +129,7 @@ def test_grids() -> None:
 
 
 def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package is a folder of metadata beside a module, as pip leaves it."""
+    """The package is a folder of metadata beside a module, as pip installs them."""
     info = mine.parent / "theirs-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n", encoding="utf-8")

@@ -19,27 +19,27 @@ from tests.emulated_device import AWAY, Away, EmulatedDevice
 from tests.episodes.cases import TRAINED, make_base, make_episodes
 from tests.episodes.meta_cases import make_trained, make_trained_episodes
 
-#: Fewer of what takes long.
+#: Settings that make slow methods faster.
 FEW = {"steps": 2, "n_steps": 2, "n_epochs": 2, "n_samples": 20}
-#: Another method with other settings, which has none of its own; and `solve`, which has a test of its own.
+#: Methods that are not tested here: `tim-dirichlet` is `tim` with settings, and `solver` has a test of its own.
 ELSEWHERE = {"tim-dirichlet", "solver"}
 
 
 def shorten(spec: MethodSpec) -> Method:
-    """Return a method that takes fewer steps, if it has a setting for that."""
+    """Return a method with those settings of ``FEW`` that it has."""
     known = list_keywords(spec.function)
     settings: Any = {name: few for name, few in FEW.items() if name in known}
     return partial(spec, **settings)
 
 
 CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items() if name not in ELSEWHERE}
-#: What copies random numbers, all of an episode's batch at once; rows before an encoder; and weights of views.
+#: Functions that may copy tensors to the device: random numbers, rows for an encoder, and weights of views.
 SENT = {"baseline.linear_finetune", "baseline.baseline_pp", "deepemd.deepemd", "adaptive.adaptive"}
 SENT |= {"calibration._classify", "encoders.augment_support", "batch.gather"}
 
 
 def make_case(name: str) -> Episodes:
-    """Make episodes that have all that a method needs."""
+    """Make episodes that have everything that a method needs."""
     if name in TRAINED:
         return make_trained_episodes(make_trained(TRAINED[name] or "prototypes"))[0]
     n_episodes = 1 if METHODS[name].slow else 3
@@ -47,7 +47,7 @@ def make_case(name: str) -> Episodes:
 
 
 def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
-    """Copy episodes to another device, as `protonet.episodes.samplers.batch.gather_episodes` makes them there."""
+    """Copy all tensors of episodes to another device, as `gather_episodes` would make the tensors there."""
 
     def send_module(module: nn.Module) -> nn.Module:
         for layer in module.modules():

@@ -1,4 +1,4 @@
-"""Methods of a meta-trained encoder: against plain loops of torch's own optimizers, and what holds for all of them."""
+"""Methods of a meta-trained encoder equal plain loops of torch's own optimizers; and properties of all of them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ RENAMED = torch.tensor([2, 0, 3, 1])
 
 
 def make_case(name: str, *, backbone: str = "mlp", head: str = "zero", **made: Any) -> tuple[Episodes, Tensor]:
-    """Make episodes of an encoder that a method can use, and the queries' labels."""
+    """Make episodes with an encoder that a method can use; return them and the labels of the queries."""
     dim = {"mlp": 6, "conv": 64, "conv4": 256}[backbone]
     trained = make_trained(TRAINED[name] or "prototypes", backbone=backbone, dim=dim, head=head)
     return make_trained_episodes(trained, **made)
 
 
 def is_near(logits: Tensor, slow: Callable[[int], Tensor], *, atol: float, rtol: float = 1e-4) -> bool:
-    """Return whether three episodes' logits are those of a slow function of an episode's number."""
+    """Return whether the logits of three episodes equal those that ``slow`` computes of an episode's index."""
     return torch.allclose(logits, torch.stack([slow(index) for index in range(3)]), atol=atol, rtol=rtol)
 
 

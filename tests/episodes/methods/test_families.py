@@ -1,4 +1,4 @@
-"""Few-shot methods on features that are not normal about zero: no default may fall far below prototypes."""
+"""On features that are not normal about zero, no default method may fall far below prototypes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.sampling import index_classes
 
 CLASSES, ROWS, DIM = 64, 60, 64
-#: Kinds of episodes, and how many.
+#: Configurations of episodes, with the number of episodes.
 SETTINGS = (EpisodeConfig((5, 5), (1, 1)), 30), (EpisodeConfig((10, 10), (10, 10)), 8)
 #: Methods that need no base classes.
 TESTED = tuple(dict.fromkeys((*DEFAULT_METHODS, *(name for name, spec in METHODS.items() if spec.centred))))
-#: Features of a family from class centres and noise, both standard normal.
+#: For each family, a function that makes features from class centres and noise, both standard normal.
 FAMILIES: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
     # Log-normal: most are small, some many times as large.
     "skewed": lambda centres, noise, _: (0.5 * centres + 0.8 * noise).exp(),

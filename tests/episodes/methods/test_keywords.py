@@ -1,4 +1,4 @@
-"""Settings of methods, from their signatures and docstrings."""
+"""Settings of methods are read from signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from protonet.episodes.methods.keywords import (
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import InputError
 
-#: Settings of any whole number or any number.
+#: Settings that have no bounds.
 UNBOUNDED = {"seed", "shift"}
 
 
@@ -73,7 +73,7 @@ def test_every_setting_is_listed_and_described_and_a_default_as_text_is_the_defa
         assert parse_keywords(name, function, texts) == defaults
 
 
-def test_a_function_of_the_user() -> None:
+def test_settings_of_a_function_of_the_user() -> None:
     keywords = list_keywords(own)
     assert list(keywords) == ["pairs", "word", "needed"]
     assert keywords["pairs"].text == "Two numbers, on two lines."
@@ -107,7 +107,7 @@ def test_errors() -> None:
             parse_keywords(method, METHODS[method].function, texts)
 
 
-def test_numeric_bounds() -> None:
+def test_bounds_of_numbers_are_shown_and_checked() -> None:
     for bound, text, saved, broken in [
         (Bound(0.5, low_open=True), "> 0.5", "0.51", "0.5"),
         (Bound(1e-3), ">= 0.001", "0.001", "0.0009"),

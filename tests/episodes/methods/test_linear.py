@@ -1,4 +1,4 @@
-"""Methods that fit a linear or a quadratic classifier to the support: against scikit-learn's, SciPy's and torch's."""
+"""Linear and quadratic classifiers of the support equal those of scikit-learn, SciPy and torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fit_logistic_slowly(support: Tensor, labels: Tensor, query: Tensor, penalty:
 
 
 @pytest.mark.parametrize("dim", [5, 40])
-def test_logistic_regressions_are_scikit_learns(dim: int) -> None:
+def test_logistic_regressions_equal_scikit_learns(dim: int) -> None:
     episodes, _ = make_episodes(dim=dim)
     ours = linear_probe(episodes).softmax(dim=2)
     assert agree(ours, episodes, partial(fit_logistic_slowly, penalty=0.316), atol=1e-5)
@@ -54,7 +54,7 @@ def test_single_precision_and_rows_without_direction() -> None:
         assert torch.allclose(logits[:2].softmax(dim=2), torch.tensor(0.25, dtype=dtype), atol=1e-4)
 
 
-def test_ridge_regression_is_scikit_learns() -> None:
+def test_ridge_regression_equals_scikit_learns() -> None:
     def biased(rows: Tensor) -> Tensor:
         return F.pad(unit(rows), (0, 1), value=1.0)
 
@@ -67,7 +67,7 @@ def test_ridge_regression_is_scikit_learns() -> None:
 
 
 @pytest.mark.parametrize(("dim", "inverse_penalty"), [(5, 100.0), (40, 0.01)])
-def test_support_vector_machines_are_scikit_learns(dim: int, inverse_penalty: float) -> None:
+def test_support_vector_machines_equal_scikit_learns(dim: int, inverse_penalty: float) -> None:
     def fit(support: Tensor, labels: Tensor, query: Tensor) -> Any:
         oracle = LinearSVC(C=inverse_penalty, tol=1e-10, max_iter=100_000, dual=True).fit(unit(support), labels)
         return oracle.decision_function(unit(query).numpy())
@@ -86,7 +86,7 @@ def train(
     batch_size: int,
     **settings: Any,
 ) -> Tensor:
-    """Return the queries' logits after torch's own SGD on the support, in batches of one order."""
+    """Train by torch's own SGD on the support, in batches of an order that a generator draws; return query logits."""
     support, labels, query = rows
     optimizer = torch.optim.SGD(parameters, momentum=0.9, **settings)
     for _ in range(n_epochs):
@@ -134,7 +134,7 @@ def test_directions_and_lengths_are_trained_as_by_torch(dim: int) -> None:
 
 
 def solve_slowly(support: Array, labels: Array, limit: float, ridge: float) -> Array:
-    """The program as the paper writes it, by SciPy's sequential quadratic programming: weights (n_way, dim)."""
+    """Solve the paper's quadratic program by SciPy's sequential quadratic programming: weights (n_way, dim)."""
     n, n_way = len(support), int(labels.max()) + 1
     hot = np.eye(n_way)[labels]
     kernel = support @ support.T + ridge * np.eye(n)
@@ -153,7 +153,7 @@ def solve_slowly(support: Array, labels: Array, limit: float, ridge: float) -> A
 
 
 @pytest.mark.parametrize(("limit", "ridge"), [(0.1, 1.0), (10.0, 1.0), (0.01, 0.1)])
-def test_metaopt_is_a_slow_program(limit: float, ridge: float) -> None:
+def test_metaopt_equals_a_slow_program(limit: float, ridge: float) -> None:
     episodes, _ = make_episodes(n_episodes=2, noise=1.0)
 
     def slow(support: Tensor, labels: Tensor, query: Tensor) -> Array:
@@ -168,7 +168,7 @@ def covariance(rows: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dim", [6, 50])
-def test_mahalanobis_is_a_slow_loop(dim: int) -> None:
+def test_mahalanobis_equals_a_slow_loop(dim: int) -> None:
     def slow(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
         logits = torch.zeros(len(query), 4, dtype=torch.float64)
         for c in range(4):

@@ -1,4 +1,4 @@
-"""Methods that look at the places of maps: against slow loops over their equations, and SciPy's linear programs."""
+"""Methods of the places of maps equal slow loops over the papers' equations, and SciPy's linear programs."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from protonet.episodes.methods.deepemd import deepemd, solve_transport
 from protonet.episodes.methods.maps import RIDGE_OFFSET, cross_transformers, deepbdc, feature_map_reconstruction
 from tests.episodes.cases import agree, make_episodes, needing
 
-CHANNELS, PLACES = 6, 4  #: Of the maps of `make_episodes` with 24 features.
+CHANNELS, PLACES = 6, 4  #: The maps that `make_episodes` makes of 24 features.
 
 
 def spread(row: Tensor) -> Tensor:
-    """Return a map as (places, channels)."""
+    """Reshape a row to a map (places, channels)."""
     return row.view(CHANNELS, PLACES).T
 
 
 def classify_slowly(
     score: Callable[[list[Tensor], Tensor], Tensor], support: Tensor, labels: Tensor, query: Tensor
 ) -> Tensor:
-    """Classify by the score of the maps of a class and that of a query."""
+    """Classify each query by the ``score`` of a class's maps and the query's map."""
     classes = [[spread(row) for row in support[labels == c]] for c in range(4)]
     return torch.stack([torch.stack([score(maps, spread(row)) for maps in classes]) for row in query])
 
 
 def reconstruct(maps: list[Tensor], query: Tensor, *, ridge: float = 1.0, shrinkage: float = 1.0) -> Tensor:
-    """Wertheimer et al. (2021), eqs. 4, 5 and 10."""
+    """Reconstruct a query's map from a class's maps: Wertheimer et al. (2021), eqs. 4, 5 and 10."""
     pool, rows = torch.cat(maps) / math.sqrt(CHANNELS), query / math.sqrt(CHANNELS)
     penalty = ridge * len(pool) / CHANNELS + RIDGE_OFFSET
     hat = (pool.T @ pool + penalty * torch.eye(CHANNELS, dtype=pool.dtype)).inverse() @ pool.T @ pool
@@ -45,7 +45,7 @@ def reconstruct(maps: list[Tensor], query: Tensor, *, ridge: float = 1.0, shrink
 
 
 def attend(maps: list[Tensor], query: Tensor, *, temperature: float = math.sqrt(CHANNELS)) -> Tensor:
-    """Doersch et al. (2020), sec. 3.2, without linear heads, one place of the query at a time."""
+    """Align a class's maps to each place of a query: Doersch et al. (2020), sec. 3.2, without linear heads."""
     pool = torch.cat(maps)
     aligned = [(pool @ position / temperature).softmax(dim=0) @ pool for position in query]
     return -torch.stack(
@@ -54,7 +54,7 @@ def attend(maps: list[Tensor], query: Tensor, *, temperature: float = math.sqrt(
 
 
 def find_covariances(maps: Tensor, scale: float) -> Tensor:
-    """Xie et al. (2022), sec. 3, by the rows and columns of the matrix; its upper half."""
+    """Compute the upper half of the Brownian distance covariance of a map: Xie et al. (2022), sec. 3."""
     distances = torch.tensor([[(scale * (a - b).square().sum() + 1e-5).sqrt() for a in maps.T] for b in maps.T])
     centring = torch.eye(CHANNELS) - 1 / CHANNELS
     return (centring.double() @ distances.double() @ centring.double())[np.triu_indices(CHANNELS)]
@@ -76,7 +76,7 @@ def find_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
 
 
 def move_slowly(class_map: Tensor, query: Tensor, *, scale: float = 12.5) -> Tensor:
-    """Zhang et al. (2020), sec. 3, with the constants of its code; gradients are of costs alone."""
+    """Score by the earth mover's distance: Zhang et al. (2020), sec. 3, and its code; gradients are of costs alone."""
     with torch.no_grad():
         supply = torch.stack([(position @ class_map.mean(dim=0)).relu() + 1e-3 + 1e-5 for position in query])
         demand = torch.stack([(position @ query.mean(dim=0)).relu() + 1e-3 + 1e-5 for position in class_map])
@@ -103,7 +103,7 @@ def train_slowly(support: Tensor, labels: Tensor, query: Tensor, *, steps: int) 
 
 
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
-def test_methods_of_maps(shots: tuple[int, ...]) -> None:
+def test_methods_of_maps_equal_slow_loops(shots: tuple[int, ...]) -> None:
     episodes, _ = make_episodes(shots=shots, dim=CHANNELS * PLACES)
     single = shots == (1, 1, 1, 1)
     pairs: list[tuple[Callable[..., Tensor], Callable[..., Tensor], dict[str, Any]]] = [
@@ -123,14 +123,14 @@ def test_methods_of_maps(shots: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
-def test_the_earth_movers_distance(shots: tuple[int, ...]) -> None:
+def test_the_earth_movers_distance_equals_linear_programs(shots: tuple[int, ...]) -> None:
     episodes, _ = make_episodes(n_episodes=2, shots=shots, n_queries=4, dim=CHANNELS * PLACES)
     slow = partial(train_slowly, steps=0 if sum(shots) == 4 else 2)
     assert agree(deepemd(episodes, steps=2), episodes, slow, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(deepemd(episodes, steps=0, scale=25.0), 2 * deepemd(episodes, steps=0))
 
 
-def test_positions_have_no_order() -> None:
+def test_the_order_of_places_in_a_map_does_not_matter() -> None:
     for name in sorted(needing("maps")):
         episodes, _ = make_episodes(shots=(1, 1, 1, 1), dim=CHANNELS * PLACES)
         moved = episodes.query.unflatten(2, episodes.shape or ()).flip(4).flatten(2)
@@ -151,7 +151,7 @@ def make_transport(kind: str) -> tuple[Tensor, Tensor, Tensor]:
     return costs, 5 * supply / supply.sum(dim=1, keepdim=True), 5 * demand / demand.sum(dim=1, keepdim=True)
 
 
-def test_transport_is_that_of_linear_programs() -> None:
+def test_transport_equals_linear_programs() -> None:
     for kind in ["plain", "ties", "flat", "skewed"]:
         costs, supply, demand = make_transport(kind)
         flow = solve_transport(costs, supply, demand)

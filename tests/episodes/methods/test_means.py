@@ -1,4 +1,4 @@
-"""Methods of class means, and of similarities to support rows: against slow loops."""
+"""Methods of class means, and methods of similarities to support rows, equal slow loops."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BASE = make_base()
 
 
 def near_means(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
-    """Return minus the squared distances of queries to the class means, one by one."""
+    """Compute minus the squared distance of each query to each class mean, one by one."""
     means = [torch.stack([row for row, label in zip(support, labels, strict=True) if label == c]) for c in range(4)]
     return torch.stack([torch.stack([-(torch.dist(row, part.mean(dim=0)) ** 2) for part in means]) for row in query])
 
@@ -49,13 +49,13 @@ def near_unit_means(support: Tensor, labels: Tensor, query: Tensor, centre: Tens
 
 
 def match(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
-    """Return each class's share of the attention, eq. 1."""
+    """Compute the logarithm of each class's share of the attention: matching networks, eq. 1."""
     fractions = cosines(query, support).softmax(dim=1)
     return torch.stack([fractions[:, labels == c].sum(dim=1) for c in range(4)], dim=1).log()
 
 
 def find_nearest(support: Tensor, labels: Tensor, query: Tensor, n_neighbours: int) -> Tensor:
-    """Weigh the votes of each query's neighbours."""
+    """Classify each query by the weighted votes of its nearest support rows."""
     weights = torch.zeros(len(query), 4, dtype=torch.float64)
     for row, weight in zip(query, weights, strict=True):
         angles = cosines(row[None], support)[0].tolist()
@@ -78,7 +78,7 @@ def find_nearest(support: Tensor, labels: Tensor, query: Tensor, n_neighbours: i
         (partial(nearest_neighbours, n_neighbours=50, temperature=0.2), partial(find_nearest, n_neighbours=50), 1e-5),
     ],
 )
-def test_slow_loop(method: Method, slow: Callable[..., Tensor], atol: float) -> None:
+def test_equal_to_a_slow_loop(method: Method, slow: Callable[..., Tensor], atol: float) -> None:
     episodes, _ = make_episodes(base=BASE)
     assert agree(method(episodes), episodes, slow, atol=atol)
 
@@ -97,7 +97,7 @@ def test_distances_far_from_zero_and_not_negative() -> None:
     assert float(squared_distances(x, x).min()) >= 0
 
 
-def test_texts_are_slow_loops() -> None:
+def test_methods_of_texts_equal_slow_loops() -> None:
     episodes, _ = make_episodes()
     plain, cached = clip_zero_shot(episodes, temperature=0.5), tip_adapter(episodes, alpha=2.0, beta=3.0)
     for index, (support, labels, query) in enumerate(zip(*core_rows(episodes), strict=True)):
@@ -160,7 +160,7 @@ def test_k_means_are_refined_row_by_row(method: Method, kind: str, settings: dic
 
 
 def describe(support: Tensor, labels: Tensor, query: Tensor, weight: float, steps: int) -> Tensor:
-    """PADDLE's updates, entry by entry, after features are divided by their range over queries: the assignments."""
+    """Run PADDLE entry by entry, on features divided by their range over queries; return the assignments."""
     spread = query.max(dim=0).values - query.min(dim=0).values
     support, query = support / spread, query / spread
     means, dual = list(means_of(support, labels)), [0.0] * 4
@@ -179,7 +179,7 @@ def describe(support: Tensor, labels: Tensor, query: Tensor, weight: float, step
     return assigned
 
 
-def test_paddle_is_a_slow_loop() -> None:
+def test_paddle_equals_a_slow_loop() -> None:
     for weight, steps in [(None, 1), (None, 7), (3.0, 5)]:
         episodes, _ = make_episodes(noise=1.5)
         ours = paddle(episodes, lambda_=weight, n_steps=steps).softmax(dim=2)
@@ -187,7 +187,7 @@ def test_paddle_is_a_slow_loop() -> None:
 
 
 def weigh_inliers(support: Tensor, labels: Tensor, query: Tensor, steps: int) -> Tensor:
-    """OSLO's updates one row at a time: the final probabilities of queries, and inlier scores as a last column."""
+    """Run OSLO one row at a time; return the queries' probabilities, with the inlier scores as a last column."""
     centre = torch.cat([support, query]).mean(dim=0)
     support, query = unit(support, centre), unit(query, centre)
     means, scores = means_of(support, labels), torch.empty(0)
@@ -203,7 +203,7 @@ def weigh_inliers(support: Tensor, labels: Tensor, query: Tensor, steps: int) ->
     return torch.cat([(cosines(query, means) / 0.1).softmax(dim=1), scores[:, None]], dim=1)
 
 
-def test_oslo_is_a_slow_loop() -> None:
+def test_oslo_equals_a_slow_loop() -> None:
     for steps in [1, 2, 4]:
         episodes, _ = make_episodes(noise=1.5)
         ours = oslo(episodes, steps=steps)

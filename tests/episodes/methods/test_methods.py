@@ -1,4 +1,4 @@
-"""Properties of every method, whatever it does. Properties of those of an encoder, test_encoders.py says."""
+"""Properties of every few-shot method, except for methods of an encoder, which test_encoders.py tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protonet.episodes.samplers.batch import Episodes, make_row_reader, summariz
 from protonet.errors import InputError
 from tests.episodes.cases import TRAINED, core_rows, make_base, make_episodes, needing, texts_of
 
-#: Fewer steps of what takes long.
+#: Settings that make slow methods faster.
 QUICK: dict[str, dict[str, Any]] = {
     "alpha-am": {"steps": 5},
     "alpha-tim": {"steps": 20},
@@ -36,14 +36,14 @@ QUICK: dict[str, dict[str, Any]] = {
 METHODS: dict[str, Method] = {
     name: partial(spec, **QUICK.get(name, {}))
     for name, spec in methods.METHODS.items()
-    if name not in {"solver", "tim-dirichlet", *TRAINED}  # one is far too slow, and one is `tim` with other settings
+    if name not in {"solver", "tim-dirichlet", *TRAINED}  # solver is too slow; tim-dirichlet is `tim` with settings
 }
 every = pytest.mark.parametrize("name", METHODS)
-#: These draw random numbers for the support rows or the classes, which depend on their places.
+#: Methods that draw a random number for each support row or class by its place, so that the order matters.
 DRAWN = {"distribution-calibration", "linear-finetune", "baseline++", "deepemd"}
-#: Their logits are logarithms of the method's own probabilities.
+#: Methods whose logits are logarithms of the method's own probabilities.
 LOG_PROBABILITIES = {"matching-networks", "pt-map", "ilpc", "proto-lp"}
-#: These scale each row to unit norm, without a centre.
+#: Methods that scale each row to unit norm, without subtracting a centre.
 UNIT = {"simpleshot-l2n", "knn", "matching-networks", "ridge", "logistic", "linear-svm"}
 UNIT |= {"baseline++", "tim", "tim-adm", "alpha-tim", "transductive-finetune", "tip-adapter"}
 
@@ -71,7 +71,7 @@ def test_shape_and_dtype_without_changing_inputs_or_keeping_state(name: str) -> 
 
 @every
 def test_better_than_chance_and_alone_in_a_batch(name: str) -> None:
-    """An episode does not depend on the batch, though some are easy, some hard, and some of other features."""
+    """An episode's logits do not depend on the batch, which has easy and hard episodes and features of other scale."""
     # Distances have no temperature, and maps of few channels have little information.
     dim = 200 if name in {"paddle", *needing("maps")} else 12
     episodes, labels = make_episodes(n_episodes=8, shots=(3, 3, 3, 3), n_queries=24, dim=dim, base=make_base(dim=dim))
@@ -96,7 +96,7 @@ def test_better_than_chance_and_alone_in_a_batch(name: str) -> None:
 
 @every
 def test_order_of_rows_names_of_classes_and_other_queries(name: str) -> None:
-    """Order and names do not matter; inductive methods see one query at a time, and transductive ones see all."""
+    """Order and names do not matter. Other queries matter to transductive methods, and not to inductive methods."""
     episodes, generator = case(), torch.Generator().manual_seed(0)
     logits = METHODS[name](episodes)
     assert episodes.unlabelled is not None
@@ -133,7 +133,7 @@ KINDS = ("constant", "zero", "twice", "poor", "single", "wide", "signed", "still
 
 
 def make_hard(kind: str, dtype: torch.dtype) -> Episodes:
-    """Make four episodes of hard features."""
+    """Make four episodes of hard features, of one of ``KINDS``."""
     dim, shots = 40 if kind in ("wide", "poor") else 12, (1, 1, 1, 1) if kind == "single" else None
     base = make_base(dtype=dtype, dim=dim)
     episodes = make_episodes(n_episodes=4, base=base, dtype=dtype, shots=shots, dim=dim)[0]
@@ -178,7 +178,8 @@ def test_hard_features_have_finite_logits(name: str) -> None:
 
 
 CHANGES = [(300.0, 0.0), (1e-3, 0.0), (1.0, -1.0), (1.0, 30.0)]
-#: The paper's learning rate is far too high there, and its base classes' scale is not the supports'.
+#: Methods and changes that do not go together: the paper's learning rate is far too high for an offset of 30, and the
+#: constants of distribution calibration are not for features of the scale 300.
 UNFIT = {("linear-finetune", (1.0, 30.0)), ("distribution-calibration", (300.0, 0.0))}
 
 
@@ -198,7 +199,7 @@ def test_float32_is_enough(name: str) -> None:
         assert float((predictions[0] == predictions[1]).double().mean()) > 0.97, (factor, offset)
 
 
-#: What episodes have of each need, and how that is had.
+#: For each need, the field of episodes that holds it, and the remedy in the message that the field is missing.
 FIELDS: dict[Need, tuple[str, str]] = {
     "base": ("base", ""),
     "texts": ("texts", ""),

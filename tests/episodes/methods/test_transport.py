@@ -1,4 +1,4 @@
-"""Transductive methods whose plans have as many queries of each class: against slow loops."""
+"""Transductive methods that assign equally many queries to each class equal slow loops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def find_means(rows: Array, labels: Array) -> Array:
 
 
 def transport(plan: Array, quota: Array | float | None = None) -> Array:
-    """Scale a plan's rows and columns in turn until both sum to what they must, a column to its quota."""
+    """Scale a plan's rows and columns in turn until each row sums to 1 and each column to its quota."""
     quota = len(plan) / plan.shape[1] if quota is None else quota
     for _ in range(3000):
         plan = plan / plan.sum(axis=1, keepdims=True)
@@ -47,7 +47,7 @@ def find_distances(rows: Array, means: Array) -> Array:
 
 
 def map_slowly(*episode: Tensor) -> Array:
-    """PT-MAP as its paper has it: the rows themselves, QR, distances one row at a time."""
+    """Run PT-MAP as its paper has it, with QR of the rows, and distances one row at a time."""
     support, labels, query = (part.numpy() for part in episode)
     rows = unit(np.linalg.qr(np.sqrt(np.concatenate([support, query]) + 1e-6).T).R.T)
     support, query = (unit(part - part.mean(axis=0)) for part in (rows[: len(support)], rows[len(support) :]))
@@ -62,12 +62,12 @@ def map_slowly(*episode: Tensor) -> Array:
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Sinkhorn's iterations go on until they are as exact as those of the oracles."""
+    """Run Sinkhorn's iterations until they are as exact as in the oracles."""
     monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-8, drift=0))
 
 
 @pytest.mark.usefixtures("exact")
-def test_pt_map_is_a_slow_loop() -> None:
+def test_pt_map_equals_a_slow_loop() -> None:
     episodes, _ = make_episodes(noise=1.5)  # 10 queries, 4 ways: 2.5 each
     assert agree(pt_map(episodes).exp(), episodes, map_slowly, atol=1e-6)
 
@@ -85,7 +85,7 @@ def test_balance_keeps_both_margins() -> None:
 
 
 def propagate_prototypes(*episode: Tensor, dims: int, balanced: bool, paper: bool) -> Array:
-    """Six steps of protoLP with the code's transform, in the rows' own coordinates: the assignments."""
+    """Run six steps of protoLP with the transform of its code, on the rows themselves; return the assignments."""
     support, labels, query = (part.numpy() for part in episode)
     rows = unit(np.sqrt(np.concatenate([support, query]) + 1e-6))
     rows = rows @ np.linalg.svd(rows, full_matrices=False)[2][:dims].T
@@ -111,7 +111,7 @@ def propagate_prototypes(*episode: Tensor, dims: int, balanced: bool, paper: boo
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(("dims", "balanced", "paper"), [(40, True, False), (5, False, False), (5, True, True)])
-def test_proto_lp_is_a_slow_loop(dims: int, balanced: bool, paper: bool) -> None:
+def test_proto_lp_equals_a_slow_loop(dims: int, balanced: bool, paper: bool) -> None:
     episodes, _ = make_episodes(noise=1.0, n_queries=12)
     settings = {"gamma": 0.05, "mixing_weight": 0.7} if paper else {}
     ours = proto_lp(episodes, n_dims=dims, balanced=balanced, paper=paper, n_epochs=6, **settings).exp()
@@ -142,7 +142,7 @@ def propagate(rows: Array, labels: dict[int, int], n_neighbours: int) -> Array:
 
 
 def train(rows: Array, labels: dict[int, int], guesses: dict[int, int]) -> Array:
-    """Return the mean losses of a linear classifier, by autograd and torch's own optimizer."""
+    """Train a linear classifier by autograd and torch's own optimizer; return each row's mean loss over the steps."""
     layer = torch.nn.Linear(rows.shape[1], 4, dtype=torch.float64)
     known = [*labels]
     means = unit(find_means(rows[known], np.array([labels[row] for row in known])))
@@ -160,7 +160,7 @@ def train(rows: Array, labels: dict[int, int], guesses: dict[int, int]) -> Array
 
 
 def clean_labels(*episode: Tensor, n_neighbours: int, n_clean: int) -> Array:
-    """ILPC as its paper has it; returns the queries' rows of the plan."""
+    """Run ILPC as its paper has it; return the queries' rows of the plan."""
     support, support_labels, query = (part.numpy() for part in episode)
     rows = unit(np.sqrt(np.concatenate([support, query]) + 1e-6))
     rows = unit(rows - rows.mean(axis=0))
@@ -183,14 +183,14 @@ def clean_labels(*episode: Tensor, n_neighbours: int, n_clean: int) -> Array:
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(("n_neighbours", "n_clean"), [(15, 1), (6, 3)])
-def test_ilpc_is_a_slow_loop(n_neighbours: int, n_clean: int) -> None:
+def test_ilpc_equals_a_slow_loop(n_neighbours: int, n_clean: int) -> None:
     episodes, _ = make_episodes()
     ours = ilpc(episodes, n_neighbours=n_neighbours, n_clean=n_clean, n_steps=STEPS).exp()
     assert agree(ours, episodes, partial(clean_labels, n_neighbours=n_neighbours, n_clean=n_clean), atol=1e-6)
 
 
 @pytest.mark.parametrize("method", [pt_map, proto_lp])
-def test_signs_are_preserved(method: Callable[..., Tensor]) -> None:
+def test_negative_features_keep_their_signs(method: Callable[..., Tensor]) -> None:
     episodes, _ = make_episodes()
     negative = replace(episodes, support=-episodes.support, query=-episodes.query)
     tolerance = 1e-8 if method is pt_map else 1e-5

@@ -14,7 +14,7 @@ from protonet.episodes.networks.augmentation import (
     warp_images,
 )
 
-PIXELS = 9  #: Per side of an image.
+PIXELS = 9  #: The pixels per side of an image.
 
 
 def generator() -> torch.Generator:
@@ -25,7 +25,7 @@ def images(n: int, channels: int = 1) -> torch.Tensor:
     return torch.rand(n, channels * PIXELS * PIXELS, generator=generator())
 
 
-def test_warped_images_are_scipys() -> None:
+def test_warped_images_equal_scipys() -> None:
     x, maps = images(6), draw_affine_maps(6, generator())
     centres = (2 * torch.arange(PIXELS).double() + 1) / PIXELS - 1
     down, right = torch.meshgrid(centres, centres, indexing="ij")
@@ -44,7 +44,7 @@ def test_the_channels_of_an_image_move_together() -> None:
     torch.testing.assert_close(warp_images(x, maps), torch.cat(one_by_one, dim=1))
 
 
-def test_half_of_the_maps_swap_left_and_right() -> None:
+def test_half_of_the_affine_maps_swap_left_and_right() -> None:
     plain, maps = draw_affine_maps(2000, generator()), draw_affine_maps(2000, generator(), flip=True)
     signs = maps[:, :, 0] / plain[:, :, 0]
     assert torch.equal(signs[:, 0], signs[:, 1])
@@ -53,13 +53,13 @@ def test_half_of_the_maps_swap_left_and_right() -> None:
     assert abs(float(signs[:, 0].mean())) < 4 / math.sqrt(2000)
 
 
-def test_the_shape_of_an_image() -> None:
+def test_the_shape_of_an_image_is_inferred_from_the_number_of_features() -> None:
     for dim, shape in [(784, (1, 28, 28)), (21168, (3, 84, 84)), (1, (1, 1, 1)), (3, (3, 1, 1)), (640, None)]:
         assert infer_image_shape(dim) == shape
 
 
 @pytest.mark.parametrize("images_too", [True, False])
-def test_rows_are_changed_alike_wherever_they_are(images_too: bool) -> None:
+def test_a_row_is_augmented_alike_in_any_part_of_the_batch(images_too: bool) -> None:
     x = images(6)
     spread = None if images_too else torch.linspace(0, 2, PIXELS * PIXELS)
     full = augment_rows(x, spread, generator(), n=6)
@@ -69,7 +69,7 @@ def test_rows_are_changed_alike_wherever_they_are(images_too: bool) -> None:
         assert abs(float(((full - x)[:, 1:] / spread[1:]).std()) - AUGMENTATION.noise) < 0.03
 
 
-def test_maps_are_small() -> None:
+def test_affine_maps_stay_within_the_recipe() -> None:
     maps = draw_affine_maps(5000, generator())
     assert float(maps[..., 2].abs().max()) <= AUGMENTATION.shift
     areas = torch.linalg.det(maps[..., :2]).log()

@@ -31,8 +31,8 @@ def rows(n: int, dim: int, seed: int = 1) -> Tensor:
     return torch.rand(n, dim, generator=torch.Generator().manual_seed(seed))
 
 
-def test_conv_is_the_slow_one() -> None:
-    """A stride of 2 in the first of four convolutions, statistics of eight groups, and two poolings."""
+def test_conv_equals_a_slow_network() -> None:
+    """The network has a stride of 2 in the first of four convolutions, statistics of eight groups, and two poolings."""
     backbone, x = make("conv", 64), rows(3, 64)
     z = x.reshape(3, 1, 8, 8)
     for layer, weight in enumerate(p for p in backbone.parameters() if p.ndim == 4):
@@ -78,8 +78,7 @@ def test_errors() -> None:
             make(name, dim)
 
 
-#: Features of a small image in RGB, and of a grey one.
-RGB, GREY = 3 * 16 * 16, 16 * 16
+RGB, GREY = 3 * 16 * 16, 16 * 16  #: The number of features of a small RGB image, and of a small grey image.
 
 
 def make_used(name: str, dim: int, dropblock: float = 0.0) -> nn.Sequential:
@@ -103,7 +102,7 @@ def normalize_batch(x: Tensor, layer: BatchNorm, statistics: Tensor | None = Non
     return (x - mean) / (variance + 1e-5).sqrt() * weight + bias
 
 
-def test_the_sizes_are_the_published_ones() -> None:
+def test_networks_have_the_published_sizes() -> None:
     for name, dim, size, embedding_dim in [
         ("conv4", 21_168, 113_088, 1600),
         ("conv4", 784, 111_936, 64),
@@ -115,7 +114,7 @@ def test_the_sizes_are_the_published_ones() -> None:
             assert network(rows(1, dim)).shape == (1, embedding_dim)
 
 
-def test_conv4_is_the_slow_one() -> None:
+def test_conv4_equals_a_slow_network() -> None:
     for training in [True, False]:
         network, x = make_used("conv4", RGB).train(training), rows(4, RGB)
         z = x.reshape(4, 3, 16, 16)
@@ -128,7 +127,7 @@ def test_conv4_is_the_slow_one() -> None:
         torch.testing.assert_close(network(x), z.flatten(1), atol=1e-4, rtol=1e-4)
 
 
-def test_a_block_of_resnet12_is_the_slow_one() -> None:
+def test_a_block_of_resnet12_equals_a_slow_block() -> None:
     block, x = make_used("resnet12", GREY)[1].eval(), rows(3, GREY).reshape(3, 1, 16, 16)
     assert isinstance(block, Residual)
     layers, shortcut = list(block.path), list(block.shortcut)
@@ -143,7 +142,7 @@ def test_a_block_of_resnet12_is_the_slow_one() -> None:
     torch.testing.assert_close(block(x), slow, atol=1e-4, rtol=1e-4)
 
 
-def test_measured_statistics_are_torchs() -> None:
+def test_measured_statistics_equal_torchs() -> None:
     network, batches = make_used("conv4", GREY), [rows(5, GREY, 1), rows(5, GREY, 2)]
     slow = deepcopy(network)
     for layer in slow.modules():
@@ -156,7 +155,7 @@ def test_measured_statistics_are_torchs() -> None:
         torch.testing.assert_close(tensor, slow.state_dict()[name])
 
 
-def test_leading_rows_have_the_statistics() -> None:
+def test_statistics_are_taken_from_the_leading_rows() -> None:
     layer, x = make_used("conv4", GREY)[2].eval(), rows(7, 64 * 4).reshape(7, 64, 2, 2)
     assert isinstance(layer, BatchNorm)
     with use_leading_statistics(layer, 3) as result:
@@ -168,7 +167,7 @@ def test_leading_rows_have_the_statistics() -> None:
         assert not result
 
 
-def test_dropblock_is_the_slow_one() -> None:
+def test_dropblock_equals_a_slow_loop() -> None:
     drop, x = DropBlock(0.2, 3).train(), 1 + rows(4, 2 * 49).reshape(4, 2, 7, 7)
     torch.manual_seed(0)
     dropped = drop(x)
@@ -181,7 +180,7 @@ def test_dropblock_is_the_slow_one() -> None:
     torch.testing.assert_close(dropped, x * saved * saved.numel() / saved.sum())
 
 
-def test_training_changes_no_statistics() -> None:
+def test_a_training_step_changes_no_statistics() -> None:
     network = make_used("conv4", GREY).train()
     before = deepcopy(network.state_dict())
     network(rows(5, GREY)).sum().backward()

@@ -29,7 +29,7 @@ def write(path: Path) -> Path:
     return path
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     write_checkpoint(path, TENSORS, {"step": 3, "best": [1, 0.5]})
     tensors, metadata = read_checkpoint("path", path)
@@ -51,7 +51,7 @@ def test_load_encoder(tmp_path: Path) -> None:
         load_encoder(tmp_path / "x.safetensors", dim=9)
 
 
-def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
+def test_files_that_are_no_checkpoints_are_refused(tmp_path: Path) -> None:
     full = write(tmp_path / "whole").read_bytes()
     (tmp_path / "truncated").write_bytes(full[: len(full) // 2])
     (tmp_path / "empty").touch()
@@ -64,7 +64,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
             load_encoder(tmp_path / name)
 
 
-def test_other_versions(tmp_path: Path) -> None:
+def test_checkpoints_of_other_versions_are_refused(tmp_path: Path) -> None:
     for version in (CHECKPOINT_VERSION - 1, CHECKPOINT_VERSION + 1):
         header = {"version": version, "library": "9.0"}
         save_file({"a": torch.zeros(1)}, tmp_path / "new", {CHECKPOINT_FORMAT: json.dumps(header)})

@@ -33,7 +33,7 @@ def sample(
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_ways_shots_and_queries_are_within_their_settings(name: str) -> None:
-    """That rows are distinct, and of distinct classes, test_samplers.py says."""
+    """test_samplers.py tests that rows are distinct and of distinct classes."""
     config = CONFIGS[name]
     drawn = sample(labels_of([18, 19, 20, 18, 21, 20]), config)
     for support, query, more in zip(drawn.support, drawn.query, drawn.unlabelled, strict=True):
@@ -54,8 +54,8 @@ def test_ways_shots_and_queries_are_within_their_settings(name: str) -> None:
         assert (more >= 0).sum(dim=1).tolist() == expected
 
 
-def test_known_values() -> None:
-    """The same on every machine: Philox is specified bit by bit."""
+def test_episodes_are_the_same_on_every_machine() -> None:
+    """Philox, which draws the episodes, is specified bit by bit."""
     drawn = sample(torch.arange(20) % 4, EpisodeConfig(way=(3, 3), shot=(1, 1), n_query=2), seed=7, n_episodes=2)
     assert drawn.support.flatten().tolist() == [11, 17, 2, 18, 11, 12]
     assert drawn.query.flatten().tolist() == [3, 19, 9, 1, 6, 18, 2, 6, 19, 15, 16, 8]
@@ -81,7 +81,7 @@ def test_classes_rows_ways_and_shots_are_equally_likely() -> None:
 
 
 @pytest.mark.parametrize("concentration", [0.5, 2.0, 50.0])
-def test_fractions_are_dirichlet(concentration: float) -> None:
+def test_fractions_of_queries_are_dirichlet(concentration: float) -> None:
     config = EpisodeConfig(way=(4, 4), n_query=15, imbalance=concentration)
     counts = (sample(labels_of([80] * 5), config, n_episodes=2000).query >= 0).sum(dim=2).double()
     assert (counts.sum(dim=1) == 60).all()
@@ -124,7 +124,7 @@ def test_unlabelled_rows_and_more_queries_change_nothing_else(name: str, seed: i
     assert torch.equal(labels[more.support[:, :, 0]], labels[full.support[:, :, 0]])
 
 
-def test_small_classes() -> None:
+def test_small_classes_have_fewer_queries() -> None:
     labels = labels_of([2, 3, 9, 9])
     drawn = sample(labels, EpisodeConfig(way=(2, 2), shot=(2, 2), n_query=5, allow_small=True), n_episodes=200)
     assert 0 not in labels[drawn.support]  # no row is left for a query

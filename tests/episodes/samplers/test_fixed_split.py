@@ -45,7 +45,7 @@ def test_every_training_row_is_as_likely() -> None:
         assert chisquare(counts[rows].numpy()).pvalue > 1e-3
 
 
-def test_settings_that_do_not_fit() -> None:
+def test_settings_that_do_not_fit_the_split_are_refused() -> None:
     for setting, message in [
         (FixedSplit(0, COUNTS), r"`shot` must be a whole number in \[1, 1000000\]; got 0"),
         (FixedSplit(3, COUNTS), "`classes` must have 3 training rows; got class 'c' with 2. Ask for fewer shots, or"),
@@ -81,7 +81,7 @@ def test_splits_are_joined_by_name() -> None:
     assert torch.equal(mixed.x, torch.cat([pixels.x / 255, X[9:]]))
 
 
-def test_splits_that_do_not_fit() -> None:
+def test_splits_that_do_not_fit_together_are_refused() -> None:
     for test, message in [
         (dataset(X[9:, :4], TEST), "have 5 features per row, as x.npz; got 4 of y.npz. Embed both alike"),
         (dataset(X[9:], TEST, ("a", "b", "d")), "have the classes of x.npz, by name; got 'd' in y.npz alone"),
@@ -106,7 +106,7 @@ def test_equal_rows_have_the_same_group(rows: list[list[float]], dtype: torch.dt
     assert torch.equal(indices[:, None] == indices, (x[:, None] == x).all(dim=2))
 
 
-def test_lines_are_a_slow_count() -> None:
+def test_lines_about_duplicates_equal_a_slow_count() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 12, (60, 1), generator=generator).float()
     y = torch.arange(60) % 6

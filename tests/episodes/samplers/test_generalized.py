@@ -25,7 +25,7 @@ X = torch.randn(9, 4, generator=GENERATOR)[LABELS] + 0.8 * torch.randn(len(LABEL
 def join(
     labels: torch.Tensor, x: torch.Tensor, n_base: int, setting: EpisodeConfig
 ) -> tuple[Generalized, RowPool, ClassIndex]:
-    """Return the episodes and rows of base classes, the first ones, and of others; and the rows that methods see."""
+    """Make generalized episodes of which the first classes are base; return them, their rows, and the base rows."""
     full, names = index_classes(labels), tuple("abcdefghi")
     base, novel = full.take(torch.arange(n_base)), full.take(torch.arange(n_base, len(full.size)))
     learned, queries = Generalized(setting).hold_out(base, names)
@@ -69,8 +69,8 @@ def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed
         assert (is_query < INDEX.start[part] + INDEX.size[part]).all()
 
 
-def test_scores_are_those_of_a_slow_loop() -> None:
-    """Nearest means in the space of all labels, episode by episode, one row at a time."""
+def test_scores_equal_a_slow_loop() -> None:
+    """The slow loop finds the nearest mean among base and novel classes, one query at a time."""
     scores = evaluate(ROWS, INDEX, {"protonet": METHODS["protonet"]}, KIND, seed=2, n_episodes=20)["protonet"]
     for position in range(20):
         draw = KIND.sample(INDEX, seed=2, first=position, n_episodes=1)
@@ -91,7 +91,7 @@ def test_scores_are_those_of_a_slow_loop() -> None:
         assert float(scores.accuracy[position]) == pytest.approx(sum(both) / len(both))
 
 
-def test_data_that_do_not_fit() -> None:
+def test_data_that_the_protocol_cannot_sample_are_refused() -> None:
     for kind, message in [
         (replace(KIND, n_base=0), "`n_base` must be classes of a mean and a query or more; got 0"),
         (replace(KIND, n_base=9), "`n_base` must be classes of a mean and a query or more; got 9"),

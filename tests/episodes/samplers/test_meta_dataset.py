@@ -21,7 +21,7 @@ SETTINGS = [MetaDataset(), GROUPED, replace(GROUPED, all_of_group=True)]
 
 
 def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[int], int, list[int]]:
-    """Return an episode's classes, queries per class and shots, as the paper's appendix and its code say."""
+    """Draw an episode's classes, queries per class and shots, as the paper's appendix and its code say."""
 
     def uniform(stream: Stream, *shape: int) -> list[float]:
         indices = sample_uniform(seed, stream, index, (1, *shape))
@@ -45,7 +45,7 @@ def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[i
     return classes, n_query, [min(math.floor(fraction * (total - way)) + 1, count) for fraction, count in fractions]
 
 
-def test_counts_are_those_of_the_papers_equations() -> None:
+def test_counts_equal_the_papers_equations() -> None:
     for setting in SETTINGS:
         draw = setting.sample(INDEX, seed=4, first=7, n_episodes=40)
         _, queries = setting.count(INDEX, seed=4, n_episodes=47)
@@ -58,8 +58,8 @@ def test_counts_are_those_of_the_papers_equations() -> None:
             assert int(queries[index]) == n_query * way
 
 
-def test_nodes_of_a_tree(tmp_path: Path) -> None:
-    """A node with one child is none of its own; one with few or many classes is not drawn from."""
+def test_groups_are_nodes_of_a_tree(tmp_path: Path) -> None:
+    """A node is a group if it has several children, and neither too few nor too many classes."""
     lines = ["root animal", "root thing", "animal mammal", "animal bird", "only animal", "thing cup"]
     lines += [f"mammal m{c}" for c in range(5)] + [f"bird b{c}" for c in range(4)] + ["bird m0"]
     lines += [f"far f{c}" for c in range(400)] + ["root far"]
@@ -74,7 +74,7 @@ def test_nodes_of_a_tree(tmp_path: Path) -> None:
     assert groups == (nine, bird, mammal)
 
 
-def test_files_that_are_no_hierarchy(tmp_path: Path) -> None:
+def test_files_that_are_no_hierarchy_are_refused(tmp_path: Path) -> None:
     for text, message in [
         ("a b c\n", "have lines 'parent child'; got 'a b c', number 1"),
         ("a c0\na c1\na c2\na b\nb a\n", "have no circles; got one through 'a'"),
@@ -88,7 +88,7 @@ def test_files_that_are_no_hierarchy(tmp_path: Path) -> None:
             read_groups(str(path), ["c0", "c1", "c2"])
 
 
-def test_data_that_do_not_fit() -> None:
+def test_data_that_the_protocol_cannot_sample_are_refused() -> None:
     for setting, labels, message in [
         (MetaDataset(), torch.arange(4).repeat(3), "`classes` must be 5 or more, as Meta-Dataset's .* have; got 4"),
         (MetaDataset(), torch.arange(9) % 5, r"`classes` must have 2 rows \(shot \+ query\); got class '4' with 1"),

@@ -1,4 +1,4 @@
-"""Properties of the episodes of every protocol, and of the batches and rows that are gathered of them."""
+"""Properties of the episodes of every protocol, and of the batches and rows that are gathered for episodes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
     return -(1 - TRAINING_RECIPE.smoothing) * log_p[target] - TRAINING_RECIPE.smoothing * log_p.mean()
 
 
-def test_the_losses_are_the_slow_loops() -> None:
+def test_the_losses_equal_slow_loops() -> None:
     run = begin_run(make_plan(), "cpu")
     assert run.learner.proxies is not None
     x, targets = draw_batch(select_side("data", make_data(), "base"), run.plan, 0, ProcessGroup())
@@ -138,7 +138,7 @@ class Scale(nn.Module):
         return x * self.weight
 
 
-def test_a_side_has_its_classes_alone() -> None:
+def test_a_side_has_only_its_own_classes() -> None:
     data = make_data()
     for side in ("base", "validation", "novel"):
         selected, class_ids = select_side("data", data, side), [c for c, name in enumerate(SIDES) if name == side]
@@ -176,7 +176,7 @@ def test_a_batch_has_base_rows_of_its_classes() -> None:
     assert all(len(episode[:, 0].unique()) == 4 for episode in targets)
 
 
-def test_the_score_is_the_slow_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_score_equals_a_slow_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "VALIDATION", replace(VALIDATION, n_episodes=60))
     data, encoder = make_data(dim=3), Scale(3)
     side = select_side("data", data, "validation")
@@ -197,7 +197,7 @@ def test_the_score_is_the_slow_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < score.half_width < 0.15
 
 
-def test_data_without_sides_to_draw_from() -> None:
+def test_data_without_enough_classes_on_a_side_are_refused() -> None:
     data = make_data()
     with pytest.raises(ValueError, match=r"^`data` must have a split by class; got none\. Pass `split_seed` 0\.$"):
         select_side("data", data._replace(sides=None), "base")

@@ -1,4 +1,4 @@
-"""What each objective's losses and gradients are, against plain loops over episodes."""
+"""The losses and gradients of each objective equal those of plain loops over episodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_head_of(objective: str, dim: int, *, n_way: int | None = N_WAY) -> Any:
 
 
 def run(encoder: nn.Module, weights: list[Tensor], x: Tensor, statistics: int | None) -> Tensor:
-    """Run `make_encoder`'s network with given weights; statistics are of the first rows."""
+    """Run the network of `make_encoder` with other weights; the first ``statistics`` rows give the statistics."""
     z = F.conv2d(x.reshape(-1, 1, 4, 4), weights[0], weights[1], padding=1)
     if statistics is None:
         z = F.group_norm(z, 2, weights[2], weights[3])
@@ -60,7 +60,7 @@ def run(encoder: nn.Module, weights: list[Tensor], x: Tensor, statistics: int | 
 
 
 def check_gradients(learner: nn.Module, x: Tensor, targets: Tensor, slow: Tensor) -> None:
-    """Check a learner's loss and gradients by a loss that slow loops have made of the same weights."""
+    """Check a learner's loss and gradients against a loss that slow loops computed of the same weights."""
     weights = list(learner.parameters())
     expected = torch.autograd.grad(slow, weights)
     loss = learner(x, targets, N_SHOT)
@@ -69,7 +69,7 @@ def check_gradients(learner: nn.Module, x: Tensor, targets: Tensor, slow: Tensor
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-8)
 
 
-def test_the_loss_of_prototypical_networks_is_a_slow_loop() -> None:
+def test_the_loss_of_prototypical_networks_equals_a_slow_loop() -> None:
     encoder, (x, targets) = make_encoder("group"), make_batch()
     losses = []
     for episode in x:
@@ -86,7 +86,7 @@ def test_the_loss_of_prototypical_networks_is_a_slow_loop() -> None:
 
 @pytest.mark.parametrize("first_order", [False, True])
 @pytest.mark.parametrize("norm", ["group", "batch"])
-def test_mamls_gradients_are_the_slow_loops(norm: str, first_order: bool) -> None:
+def test_mamls_gradients_equal_a_slow_loop(norm: str, first_order: bool) -> None:
     encoder, head, (x, targets) = make_encoder(norm), make_head_of("maml", 5), make_batch()
     learner = AdaptedLearner(plan_of("maml", first_order=first_order), encoder, head)
     originals = list(encoder.parameters())
@@ -108,7 +108,7 @@ def test_mamls_gradients_are_the_slow_loops(norm: str, first_order: bool) -> Non
 
 
 @pytest.mark.parametrize("first_order", [False, True])
-def test_anils_gradients_are_the_slow_loops(first_order: bool) -> None:
+def test_anils_gradients_equal_a_slow_loop(first_order: bool) -> None:
     encoder, head, (x, targets) = make_encoder("batch"), make_head_of("anil", 5), make_batch()
     learner = AdaptedLearner(plan_of("anil", first_order=first_order), encoder, head)
     embedded = encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])  # the statistics of the whole batch
@@ -140,7 +140,7 @@ def attend(head: SetTransformer, sets: Tensor) -> Tensor:
     return F.layer_norm(sets + moved, (dim,), head.norm.weight, head.norm.bias)
 
 
-def test_feats_losses_are_the_slow_loops() -> None:
+def test_feats_losses_equal_a_slow_loop() -> None:
     encoder, head, (x, targets) = make_encoder("group"), make_head_of("feat", 5).eval(), make_batch()
     assert isinstance(head, SetTransformer)
     proxies = torch.rand(5, 5, generator=torch.Generator().manual_seed(3)).double()

@@ -44,7 +44,7 @@ run_train = SUBCOMMANDS["train"].run
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the data; take few validation episodes, and few rows to measure batch normalisation on."""
+    """Write the data; validate on few episodes, and measure batch normalisation on few rows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=20, n_slow=4))
     monkeypatch.setattr(training, "TRAINING_RECIPE", replace(TRAINING_RECIPE, measured_rows=40))
@@ -53,7 +53,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(more: str = "", output: str = "a.safetensors", *, beat_raw: bool = False) -> Path:
-    """Train on the tiny data as the command does, perhaps with raw features to beat; return the checkpoint's path."""
+    """Run the command ``train`` on the tiny data; return the checkpoint's path.
+
+    The encoder must only beat the raw features with ``beat_raw``.
+    """
     small = "--backbone mlp --way 4 --query 2 --episodes-per-step 2 --steps 10 --eval-every 4 --patience 9 --device cpu"
     raw = None if beat_raw else ("protonet", Score(0, 0.0, 0.0))
     score = mock.patch.object(training, "score_raw_features", return_value=raw)
@@ -304,7 +307,7 @@ def test_an_encoder_that_is_worse_than_raw_features_is_not_written() -> None:
 
 
 def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
-    """Classes differ in a few features of small variance, which an encoder learns to look at."""
+    """Classes differ in a few features of small variance, and the encoder learns to use these features."""
     generator = np.random.default_rng(0)
     y = np.arange(30).repeat(20)
     signal_of = generator.normal(size=(30, 4))
@@ -317,7 +320,7 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew() -> None:
-    """There is no file yet, but perhaps a line of the log, of the untrained network."""
+    """Before the first checkpoint there is no file, but perhaps a line of the log about the untrained network."""
     full, entries = train("--log log", "whole.safetensors"), read_log()
     log = Path("log")
     log.write_text(log.read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
