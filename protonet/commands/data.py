@@ -117,11 +117,11 @@ class UnlabelledTable:
     table: Table  #: The table that was read, with its notes.
     known: Tensor  #: (n,) bool, rows that already have a label and are not suggested.
     encoding: Encoding | None = None  #: The encoding of the columns.
-    columns: tuple[str, ...] | None = None  #: The names of the features' columns, if they have names.
+    columns: tuple[str, ...] | None = None  #: The names of the encoded columns, if they have names.
     notes: tuple[str, ...] = ()  #: Notes about the columns, one line each.
     positions: Sequence[int] = ()  #: The position of each row in its file.
     labels: Sequence[str] = ()  #: The label of each row, "" for none; empty without a column of labels.
-    uninformative: Tensor  #: (n,) bool: rows without information.
+    uninformative: Tensor  #: (n,) bool, rows without an informative cell.
 
     @property
     def remaining(self) -> Tensor:
@@ -146,9 +146,8 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     table, block = rows.table, rows.block
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
-    selection = RepresentationChoice.of(options.representation, shown=not options.quiet)._replace(
-        words=not rows.all_unlabelled
-    )
+    selection = RepresentationChoice.of(options.representation, shown=not options.quiet)
+    selection = selection._replace(words=not rows.all_unlabelled)
     encoded = fit_features(
         table,
         block,
@@ -247,7 +246,7 @@ class UnlabelledRows:
 
     def __init__(self, data: EncodedTable, path: Path | None, label: str) -> None:
         self.data, self.path = data, path
-        self.positions = list(data.unlabelled_positions)  #: The positions of the rows read so far in their files.
+        self.positions = list(data.unlabelled_positions)  #: The position in its file of each row that was read so far.
         if path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             spec = ReadSpec(

@@ -293,9 +293,8 @@ def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers:
     before, after = (None, None) if pooled.losses is None else pooled.losses
     result: JsonDict = {"rows": pool.total, "sampled": len(pool.features), "used": pooled.learned}
     result |= {"log_loss_without": before, "log_loss_with": after, "decided": pooled.decided}
-    return {
-        "unlabelled": result | {"outlier_groups": [[unlabelled.locate(row) for row in group] for group in outliers]}
-    }
+    result["outlier_groups"] = [[unlabelled.locate(row) for row in group] for group in outliers]
+    return {"unlabelled": result}
 
 
 def compute_details(

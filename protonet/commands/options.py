@@ -99,10 +99,8 @@ def parse_up_to(high: int, name: str, text: str) -> int:
 
 _parse_count, _parse_seconds = partial(parse_whole, low=1), partial(parse_number, low=0)
 _MODEL_HELP = "a model file, written by fit"
-_TABLE_HELP = (
-    "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; or a folder"
-)
-_TABLE_HELP += " of pictures"
+_TABLE_HELP = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; "
+_TABLE_HELP += "or a folder of pictures"
 _GROUP_HELP = "a column: keep rows that share its value in the same fold"
 _TYPES_HELP = f"types of columns (default: inferred): {', '.join(COLUMN_TYPES)}"
 _READ_GROUP, _RESULT_GROUP, _ROW_GROUP = "workbooks, arrays and pictures", "further results", "rows of the table"

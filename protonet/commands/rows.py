@@ -104,11 +104,11 @@ def warn_contradictions(x: np.ndarray, labels: Sequence[str | int], locations: S
     return [f"warning: contradicting labels: {total} rows equal rows of another class: {'; '.join(shown)}{more}"]
 
 
-#: More classes than this with one row each are probably identifiers; as many fractions are probably measurements.
+#: Maximum number of classes with a row each, or with fractions: more are probably identifiers or measurements.
 MAX_SINGLETONS = 20
-#: Whole numbers are probably measurements, such as an age, if their median number of rows is at most this, ...
+#: Maximum median rows per class of whole numbers that are probably measurements, such as ages.
 MAX_ROWS_OF_RARE_CLASS = 3
-#: ... and the fraction of distinct numbers exceeds this, or they span this multiple of their count.
+#: Minimum count of distinct measurements, relative to the rows, or else their minimum range, relative to their count.
 LARGE_FRACTION, WIDE_SPAN = 0.5, 2
 
 #: The names of the columns of a table of classes; the second is optional.
@@ -127,7 +127,7 @@ class TableRows:
     labels: np.ndarray  #: (n,) int64, class indices.
     group_names: np.ndarray  #: (groups,) str, the names in ascending order; empty without groups.
     groups: np.ndarray | None  #: (n,) int64, group indices.
-    seconds: float  #: The time that reading took.
+    seconds: float  #: The time that reading took, s.
     descriptions: list[str]  #: The description of each class, "" for none.
 
     @property
@@ -252,9 +252,8 @@ def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
     if not names:
         raise_input_error("classes", "name classes", f"{path} without rows", "Add a row for each class.")
     if "" in names:
-        raise_input_error(
-            "classes", "name a class in each row", f"{path} with an empty name", "Fill it in, or remove the row."
-        )
+        got, remedy = f"{path} with an empty name", "Fill it in, or remove the row."
+        raise_input_error("classes", "name a class in each row", got, remedy)
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise_input_error("classes", "name each class once", f"{repeated[0]!r} repeatedly", "Remove the repetitions.")
     return dict.fromkeys(names, "")

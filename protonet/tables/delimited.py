@@ -172,9 +172,7 @@ class _TextFile:
         self.line = 0  #: The number of the last line that was read.
         self.row_start = 0  #: The number of the line on which the last row begins.
         self.is_blank = False  #: Whether the last row is a line of spaces, without quotes or separators.
-        self._row_ended = (
-            True  #: Whether the last line completes a row; otherwise the next line continues a quoted cell.
-        )
+        self._row_ended = True  #: Whether the last line ends a row, rather than continues within a quoted cell.
         self._has_apostrophe = False  #: Whether the last row may have an escaped formula.
         self.start, self.encoding, self.has_control_chars = _detect_encoding(path, file)
 
@@ -327,9 +325,8 @@ def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
     if not long_titles and all(len(cells) == width and cells[0] for cells in titles):
         return header
     n_numeric = sum(map(is_numeric, below[0]))
-    narrow = len(long_titles) <= 1 and all(
-        len(cells) < width and not any(map(is_numeric, cells)) for cells in long_titles
-    )
+    no_numbers = not any(is_numeric(cell) for cells in long_titles for cell in cells)
+    narrow = len(long_titles) <= 1 and no_numbers and all(len(cells) < width for cells in long_titles)
     is_table = certain or (all(len(cells) == width for cells in below) and (n_numeric > 1 or width > 2))
     return header if narrow and n_numeric and is_table else 0
 
@@ -418,6 +415,5 @@ def _could_be_names(cells: Sequence[str]) -> bool:
 def _is_second_header(cells: list[str], numeric: list[int]) -> bool:
     """Test whether a row may be a second header: it has only names, although the ``numeric`` columns held numbers."""
     names = [cell.strip() for cell in cells]
-    return (
-        all(names) and _could_be_names(names) and all(names[column].lower() not in MISSING_TEXTS for column in numeric)
-    )
+    replaced = [names[column].lower() for column in numeric]
+    return all(names) and _could_be_names(names) and MISSING_TEXTS.isdisjoint(replaced)

@@ -35,14 +35,16 @@ from protonet.tables.table import RowBlock, Table
 class DriftRules:
     """Thresholds for warnings about drifted columns; tests/tables/test_drift.py measures the false alarms."""
 
-    steps: tuple[int, int] = (16, 64)
+    quantile_steps: tuple[int, int] = (16, 64)
     """Minimum and maximum number of intervals between the stored quantiles of a column, both multiples of four."""
     max_quantiles: int = 2**17  #: Maximum number of stored quantiles of all columns together.
     max_rows: int = 4096  #: Maximum rows of a block that are examined, equally spaced.
     min_increase: float = 0.5  #: Minimum increase of the fraction of unusual rows.
-    max_relative: float = 0.5  #: Maximum training rows in the range of all new rows, relative to the smallest class.
-    widths: float = 100.0  #: Minimum distance of a single reported row from the training range, in range widths.
-    max_tails: float = 6.0  #: Maximum range width, in interquartile ranges, for reports of single rows.
+    max_relative_count: float = (
+        0.5  #: Maximum training rows in the range of all new rows, relative to the smallest class.
+    )
+    min_distance: float = 100.0  #: Minimum distance of a single reported row from the training range, in range widths.
+    max_relative_range: float = 6.0  #: Maximum range width, in interquartile ranges, for reports of single rows.
     min_class_rows: int = 16  #: Minimum training rows per class for reports of single rows: fewer do not show tails.
     max_false_alarms: float = 0.01  #: Maximum fraction of tables without drift in which any column is reported.
     max_test_rows: int = 1000  #: Maximum rows that a significance test counts; larger counts are scaled down.
@@ -60,7 +62,7 @@ def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, cl
         class_rows: The number of rows of each class.
     """
     statistics: list[JsonDict] = []
-    n_steps = sorted([*DRIFT_RULES.steps, DRIFT_RULES.max_quantiles // (4 * len(cells)) * 4])[1]
+    n_steps = sorted([*DRIFT_RULES.quantile_steps, DRIFT_RULES.max_quantiles // (4 * len(cells)) * 4])[1]
     for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
         numeric = column.to_numeric(values)
         missing = is_missing(values) if numeric is None else np.isnan(numeric)
@@ -91,9 +93,9 @@ class ColumnCounts:
 class DriftMonitor:
     """Compares new rows with the statistics of the training rows, block by block."""
 
-    #: The result of `column_statistics`, from a file that is not trusted; if it is invalid, nothing is reported.
+    #: The untrusted result of `column_statistics` from a model file; if it is invalid, nothing is reported.
     statistics: Any
-    encoding: Encoding | None  #: Fitted to the training rows; None if the columns are features already.
+    encoding: Encoding | None  #: The columns fitted to the training rows; None if the columns are features already.
     count: int  #: The number of columns.
     counts: list[ColumnCounts] = field(init=False)
 
@@ -150,7 +152,7 @@ class DriftMonitor:
         fraction = _max_fraction_between(np.array(statistics["quantiles"]), counts.minimum, counts.maximum)
         relative = fraction / self.statistics["smallest"]
         if (
-            relative < DRIFT_RULES.max_relative
+            relative < DRIFT_RULES.max_relative_count
             and n_present * relative ** (n_present - 1) < DRIFT_RULES.max_false_alarms / self.count
         ):
             ends = dict.fromkeys(column.format_value(end) for end in (counts.minimum, counts.maximum))
@@ -196,7 +198,8 @@ def _max_distance(quantiles: Sequence[float]) -> float:
     """Compute the distance from the training range beyond which a single row is reported, from quantiles."""
     width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
     interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
-    return DRIFT_RULES.widths * width if 0 < width <= DRIFT_RULES.max_tails * interquartile_range else math.inf
+    has_no_long_tails = 0 < width <= DRIFT_RULES.max_relative_range * interquartile_range
+    return DRIFT_RULES.min_distance * width if has_no_long_tails else math.inf
 
 
 def _format_percentage(fraction: float) -> str:

@@ -33,10 +33,10 @@ NO_REPRESENTATION = RepresentationChoice(None, None)
 class TableFeatures(NamedTuple):
     """The features of a training table, and its fitted columns."""
 
-    x: np.ndarray  #: (n, features) float32, or float64 if float32 may have too few digits.
-    encoding: Encoding | None  #: None for arrays without missing values, which are used unchanged.
+    x: np.ndarray  #: (n, dim) features, float32, or float64 if float32 may have too few digits.
+    encoding: Encoding | None  #: The fitted columns; None for arrays without missing values, which are used unchanged.
     columns: tuple[str, ...] | None  #: The names of the encoded columns, if the file has any.
-    dropped: tuple[str, ...]  #: The names of the other columns.
+    dropped: tuple[str, ...]  #: The names of the dropped columns.
     notes: tuple[str, ...]  #: Notes for the user.
     group_columns: tuple[int, ...] = ()  #: Indices of encoded columns that seem to identify groups of rows.
 

@@ -112,9 +112,8 @@ def read_frame(x: Any) -> Frame | None:
             row = int(np.argmax(np.isinf(cells)))
             got = f"{cells[row]} in {to_printable(name)}, {ROW_FORMAT.format(row)}"
             raise_input_error("X", "have finite numbers, or missing ones", got, "Fill it in, or leave it out.")
-    return Frame(
-        names, columns, tuple(name for name, is_category in zip(names, categorical, strict=True) if is_category), x
-    )
+    categories = tuple(name for name, is_category in zip(names, categorical, strict=True) if is_category)
+    return Frame(names, columns, categories, x)
 
 
 def _reject_series_of_texts(x: object) -> None:

@@ -59,10 +59,9 @@ def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str
     """
     if not any(column.format == "comma" for column in numeric.values()):
         return None
-    separators = [
-        detect_decimal_separators(_list_distinct(columns[name])) for name in numeric if columns[name].dtype.kind == "O"
-    ]
-    return POINT_FIRST if set[str]().union(*separators) == {"point"} else COMMA_FIRST
+    texts = [_list_distinct(columns[name]) for name in numeric if columns[name].dtype.kind == "O"]
+    separators = set[str]().union(*map(detect_decimal_separators, texts))
+    return POINT_FIRST if separators == {"point"} else COMMA_FIRST
 
 
 def describe_numeric_formats(
@@ -120,9 +119,9 @@ def detect_numeric_conversion(
         table_format = min(order, key=lambda candidate: _distance_to_training(texts.values(), candidate))
     formats, examples = dict[int, tuple[str, str]](), dict[str, str]()
     for index, (column, cells) in texts.items():
-        column_format = table_format or (
-            next(iter(separators[index])) if len(separators[index]) == 1 else column.format
-        )
+        column_format = table_format or column.format
+        if table_format is None and len(separators[index]) == 1:
+            (column_format,) = separators[index]
         if cell := next((cell for cell in cells if _is_read_differently(cell, column_format, column.format)), ""):
             formats[index] = column_format, column.format
             examples[table.column_name(index)] = f"{cell!r} is {parse_numeric(cell, column_format):.10g}"

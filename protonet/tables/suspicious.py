@@ -21,10 +21,10 @@ class GroupColumnRules:
     min_values: int = 8  #: Minimum number of repeated values.
     min_values_per_class: int = 3  #: Minimum repeated values per class: features of fewer may well determine the class.
     min_coverage: float = 0.5  #: Minimum fraction of rows whose value repeats.
-    max_mixed: float = 0.13  #: Maximum fraction of these rows with another class than most rows of their value.
-    piece: int = 4  #: Rows of one value are cut into pieces of this size; the test counts pieces of a single class.
+    max_mixed: float = 0.13  #: Maximum fraction of repeated values with another class than most rows of the value.
+    piece_size: int = 4  #: Number of rows of a value in a piece; the test counts pieces of a single class.
     max_chance: float = 1e-3  #: Maximum probability of as many such pieces if class and value were independent.
-    max_chance_named: float = 0.05  #: The same probability for a column that is named like a group.
+    max_chance_named: float = 0.05  #: Maximum such probability for a column that is named like a group.
     max_dispersion: float = 0.25
     """Maximum variance of the rows per value, relative to their mean, for values of about equal numbers of rows; for
     random rows it is about 1."""
@@ -154,7 +154,7 @@ def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
     order = np.argsort(level_of, kind="stable")
     level, y = level_of[order], labels[order]
     start = np.searchsorted(level, level)  # the first row of the same value
-    is_first = (np.arange(len(y)) - start) % GROUP_RULES.piece == 0
+    is_first = (np.arange(len(y)) - start) % GROUP_RULES.piece_size == 0
     piece = np.cumsum(is_first) - 1
     sizes = np.bincount(piece)
     several = sizes > 1

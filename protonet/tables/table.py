@@ -84,10 +84,10 @@ class Table:
 
     columns: tuple[str, ...] | None  #: The names of the features, if the file has any.
     position_format: str  #: How messages name a row, given its position.
-    blocks: Iterator[RowBlock] = field(default_factory=lambda: iter(()))  #: The rows.
+    blocks: Iterator[RowBlock] = field(default_factory=lambda: iter(()))  #: The rows, block by block.
     notes: list[str] = field(default_factory=list)
     """Notes for the user on how the table is read; more may follow as rows are read."""
-    unused: tuple[str, ...] = ()  #: Columns that are not read.
+    unused: tuple[str, ...] = ()  #: The names of the columns that are not read.
     n_rows: int | None = None  #: The number of rows, including unlabelled ones; None if it is not known yet.
     extra_columns: tuple[str, ...] = ()  #: The names of the extra columns.
     semicolons: bool = False  #: Whether semicolons separate cells.

@@ -32,9 +32,7 @@ def write_model(path: Path, classes: Sequence[str | int]) -> str:
 
 
 def write_table(path: Path, x: Tensor, labels: Sequence[object]) -> str:
-    return write_columns(
-        path, {**{name: cells.tolist() for name, cells in zip("abc", x.T, strict=True)}, "kind": labels}
-    )
+    return write_columns(path, dict(zip("abc", x.T.tolist(), strict=True)) | {"kind": labels})
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +71,8 @@ def test_metrics_equal_those_of_scikit_learn(
     assert results["accuracy"] == pytest.approx(theirs["accuracy"])
     low, high = results["interval"]
     assert low < results["accuracy"] < high
-    assert output.startswith(
-        f"t.csv: accuracy {100 * results['accuracy']:.2f} % on 30 rows, 95 % interval [{100 * low:.2f}, "
-    )
+    assert output.startswith(f"t.csv: accuracy {100 * results['accuracy']:.2f} % on 30 rows, 95 % interval [")
+    assert f" [{100 * low:.2f}, {100 * high:.2f}]\n" in output
     assert (results["table"], results["rows"]) == ("t.csv", 30)
     if known == 30:
         assert results["unknown"] == {"rows": 0, "classes": {}, "auroc": None}

@@ -171,9 +171,8 @@ def test_row_explanations_equal_a_slow_computation(kinds: str, tmp_path: Path, r
         assert first == {"name": model.classes[label], "probability": pytest.approx(float(log_p.max().exp()), rel=1e-4)}
         assert second["probability"] == pytest.approx(float(log_p.sort().values[-2].exp()), rel=1e-4)
         cosines = cosine_similarity(model.network.embed(x), model.network.embed(held_out.features))
-        assert [item["cosine"] for item in result["neighbors"]] == pytest.approx(
-            cosines.sort(descending=True).values[:3].tolist(), abs=1e-5
-        )
+        nearest = cosines.sort(descending=True).values[:3].tolist()
+        assert [item["cosine"] for item in result["neighbors"]] == pytest.approx(nearest, abs=1e-5)
         for item in result["neighbors"]:
             assert item["cosine"] == pytest.approx(float(cosines[item["index"]]), abs=1e-5)
             assert item["class"] == model.classes[int(held_out.labels[item["index"]])]

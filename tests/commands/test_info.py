@@ -70,10 +70,8 @@ def test_info_repeats_the_results_of_fit(tmp_path: Path, data: tuple[Tensor, Ten
     assert re.search(r"^  dropped +owner, name, note$", output, re.MULTILINE)
     assert "| class 0 | 4       |" in output
     assert summary.split("\n\n")[1] in output  # the views
-    assert (
-        f"cross-validation on 12 rows: accuracy {100 * facts['cross_validation']['accuracy']:.2f} %, 95 % interval ["
-        in output
-    )
+    accuracy = 100 * facts["cross_validation"]["accuracy"]
+    assert f"cross-validation on 12 rows: accuracy {accuracy:.2f} %, 95 % interval [" in output
 
 
 def test_names_are_printed_without_control_characters(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:
@@ -82,10 +80,7 @@ def test_names_are_printed_without_control_characters(tmp_path: Path, network: P
     output = run("info", path)
     assert all(item.isprintable() for item in output.replace("\n", ""))
     assert "| b\\nc " in output
-    assert (
-        "cross-validation on 12 rows: accuracy 75.00 %, 95 % interval [50.00, 87.50], log-loss 0.500, calibration "
-        in output
-    )
+    assert "accuracy 75.00 %, 95 % interval [50.00, 87.50], log-loss 0.500, calibration " in output
     assert [item["name"] for item in json.loads(run("info", path, "--json"))["classes"]] == ["a\x1b", "b\nc", "d"]
 
 
@@ -105,9 +100,8 @@ def test_unexpected_metadata_are_no_error(
     assert output.startswith("m.safetensors: 3 classes, 12 samples, 3 features\n")
     assert output.endswith("cross-validation: none\n")
     read = json.loads(run("info", path, "--json"))
-    assert [read[name] for name in ("views", "cross_validation", "dropped", "groups", "cross_validation_networks")] == [
-        None
-    ] * 5
+    invalid = ("views", "cross_validation", "dropped", "groups", "cross_validation_networks")
+    assert all(read[name] is None for name in invalid)
 
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -122,11 +116,8 @@ def test_version_of_the_script_and_of_the_module() -> None:
     as_script = f"import sys, {module}; sys.argv[0] = 'protonet'; sys.exit({module}.{name}())"
     for way in (["-m", "protonet"], ["-c", as_script]):
         output = start(*way, "--version")
-        assert (output.returncode, output.stdout, output.stderr) == (
-            0,
-            f"protonet {metadata.version('protonet-solver')}\n",
-            "",
-        )
+        version = f"protonet {metadata.version('protonet-solver')}\n"
+        assert (output.returncode, output.stdout, output.stderr) == (0, version, "")
 
 
 def test_an_inconsistent_header_is_refused(tmp_path: Path, network: PrototypeNetwork, run: Run) -> None:

@@ -224,9 +224,8 @@ def test_layout_and_results_in_a_browser(made: Path, browser: Browser, name: str
     sections = ["accuracy", "suspects", "confusion", "classes", "map", "reliability", "columns"]
     sections += ["learning", "views", "data"]
     actual = browser.ask(every("main section", "[each.id, each.innerText.length]"))
-    assert [item for item, _ in actual] == [
-        item for item in sections if name == "fit" or item not in {"learning", "views"}
-    ]
+    expected = [item for item in sections if name == "fit" or item not in {"learning", "views"}]
+    assert [item for item, _ in actual] == expected
     assert min(size for _, size in actual) > 100
     assert browser.ask("document.querySelector('.tiles dd').innerText") == f"{100 * metrics['accuracy']:.1f} %"
     cells = every("#confusion td button", "[+each.dataset.given, +each.dataset.taken, +each.innerText]")

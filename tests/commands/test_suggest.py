@@ -91,9 +91,8 @@ def test_without_a_model_labelled_rows_count_as_selected(tmp_path: Path, run: Ru
     kinds = ["small" if index % 4 and index % 3 else "" for index in range(40)]
     chosen = []
     for labels in ({}, {"label": kinds}):
-        (suggested,) = read_printed(
-            run("suggest", write_columns(tmp_path / "t.csv", {"size": sizes} | labels), "-n", "1")
-        )
+        table = write_columns(tmp_path / "t.csv", {"size": sizes} | labels)
+        (suggested,) = read_printed(run("suggest", table, "-n", "1"))
         chosen.append(float(sizes[suggested.row]))
     assert chosen[0] < 5 < chosen[1]
 

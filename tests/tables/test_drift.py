@@ -50,14 +50,7 @@ def warn(statistics: Any, encoding: Encoding | None, cells: Sequence[np.ndarray]
     monitor = DriftMonitor(statistics, encoding, len(cells))
     for rows in np.array_split(np.arange(len(cells[0])), blocks):
         monitor.update(RowBlock([values[rows] for values in cells], np.empty(0), (), rows.tolist(), rows.tolist()))
-    return monitor.summary(
-        Table(
-            columns=None if encoding is None else COLUMNS[: len(cells)],
-            blocks=iter(()),
-            position_format="row {}",
-            notes=[],
-        )
-    )
+    return monitor.summary(Table(columns=None if encoding is None else COLUMNS[: len(cells)], position_format="row {}"))
 
 
 @pytest.mark.parametrize("new", ["same", "one class", "few"])

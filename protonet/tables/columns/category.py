@@ -22,7 +22,7 @@ from protonet.views.view import Graph
 class CategoryRules:
     """Thresholds for the levels (distinct categories) of a column that get a feature."""
 
-    always: int = 5  #: Maximum number of levels that all get a feature, however rare.
+    max_always: int = 5  #: Maximum number of levels that all get a feature, however rare.
     min_rows: int = 2  #: Minimum rows of a level in columns of more levels.
     max_levels: int = 64  #: Maximum number of levels with a feature, the most frequent ones.
 
@@ -47,7 +47,7 @@ class Category(FittedColumn):
     def fit(cls, cells: np.ndarray) -> Category:
         """Fit a column of categories to cells (n,)."""
         levels, counts = np.unique(format_cells(cells).astype(str), return_counts=True)
-        if len(levels) > CATEGORY_RULES.always:
+        if len(levels) > CATEGORY_RULES.max_always:
             frequent = np.flatnonzero(counts >= min(CATEGORY_RULES.min_rows, counts.max()))
             top = np.sort(frequent[np.argsort(-counts[frequent], kind="stable")[: CATEGORY_RULES.max_levels]])
             levels, counts = levels[top], counts[top]

@@ -230,9 +230,8 @@ def parse_numeric(cell: str, numeric_format: str) -> float:
     if numeric_format not in {"plain", "duration"}:
         return parse_formatted(cell, numeric_format)
     formatted = parse_formatted(cell, "point") if numeric_format == "plain" else math.nan
-    return next(
-        (value for value in (parse_plain(cell), formatted, parse_duration(cell)) if not math.isnan(value)), math.nan
-    )
+    values = (parse_plain(cell), formatted, parse_duration(cell))
+    return next((value for value in values if not math.isnan(value)), math.nan)
 
 
 def parse_numeric_column(values: np.ndarray, numeric_format: str) -> np.ndarray:

@@ -37,7 +37,7 @@ class TextRules:
     rank_per_row: float = 1.0  #: Maximum number of components per training row.
     max_basis_size: float = 4e6  #: Maximum number of values in the basis, which the model file stores.
     separate_norms: bool = True  #: Whether words and character n-grams are normalized separately.
-    power: float = 0.25  #: Exponent of the components' variances: 1 leaves them, 0 whitens.
+    variance_exponent: float = 0.25  #: Exponent of the components' variances: 1 leaves them, 0 whitens.
 
 
 TEXT_RULES = TextRules()
@@ -51,7 +51,7 @@ SECONDARY_TEXT_RULES = TextRules(
     rank_per_row=0.25,
     max_basis_size=math.inf,
     separate_norms=False,
-    power=1.0,
+    variance_exponent=1.0,
 )
 
 
@@ -97,11 +97,9 @@ class Text(FittedColumn):
             candidates = []
         rank = min(rules.max_rank, max(1, round(rules.rank_per_row * len(cells))))
         max_grams = int(min(rules.max_grams, rules.max_basis_size / 2 / rank))
-        groups = (
-            [[item for item in candidates if is_word(item[1]) == words] for words in (True, False)]
-            if rules.separate_norms
-            else [candidates]
-        )
+        groups = [candidates]
+        if rules.separate_norms:
+            groups = [[item for item in candidates if is_word(item[1]) == words] for words in (True, False)]
         grams = tuple(sorted(gram for group in groups for _, gram in sorted(group)[:max_grams]))
         scales = np.array([1 + math.log(len(cells) / rows_with[gram]) for gram in grams], np.float32)
         if not grams:
@@ -112,7 +110,7 @@ class Text(FittedColumn):
         rank = min(rank, int((variances > 1e-9).sum()))
         variances, vectors = variances[::-1][:rank], vectors[:, ::-1][:, :rank]
         directions = x.T @ vectors - mean[:, None] * vectors.sum(axis=0)  # (grams, rank)
-        target = variances**rules.power
+        target = variances**rules.variance_exponent
         basis = directions / np.sqrt(variances * len(cells))
         basis = basis * np.sqrt(target / np.where(variances > 0, variances, 1))
         basis /= math.sqrt(target.sum() or 1.0)

@@ -149,7 +149,7 @@ class TestCategory:
         assert np.corrcoef(x, cells == "yes")[0, 1] == pytest.approx(1)
 
     def test_rare_levels_of_many_have_no_feature(self) -> None:
-        often = [f"often {n}" for n in range(CATEGORY_RULES.always + 1)] * CATEGORY_RULES.min_rows
+        often = [f"often {n}" for n in range(CATEGORY_RULES.max_always + 1)] * CATEGORY_RULES.min_rows
         cells = objects(*often, "once")
         column = Category.fit(cells)
         assert "once" not in column.levels

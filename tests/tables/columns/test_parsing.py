@@ -169,14 +169,11 @@ class TestDates:
                 epoch = datetime(1900, 1, 1) if is_time else EPOCH
                 assert parse_date(cell, cell_format) == pytest.approx((read - epoch) / DAY, abs=1e-9), cell
                 assert math.isnan(parse_date(cell + "?", cell_format)), cell_format
-            moments = [
-                datetime(1971 + 3 * n, 1 + 5 * n % 12, 1 + 11 * n % 28, 7 * n % 24, 13 * n % 60) for n in range(10)
-            ]
-            cells = [moment.strftime(cell_format) for moment in moments]
+            dates = ((1971 + 3 * n, 1 + 5 * n % 12, 1 + 11 * n % 28, 7 * n % 24, 13 * n % 60) for n in range(10))
+            cells = [datetime(*date).strftime(cell_format) for date in dates]
             inferred = infer_date_format(cells)  # another format with the same result is fine
-            assert [parse_date(cell, inferred) for cell in cells] == [
-                parse_date(cell, cell_format) for cell in cells
-            ], cell_format
+            for cell in cells:
+                assert parse_date(cell, inferred) == parse_date(cell, cell_format), cell_format
 
     @given(
         st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)),
