@@ -1,4 +1,4 @@
-"""A real headless Chromium, driven through the pipe of its DevTools protocol."""
+"""A headless Chromium that tests control through its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
 )
-#: Every text on the page whose contrast is below what WCAG 2.2 asks for: 4.5, or 3 where it is large.
+#: JavaScript that lists the texts of a page whose contrast is below that of WCAG 2.2: 4.5, or 3 for large text.
 CONTRAST = """
 (() => {
   const light = (rgb) => rgb.map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
@@ -53,12 +53,12 @@ CONTRAST = """
 
 
 class Browser:
-    """One page of a browser without network, but for one server; what went wrong on it is in ``errors``.
+    """A browser with one page, and without network except for one server; ``errors`` lists errors of the page.
 
     Args:
-        folder: Takes its profile.
-        server: The beginning of the addresses that it may ask for, "http://127.0.0.1:8000/"; None for none.
-        flags: More of its flags.
+        folder: The folder of the browser's profile.
+        server: The start of all addresses that may be requested, such as "http://127.0.0.1:8000/"; None for none.
+        flags: Further command-line flags of the browser.
     """
 
     def __init__(self, folder: Path, server: str | None = None, flags: Sequence[str] = ()) -> None:
@@ -99,7 +99,7 @@ class Browser:
         shutil.rmtree(self.profile, ignore_errors=True)
 
     def call(self, method: str, **parameters: object) -> Any:
-        """Call a method of the protocol, and return its result."""
+        """Call a method of the DevTools protocol; return its result."""
         index = next(self._numbers)
         message: dict[str, object] = {"id": index, "method": method, "params": parameters}
         if self._session is not None:
@@ -112,7 +112,7 @@ class Browser:
                 return answer["result"]
 
     def _read(self) -> dict[str, Any]:
-        """Return the next message; store errors of the page."""
+        """Read the next message of the browser; add errors of the page to ``errors``."""
         until = time.monotonic() + PATIENCE
         while b"\0" not in self._left:
             ready, *_ = select.select([self._reading], [], [], max(0.0, until - time.monotonic()))
@@ -175,6 +175,15 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
+    def check_layout(self, page: Path | None = None) -> None:
+        """Check contrast and width in light, dark and phone mode, of the present page or of a file that is opened."""
+        for mode in ({}, {"dark": True}, {"width": 375, "height": 700}):
+            self.look(**mode)
+            if page is not None:
+                self.open(page)
+            assert self.ask(CONTRAST) == []
+            assert self.ask("document.documentElement.scrollWidth <= innerWidth"), mode
+
     def shoot(self, path: Path) -> None:
         """Write a picture of the whole page, .png."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
@@ -189,10 +198,6 @@ def every(selector: str, expression: str) -> str:
 
 
 def check_looks(browser: Browser, page: Path) -> None:
-    """Open a page light, dark and on a phone: text has contrast, nothing is too wide, nothing goes wrong."""
-    for look in ({}, {"dark": True}, {"width": 375, "height": 700}):
-        browser.look(**look)
-        browser.open(page)
-        assert browser.ask(CONTRAST) == []
-        assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), look
+    """Open a file in light, dark and phone mode; check contrast, width and errors of the page."""
+    browser.check_layout(page)
     assert browser.errors == []

@@ -1,4 +1,4 @@
-"""Reports of studies at their smallest, each made once."""
+"""Short runs of the studies, each made once per session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_tables() -> list[tuple[str, list[Column]]]:
     return tables
 
 
-#: Arguments that make a study as short as a test must be; the others take minutes, or a repository that is not ours.
+#: Arguments of short runs of studies; other studies take minutes, or need packages or files of others.
 SMALL = {
     "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0,30",
     "incontext": "--tables 8",
@@ -41,7 +41,7 @@ SMALL = {
     "redundant": "--kinds units,counts --problems 2 --min-rows 100 --max-rows 100",
     "semi-supervised": "--datasets iris --regimes alike,strangers --shots 5 --splits 1 --peers",
 }
-#: Constants of modules that are smaller in tests.
+#: Values that replace constants of modules, so that a run is short.
 LESS: dict[str, dict[str, object]] = {
     "incontext": {
         "analysis.incontext.real.load_tables": make_tables,
@@ -56,7 +56,7 @@ LESS: dict[str, dict[str, object]] = {
 
 
 class Made(NamedTuple):
-    """The output of a study in an empty folder."""
+    """The output of a study that ran in an empty folder."""
 
     folder: Path
     table: str
@@ -83,7 +83,7 @@ def load_study(name: str) -> ModuleType:
 
 
 def run_study(folder: Path, arguments: list[str], less: Mapping[str, object]) -> str:
-    """Run a study in a folder, its constants less; return what it prints."""
+    """Run a study in a folder with replaced constants; return its stdout."""
     output, wrong = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output), contextlib.redirect_stderr(wrong):
         patch.chdir(folder)
@@ -95,7 +95,7 @@ def run_study(folder: Path, arguments: list[str], less: Mapping[str, object]) ->
 
 @pytest.fixture(scope="session")
 def make_report(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
-    """Return what runs a study at its smallest, once."""
+    """Return a function that runs a study of ``SMALL`` once per session, and returns its output."""
 
     @cache
     def make(name: str) -> Made:

@@ -17,6 +17,7 @@ from analysis.optimizer_bench.runs import BASELINES, Candidate, Run, load_python
 from analysis.optimizer_bench.workload import Curve
 from analysis.optimizer_bench.workloads import FAMILY, ROLE, WORKLOADS
 from solution.pack import ROOT
+from tests.analysis.conftest import read_cells
 
 WORKLOAD_FILE = """
 import torch
@@ -223,7 +224,7 @@ def test_roles(folder: Path, house: Path, capsys: pytest.CaptureFixture[str], tm
 def test_looks_at_held_out_families_are_logged(folder: Path, house: Path) -> None:
     assert look(folder, house, "--roles", "validation,visible") == 0
     assert look(folder, house, "--roles", "validation", "--compare", "adamw") == 0
-    _, ours, peers = ([cell.strip() for cell in line.split("|")[1:-1]] for line in house.read_text().splitlines())
+    _, ours, peers = read_cells(house.read_text())
     assert ours[1:4] == ["visible, validation", "20", "0"]
     assert (len(ours[4]), ours[5]) == (8, "`{}`")
     assert ours[6].startswith("visible 20: ")
@@ -238,9 +239,8 @@ def test_learning_rates(folder: Path, house: Path, capsys: pytest.CaptureFixture
     entries = json.loads(path.read_text())
     assert [(entry["factor"], entry["config"]["lr"]) for entry in entries] == [(1, 0.2), (0.1, 0.02), (1e30, 2e29)]
     out = capsys.readouterr().out
-    table = out.partition("**Other learning rates and values of total_steps**\n\n")[2].splitlines()[:5]
-    lines = [line.strip("| \n").split(" | ") for line in table]
-    head, _, *cells = [[cell.strip() for cell in line] for line in lines]
+    table = out.partition("**Other learning rates and values of total_steps**\n\n")[2].partition("\n\n")[0]
+    head, _, *cells = read_cells(table)
     assert head == ["variant", "10 steps", "change", "20 steps", "change", "worst", "not finite"]
     assert [line[0] for line in cells] == ["as configured", "rate x 0.1", "rate x 1e+30"]
     assert cells[0][2] == cells[0][4] == "+0.0 %"

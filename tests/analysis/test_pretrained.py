@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from analysis.__main__ import main
 from analysis.pretrained.measure import CODES, LOGISTIC, NEAREST, SETFIT, TFIDF, list_methods
 from analysis.pretrained.sets import Items, list_data_sets, read_items, split
 from analysis.pretrained.study import tabulate
+from analysis.shared.tables import write_csv
 from protonet.embeddings.opening import PACKAGED
 
 #: Words of two classes with similar names.
@@ -23,21 +23,20 @@ WORDS = {
     "fruit": ["apple", "banana", "cherry", "grape", "lemon", "mango", "orange", "peach"],
     "railway train": ["locomotive", "station", "track", "carriage", "railroad", "tram", "platform", "engine"],
 }
+ROWS_PER_CLASS = 12
 needs_words = pytest.mark.skipif(
     not all(find_spec(module) for module in PACKAGED["words"].modules), reason='needs the extra "words"'
 )
 
 
-def write_texts(folder: Path, rows: int = 12) -> Path:
+def write_texts(folder: Path) -> None:
     generator = np.random.default_rng(0)
-    with (folder / "things.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "class"])
-        for name, words in WORDS.items():
-            for _ in range(rows):
-                first, second, third = generator.choice(words, 3, replace=False)
-                writer.writerow([f"the {first} and a {second} by the {third}", name])
-    return folder / "things.csv"
+    rows = []
+    for name, words in WORDS.items():
+        for _ in range(ROWS_PER_CLASS):
+            first, second, third = generator.choice(words, 3, replace=False)
+            rows.append([f"the {first} and a {second} by the {third}", name])
+    write_csv(folder / "things.csv", ["text", "class"], rows)
 
 
 def test_sets_are_tables_and_folders_of_pictures(tmp_path: Path) -> None:

@@ -29,12 +29,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message
 
 from protonet import InputError
-from protonet.__main__ import main
 from protonet.pipeline import TablePipeline
 from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_policy
 from protonet.server.models import Batcher
 from protonet.server.parsing import ParsedRows
-from tests.commands.cases import Run
+from tests.commands.cases import FAST, Run, do
 from tests.commands.noise import make_requests
 from tests.commands.servers import TOKEN, Server, ask_until_refused, start
 from tests.strategies import blobs
@@ -65,13 +64,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             noise = draw.integers(0, 40, (24, 24, 3))
             pixels = (np.array(colour) + noise).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / "pictures" / name / f"{index}.png")
-    fit = ("--effort", "fast", "-q")
-    assert (
-        main(["fit", str(folder / "mixed.csv"), "--label", "kind", "-o", str(folder / "mixed.safetensors"), *fit]) == 0
-    )
-    assert main(["fit", str(folder / "arrays.npz"), "-o", str(folder / "arrays.safetensors"), *fit]) == 0
-    pictures = ["--representation", "none", "-o", str(folder / "pictures.safetensors")]
-    assert main(["fit", str(folder / "pictures"), *pictures, *fit]) == 0
+    do("fit", folder / "mixed.csv", *FAST, "-o", folder / "mixed.safetensors")
+    do("fit", folder / "arrays.npz", "--effort", "fast", "-o", folder / "arrays.safetensors")
+    pictures = ["--representation", "none", "-o", folder / "pictures.safetensors"]
+    do("fit", folder / "pictures", "--effort", "fast", *pictures)
     return folder
 
 
@@ -147,16 +143,9 @@ def draw(side):
 schemathesis.openapi.format("picture", strategies.integers(1, 40).map(draw))
 """
     (tmp_path / "hooks.py").write_text(hooks, encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "schemathesis.cli",
-        "run",
-        f"http://127.0.0.1:{server.port}/openapi.json",
-        "-n",
-        "3",
-    ]
-    command += ["-H", f"Authorization: Bearer {TOKEN}", "--seed", "1", "--generation-database", "none", "--no-color"]
+    document = f"http://127.0.0.1:{server.port}/openapi.json"
+    command = [sys.executable, "-m", "schemathesis.cli", "run", document, "-n", "3", "--seed", "1", "--no-color"]
+    command += ["-H", f"Authorization: Bearer {TOKEN}", "--generation-database", "none"]
     own = {"SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, **own}, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
@@ -548,7 +537,7 @@ def test_forms_are_accepted_and_csv_is_returned(server: Server, folder: Path, tm
     assert (status, answered["content-type"]) == (200, "text/csv; charset=utf-8"), content
     predicted = tmp_path / "predicted.csv"
     model = folder / "mixed.safetensors"
-    assert main(["predict", str(model), str(folder / "mixed.csv"), "--proba", "-o", str(predicted), "-q"]) == 0
+    do("predict", model, folder / "mixed.csv", "--proba", "-o", predicted)
     assert content == predicted.read_bytes()
     part = b"--x\r\nContent-Disposition: form-data\r\n\r\n1\r\n--x--\r\n"
     for bad in (b"--x--\r\n", b"", b"noise", part, form[:-5] + form):

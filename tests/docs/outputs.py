@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import shutil
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from protonet import __main__ as library
@@ -153,21 +153,15 @@ def prepare(page: Page, folder: Path) -> Iterator[None]:
     """Enter a folder with the files of a page's examples, and set the environment of a run."""
     if page.source is not None:
         shutil.copytree(ROOT / page.source, folder, dirs_exist_ok=True)
-    changes = {"PROTONET_CACHE": str(folder / ".cache"), "PROTONET_REPRESENTATION": "none", "COLUMNS": "120"}
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    if page.encoders:
-        del os.environ["PROTONET_REPRESENTATION"]
-    here = Path.cwd()
-    os.chdir(folder)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROTONET_CACHE", str(folder / ".cache"))
+        patch.setenv("COLUMNS", "120")
+        if page.encoders:
+            patch.delenv("PROTONET_REPRESENTATION", raising=False)
+        else:
+            patch.setenv("PROTONET_REPRESENTATION", "none")
+        patch.chdir(folder)
         yield
-    finally:
-        os.chdir(here)
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def write_outputs(name: str) -> None:
