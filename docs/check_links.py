@@ -29,8 +29,8 @@ class Page(HTMLParser):
                 self.links.add(value)
 
 
-def find_broken(root: Path) -> list[str]:
-    """List the broken links of a site, one line each."""
+def list_broken_links(root: Path) -> list[str]:
+    """List the broken links of a built site, a line per link."""
     pages = {path.resolve(): Page(path) for path in sorted(root.rglob("*.html"))}
     broken = []
     for path, page in pages.items():
@@ -48,6 +48,6 @@ def find_broken(root: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    lines = find_broken(Path(sys.argv[1]))
+    lines = list_broken_links(Path(sys.argv[1]))
     print("\n".join([*lines, f"{len(lines)} broken links"]))
     sys.exit(bool(lines))

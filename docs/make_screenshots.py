@@ -17,7 +17,7 @@ from tests.commands.servers import TOKEN, start
 
 ROOT = Path(__file__).resolve().parents[1]
 STATIC, WINE = ROOT / "docs/_static", ROOT / "examples/wine"
-LABELS = 24  #: Labels that the page has been given.
+LABELS = 24  #: Number of rows that have labels on the page.
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """Pack the submissions: ``python -m solution.pack`` writes a ZIP for Agentics and a file for Frontier-CS.
 
-Both hold the modules of protonet that its solver imports, and no others. The bytes depend on the sources alone: fixed
-times and permissions, sorted entries, no compression (whose result depends on the version of zlib). The shared
-optimizer is submitted as two files: the modules of `protonet.optimizer` as one, and its configuration.
+Both contain the modules of protonet that the solver imports. Their bytes depend on the sources only: times and
+permissions are fixed, entries are sorted, and nothing is compressed, because zlib's output depends on its version. The
+shared optimizer is submitted as two files: the modules of `protonet.optimizer` joined in one, and its configuration.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ALLOWED = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
 MANIFEST = "agentics.solution.json"
 COMMANDS = ("setup", "build", "run")
 ZIP_NAME, SINGLE_NAME = "protonet-agentics.zip", "solution.py"
-OPTIMIZER_NAME, CONFIG_NAME = "custom_optimizer.py", "optimizer_config.json"  #: The files of the shared optimizer.
+OPTIMIZER_NAME, CONFIG_NAME = "custom_optimizer.py", "optimizer_config.json"  #: File names of the shared optimizer.
 
-# The contest's limits on an archive; it may unpack to 50 MiB, and nothing is compressed here.
-MAX_BYTES, MAX_ENTRIES, MAX_NOTE = 20 << 20, 256, 1024
+#: The contest's limits on an archive: bytes, entries, and bytes of the note in the manifest.
+MAX_BYTES, MAX_ENTRIES, MAX_NOTE_BYTES = 20 << 20, 256, 1024
 
 
 def library_files(root: Path = ROOT) -> dict[str, str]:
-    """Collect the library's files that the solver needs, by following the imports.
+    """Collect the source files that the solver needs, by following its imports.
 
     Args:
         root: The folder that holds ``protonet``.
@@ -49,7 +49,7 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
         POSIX path below ``root`` to source text, sorted by path.
 
     Raises:
-        InputError: A file imports a package that the contest does not have.
+        InputError: A file imports a package that the contest does not provide.
     """
     files: dict[str, str] = {}
     waiting = list(ENTRY_POINTS)
@@ -74,7 +74,7 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yield the absolute names of a module's imports, at any depth, except those for type checking."""
+    """Yield the absolute names that a module imports, also in functions, but not for type checking only."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -88,7 +88,7 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def pack_zip() -> bytes:
-    """Make the Agentics ZIP of manifest, scripts, ``solution.py`` and the library, and check it."""
+    """Make the Agentics ZIP of manifest, scripts, ``solution.py`` and library, and check it against the limits."""
     here = ROOT / "solution"
     manifest = (here / MANIFEST).read_text(encoding="utf-8")
     names = [MANIFEST, "solution.py", *json.loads(manifest)["commands"].values()]
@@ -105,7 +105,7 @@ def pack_zip() -> bytes:
 
 
 def pack_single() -> bytes:
-    """Make the single-file submission: `solution.single_file` with the library's sources."""
+    """Make the single-file submission: `solution.single_file` with the sources of the library embedded."""
     template = (ROOT / "solution" / "single_file.py").read_text(encoding="utf-8")
     entries = [f'    "{path}": {_literal(source)},\n' for path, source in library_files().items()]
     empty = "FILES: dict[str, str] = {}\n"
@@ -114,7 +114,7 @@ def pack_single() -> bytes:
 
 
 def join_package(package: str = "protonet.optimizer", root: Path = ROOT) -> str:
-    """Join the modules of a package in one module with the same names, so that it can be imported alone.
+    """Join the modules of a package into the source of one module that can be imported alone.
 
     Args:
         package: Full name. Its modules import each other by ``from ... import`` without new names.
@@ -149,46 +149,46 @@ def join_package(package: str = "protonet.optimizer", root: Path = ROOT) -> str:
 
 
 def _literal(text: str) -> str:
-    """Format ``text`` as a Python literal, with line breaks if possible."""
+    """Format a text as a Python literal, with line breaks if possible."""
     readable = f"r'''{text}'''"
     plain = "'''" not in text and not text.endswith(("'", "\\")) and not {"\r", "\0"} & set(text)
     return readable if plain else repr(text)
 
 
 def check_archive(files: Mapping[str, str], size: int) -> None:
-    """Check the texts of an archive of some bytes, by path, against the contest's limits; raise an InputError."""
-    _need(size <= MAX_BYTES, f"have at most {MAX_BYTES} bytes", size)
-    _need(len(files) <= MAX_ENTRIES, f"have at most {MAX_ENTRIES} entries", len(files))
+    """Raise an InputError if an archive of ``size`` bytes, with texts by path, violates the contest's limits."""
+    _require(size <= MAX_BYTES, f"have at most {MAX_BYTES} bytes", size)
+    _require(len(files) <= MAX_ENTRIES, f"have at most {MAX_ENTRIES} entries", len(files))
     manifest = json.loads(files[MANIFEST])
     keys = ["commands", "note", "protocol", "protocol_version"]
-    _need(sorted(manifest) == keys, f"have the keys {keys}", manifest, MANIFEST)
+    _require(sorted(manifest) == keys, f"have the keys {keys}", manifest, MANIFEST)
     protocol = manifest["protocol"], manifest["protocol_version"]
-    _need(protocol == ("zip_project", 1), "have protocol zip_project, version 1", protocol, MANIFEST)
+    _require(protocol == ("zip_project", 1), "have protocol zip_project, version 1", protocol, MANIFEST)
     length = len(manifest["note"].encode())
-    _need(length <= MAX_NOTE, f"have a note of at most {MAX_NOTE} bytes", length, MANIFEST)
+    _require(length <= MAX_NOTE_BYTES, f"have a note of at most {MAX_NOTE_BYTES} bytes", length, MANIFEST)
     commands = manifest["commands"]
-    _need(sorted(commands) == sorted(COMMANDS), f"have the commands {', '.join(COMMANDS)}", commands, MANIFEST)
+    _require(sorted(commands) == sorted(COMMANDS), f"have the commands {', '.join(COMMANDS)}", commands, MANIFEST)
 
 
-def _need(condition: bool, constraint: str, got: object, argument: str = "archive") -> None:
-    """Raise an InputError unless a condition holds."""
+def _require(condition: bool, constraint: str, got: object, argument: str = "archive") -> None:
+    """Raise an InputError unless a condition on the archive holds."""
     if not condition:
         raise_input_error(argument, constraint, got, "Correct solution/ and pack again.")
 
 
-def _pack(arguments: Sequence[str] | None) -> None:
-    """Write all artifacts and print one line for each."""
+def _write_submissions(arguments: Sequence[str] | None) -> None:
+    """Write all submissions to a folder, and print a line for each."""
     parser = Parser("solution.pack", "Write the contest's ZIP, the single-file submission and the shared optimizer.")
     parser.add_argument("-o", "--output", default="dist", metavar="DIR", help="folder (default: dist)")
     folder = check_writable("--output", parser.parse_args(arguments).output, folder=True)
-    artifacts = {ZIP_NAME: pack_zip(), SINGLE_NAME: pack_single()}
+    submissions = {ZIP_NAME: pack_zip(), SINGLE_NAME: pack_single()}
     config = (ROOT / "solution" / CONFIG_NAME).read_bytes()
-    artifacts |= {OPTIMIZER_NAME: join_package().encode(), CONFIG_NAME: config}
-    for name, data in artifacts.items():
+    submissions |= {OPTIMIZER_NAME: join_package().encode(), CONFIG_NAME: config}
+    for name, data in submissions.items():
         (folder / name).write_bytes(data)
         print(f"{folder / name}: {len(data):,} bytes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    return run_command("solution.pack", _pack, arguments)
+    return run_command("solution.pack", _write_submissions, arguments)

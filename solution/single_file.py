@@ -20,7 +20,7 @@ FILES: dict[str, str] = {}
 
 
 class _Library(MetaPathFinder, ExecutionLoader):
-    """Finder and loader of the modules in ``FILES``."""
+    """Finds and loads the modules in ``FILES``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -38,7 +38,7 @@ class _Library(MetaPathFinder, ExecutionLoader):
 
     @staticmethod
     def _find(fullname: str) -> str:
-        """Look up the key in ``FILES`` of a module."""
+        """Return the path of a module in ``FILES``, given its full name."""
         path = fullname.replace(".", "/")
         package = f"{path}/__init__.py"
         return package if package in FILES else f"{path}.py"

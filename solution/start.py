@@ -1,4 +1,4 @@
-"""Start of a command: Ctrl-C during the import of torch, most of the first second, shows no traceback either."""
+"""Start of a command, so that Ctrl-C during the import of torch, which takes a second, shows no traceback."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from importlib import import_module
 
 
 def start(module: str) -> int:
-    """Import a command's module and run its ``main``; return the exit code, 130 after Ctrl-C.
+    """Import the module of a command and run its ``main``; return the exit code, 130 after Ctrl-C.
 
-    A command calls this above its own imports, which therefore happen here.
+    A command calls this function before its own imports, so that they happen here.
     """
     try:
         code: int = import_module(module).main()

@@ -1,1 +1,1 @@
-"""The study of the solver's time and memory."""
+"""Studies of the solver: its time and memory, and fits with redundant columns."""

@@ -1,4 +1,4 @@
-"""README is short and complete, links lead somewhere, and what pages list is there."""
+"""The README is short and complete, links lead to existing targets, and pages list existing modules and extras."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from protonet.commands.options import ServeOptions
 from tests.docs.blocks import NAMES, ROOT, read_extras
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-#: The longest that a stranger reads.
-MOST_LINES = 170
-#: Words of a page of the site.
-MOST_WORDS = 1800
+#: Maximal lines of the README, and maximal words of a page.
+MAX_LINES, MAX_WORDS = 170, 1800
 
 
 def headings(path: Path) -> set[str]:
@@ -23,7 +21,7 @@ def headings(path: Path) -> set[str]:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= MOST_LINES
+    assert len(README.splitlines()) <= MAX_LINES
 
 
 def list_modules() -> list[str]:
@@ -53,7 +51,7 @@ def test_the_tree_of_the_readme_has_every_package_and_no_module_that_is_gone() -
 
 def test_no_page_is_long() -> None:
     for name in [name for name in NAMES if name.startswith("docs/")]:
-        assert len((ROOT / name).read_text(encoding="utf-8").split()) <= MOST_WORDS, name
+        assert len((ROOT / name).read_text(encoding="utf-8").split()) <= MAX_WORDS, name
 
 
 def test_links_lead_somewhere() -> None:
