@@ -1,4 +1,4 @@
-"""Views of the features, one kind per file, behind the protocol of `protonet.views.view`."""
+"""Views: feature maps whose outputs are concatenated to the embedding. There is one kind of view per file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from protonet.views.mlp import MLPFamily, MLPView
 from protonet.views.tabular_transformer import TabularTransformerFamily, TabularTransformerView
 from protonet.views.view import LinearMap, Source, View
 
-#: Families of views, in the order of evaluation: sources before the views that read them, trained views last. A new
-#: family is a file in this package, and a line here.
+#: Families of views with their classes of fitted views, in the order of evaluation: linear views, which others read,
+#: come first, trained views last. A new family is a file in this package, and a line here.
 VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
     (LinearFamily, LinearView),
     (KernelRidgeFamily, KernelRidgeView),
@@ -21,5 +21,5 @@ VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
     (TabularTransformerFamily, TabularTransformerView),
     (MLPFamily, MLPView),
 )
-#: Sources that views read, other than the features.
+#: Classes of the maps of features that views read.
 SOURCES: tuple[type[Source], ...] = (LinearMap, KernelBank)

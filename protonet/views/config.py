@@ -14,7 +14,7 @@ ConfigT = TypeVar("ConfigT", bound="Config")
 
 
 def size(low: float = 1, high: float = 2**31) -> Any:
-    """Declare a field of a `Config` that lies in [low, high]."""
+    """Declare a dataclass field of a `Config` whose value must be in [low, high]."""
     return field(metadata={"range": (low, high)})
 
 
@@ -45,7 +45,7 @@ class Config:
 
 
 def expect(condition: bool, problem: str) -> None:
-    """Raise a ValueError with a description of the problem, unless a condition holds."""
+    """Raise a ValueError that describes a problem, unless a condition holds."""
     if not condition:
         raise ValueError(problem)
 
@@ -53,7 +53,7 @@ def expect(condition: bool, problem: str) -> None:
 def expect_finite(name: str, tensor: Tensor, *, infinite: bool = False) -> None:
     """Raise a ValueError if a tensor has NaN, an infinity, or a bool whose byte is neither 0 nor 1.
 
-    If ``infinite``, it may hold positive infinities.
+    Positive infinities are allowed if ``infinite``.
     """
     if tensor.dtype == torch.bool:
         expect(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
@@ -69,7 +69,7 @@ def check_tensors(
 ) -> None:
     """Raise a ValueError unless tensors have the expected names, shapes and types, and finite values.
 
-    Those named in ``infinite`` may hold positive infinities. ``prefix`` is that of names in error messages.
+    Tensors named in ``infinite`` may have positive infinities. Error messages put ``prefix`` before a name.
     """
     for name, reference in expected.items():
         expect(name in tensors, f"no tensor {prefix}{name}")
@@ -85,8 +85,8 @@ class Stored:
 
     Args:
         description: Parsed JSON, which should be a mapping.
-        tensors: The tensors by name, on the CPU. `pop` removes them.
-        prefix: Prefix of the names of this part's tensors.
+        tensors: The tensors by name, on the CPU. The method `pop` removes a tensor.
+        prefix: Prefix of the names of the tensors of this part.
 
     All methods raise a ValueError if an entry or a tensor is missing or invalid.
     """
@@ -120,7 +120,7 @@ class Stored:
         return tuple(values)
 
     def pop(self, name: str, *shape: int | None, dtype: torch.dtype = torch.float32, infinite: bool = False) -> Tensor:
-        """Remove a tensor of a shape, with None for any size, and return it."""
+        """Remove and return the tensor with a name, which must have the given shape; None stands for any size."""
         name = self.prefix + name
         expect(name in self.tensors, f"no tensor {name}")
         tensor = self.tensors.pop(name)

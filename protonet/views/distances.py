@@ -1,4 +1,4 @@
-"""Matrix products and distances whose result for a row has the same digits whatever other rows are in the batch."""
+"""Matrix products and distances whose results for a row do not depend on the other rows of the batch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 INT16_MAX = 2**15 - 1
-TILE_SIZE = 2**19  #: Values that are compared at once: they fit in the processor's cache.
-#: From this many columns on, BLAS multiplies every row in the same way. Measured: 12 for MKL with AVX-512.
+TILE_SIZE = 2**19  #: Number of values that are compared at once, so that they fit in the processor's cache.
+#: With at least this many columns, BLAS multiplies every row in the same way. Measured: 12 for MKL with AVX-512.
 BATCH_INVARIANT_COLUMNS = 16
 
 
 def row_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply (n, k) by (k, m); the digits of a row do not depend on the rest of the batch.
+    """Multiply rows (n, k) by a matrix (k, m) so that the digits of a row do not depend on the other rows.
 
-    For few columns, BLAS sums in an order that depends on n and on the position of the row. Sums in float64 that are
-    rounded once do not show it. MPS has no float64, so there the digits may depend on the batch.
+    For few columns, BLAS sums in an order that depends on n and on the index of the row. In sums in float64 that are
+    rounded once, this is not visible. MPS has no float64: there, the digits may depend on the other rows.
     """
     if matrix.shape[1] >= BATCH_INVARIANT_COLUMNS or rows.device.type == "mps":
         return rows @ matrix
@@ -23,7 +23,7 @@ def row_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:
-    """Compute (n, units): L1 distances for norm 1, squared Euclidean distances for norm 2."""
+    """Compute distances (n, units) of rows to landmarks: L1 for norm 1, squared Euclidean for norm 2."""
     if norm == 1:
         return l1_distances(z, landmarks)
     squares = landmarks.square().sum(dim=1) - 2 * (z @ landmarks.T)
@@ -31,8 +31,8 @@ def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:
 
 
 def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
-    """Compute L1 distances (n, units); ONNX has no such operator and gets a loop over the landmarks."""
-    # An export traces the network like the compiler. The first use of `torch.onnx` imports it, which takes 0.5 s.
+    """Compute the L1 distances (n, units) of rows z (n, dim) to landmarks (units, dim)."""
+    # ONNX has no operator for L1 distances, and gets a loop. The first use of `torch.onnx` imports it, for 0.5 s.
     if not (torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()):
         return torch.cdist(z, landmarks, p=1.0)
     from torch._higher_order_ops.scan import scan  # noqa: PLC0415 - slow to import
@@ -45,17 +45,16 @@ def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
 
 
 def quantization(landmarks: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the minimum and maximum of landmarks, (dim,) each, and the rounding step of `quantized_l1_distances`."""
+    """Compute the minimum (dim,) and maximum (dim,) of landmarks, and the step to which coordinates are rounded."""
     low, high = landmarks.amin(dim=0), landmarks.amax(dim=0)
     return low, high, (high - low).max().clamp_min(torch.finfo(landmarks.dtype).tiny) / (INT16_MAX // terms)
 
 
 def quantized_l1_distances(z: Tensor, landmarks: Tensor, terms: int) -> Tensor:
-    """Compute L1 distances (n, units) of coordinates rounded to multiples of a step; 15 times faster than cdist.
+    """Compute the L1 distances (n, units) of rows to landmarks with rounded coordinates, 15 times faster than cdist.
 
-    ``|a - b|`` equals 2 max(a, b) - a - b. Within the range of the landmarks (units, dim), a coordinate is an integer
-    number of steps, so small that a sum of ``terms`` of them fits in 16 bits. The distance of a coordinate from that
-    range is added without rounding.
+    ``|a - b|`` equals 2 max(a, b) - a - b. Coordinates are rounded to multiples of a step, so that a sum of ``terms``
+    coordinates fits in 16 bits. The distance of a coordinate from the range of the landmarks is added exactly.
     """
     low, high, step = quantization(landmarks, terms)
     inside = z.clamp(low, high)

@@ -1,4 +1,4 @@
-"""Evaluation of candidate views by the log-loss of their out-of-fold cosines, and the protocol of view families.
+"""Evaluation of candidate views by the log-loss of their out-of-fold cosines, and the interface of view families.
 
 The sizes of trained MLPs are chosen within a parameter budget.
 """
@@ -22,17 +22,17 @@ from protonet.selection.folds import Fold
 from protonet.selection.scoring import fit_scale_and_offsets, row_blocks, worse_by_one_error
 from protonet.views.view import Source, TrainingRows, View, ViewSpec
 
-#: Minimal width of a trained view: rows of few features are padded with zeros.
+#: Minimum width of a trained view, if there are enough classes: rows of few features are padded with zeros.
 MIN_EMBEDDING_DIM = 64
-#: Sizes of ensembles, (members, hidden units), that may be evaluated, smallest first.
+#: Sizes of ensembles of MLPs that may be evaluated, (members, hidden units), smallest first.
 MLP_SIZES = ((1, 1), (1, 32), (1, 128), (4, 128))
 
 
 class EncoderPlan(NamedTuple):
-    """The sizes of trained views within a parameter budget."""
+    """The sizes of MLP views within a parameter budget."""
 
-    embedding_dim: int  #: Width of each MLP's output.
-    sizes: tuple[tuple[int, int], ...]  #: Sizes of ensembles, (members, hidden units), smallest first.
+    embedding_dim: int  #: Width of the output of each MLP.
+    sizes: tuple[tuple[int, int], ...]  #: Sizes of ensembles of MLPs, (members, hidden units), smallest first.
 
 
 def count_mlp_parameters(input_dim: int, hidden: int, embedding_dim: int) -> int:
@@ -46,11 +46,11 @@ def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Encode
     Args:
         input_dim: Features per sample, >= 1.
         num_classes: Number of classes, >= 2.
-        param_limit: Maximal number of trainable parameters, finite and >= 0; fractions are rounded down.
+        param_limit: Maximum number of trainable parameters, finite and >= 0; fractions are rounded down.
 
     Returns:
-        Those of ``MLP_SIZES`` that fit; the first one that does not fit is reduced to the budget. ``sizes`` is empty
-        if not even the smallest MLP fits: the model is then raw cosine with no parameters.
+        The sizes of ``MLP_SIZES`` within the limit, and the next one reduced to the limit. There is no size if the
+        smallest MLP exceeds the limit: the model is then raw cosine without parameters.
 
     Raises:
         InputTypeError: A size or the limit is not a number.
@@ -73,14 +73,13 @@ def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Encode
 
 @dataclass(frozen=True)
 class PruneRules:
-    """When the evaluation of a view is abandoned early. It saves time, and changes no result by more than its noise."""
+    """When the evaluation of a view ends early, which saves time and changes results by less than their noise."""
 
     decisive_rows: int = 256
     """A fold with this many held-out rows decides alone which settings are best, and which views are clearly worse."""
-    excess: float = (
-        0.75  #: A view with a log-loss this far above the best linear view's, in nats per row, is pruned ...
-    )
-    min_rows: int = 32  #: ... if at least this many held-out rows were evaluated.
+    excess: float = 0.75
+    """A view is pruned if its log-loss exceeds that of the best linear view by this, in nats per row ..."""
+    min_rows: int = 32  #: ... and if at least this many held-out rows were evaluated.
 
 
 PRUNING = PruneRules()
@@ -90,9 +89,9 @@ class Candidate(NamedTuple):
     """A view spec and its evaluation on held-out rows."""
 
     spec: ViewSpec
-    cosines: Tensor  #: (n_held_out, num_classes) float32, out of fold.
+    cosines: Tensor  #: (n_held_out, num_classes) float32: cosines of held-out rows to class prototypes.
     losses: Tensor  #: (n_held_out,) float64: log-losses at the best temperature and offsets, times the sample weights.
-    flops: float = 0.0  #: Prediction time per row; see `protonet.views.view.View.flops`.
+    flops: float = 0.0  #: Prediction time per row, as a number of multiplications.
 
     @property
     def loss(self) -> float:
@@ -129,7 +128,7 @@ class CandidateEvaluator:
         self.degrees_of_freedom = len(fewest) - len(fewest.unique())  # within the classes
 
     def out_of_time(self) -> bool:
-        """Test whether the deadline is over."""
+        """Test whether the deadline has passed."""
         return time.monotonic() > self.rows.deadline
 
     def training_rows(self, fold: Fold) -> TrainingRows:
@@ -137,20 +136,20 @@ class CandidateEvaluator:
         return self.rows.select(fold.train)
 
     def fit(self, spec: ViewSpec) -> list[View]:
-        """Fit a view to each fold, once for all views that read its source."""
+        """Fit a view to the training rows of each fold, or return the views that were fitted before."""
         if spec not in self.fitted:
             pairs = zip(self.folds, self.sources(spec), strict=True)
             self.fitted[spec] = [spec.fit(self.training_rows(fold), source) for fold, source in pairs]
         return self.fitted[spec]
 
     def sources(self, spec: ViewSpec) -> Sequence[Source | None]:
-        """Fit the source of a spec to each fold; None for specs that read the features."""
+        """Fit the source of a spec to each fold, or return None for each fold if the view reads the features."""
         if spec.source is None:
             return [None] * len(self.folds)
         return [view.source for view in self.fit(spec.source)]
 
     def evaluate(self, spec: ViewSpec) -> Candidate | None:
-        """Fit a view to each fold and score it; None if time is over, or if the first fold prunes the view."""
+        """Fit a view to each fold and evaluate it; None after the deadline, or if the first fold prunes the view."""
         cosines: list[Tensor] = []
         for index, (fold, source) in enumerate(zip(self.folds, self.sources(spec), strict=True)):
             view = spec.fit(self.training_rows(fold), source)  # one at a time, since some views take much memory
@@ -161,18 +160,18 @@ class CandidateEvaluator:
         return self.score(spec, torch.cat(cosines), flops)
 
     def evaluate_source(self, spec: ViewSpec) -> Candidate:
-        """Fit a view to each fold, keep it for the views that read its source, and score it."""
+        """Fit a view to each fold, evaluate it, and keep the fitted views for other views with the same source."""
         return self.score(spec, self.compute_cosines([partial(embed_features, view) for view in self.fit(spec)]))
 
     def compute_cosines(self, maps: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        """Compute out-of-fold cosines (n_held_out, num_classes) by the map of each fold."""
+        """Compute out-of-fold cosines (n_held_out, num_classes), given the feature map of each fold."""
         return torch.cat([self.compute_fold_cosines(embed, index) for index, embed in enumerate(maps)])
 
     def compute_fold_cosines(self, embed: Callable[[Tensor], Tensor], index: int) -> Tensor:
-        """Compute the cosines (fold.held_out, num_classes) of the held-out rows of one fold, on the CPU.
+        """Compute the cosines (fold.held_out, num_classes) of the held-out rows of the fold ``index``, on the CPU.
 
-        The map of features (n, input_dim) to embeddings (views, n, dim) was fitted to the fold. Cosines are averaged
-        over the views.
+        The map of features (n, input_dim) to embeddings (parts, n, dim) was fitted to the fold. Cosines are averaged
+        over the parts.
         """
         fold, features, labels = self.folds[index], self.rows.features, self.rows.labels
         num_classes, weights = self.rows.num_classes, self.rows.weights
@@ -191,7 +190,7 @@ class CandidateEvaluator:
         return cosines
 
     def score(self, spec: ViewSpec, cosines: Tensor, flops: float = 0.0) -> Candidate:
-        """Make a candidate from out-of-fold cosines (n_held_out, num_classes) and the prediction time per row."""
+        """Build a `Candidate` from out-of-fold cosines (n_held_out, num_classes) and the prediction time per row."""
         return Candidate(spec, cosines, self.compute_losses(cosines), flops)
 
     def compute_losses(self, cosines: Tensor) -> Tensor:
@@ -203,8 +202,8 @@ class CandidateEvaluator:
     def should_prune(self, cosines: Tensor, *, optimism: float = 1.0) -> bool:
         """Test whether a view is so much worse than the reference that its weight would be zero or negligible.
 
-        Cosines (n, num_classes) are of the first n held-out rows. ``optimism`` is the fraction of the losses that may
-        remain after the best of the other settings was chosen.
+        Cosines (n, num_classes) are of the first n held-out rows. Losses are multiplied by ``optimism``, since other
+        hyperparameters may be better.
         """
         n = len(cosines)
         if self.reference_losses is None or n < PRUNING.min_rows:
@@ -215,16 +214,16 @@ class CandidateEvaluator:
 
 
 def embed_features(view: View, x: Tensor) -> Tensor:
-    """Embed features (n, input_dim) by a view: (1, n, dim)."""
+    """Embed features (n, input_dim) by a view as a single part: (1, n, dim)."""
     part: Tensor = view(x if view.source is None else view.source(x))
     return part[None]
 
 
 class ViewFamily(Protocol):
-    """The views of one type that model selection evaluates: a frozen dataclass of their hyperparameters."""
+    """The views of one kind that model selection evaluates: a frozen dataclass of their hyperparameters."""
 
     stage: ClassVar[str]  #: Name of the evaluation of this family in progress messages.
-    relative_time: ClassVar[float] = 1.0  #: Time of its evaluation, relative to other families, for progress bars.
+    relative_time: ClassVar[float] = 1.0  #: Time of the evaluation relative to other families, for progress bars.
 
     @classmethod
     def for_effort(cls, effort: str) -> ViewFamily:
@@ -235,17 +234,17 @@ class ViewFamily(Protocol):
         """Evaluate views on held-out rows, and yield those that may get a weight."""
 
     def finalize(self, spec: ViewSpec, weight: float) -> ViewSpec:
-        """Adapt a spec to its weight in the mixture, in (0, 1], before the final fit. Others' specs are unchanged."""
+        """Adapt a spec of this family to its weight in the mixture, in (0, 1], before the final fit."""
         return spec
 
     def without_validation(self) -> ViewFamily | None:
-        """Reduce the family to what is fitted if no row can be held out; None for no view."""
+        """Reduce the family to the views that are fitted if no row can be held out; None for no view."""
         return self
 
     def with_spans(self, spans: Sequence[tuple[int, int]]) -> ViewFamily:
-        """Add views of spans of neighbouring features alone: (start, stop) each."""
+        """Copy the family, and add views that read a span of adjacent features alone, for each (start, stop)."""
         return self
 
     def smallest_trained(self, plan: EncoderPlan, source: ViewSpec) -> ViewSpec | None:
-        """Specify the smallest trained view on a source; None if there is none within the budget."""
+        """Specify the smallest trained view that reads the source of a view; None if none is within the budget."""
         return None

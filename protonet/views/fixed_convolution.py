@@ -1,9 +1,8 @@
-"""Fixed convolution views: features of a series or an image that are responses to 84 fixed convolution kernels.
+"""Fixed convolution views: class scores by ridge regression on responses of a series or image to 84 fixed kernels.
 
-Rows are convolved with fixed kernels at several dilations. A pooled feature is the proportion of positive values: the
-fraction of positions at which the response exceeds a threshold, over the whole row or in each of its parts. A ridge
-regression of the class indicators reads the pooled features. Kernels are fixed, thresholds are quantiles, and the
-read-out has a closed form, so everything is stored in buffers.
+Rows are convolved with fixed kernels at several dilations. A *pooled feature* is the fraction of positions at which the
+response exceeds a threshold, over the whole row or in each of its parts. A ridge regression of the class indicators
+reads the pooled features. Thresholds are quantiles, and the regression has a closed form, stored in buffers.
 
 Source: Dempster, Schmidt and Webb, "MiniRocket" (2021): kernels, quantiles as thresholds, and ridge regression.
 """
@@ -29,27 +28,28 @@ from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec
 
 @dataclass(frozen=True)
 class ConvolutionRules:
-    """Constants of the kernels and of the pooling, and bounds on work."""
+    """Constants of the kernels and of the pooling, and limits of the work."""
 
-    taps: int = 9  #: Taps of a kernel: 9 values of a series, or 3 x 3 pixels of an image.
-    high: int = 3  #: Number of taps with weight 2; the others have -1.
+    taps: int = 9  #: Number of weights of a kernel, for 9 values of a series or 3 x 3 pixels of an image.
+    high: int = 3  #: Number of weights of a kernel that are 2; the others are -1.
     quantiles: tuple[float, ...] = (0.3, 0.7)  #: Quantiles of a kernel's responses that are its thresholds.
     margin: float = 1e-4
     """Added to thresholds, in standard deviations of the responses, so that equal values do not exceed them."""
-    max_dilations: int = 5  #: Maximal number of dilations of a series, powers of two up to its length.
+    max_dilations: int = 5  #: Maximum number of dilations of a series, powers of two up to its length.
     image_sides: tuple[int, ...] = (7, 14)  #: An image has one dilation, and one more from each of these sides on.
-    threshold_responses: int = 2**14  #: Responses of each kernel from which thresholds are computed.
-    chunk: float = 2**19  #: Responses that are computed at once: they fit in the cache of a core.
+    threshold_responses: int = 2**14  #: Number of responses of each kernel from which thresholds are computed.
+    chunk: float = 2**19  #: Number of responses that are computed at once, so that they fit in the cache of a core.
     max_work: float = 1e9  #: The view is not evaluated if all rows have more responses than this.
-    response_flops: float = 30.0  #: Multiplications that take as long as a response of a kernel at one position.
-    max_rows: int = 2048  #: Maximal number of rows that the read-out is fitted to.
+    response_flops: float = 30.0  #: Number of multiplications that take as long as a response at one position.
+    max_rows: int = 2048  #: Maximum number of rows that the regression is fitted to.
     min_deviation: float = 0.05  #: Pooled features are divided by their standard deviation, but at least by this.
     constant: float = 1e-3  #: Pooled features with a smaller standard deviation are ignored.
 
 
 CONVOLUTION = ConvolutionRules()
+#: The ridge penalties that are evaluated by default.
 CONVOLUTION_RIDGES = (1e-2, 1e-1, 1.0)
-#: The ridge if no row can be held out.
+#: The ridge penalty if no row can be held out.
 DEFAULT_CONVOLUTION_RIDGE = 1e-1
 #: Number of parts of a series, and of each side of an image, for local pooling.
 POOLING_PARTS = {"series": 4, "image": 3}
@@ -57,12 +57,9 @@ POOLING_PARTS = {"series": 4, "image": 3}
 
 @dataclass(frozen=True)
 class ConvolutionFeatures:
-    """The spec of the pooled features, which views with all ridges and both poolings read.
+    """The spec of the pooled features, which several fixed convolution views read."""
 
-    The width is the number of pixels per line of an image, or the length of a series.
-    """
-
-    width: int
+    width: int  #: Pixels per line of an image, or length of a series.
     source: ClassVar[ViewSpec | None] = None
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
@@ -70,7 +67,7 @@ class ConvolutionFeatures:
     traits: ClassVar[frozenset[str]] = frozenset({"convolution", "local"})
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> View:
-        """Compute the thresholds from the rows."""
+        """Fit the thresholds of the pooled features to the rows."""
         return ConvolutionFeaturesView(Config(), KernelBank.fit(rows.features, self.width))
 
 
@@ -79,9 +76,9 @@ class FixedConvolution:
     """The spec of a fixed convolution view.
 
     Args:
-        width: Pixels per line of an image, or the length of a series.
-        local: Pool in each part of the row; otherwise over the whole row.
-        ridge: > 0, the penalty, in units of the mean squared norm of a row's pooled features.
+        width: Pixels per line of an image, or length of a series.
+        local: Whether responses are pooled in each part of the row instead of over the whole row.
+        ridge: Ridge penalty > 0, in units of the mean squared norm of a row's pooled features.
     """
 
     width: int
@@ -92,21 +89,21 @@ class FixedConvolution:
 
     @property
     def source(self) -> ConvolutionFeatures:
-        """The pooled features."""
+        """The spec of the pooled features."""
         return ConvolutionFeatures(self.width)
 
     @property
     def traits(self) -> frozenset[str]:
-        """That it is a convolution, and whether it is local."""
+        """The trait "convolution", and "local" for pooling in parts."""
         return frozenset({"convolution", "local"} if self.local else {"convolution"})
 
     @property
     def name(self) -> str:
-        """The pooling, without the ridge: one of them is chosen per view."""
+        """The kind of pooling; the ridge is left out, since one is chosen per view."""
         return "local convolution" if self.local else "convolution"
 
     def fit(self, rows: TrainingRows, source: Source | None) -> FixedConvolutionView:
-        """Fit the read-out in closed form; the view has ``num_classes`` dimensions."""
+        """Fit the ridge regression in closed form; the view has ``num_classes`` dimensions."""
         assert isinstance(source, KernelBank)  # of `ConvolutionFeatures`
         bank, rows = source, rows.select(_subsample(rows.features))
         regression = _RidgeRegression(bank.pool(bank(rows.features), local=self.local), rows)
@@ -117,7 +114,7 @@ class FixedConvolution:
 
 @dataclass(frozen=True)
 class FixedConvolutionFamily(ViewFamily):
-    """Fixed convolutions of series and images, with both poolings, each with the best ridge on held-out rows."""
+    """Fixed convolution views of series and images with both kinds of pooling, each with the best ridge penalty."""
 
     ridges: tuple[float, ...] = CONVOLUTION_RIDGES
     stage: ClassVar[str] = "convolution views"
@@ -132,7 +129,7 @@ class FixedConvolutionFamily(ViewFamily):
         return FixedConvolutionFamily((DEFAULT_CONVOLUTION_RIDGE,))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate both poolings at their best ridge; the responses to the kernels are computed once."""
+        """Evaluate both kinds of pooling at their best ridge; the responses to the kernels are computed once."""
         rows = evaluator.rows
         n, dim = rows.features.shape
         if not rows.width:
@@ -167,7 +164,7 @@ def count_kernels() -> int:
 
 @cache
 def make_kernels() -> Tensor:
-    """Make all kernels (84, taps): three taps with weight 2, the others with -1, so that each sums to zero."""
+    """Compute all kernels (84, taps) with three weights of 2 and six of -1, which sum to zero."""
     kernels = torch.full((count_kernels(), CONVOLUTION.taps), -1.0)
     for index, high_taps in enumerate(itertools.combinations(range(CONVOLUTION.taps), CONVOLUTION.high)):
         kernels[index, list(high_taps)] = 2.0
@@ -175,7 +172,7 @@ def make_kernels() -> Tensor:
 
 
 def list_dilations(width: int, dim: int) -> list[int]:
-    """List the dilations for rows of ``dim`` features in lines of ``width``."""
+    """List the dilations of the kernels for rows of ``dim`` features in lines of ``width``."""
     if width == dim:
         max_power = max(0, int(math.log2(max(1, (dim - 1) / (CONVOLUTION.taps - 1)))))
         count = min(max_power + 1, CONVOLUTION.max_dilations)
@@ -186,9 +183,9 @@ def list_dilations(width: int, dim: int) -> list[int]:
 
 @cache
 def locate_taps(width: int, dim: int, dilation: int, parts: int) -> Tensor:
-    """Compute the feature under each tap at each position, in the order of `split_positions`: (dim, taps) int64.
+    """Compute the index (dim, taps) int64 of the feature that each weight of a kernel multiplies at each position.
 
-    A tap beyond the border is ``dim``.
+    The index is ``dim`` beyond the border. Positions are in the order of `split_positions`.
     """
     line_reach = range(-(CONVOLUTION.taps // 2), CONVOLUTION.taps // 2 + 1)
     side = range(-(math.isqrt(CONVOLUTION.taps) // 2), math.isqrt(CONVOLUTION.taps) // 2 + 1)
@@ -201,7 +198,7 @@ def locate_taps(width: int, dim: int, dilation: int, parts: int) -> Tensor:
 
 @cache
 def split_positions(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
-    """Sort positions (dim,) by the part of the row that they belong to; also count those of each part."""
+    """Sort positions (dim,) by the part of the row that they belong to; also return the number of each part."""
     index = torch.arange(dim, device="cpu")  # sizes of parts are also known on the meta device
     line, column = index // width, index % width
     parts_down, parts_across = min(parts, dim // width), min(parts, width)
@@ -211,11 +208,11 @@ def split_positions(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]
 
 @dataclass(frozen=True)
 class KernelBankConfig(Config):
-    """Numbers of features, of features per line, and of parts along each side of an image or of a series."""
+    """Sizes of a `KernelBank`."""
 
-    input_dim: int = size()
-    width: int = size(3)
-    parts: int = size()
+    input_dim: int = size()  #: Number of features.
+    width: int = size(3)  #: Pixels per line of an image, or length of a series.
+    parts: int = size()  #: Number of parts of a series, or along each side of an image.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,9 +221,9 @@ class KernelBankConfig(Config):
 
 
 class KernelBank(Source):
-    """Map features to pooled responses of fixed kernels: the fraction of positions in each part above a threshold.
+    """A map of rows to pooled features: the fractions of positions in each part with a response above a threshold.
 
-    Its buffer is ``thresholds`` (dilations, kernels, quantiles).
+    The buffer ``thresholds`` is (dilations, kernels, quantiles).
 
     Attributes:
         counts: The number of positions in each part.
@@ -246,12 +243,12 @@ class KernelBank(Source):
         self.n_responses = self.thresholds.numel()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each buffer by name."""
+        """Compute the shape of each buffer by name."""
         dilations = list_dilations(self.config.width, self.config.input_dim)
         return {"thresholds": (len(dilations), count_kernels(), len(CONVOLUTION.quantiles))}
 
     def derive(self) -> None:
-        """Copy kernels and taps to the device of the thresholds."""
+        """Compute the kernels and the indices of the features that they read, on the device of the thresholds."""
         shape = self.config.width, self.config.input_dim
         taps = torch.stack([locate_taps(*shape, dilation, self.config.parts) for dilation in list_dilations(*shape)])
         for name, value in (("kernels", make_kernels().to(self.thresholds)), ("taps", taps)):
@@ -264,7 +261,7 @@ class KernelBank(Source):
 
     @classmethod
     def fit(cls, x: Tensor, width: int) -> KernelBank:
-        """Compute the thresholds from rows (n, dim), or from a sample of them."""
+        """Fit the thresholds to rows (n, dim), or to a sample of many rows."""
         dim = x.shape[1]
         x = x[_subsample(x)]
         sample = x[:: max(1, math.ceil(x.numel() / CONVOLUTION.threshold_responses))]
@@ -280,14 +277,14 @@ class KernelBank(Source):
         return cls(config, {"thresholds": torch.stack(thresholds)})
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map features (n, dim) to locally pooled features (n, dilations * quantiles * kernels * parts)."""
+        """Compute the locally pooled features (n, dilations * quantiles * kernels * parts) of rows (n, dim)."""
         if torch.compiler.is_compiling():
             return self._pool_traced(x)
         chunk_rows = max(1, int(CONVOLUTION.chunk / (self.config.input_dim * count_kernels())))
         return torch.cat([self._pool_chunk(rows) for rows in x.split(chunk_rows)])
 
     def _pool_traced(self, x: Tensor) -> Tensor:
-        """Compute the pooled features without writing to buffers, for tracing; in eager mode this is slower."""
+        """Compute the pooled features by operators that can be traced, which is slower in eager mode."""
         kernels, columns = self.kernels.to(x.dtype), []
         for taps, thresholds in zip(self.taps.unbind(0), self.thresholds.unbind(0), strict=True):
             responses = _respond(x, taps, kernels)
@@ -313,14 +310,14 @@ class KernelBank(Source):
         return sums.permute(3, 0, 1, 4, 2).flatten(1)
 
     def pool(self, features: Tensor, *, local: bool) -> Tensor:
-        """Average locally pooled features over whole rows: (n, n_responses); unchanged if ``local``."""
+        """Average locally pooled features over whole rows: (n, n_responses); return them unchanged if ``local``."""
         if local:
             return features
         parts, dim = features.view(-1, self.n_responses, len(self.counts)).unbind(2), self.config.input_dim
         return torch.stack([count / dim * part for count, part in zip(self.counts, parts, strict=True)]).sum(dim=0)
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
-        """Add the products, the comparisons and the means over parts."""
+        """Add the pooled features to an ONNX graph; return the name of their value."""
         kernels, columns = graph.constant(graph.array(make_kernels().T)), []
         members = F.one_hot(torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))).float().T
         means = graph.constant(graph.array(members / members.sum(dim=1, keepdim=True)))  # (parts, positions)
@@ -335,21 +332,21 @@ class KernelBank(Source):
 
 
 def _subsample(x: Tensor) -> Tensor:
-    """Choose the indices of at most ``CONVOLUTION.max_rows`` rows, evenly spaced."""
+    """Choose at most ``CONVOLUTION.max_rows`` rows, evenly spaced; return their indices."""
     n = len(x)
     return torch.linspace(0, n - 1, min(n, CONVOLUTION.max_rows)).round().long().to(x.device)
 
 
 def _respond(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
-    """Convolve rows (n, dim), padded with zeros: (n, positions, kernels)."""
+    """Convolve rows (n, dim), padded with zeros, with all kernels: responses (n, positions, kernels)."""
     values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, CONVOLUTION.taps)
     return (values @ kernels.T).view(-1, len(taps), len(kernels))
 
 
 class _RidgeRegression:
-    """Ridge regression of class indicators on pooled features (n, features), for any ridge.
+    """Ridge regression of class indicators on pooled features (n, features), for any ridge penalty.
 
-    It classifies the pooled features (m, features) of queries, if any.
+    If pooled features (m, features) of queries are given, `cosines` classifies them.
     """
 
     def __init__(self, features: Tensor, rows: TrainingRows, queries: Tensor | None = None) -> None:
@@ -370,13 +367,13 @@ class _RidgeRegression:
         self.query_gram = None if queries is None else ((queries.double() - self.mean) * self.gain) @ self.z.T
 
     def _solve_dual(self, ridge: float) -> Tensor:
-        """Solve for the dual coefficients (n, num_classes)."""
+        """Compute the dual coefficients (n, num_classes) of the regression."""
         penalty = torch.diag(ridge / self.weights[:, 0])
         dual: Tensor = torch.linalg.solve(self.gram + penalty, self.targets)
         return dual
 
     def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
-        """Compute the read-out (features, num_classes) and the offset (num_classes,)."""
+        """Compute the coefficients (features, num_classes) and the intercept (num_classes,) of the regression."""
         readout = self.gain[:, None] * (self.z.T @ self._solve_dual(ridge))
         return readout, -self.mean @ readout
 
@@ -390,7 +387,7 @@ class _RidgeRegression:
 
 
 class ConvolutionFeaturesView(View):
-    """The pooled features themselves; other views read its source."""
+    """A view of the pooled features, which is never part of a network: other views read its source."""
 
     kind = "convolution_features"
     source_type = KernelBank
@@ -404,16 +401,16 @@ class ConvolutionFeaturesView(View):
 
 @dataclass(frozen=True)
 class FixedConvolutionConfig(Config):
-    """The number of classes, and the kind of pooling of `FixedConvolution`."""
+    """Settings of a `FixedConvolutionView`."""
 
-    classes: int = size()
-    local: bool = True
+    classes: int = size()  #: Number of classes.
+    local: bool = True  #: Whether features are pooled in each part of the row.
 
 
 class FixedConvolutionView(View):
     """Class scores by a ridge regression on pooled features.
 
-    Buffers: ``readout`` (features, classes) and ``offset`` (classes,).
+    Buffers: ``readout`` (features, classes) are the coefficients, ``offset`` (classes,) the intercept.
     """
 
     kind = "fixed_convolution"
@@ -424,7 +421,7 @@ class FixedConvolutionView(View):
     offset: Tensor
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each buffer by name."""
+        """Compute the shape of each buffer by name."""
         features = self.source.size if self.config.local else self.source.n_responses
         return {"readout": (features, self.config.classes), "offset": (self.config.classes,)}
 
@@ -434,13 +431,13 @@ class FixedConvolutionView(View):
         return (self.config.classes,)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map locally pooled features (n, source.size) to class scores (n, num_classes)."""
+        """Compute class scores (n, num_classes) of locally pooled features z (n, source.size)."""
         features = self.source.pool(z, local=self.config.local)
         # Scores are small compared with their terms: float32 rounding would depend on the batch.
         return F.linear(features.double(), self.readout.double().T.contiguous(), self.offset.double()).to(z.dtype)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the read-out; pooling over whole rows becomes a part of its matrix."""
+        """Add the class scores to an ONNX graph; pooling over whole rows becomes a part of the coefficients."""
         fractions = self.readout.new_tensor(self.source.counts) / self.input_dim  # (parts,)
         readout = self.readout
         if not self.config.local:

@@ -1,7 +1,6 @@
 """Forest views: the votes of extremely randomised trees, which are grown together, level by level.
 
-A tree is a partition of the space into boxes with one class each. Nothing is trained by gradient descent, so everything
-is stored in buffers.
+Nothing is trained by gradient descent: the nodes of the trees are stored in buffers.
 """
 
 from __future__ import annotations
@@ -25,19 +24,17 @@ from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, ord
 
 @dataclass(frozen=True)
 class ForestRules:
-    """Bounds on work, with which a forest of the default effort takes 0.03 to 0.6 s, and the seed."""
+    """Limits of the work, with which a forest of the default effort takes 0.03 to 0.6 s, and the seed."""
 
-    max_rows: int = 4096  #: Maximal number of rows from which trees are grown.
-    forest_work: float = 2e6  #: Maximal number of (row, tree, evaluated split) triples in a forest ...
+    max_rows: int = 4096  #: Maximum number of rows from which trees are grown.
+    forest_work: float = 2e6  #: Maximum number of (row, tree, evaluated split) triples in a forest ...
     batch_work: float = 1e6  #: ... and in the trees that are grown at once.
-    max_depth: int = 64  #: Maximal depth of a tree.
-    pilot_divisor: int = (
-        8  #: On a fold with many rows, a forest with this many times fewer trees is evaluated first ...
-    )
-    optimism: float = 0.25  #: ... and pruned unless its log-loss times this is good enough.
+    max_depth: int = 64  #: Maximum depth of a tree.
+    pilot_divisor: int = 8  #: On a fold with many rows, a forest of this many times fewer trees is evaluated first.
+    optimism: float = 0.25  #: Fraction of the log-loss of that forest which the whole forest may reach.
     tiny: float = 1e-30  #: The smallest divisor.
     levels: int = 3  #: In prediction, pairs of row and tree that reached a leaf are removed after this many levels.
-    step_flops: float = 250.0  #: Multiplications that take as long as a row's step from a node to its child.
+    step_flops: float = 250.0  #: Number of multiplications that take as long as a row's step from a node to its child.
     full_weight: float = 0.2  #: A forest with at least this weight in the mixture has all trees, others have fewer ...
     min_trees: int = 50  #: ... but at least this many.
     seed: int = 0  #: Seed of the features and thresholds, the same in every fold and in the final fit.
@@ -48,21 +45,21 @@ FOREST = ForestRules()
 
 @dataclass(frozen=True)
 class Forest:
-    """The spec of a forest view of at most ``trees`` trees, also of shifted copies of the rows if ``shifted``."""
+    """The spec of a forest view."""
 
-    trees: int
-    shifted: bool = False
+    trees: int  #: Maximum number of trees.
+    shifted: bool = False  #: Whether trees are also grown from shifted copies of the rows.
     source: ClassVar[ViewSpec | None] = None
     trained: ClassVar[bool] = False
 
     @property
     def traits(self) -> frozenset[str]:
-        """The trait "forest", and "shifted" if it is."""
+        """The trait "forest", and "shifted" for forests of shifted rows."""
         return frozenset({"forest", "shifted"} if self.shifted else {"forest"})
 
     @property
     def name(self) -> str:
-        """The name, without the number of trees."""
+        """The kind of forest, without the number of trees."""
         return "shifted forest" if self.shifted else "forest"
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> ForestView:
@@ -100,7 +97,7 @@ class Forest:
 
 @dataclass(frozen=True)
 class ForestFamily(ViewFamily):
-    """One forest of the rows and, if features are a series or an image, one of the shifted rows."""
+    """A forest of the rows and, if features are a series or an image, a forest of shifted rows."""
 
     trees: int = 200
     stage: ClassVar[str] = "forests"
@@ -131,7 +128,7 @@ class ForestFamily(ViewFamily):
 
 
 def _prunes_pilot(evaluator: CandidateEvaluator, forest: Forest) -> bool:
-    """Test, on the first fold and with few trees, whether the forest would get no weight."""
+    """Test with few trees on the first fold whether the forest would get no weight; False for few held-out rows."""
     fold = evaluator.folds[0]
     if len(fold.held_out) < PRUNING.decisive_rows:
         return False
@@ -148,15 +145,15 @@ def _prunes_pilot(evaluator: CandidateEvaluator, forest: Forest) -> bool:
 class TreeNodes(NamedTuple):
     """The nodes of all trees of a forest."""
 
-    root: Tensor  #: (trees,) indices of nodes.
-    feature: Tensor  #: (nodes,) the feature that an inner node compares.
-    threshold: Tensor  #: (nodes,) rows above it go to the right child; infinite for a leaf.
-    child: Tensor  #: (nodes,) index of the left child, which the right one follows; of the node itself for a leaf.
-    label: Tensor  #: (nodes,) the class of a leaf.
+    root: Tensor  #: (trees,): index of the root of each tree.
+    feature: Tensor  #: (nodes,): index of the feature that an inner node compares with its threshold.
+    threshold: Tensor  #: (nodes,): rows with a larger feature go to the right child; infinite for a leaf.
+    child: Tensor  #: (nodes,): index of the left child, before the right one; of the node itself for a leaf.
+    label: Tensor  #: (nodes,): class of a leaf.
 
 
 def _sort_nodes(nodes: TreeNodes) -> TreeNodes:
-    """Sort the nodes by level, as `_locate_children` requires."""
+    """Sort nodes by level, and within a level by their parents, as `_locate_children` requires."""
     levels, inner = [nodes.root], torch.isfinite(nodes.threshold)
     while len(levels[-1]):
         first = nodes.child[levels[-1][inner[levels[-1]]]]
@@ -170,29 +167,30 @@ def _sort_nodes(nodes: TreeNodes) -> TreeNodes:
 
 
 def _locate_children(inner: Tensor, trees: int) -> Tensor:
-    """Compute the index of the left child (nodes,) of each node, or of the node itself for a leaf.
+    """Compute the index (nodes,) of the left child of each node, or of the node itself for a leaf.
 
-    Nodes with children are ``inner`` (nodes,) bool. Roots come first, then the nodes of each level in the order of
-    their parents.
+    ``inner`` (nodes,) is a mask of the nodes with children. Roots come first, then the nodes of each level in the order
+    of their parents.
     """
     return torch.where(inner, trees + 2 * (inner.cumsum(dim=0) - 1), torch.arange(len(inner), device=inner.device))
 
 
 @dataclass(frozen=True)
 class ForestConfig(Config):
-    """Numbers of features, of nodes of all trees, of trees, of levels below the roots, and of classes."""
+    """Sizes of a `ForestView`."""
 
-    input_dim: int = size()
-    nodes: int = size()
-    trees: int = size()
-    depth: int = size(0, FOREST.max_depth)
-    classes: int = size()
+    input_dim: int = size()  #: Number of features.
+    nodes: int = size()  #: Number of nodes of all trees.
+    trees: int = size()  #: Number of trees.
+    depth: int = size(0, FOREST.max_depth)  #: Number of levels below the roots.
+    classes: int = size()  #: Number of classes.
 
 
 class ForestView(View):
-    """Votes for each class: the fraction of trees that predict it.
+    """A fitted forest, whose output for a row is the fraction of trees that predict each class.
 
-    Buffers are those of `TreeNodes`, in the order of `_sort_nodes`; roots and children follow from the thresholds.
+    Buffers are the tensors of `TreeNodes`, in the order of `_sort_nodes`; roots and children follow from the
+    thresholds.
     """
 
     kind = "forest"
@@ -207,7 +205,7 @@ class ForestView(View):
     label: Tensor
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each buffer by name."""
+        """Compute the shape of each buffer by name."""
         return dict.fromkeys(("feature", "threshold", "label"), (self.config.nodes,))
 
     @property
@@ -216,14 +214,14 @@ class ForestView(View):
         return (self.config.classes,)
 
     def derive(self) -> None:
-        """Compute the roots and the children."""
+        """Compute the indices of roots and children."""
         root = torch.arange(self.config.trees, device=self.threshold.device)
         child = _locate_children(torch.isfinite(self.threshold), len(root))
         for name, value in (("root", root), ("child", child)):
             self.register_buffer(name, value, persistent=False)
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Also check that all indices are in range, and that every path from a root ends at a leaf."""
+        """Validate the tensors of a file: indices must be in range, and every path from a root must end at a leaf."""
         super().check(tensors, prefix)
         config, inner = self.config, torch.isfinite(tensors["threshold"])
         for name, high in (("feature", config.input_dim), ("label", config.classes)):
@@ -240,7 +238,7 @@ class ForestView(View):
         return torch.cat([self._vote(rows) for rows in z.split(CHUNK)])
 
     def _vote_traced(self, x: Tensor) -> Tensor:
-        """Compute the votes by operators whose shapes do not depend on values, for tracing; slower in eager mode."""
+        """Compute the votes (n, num_classes) by operators that can be traced, which is slower in eager mode."""
         node = self.root.expand(x.shape[0], -1)  # (n, trees)
         for _ in range(self.config.depth):
             node = self.child[node] + (x.gather(1, self.feature[node]) > self.threshold[node]).to(node.dtype)
@@ -265,11 +263,11 @@ class ForestView(View):
         return votes.scatter_add_(0, self.label[leaf].view(trees, n), vote).T
 
     def flops(self) -> float:
-        """Estimate the time of the steps from the roots to the leaves."""
+        """Estimate the prediction time per row, as a number of multiplications."""
         return FOREST.step_flops * self.config.trees * self.config.depth
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the steps of all trees, level by level."""
+        """Add the votes to an ONNX graph: the steps from node to child in all trees, level by level."""
         n_rows, trees = graph.add("Shape", rows, end=1), self.config.trees
         feature, threshold, child = (
             graph.constant(graph.array(values)) for values in (self.feature, self.threshold, self.child)
@@ -287,19 +285,19 @@ class ForestView(View):
 
 
 def count_trees(n: int, dim: int, max_trees: int) -> int:
-    """Compute the number of trees to grow from n rows of dim features, at most ``max_trees``, within the work limit."""
+    """Compute how many trees can be grown from n rows of ``dim`` features within the work limit, 1 to ``max_trees``."""
     return max(1, min(max_trees, int(FOREST.forest_work / (min(n, FOREST.max_rows) * _count_splits(dim)))))
 
 
 def _count_splits(dim: int) -> int:
-    """Compute the number of splits that a node evaluates."""
+    """Compute the number of random splits that are evaluated at a node of rows with ``dim`` columns."""
     return max(1, round(math.sqrt(dim)))
 
 
 def _grow(
     x: Tensor, labels: Tensor, weights: Tensor, blocks: Tensor, num_classes: int, trees: int, generator: torch.Generator
 ) -> tuple[TreeNodes, int]:
-    """Grow trees from rows x (n, dim) of blocks (dim,) of features; the nodes, and the levels below the roots."""
+    """Grow trees from rows x (n, dim), whose features are in blocks (dim,); return the nodes and the depth."""
     n, splits = len(x), _count_splits(int(blocks[-1]) + 1)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
     nodes = _append_leaves(None, trees)
@@ -364,7 +362,7 @@ def _unique_integers(values: Tensor, stop: int) -> tuple[Tensor, Tensor]:
 def _draw_features(
     x: Tensor, varying: Tensor, blocks: Tensor, shape: tuple[int, int], generator: torch.Generator
 ) -> Tensor:
-    """Draw features of the given shape from ``varying`` (m,): a uniform block, in it a feature by its variance."""
+    """Draw indices of features from ``varying`` (m,): first a block uniformly, then a feature of it by its variance."""
     if int(blocks[-1]) + 1 == len(blocks):  # blocks of one feature
         return varying[torch.randint(len(varying), shape, generator=generator)]
     block = blocks[varying].unique_consecutive(return_inverse=True)[1]
@@ -376,7 +374,7 @@ def _draw_features(
 
 
 def _append_leaves(nodes: TreeNodes | None, count: int) -> TreeNodes:
-    """Append leaves to the nodes; they are the roots if there are no nodes yet."""
+    """Append ``count`` leaves to the nodes; if there are no nodes yet, the leaves are the roots of trees."""
     zeros, offset = torch.zeros(count, dtype=torch.int64), 0 if nodes is None else len(nodes.child)
     leaves = TreeNodes(
         torch.arange(count),
@@ -393,14 +391,20 @@ def _append_leaves(nodes: TreeNodes | None, count: int) -> TreeNodes:
 def _evaluate_splits(
     values: Tensor, weights: Tensor, group: Tensor, member: Tensor, owner: Tensor, count: Tensor, fraction: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Evaluate one random threshold for each node and drawn feature. A pair is a row in a tree.
+    """Evaluate one random threshold for each node and drawn feature. A *pair* is a row in a tree.
 
-    A pair has values (pairs, splits) of the drawn features, a weight, its node ``group``, and its combination of node
-    and class ``member``. A combination has its node ``owner`` and the total weight ``count`` of its pairs. ``fraction``
-    (nodes, splits) is where the threshold lies between the extreme values of the node.
+    Args:
+        values: (pairs, splits) of the drawn features.
+        weights: (pairs,).
+        group: (pairs,) index of the node of each pair.
+        member: (pairs,) index of the combination of node and class of each pair.
+        owner: (combinations,) index of the node.
+        count: (combinations,) total weight of the pairs.
+        fraction: (nodes, splits) position of the threshold between the extreme values of the node, in [0, 1).
 
-    Returns the thresholds (nodes, splits), which pairs exceed them (pairs, splits), and scores (nodes, splits): the
-    weight of the pairs minus their Gini impurity, or 0 if one side would be empty.
+    Returns:
+        Thresholds (nodes, splits), a mask (pairs, splits) of the pairs that exceed them, and scores (nodes, splits):
+        the weight of the pairs minus their Gini impurity, or 0 if one side would be empty.
     """
     index = group[:, None].expand(values.shape)
     low = torch.full_like(fraction, math.inf).scatter_reduce_(0, index, values, "amin")

@@ -1,7 +1,7 @@
-"""Kernel ridge regression of class indicators on a linear view, with units at labelled samples.
+"""Kernel ridge views: class scores by kernel ridge regression of class indicators on a linear view.
 
-The view of a row is its score for each class, so the prototypes of the view are nearly one-hot. The fit has a closed
-form without gradient descent, so everything is stored in buffers.
+Kernels have their centres at labelled samples, the *units*. The prototypes of the view are nearly one-hot. The fit has
+a closed form without gradient descent, and is stored in buffers.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, re
 class KernelRidgeRules:
     """Bounds on work and rounding; analysis/results/scale.md has the resulting times."""
 
-    max_units: int = 1024  #: Maximal number of units of a view.
-    distance_work: float = 2e8  #: Maximal number of subtractions for L1 distances in one fit.
-    product_work: float = 1.5e9  #: Maximal number of multiplications for products of kernel matrices in one fit.
+    max_units: int = 1024  #: Maximum number of units of a view.
+    distance_work: float = 2e8  #: Maximum number of subtractions for L1 distances in one fit.
+    product_work: float = 1.5e9  #: Maximum number of multiplications for products of kernel matrices in one fit.
     max_float32_sum: float = 600.0
     """If the absolute read-out weights of a class sum to more than this, scores are computed in float64."""
-    jitter: float = 1e-6  #: Added to the diagonal of the units' kernel, which is singular if rows are equal.
-    median_rows: int = 4 * CHUNK  #: Maximal number of rows from which the median distance is computed.
+    jitter: float = 1e-6  #: Added to the diagonal of the kernel matrix of the units, which is singular for equal rows.
+    median_rows: int = 4 * CHUNK  #: Maximum number of rows from which the median distance is computed.
     rounding_distance: float = 1e-6
     """A squared distance below this times the mean is a rounding error, or the distance of a unit to itself."""
-    halving_rows: int = 16  #: A fold with this many held-out rows halves the bandwidths and ridges that are evaluated.
+    halving_rows: int = 16  #: A fold with this many held-out rows halves the number of settings for the next fold.
     exact_coordinates: int = 2**14  #: L1 distances are quantized if the units have more coordinates than this.
     terms: tuple[int, ...] = (16, 8, 4)
-    """Numbers of 16-bit integers that are added without overflow: the fewer, the finer the quantization ..."""
-    max_rounding: float = 0.002  #: ... and the first whose standard error of a class score is at most this is used.
-    difference_flops: float = 4.0  #: Multiplications that take as long as an absolute difference ...
-    exponential_flops: float = 20.0  #: ... or as an exponential.
-    search_units: int = 512  #: Maximal number of units in the search for a bandwidth, on folds with many rows ...
+    """Numbers of coordinates whose sum must fit in 16 bits: the fewer, the finer the quantization."""
+    max_rounding: float = 0.002  #: Largest standard error of class scores that quantization may cause.
+    difference_flops: float = 4.0  #: Number of multiplications that take as long as an absolute difference.
+    exponential_flops: float = 20.0  #: Number of multiplications that take as long as an exponential.
+    search_units: int = 512  #: Maximum number of units in the search for a bandwidth on folds with many rows.
     optimism: tuple[float, float] = (0.8, 0.9)
-    """... and the fraction of the log-loss that all units may reach, at the middle bandwidth and at the best one."""
+    """Fraction of the log-loss with these units that all units may reach, at the middle bandwidth and at the best."""
 
 
 KERNEL_RIDGE = KernelRidgeRules()
@@ -62,10 +62,10 @@ class KernelRidge:
     Args:
         source: The linear view whose map is read.
         norm: 1 for L1 distances (a Laplacian kernel), 2 for squared Euclidean distances (a Gaussian kernel).
-        squash: Take the hyperbolic tangent of each input feature.
-        shifted: Also fit to shifted copies of the rows.
-        bandwidth: > 0, in units of the median distance between samples and units.
-        ridge: > 0, the penalty.
+        squash: Whether the hyperbolic tangent of each input feature is taken.
+        shifted: Whether the view is also fitted to shifted copies of the rows.
+        bandwidth: Bandwidth > 0 of the kernel, in units of the median distance between samples and units.
+        ridge: Ridge penalty > 0.
     """
 
     source: Linear
@@ -89,12 +89,12 @@ class KernelRidge:
 
     @property
     def name(self) -> str:
-        """The kernel and its input, without bandwidth and ridge: one of each is chosen per view."""
+        """The kernel and its input; bandwidth and ridge are left out, since one of each is chosen per view."""
         name = f"{self.kernel} {'squashed' if self.squash else self.source.name}"
         return f"shifted {name}" if self.shifted else name
 
     def fit(self, rows: TrainingRows, source: Source | None) -> KernelRidgeView:
-        """Fit in closed form; the view has ``num_classes`` dimensions.
+        """Fit the regression in closed form; the view has ``num_classes`` dimensions.
 
         Source: kernel ridge regression (Saunders et al. 1998); with more samples than units, the subset of regressors
             (Smola and Schoelkopf 2000).
@@ -107,7 +107,7 @@ class KernelRidge:
         return KernelRidgeView(config, regression.map, tensors)
 
     def count_units(self, n: int, dim: int) -> int:
-        """Compute how many of n samples become units: all, unless that is too much work."""
+        """Compute how many of n samples of ``dim`` features become units: all, unless that is too much work."""
         limits = [n, KERNEL_RIDGE.max_units, math.isqrt(int(KERNEL_RIDGE.product_work / n))]
         if self.norm == 1:
             limits.append(int(KERNEL_RIDGE.distance_work / (n * dim)))
@@ -117,7 +117,7 @@ class KernelRidge:
 CENTRED, STANDARDISED, RELEVANT, ROBUST, WHITENED = map(
     Linear, ("centred", "standardised", "relevant", "robust", "whitened")
 )
-#: The views that are evaluated by default ...
+#: The kernel ridge views that are evaluated by default, without their bandwidth and ridge.
 KERNEL_RIDGE_VIEWS = (
     KernelRidge(CENTRED, 2),
     KernelRidge(RELEVANT, 2),
@@ -127,7 +127,7 @@ KERNEL_RIDGE_VIEWS = (
     KernelRidge(ROBUST, 1, squash=True),
     KernelRidge(CENTRED, 2, shifted=True),
 )
-#: ... and the bandwidths and ridges from which the folds choose.
+#: The bandwidths and ridges that are evaluated for each view by default.
 BANDWIDTHS, KERNEL_RIDGES = (0.5, 1.0, 2.0, 4.0, 8.0), (1e-3, 1e-2, 1e-1, 1.0)
 #: Bandwidth and ridge if no row can be held out.
 DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE = 2.0, 0.1
@@ -161,7 +161,7 @@ class KernelRidgeFamily(ViewFamily):
         return KernelRidgeFamily(self.views, (DEFAULT_BANDWIDTH,), (DEFAULT_KERNEL_RIDGE,))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate each view at its best setting, if it may have two units per class, until time is over."""
+        """Evaluate each view that may have two units per class, at its best bandwidth and ridge, until the deadline."""
         rows = evaluator.rows
         for view in self.views:
             if evaluator.out_of_time():
@@ -184,7 +184,7 @@ class KernelRidgeFamily(ViewFamily):
 
 
 def _choose_setting(evaluator: CandidateEvaluator, settings: Sequence[KernelRidge]) -> Candidate | None:
-    """Choose the best of several settings of one view; None if time is over, or if the view is pruned."""
+    """Evaluate one view with several bandwidths and ridges; return the best, or None if it is pruned or out of time."""
     cosines = torch.zeros(len(settings), 0, evaluator.rows.num_classes, dtype=torch.float32)
     for index, (source, fold) in enumerate(zip(evaluator.sources(settings[0]), evaluator.folds, strict=True)):
         if evaluator.out_of_time():
@@ -224,7 +224,7 @@ def _choose_setting(evaluator: CandidateEvaluator, settings: Sequence[KernelRidg
 def _choose_bandwidth(
     evaluator: CandidateEvaluator, regression: _KernelRegression, settings: Sequence[KernelRidge]
 ) -> list[KernelRidge]:
-    """Choose the best bandwidth, and return the better half of its settings; none if the view is clearly worse.
+    """Choose the best bandwidth on one fold; return the better half of its settings, or none for a clearly worse view.
 
     Bandwidths are evaluated from the middle one on, in both directions for as long as the log-loss falls.
     """
@@ -254,12 +254,12 @@ def _choose_bandwidth(
 
 
 def _list_bandwidths(settings: Sequence[KernelRidge]) -> list[float]:
-    """List the distinct bandwidths of settings, in their order."""
+    """List the distinct bandwidths of views, in the order of the views."""
     return list(dict.fromkeys(view.bandwidth for view in settings))
 
 
 def _rank(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
-    """Sort the indices of cosines (settings, n, num_classes) of the first held-out rows by increasing log-loss."""
+    """Sort the indices of settings by increasing log-loss of their cosines (settings, n, num_classes)."""
     if len(cosines) == 1:
         return [0]
     losses = [float(evaluator.compute_losses(setting).mean()) for setting in cosines]
@@ -268,20 +268,20 @@ def _rank(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class KernelRidgeConfig(Config):
-    """Numbers of units and classes, and the distance as in `KernelRidge`."""
+    """Sizes and settings of a `KernelRidgeView`."""
 
-    units: int = size()
-    classes: int = size()
-    norm: int = size(1, 2)
-    squash: bool = False
+    units: int = size()  #: Number of units.
+    classes: int = size()  #: Number of classes.
+    norm: int = size(1, 2)  #: See `KernelRidge`.
+    squash: bool = False  #: See `KernelRidge`.
 
 
 class KernelRidgeView(View):
     """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / bandwidth)`` of a linear map z of the features.
 
-    Buffers: ``units`` (units, input_dim), the features of the samples that are units, which many views share;
-    ``readout`` (units, classes); ``bandwidth`` 0-d, > 0, in units of the distance. ``landmarks`` (units, dim) are the
-    (squashed) maps of the units.
+    Buffers: ``units`` (units, input_dim) are the features of the samples at which kernels are centred, ``readout``
+    (units, classes) the coefficients, and ``bandwidth`` is 0-d, > 0. ``landmarks`` (units, dim) are the (squashed) maps
+    of the units.
     """
 
     kind = "kernel_ridge"
@@ -294,7 +294,7 @@ class KernelRidgeView(View):
     bandwidth: Tensor
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each buffer by name."""
+        """Compute the shape of each buffer by name."""
         units = self.config.units
         return {"units": (units, self.input_dim), "readout": (units, self.config.classes), "bandwidth": ()}
 
@@ -305,7 +305,7 @@ class KernelRidgeView(View):
 
     @torch.no_grad()
     def derive(self) -> None:
-        """Compute the landmarks and the precision of the arithmetic."""
+        """Compute the landmarks, and choose the precision of distances and scores."""
         z = self.source(self.units)
         self.register_buffer("landmarks", torch.tanh(z) if self.config.squash else z, persistent=False)
         # Large weights cancel: in float32, a score near zero would depend on how the batch is rounded.
@@ -313,12 +313,12 @@ class KernelRidgeView(View):
         self.terms = self._choose_quantization()
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Also check that the bandwidth is positive."""
+        """Validate the tensors of a file: `Component.check`, and a positive bandwidth."""
         super().check(tensors, prefix)
         expect(bool(tensors["bandwidth"] > 0), "a bandwidth that is not positive")
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map (n, dim) to class scores (n, num_classes)."""
+        """Compute class scores (n, num_classes) of mapped rows z (n, dim)."""
         dtype = torch.float64 if self.use_float64 else torch.promote_types(z.dtype, torch.float32)
         input_dtype, z = z.dtype, torch.tanh(z) if self.config.squash else z
         if self.terms is None or z.dtype == torch.float64 or z.requires_grad:
@@ -341,7 +341,7 @@ class KernelRidgeView(View):
         return next((terms for terms, step in steps.items() if noise * step <= KERNEL_RIDGE.max_rounding), None)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the scores, computed in float64, since large weights cancel."""
+        """Add the class scores to an ONNX graph, in float64, since large weights cancel."""
         rows = graph.add("Tanh", rows) if self.config.squash else rows
         z, terms = graph.cast(rows, "DOUBLE"), self.terms
         landmarks, readout = (graph.array(value.double()) for value in (self.landmarks, self.readout))
@@ -365,9 +365,9 @@ class KernelRidgeView(View):
 
 
 class _KernelRegression:
-    """Kernel ridge regression of class indicators, for any bandwidth and ridge, on a map fitted to the same rows.
+    """Kernel ridge regression of class indicators on the maps of rows, for any bandwidth and ridge.
 
-    It classifies the features (m, input_dim) of queries, if any.
+    If queries (m, input_dim) are given, `cosines` classifies them.
     """
 
     def __init__(self, view: KernelRidge, source: LinearMap, rows: TrainingRows, queries: Tensor | None = None) -> None:
@@ -395,12 +395,12 @@ class _KernelRegression:
             self.query_distances = distances(self._map(view, queries).to(dtype), units, view.norm).double()
 
     def _map(self, view: KernelRidge, x: Tensor) -> Tensor:
-        """Apply the linear map to features, and squash them if the view does: (n, dim)."""
+        """Compute the input (n, dim) of the kernel: the linear map of features, squashed if the view does so."""
         z: Tensor = self.map(x)
         return torch.tanh(z) if view.squash else z
 
     def reduce_units(self, max_units: int) -> _KernelRegression:
-        """Copy the regression with at most ``max_units`` units, spread evenly over the present ones."""
+        """Copy the regression with at most ``max_units`` of its units, evenly spaced."""
         reduced = copy.copy(self)
         selected = select_evenly(len(self.unit_index), max_units).to(self.unit_index.device)
         reduced.unit_index, reduced.landmarks = self.unit_index[selected], self.landmarks[selected]
@@ -409,7 +409,7 @@ class _KernelRegression:
         return reduced
 
     def solve(self, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
-        """Compute the kernel (n, units) float64, and the read-out (units, num_classes) for each ridge.
+        """Compute the kernel matrix (n, units) float64, and the coefficients (units, num_classes) for each ridge.
 
         The squared error of each row is weighted. If every row is a unit, this is equivalent to a ridge per row.
         """
@@ -429,11 +429,11 @@ class _KernelRegression:
         return kernel, readouts
 
     def _make_targets(self, rows: Tensor) -> Tensor:
-        """Make the targets (m, num_classes) of rows (m,): class indicators, centred."""
+        """Compute the centred class indicators (m, num_classes) of the rows with these indices (m,)."""
         return F.one_hot(self.target_labels[rows], self.num_classes).to(torch.float64) - self.target_means
 
     def _project_targets(self, kernel: Tensor) -> Tensor:
-        """Compute ``kernel.T @ (weights * targets)`` (units, num_classes) by blocks of rows: classes may be many."""
+        """Compute ``kernel.T @ (weights * targets)`` (units, num_classes) in blocks, since classes may be many."""
         blocks = torch.arange(len(kernel), device=kernel.device).split(CHUNK)
         parts = (kernel[rows].T @ (self.weights[rows] * self._make_targets(rows)) for rows in blocks)
         return functools.reduce(torch.add, parts)

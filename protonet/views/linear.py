@@ -1,7 +1,7 @@
 """Linear views, fitted in closed form: the features raw, centred, scaled feature by feature, or whitened.
 
-Such a view is one affine map, diagonal plus low rank, whose output is compared by cosine. Its statistics are computed
-from labelled samples without gradient descent, so they are buffers.
+Such a view is an affine map, diagonal plus low rank, whose outputs are compared by cosine. It is computed from labelled
+samples without gradient descent and stored in buffers.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from protonet.views.view import Graph, LinearMap, LinearMapConfig, Source, Train
 
 @dataclass(frozen=True)
 class CovarianceRules:
-    """Constants of the shrinkage, and the grid of priors on the variance of class means."""
+    """Constants of the shrinkage of covariances, and the grid of priors on the variance of class means."""
 
     pooled: float = 0.2
-    """Fraction of the eigenvalues, the smallest ones, that are replaced by one value if n rows equal n features."""
+    """Fraction of the eigenvalues, the smallest ones, that are replaced by one value for n rows of n features."""
     null: float = 1e-14  #: An eigenvalue below this times the largest one is a rounding error.
     smoothing: float = 0.35  #: Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022.
     powers: int = 5  #: Number of powers in [0, 1] in the grid; see `discriminant_gains`.
@@ -36,11 +36,11 @@ COVARIANCE = CovarianceRules()
 
 
 class Covariance(NamedTuple):
-    """A covariance by its eigenvectors."""
+    """A covariance matrix (dim, dim), stored as eigenvectors and variances."""
 
-    basis: Tensor  #: (dim, rank) orthonormal columns.
-    variances: Tensor  #: (rank,) variances along these.
-    orthogonal_variance: Tensor  #: 0-d: the variance along every direction orthogonal to the basis.
+    basis: Tensor  #: (dim, rank): eigenvectors as orthonormal columns.
+    variances: Tensor  #: (rank,): variances along the eigenvectors.
+    orthogonal_variance: Tensor  #: 0-d: variance along every direction orthogonal to the eigenvectors.
 
 
 def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
@@ -91,13 +91,14 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
 
 
 def discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, shots: float) -> Tensor:
-    """Compute the gains (directions,) with which a cosine scores a query as the Gaussian posterior predictive does.
+    """Compute gains (directions,) that make a dot product with a class mean the log-density of a Gaussian model.
 
-    Rows vary by ``within`` (directions,) > 0 around their class means, and class means by ``between`` around the
-    overall mean; each direction counts ``multiplicity`` times. Class means have a prior variance ``b = strength *
-    within**power`` along each direction. Strength and power are fitted by maximum likelihood to the observed variance
-    of the means, each of which is the mean of ``shots`` samples. The linear part of the log predictive is ``x' diag(g)
-    m`` with ``g = shots b / (within (within + (shots + 1) b))``; a gain is ``sqrt(g)``.
+    Rows have the variance ``within`` (directions,) > 0 around their class means, and class means the variance
+    ``between`` around the overall mean; each direction counts ``multiplicity`` times. Class means have a prior variance
+    ``b = strength * within**power`` along each direction. Strength and power are fitted by maximum likelihood to the
+    observed variance of the means, each of which is the mean of ``shots`` samples. The linear part of the log
+    predictive density is ``x' diag(g) m`` with ``g = shots b / (within (within + (shots + 1) b))``; a gain is
+    ``sqrt(g)``.
 
     Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
     """
@@ -113,7 +114,7 @@ def discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, sh
     return (shots * b / (within * (within + (shots + 1) * b))).sqrt()
 
 
-#: In the order of increasing complexity; ties in selection go to the earlier one.
+#: How linear views may scale features, in the order of increasing complexity.
 SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 
 
@@ -121,15 +122,15 @@ SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 class LinearRules:
     """Constants of linear views. The effect of the bias coordinate was measured on iris and spectra."""
 
-    bias: float = 3.0  #: The bias coordinate of scaled and whitened views, whose features have unit mean square.
+    bias: float = 3.0  #: Constant coordinate that scaled and whitened views append to rows of unit mean square.
     max_bias: float = 1e6  #: The largest bias coordinate that is read from a file.
     relevance: float = 5.0  #: The excess of the F statistic over 1 at which a feature is assumed to be half signal.
-    min_relevance: float = 0.05  #: The smallest excess.
+    min_relevance: float = 0.05  #: The smallest excess of the F statistic.
     tiny: float = 1e-30  #: The smallest divisor.
     constant: float = 1e-6  #: A feature is constant if its standard deviation is below this times its root mean square.
     normal_iqr: float = 1.349  #: The interquartile range of a normal distribution, in standard deviations.
     min_iqr: float = 0.1
-    """The interquartile range is ignored if it is below this times what a normal distribution would have."""
+    """The standard deviation replaces an interquartile range below this fraction of that of a normal distribution."""
 
 
 LINEAR = LinearRules()
@@ -152,12 +153,12 @@ class Linear:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The scaling."""
+        """The scaling, as the single trait."""
         return frozenset({self.scaling})
 
     @property
     def name(self) -> str:
-        """The scaling, and the span of features if it is not all."""
+        """The scaling, and the span of features if not all features are read."""
         return self.scaling if self.span is None else f"{self.scaling} {self.span[0]}-{self.span[1] - 1}"
 
     @property
@@ -166,10 +167,7 @@ class Linear:
         return 2 if self.scaling in {"relevant", "whitened"} else 0
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> LinearView:
-        """Fit to labelled rows; the output has about unit mean square per feature.
-
-        Source: standardised and whitened views as in Snell et al. 2017 (cosine prototypes) after LDA's sphering.
-        """
+        """Fit the affine map to labelled rows; its outputs have about unit mean square."""
         all_features = rows.features
         if self.span is not None:
             rows = rows.select_columns(*self.span)
@@ -207,7 +205,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class LinearFamily(ViewFamily):
-    """All scalings for which there are enough rows, the simplest first; none of them is pruned."""
+    """Linear views of all scalings for which there are enough rows, the simplest first."""
 
     scalings: tuple[str, ...] = SCALINGS
     stage: ClassVar[str] = "linear views"
@@ -217,7 +215,7 @@ class LinearFamily(ViewFamily):
         return LinearFamily(tuple(name for name in self.scalings if not Linear(name).min_degrees_of_freedom))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate each scaling; the fitted views are kept for the views that read their maps."""
+        """Evaluate each scaling, and keep the fitted views for other views that read their maps."""
         for spec in map(Linear, self.scalings):
             if evaluator.degrees_of_freedom < spec.min_degrees_of_freedom:
                 continue
@@ -228,13 +226,13 @@ class LinearFamily(ViewFamily):
 
 @dataclass(frozen=True)
 class LinearConfig(Config):
-    """A constant coordinate that is appended to each row; 0 for none.
+    """The bias coordinate of a `LinearView`.
 
-    With it, the cosine also depends on a row's distance from the mean. The direction alone says too little if there
-    are few features.
+    With a constant coordinate, the cosine also depends on a row's distance from the mean. If there are few features,
+    the direction alone is not informative enough.
     """
 
-    bias: float = size(0.0, LINEAR.max_bias)
+    bias: float = size(0.0, LINEAR.max_bias)  #: Constant that is appended to each row; 0 for none.
 
 
 class LinearView(View):
@@ -255,7 +253,7 @@ class LinearView(View):
         return nn.functional.pad(z, (0, 1), value=self.config.bias) if self.config.bias else z
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the bias coordinate."""
+        """Add the bias coordinate to an ONNX graph."""
         return [graph.pad(rows, int(self.config.bias > 0), self.config.bias)]
 
 
@@ -265,7 +263,7 @@ def _mean(features: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the weighted quartiles (dim,) of features (n, dim), of at most ``CHUNK`` rows spread over the data."""
+    """Compute the three weighted quartiles (dim,) of features (n, dim), from at most 2 ``CHUNK`` evenly spaced rows."""
     step, levels = max(1, len(features) // CHUNK), (0.25, 0.5, 0.75)
     ordered, order = features[::step].sort(dim=0)
     if weights is None:
@@ -279,9 +277,9 @@ def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def _relevance(rows: TrainingRows) -> Tensor:
-    """Compute a factor in (0, 1) for each feature (dim,): how much its class means differ, by the F statistic.
+    """Compute a factor in (0, 1) for each feature (dim,) that is higher if its class means differ more.
 
-    If the class means are equal, F is about 1. The excess e over 1 gives the factor
+    If the class means are equal, the F statistic is about 1. Its excess e over 1 gives the factor
     ``sqrt(e / (e + LINEAR.relevance))``, a shrunken estimate of the fraction of signal.
     """
     features, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
@@ -297,7 +295,7 @@ def _relevance(rows: TrainingRows) -> Tensor:
 
 
 def _whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute gain (dim,), basis (dim, rank) and coefficient (rank,) of the whitened view."""
+    """Compute gain (dim,), basis (dim, rank) and coefficient (rank,) of the `LinearMap` of a whitened view."""
     x, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
     num_classes = rows.num_classes
     means, counts = class_means(x, labels, num_classes, weights)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, ViewSpec, require_linear_map
 
-#: Episodes that are sampled by one call, whose cost hardly depends on their number.
+#: Number of episodes that are sampled by one call, whose time hardly depends on it.
 EPISODES_PER_CALL = 64
 
 
@@ -46,14 +46,14 @@ class MLPRecipe:
 
     learning_rate: float = 1e-3  #: Initial step size of the step-size search.
     weight_decay: float = 0.15  #: Decoupled weight decay of the matrices, in units of the step size.
-    temperature: float = 0.1  #: Divides the cosines in both losses.
+    temperature: float = 0.1  #: Divisor of the cosines in both losses.
     smoothing: float = 0.1  #: Label smoothing, in [0, 1).
     noise: float = 0.5  #: Standard deviation of the Gaussian noise added to the input, which has unit scale.
     average: float = 0.98  #: Decay of the exponential moving average of the weights.
-    rows: int = 256  #: Maximal number of rows per episode.
-    ways: int = 64  #: Maximal number of classes per episode.
+    rows: int = 256  #: Maximum number of rows per episode.
+    ways: int = 64  #: Maximum number of classes per episode.
     episodic: float = 1.0  #: Weight of the episodic loss.
-    cross_entropy: float = 1.0  #: Weight of the cross-entropy.
+    cross_entropy: float = 1.0  #: Weight of the cross-entropy to one proxy per class.
 
 
 MLP_RECIPE = MLPRecipe()
@@ -87,15 +87,15 @@ class ResidualMLPs(nn.Module):
 
 
 class MemberData(NamedTuple):
-    """The training data of one MLP."""
+    """The training data of one MLP of an ensemble."""
 
-    z: Tensor  #: (n, dim) input rows.
+    z: Tensor  #: (n, dim): the output of a linear view for the training rows.
     labels: Tensor  #: (n,) int64.
     weights: Tensor | None = None  #: (n,) with mean 1 within each class, since episodes are class-balanced; None for 1.
 
 
 def build_member_data(source: LinearMap, rows: TrainingRows, *, shifted: bool) -> MemberData:
-    """Map training rows by the source, and append shifted copies if ``shifted``."""
+    """Build the training data of an MLP: rows, and their shifted copies if ``shifted``, mapped by the source."""
     shifts = rows.shifts if shifted else (0,)
     z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(CHUNK)])
     weights = rows.class_balanced_weights
@@ -113,11 +113,10 @@ def train(
     deadline: float = float("inf"),
     recipe: MLPRecipe = MLP_RECIPE,
 ) -> Iterator[tuple[int, ResidualMLPs]]:
-    """Train each MLP of a stack on its data; after each of the given step counts, yield the averaged weights.
+    """Train each MLP of a stack on its data; yield the number of steps and the averaged MLPs at the given step counts.
 
-    Episodes and noise are drawn on the CPU, so that the result does not depend on the device. After the deadline,
-    training ends with a last yield, after at least one step. The yields are the number of steps taken, and the same
-    object each time.
+    Episodes and noise are drawn on the CPU, so that the result does not depend on the device. After the deadline, but
+    after at least one step, training ends with a last yield. The yielded MLPs are the same object each time.
 
     Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
     """
@@ -170,7 +169,7 @@ def train(
 def _initial_proxies(
     tasks: Sequence[MemberData], num_classes: int, embedding_dim: int, generator: torch.Generator
 ) -> Tensor:
-    """Initialize proxies (members, num_classes, embedding_dim) with the untrained prototypes, and noise as padding."""
+    """Initialize the proxies (members, num_classes, embedding_dim): class means of the inputs, padded with noise."""
     means = torch.stack([class_means(F.normalize(z, dim=1), y, num_classes, w)[0] for z, y, w in tasks])
     padding = embedding_dim - means.shape[2]
     noise = torch.randn(*means.shape[:2], padding, generator=generator, dtype=means.dtype)
@@ -183,11 +182,11 @@ class MLP:
 
     Args:
         source: The linear view whose map is read, without its bias coordinate.
-        members: Number of MLPs, each a part of the embedding.
-        hidden: Hidden units per MLP.
+        members: Number of MLPs, each of which is a part of the embedding.
+        hidden: Number of hidden units of each MLP.
         steps: Number of training steps.
-        embedding_dim: Width of each member's output, at least the width of the source.
-        shifted: Also train on shifted copies of the rows.
+        embedding_dim: Width of the output of each MLP, at least the width of the source.
+        shifted: Whether the MLPs are also trained on shifted copies of the rows.
         recipe: Training hyperparameters.
     """
 
@@ -207,25 +206,19 @@ class MLP:
 
     @property
     def name(self) -> str:
-        """The size, the source, and the number of steps."""
+        """The number of MLPs, their hidden units and source, and the number of steps."""
         return f"learned: {self.members}x{self.hidden} MLP on {self.source.name}, {self.steps} steps"
 
     def fit(self, rows: TrainingRows, source: Source | None) -> MLPView:
-        """Train on labelled rows; initial weights and episodes depend on ``rows.seed`` alone."""
+        """Train the MLPs on labelled rows; initial weights and episodes depend on ``rows.seed`` alone."""
         generator = torch.Generator().manual_seed(rows.seed)
         source = require_linear_map(source)
         data = build_member_data(source, rows, shifted=self.shifted)
         mlps = ResidualMLPs(self.members, data.z.shape[1], self.hidden, self.embedding_dim, generator)
         mlps = mlps.to(data.z.device)  # initial weights are drawn on the CPU, so that they do not depend on the device
-        for _, average in train(
-            mlps,
-            [data] * self.members,
-            rows.num_classes,
-            steps=[self.steps],
-            generator=generator,
-            deadline=rows.deadline,
-            recipe=self.recipe,
-        ):
+        steps, tasks = [self.steps], [data] * self.members
+        limits: dict[str, Any] = {"deadline": rows.deadline, "recipe": self.recipe}
+        for _, average in train(mlps, tasks, rows.num_classes, steps=steps, generator=generator, **limits):
             mlps = average.requires_grad_(True)
         return MLPView.from_mlps(mlps, source)
 
@@ -234,9 +227,9 @@ class MLP:
 class MLPFamily(ViewFamily):
     """Ensembles of MLPs of increasing size, each trained until more steps are worse."""
 
-    sizes: int = len(MLP_SIZES)  #: How many of the sizes within the budget are evaluated, at most.
-    steps: tuple[int, ...] = (3, 10, 30, 60)  #: Step counts at which training is evaluated; it ends if one is worse.
-    work: float = 5e7  #: Maximal number of parameters times steps for one size, over all folds.
+    sizes: int = len(MLP_SIZES)  #: Maximum number of sizes that are evaluated, smallest first.
+    steps: tuple[int, ...] = (3, 10, 30, 60)  #: Numbers of steps after which MLPs are evaluated, until they get worse.
+    work: float = 5e7  #: Maximum number of parameters times steps for one size, over all folds.
     recipe: MLPRecipe = MLP_RECIPE  #: Training hyperparameters.
     stage: ClassVar[str] = "MLP views"
     relative_time: ClassVar[float] = 3.0
@@ -252,7 +245,7 @@ class MLPFamily(ViewFamily):
         """Use no MLP: without held-out rows it is unknown whether training helps."""
 
     def smallest_trained(self, plan: EncoderPlan, source: ViewSpec) -> MLP | None:
-        """Specify the smallest MLP on a linear view; None if no MLP is evaluated, or if it exceeds the budget."""
+        """Specify the smallest MLP on a linear view; None if no MLP is evaluated, or if all exceed the budget."""
         if not plan.sizes or not self.sizes or not isinstance(source, Linear):
             return None
         return MLP(source, *plan.sizes[0], self.steps[0], plan.embedding_dim, recipe=self.recipe)
@@ -323,18 +316,18 @@ class MLPFamily(ViewFamily):
 
 
 def _embed(source: LinearMap, x: Tensor, mlps: ResidualMLPs | None = None, members: slice = slice(None)) -> Tensor:
-    """Map features (n, input_dim) by a source, and by some members of MLPs, if any: (members, n, dim)."""
+    """Map features (n, input_dim) by a source and, if MLPs are given, by some of them: (members, n, dim)."""
     z: Tensor = source(x)
     return z[None] if mlps is None else mlps(z, members)
 
 
 @dataclass(frozen=True)
 class MLPConfig(Config):
-    """The number of MLPs, and the hidden units and output width of each."""
+    """Sizes of an `MLPView`."""
 
-    members: int = size(high=1024)
-    hidden: int = size()
-    embedding_dim: int = size()
+    members: int = size(high=1024)  #: Number of MLPs.
+    hidden: int = size()  #: Number of hidden units of each MLP.
+    embedding_dim: int = size()  #: Width of the output of each MLP.
 
 
 class MLPView(View):
@@ -355,7 +348,7 @@ class MLPView(View):
 
     @classmethod
     def from_mlps(cls, mlps: ResidualMLPs, source: LinearMap) -> MLPView:
-        """Make a view of trained MLPs."""
+        """Build a view from trained MLPs and the source that they read."""
         members, hidden, embedding_dim = mlps.last.shape
         view = cls(MLPConfig(members, hidden, embedding_dim), source)
         view.mlps = mlps
@@ -363,7 +356,7 @@ class MLPView(View):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The output width of each member."""
+        """The output width of each MLP."""
         return (self.config.embedding_dim,) * self.config.members
 
     def forward(self, z: Tensor) -> Tensor:
@@ -371,7 +364,7 @@ class MLPView(View):
         return torch.cat(self.mlps(z.to(self.mlps.first.dtype)).unbind(0), dim=1)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the MLPs."""
+        """Add the MLPs to an ONNX graph; return the names of the values of their outputs."""
         first, bias, last = map(graph.array, (self.mlps.first, self.mlps.bias, self.mlps.last))
         padded = graph.pad(rows, last.shape[2] - first.shape[1], 0.0)
         members = []

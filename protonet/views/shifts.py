@@ -1,7 +1,7 @@
-"""Augmentation by shifting rows along their features, if neighbouring features are similar.
+"""Augmentation by shifted rows, if the features are the pixels of an image or the values of a series.
 
-Pixels, series and spectra are samples of a smooth function, and a slightly shifted row is still of its class. Tables
-and embeddings are not. Whether the features have such an order is detected from the rows, without labels.
+Such features are samples of a smooth function, and a slightly shifted row has the same class. Whether the features are
+ordered in this way is detected from the rows, without labels.
 """
 
 from __future__ import annotations
@@ -19,43 +19,40 @@ from torch import Tensor
 class ShiftRules:
     """When features are an image or a series, and how far rows are shifted.
 
-    The values were chosen on the data sets of analysis/results/robustness.md. Differences are relative: the mean
-    squared difference of features at some lag, divided by that of two independent features.
+    The values were chosen on the data sets of analysis/results/robustness.md. A *difference* is the mean squared
+    difference of features at some lag, divided by that of two independent features.
     """
 
     max_difference: float = 0.6  #: Features at a lag are similar if their difference is below this ...
     min_correlation: float = 0.1  #: ... and if three quarters of the pairs are correlated at least this much.
-    dip: float = 0.2  #: The difference falls by this much at a lag of one line of an image ...
-    excess: float = 0.15  #: ... and may exceed that of neighbours by this much there.
-    changes: tuple[float, ...] = (0.1, 0.3, 0.7)  #: A series is shifted by the lags of these differences.
-    max_rows: int = 6144  #: Maximal number of rows including shifted copies.
-    detection_rows: int = 512  #: Maximal number of rows from which the order is detected.
-    work: float = 2e8  #: Maximal number of pairs of values that are compared.
-    permutations: int = 40  #: Random orders of the same features in which an order is detected by chance ...
-    max_chance: int = 1  #: ... at most this many times; otherwise the order has no meaning.
-    max_permuted: int = (
-        1024  #: Maximal number of features that are permuted: of more, hardly any order seems to be one.
-    )
+    dip: float = 0.2  #: Minimum decrease of the difference at a lag of one line of an image.
+    excess: float = 0.15  #: Maximum difference at a lag of one line above that of neighbours.
+    changes: tuple[float, ...] = (0.1, 0.3, 0.7)  #: A series is shifted by the largest lags with these differences.
+    max_rows: int = 6144  #: Maximum number of rows including shifted copies.
+    detection_rows: int = 512  #: Maximum number of rows from which the order is detected.
+    work: float = 2e8  #: Maximum number of pairs of values that are compared.
+    permutations: int = 40  #: Number of random orders of the features in which an order is searched, too.
+    max_chance: int = 1  #: Maximum number of random orders with a detected order; with more, the order has no meaning.
+    max_permuted: int = 1024  #: Maximum number of features for this test: an order of more is hardly due to chance.
 
 
 SHIFTS = ShiftRules()
 
 
 class Order(NamedTuple):
-    """The order of features."""
+    """Whether the order of features has a meaning, and by how many features rows are shifted."""
 
-    shifts: tuple[int, ...] = (0,)  #: Offsets by which rows may be shifted, 0 first.
-    width: int = 0  #: Pixels per line of an image, or the length of a series; 0 if the order has no meaning.
+    shifts: tuple[int, ...] = (0,)  #: Numbers of features by which rows are shifted, 0 first.
+    width: int = 0  #: Pixels per line of an image, or length of a series; 0 if the order has no meaning.
 
 
 def detect_order(x: Tensor) -> Order:
-    """Detect whether features of rows (n, dim) are a series or an image, and the offsets by which to shift rows.
+    """Detect whether the features of rows (n, dim) are a series or an image, and by how much to shift rows.
 
-    If features are similar at a lag of one, they are a series, which is shifted both ways by the lags that change it by
-    ``SHIFTS.changes``. If they are similar again at a larger lag, that is the width of an image, which is shifted to
-    its eight neighbours. If they are similar at the larger lag alone, it is the number of interleaved channels. What
-    random orders of the same features also show is chance, and not an order. The shifted copies are at most
-    ``SHIFTS.max_rows`` rows.
+    Features that are similar at a lag of 1 are a series, which is shifted both ways by the lags that change it by
+    ``SHIFTS.changes``. If features are similar again at a larger lag, this is the width of an image, which is shifted
+    by one pixel in eight directions. If features are similar at the larger lag alone, it is the number of interleaved
+    channels. An order that is also detected in random orders of the features is due to chance.
 
     Source: virtual samples, as in Niyogi, Girosi and Poggio, "Incorporating prior information in machine learning by
         creating virtual examples" (1998).
@@ -89,7 +86,10 @@ def detect_order(x: Tensor) -> Order:
 
 
 def _find_order(difference: Sequence[float], correlation: Sequence[float]) -> tuple[bool, int]:
-    """Find out from `_compare_features` whether features are a series, and the lag of their period, 0 for none."""
+    """Decide whether features are a series, and the lag of their period, 0 for none.
+
+    The arguments are results of `_compare_features`.
+    """
     similar = [
         d < SHIFTS.max_difference and c > SHIFTS.min_correlation for d, c in zip(difference, correlation, strict=True)
     ]
@@ -106,9 +106,9 @@ def _find_order(difference: Sequence[float], correlation: Sequence[float]) -> tu
 
 
 def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:
-    """Shift rows (n, dim) along their features by each offset: (len(shifts) * n, dim), one copy after the other.
+    """Shift all rows (n, dim) along their features by each of the offsets: (len(shifts) * n, dim).
 
-    The first or last feature is repeated at the ends.
+    The copies of all rows by one offset are adjacent. The first or last feature is repeated at the ends.
     """
     if shifts == (0,):
         return x
@@ -117,10 +117,10 @@ def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:
 
 
 def _compare_features(x: Tensor, max_lag: int) -> tuple[list[float], list[float]]:
-    """Compare features at each lag from 0 to ``max_lag``.
+    """Compare the features of rows x (n, dim) at each lag from 0 to ``max_lag``.
 
-    Returns the mean squared difference of their values, divided by that of independent features, and the lower quartile
-    of their correlations.
+    Returns for each lag the mean squared difference of their values, divided by that of independent features, and the
+    lower quartile of their correlations.
     """
     values, z, varies, independent = _standardize(x)
     difference, correlation = [0.0], [1.0]
@@ -135,8 +135,8 @@ def _compare_features(x: Tensor, max_lag: int) -> tuple[list[float], list[float]
 def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
     """Centre all values (n, dim), standardize each feature, and measure how much independent features differ.
 
-    Returns the values, the standardized features, which features vary (dim,), and the mean squared difference of two
-    independent features.
+    Returns the centred values, the standardized features, a mask (dim,) of the features that vary, and the mean squared
+    difference of two independent features.
     """
     values = x - x.mean()
     independent = float(2 * x.var(dim=1, correction=0).mean()) or 1.0
@@ -146,9 +146,9 @@ def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
 
 
 def _compare_permuted(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], list[float]]]:
-    """Compare features as `_compare_features` does, in each of several random orders.
+    """Compare features as `_compare_features` does, in several random orders; yield the results of each order.
 
-    If few features are much larger than the others, they can meet at some lag by chance, however many rows there are.
+    A few features that are much larger than the others can be similar at some lag by chance, with any number of rows.
 
     Source: permutation tests, Fisher, "The design of experiments" (1935).
     """
@@ -168,5 +168,5 @@ def _compare_permuted(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], li
 
 
 def _largest_lag(difference: list[float], change: float) -> int:
-    """Find the largest lag, at least 1, up to which features differ by less than ``change``."""
+    """Compute the largest lag, at least 1, up to which features differ by less than ``change``."""
     return next((lag - 1 for lag in range(2, len(difference)) if difference[lag] >= change), len(difference) - 1)

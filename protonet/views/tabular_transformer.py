@@ -1,7 +1,7 @@
 """Tabular transformer views: the labelled rows of a table are the context of a pretrained transformer.
 
-The pretrained weights are constants of the library, and nothing is trained on the rows: they are stored in a buffer.
-`Cells` describes rows to the transformer: each cell by how far and at which quantile it is among the labelled rows.
+The pretrained weights are constants of the library. Nothing is trained on the labelled rows, which are stored in a
+buffer. `Cells` encodes a row for the transformer: each cell by its deviation and rank among the labelled rows.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, sel
 
 MAX_Z = 5.0  #: Standardized values are clipped to this magnitude.
 RANK_SCALE = 1.7  #: Factor on ranks in [-1, 1], so that they vary about as much as standardized values.
-NUMERIC_CHANNELS = 3  #: Value, rank and second feature, such as "is missing". The other channels encode categories.
-RANK_RESOLUTION = 1e-5  #: Groups whose mean ranks are nearer than this stay in their order.
-TIE = 1e-6  #: Relative difference below which values are equal: float32 and float64 rows then have the same ranks.
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  #: Their square roots generate the quasi-random codes of categories.
+NUMERIC_CHANNELS = 3  #: Number of channels of numeric cells: value, rank and indicator. Others encode categories.
+RANK_RESOLUTION = 1e-5  #: Mean ranks are rounded to multiples of this before groups are sorted by them.
+TIE = 1e-6  #: Values with a smaller relative difference are equal, so that float32 and float64 rows have equal ranks.
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  #: Numbers whose square roots generate the quasi-random codes of categories.
 
 
 class Cells:
-    """An encoder of cells that is fitted to labelled rows.
+    """An encoding of table cells as channels, fitted to labelled rows.
 
     A column of one feature is numeric. A column of two features is numeric with an indicator, such as "is missing". A
     column of more features is a one-hot category, whose levels get codes. The encoding depends neither on units nor on
-    the names of levels.
+    the order of levels.
 
     Args:
         rows: (n, features) float32: the labelled rows.
@@ -90,7 +90,7 @@ class Cells:
         return cells
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
-        """Add the cells (m, columns, CELL_CHANNELS) of the value ``x`` to an ONNX graph, and return the name."""
+        """Add the encoding (m, columns, CELL_CHANNELS) of a value ``x`` to an ONNX graph; return its name."""
         centred = graph.add("Sub", x, graph.array(self.mean))
         z = graph.add("Mul", centred, graph.array(self.inverse))
         z = graph.add("Clip", z, np.float32(-MAX_Z), np.float32(MAX_Z))
@@ -104,9 +104,8 @@ class Cells:
         parts = [z, graph.add("Mul", rank, np.float32(RANK_SCALE)), codes]
         width = [len(self.mean), len(self.first), len(self.categories) * (CELL_CHANNELS - NUMERIC_CHANNELS)]
         padded = graph.pad(graph.add("Concat", *parts, axis=1), 1, 0.0)
-        index = np.full(
-            (self.columns, CELL_CHANNELS), sum(width)
-        )  # the column of ``padded`` for each channel; the last is 0
+        # For each channel, the column of ``padded`` that it comes from; the last column is 0.
+        index = np.full((self.columns, CELL_CHANNELS), sum(width))
         numeric, pairs, categories = map(graph.array, (self.numeric, self.pairs, self.categories))
         index[numeric, 0], index[pairs, 2] = graph.array(self.first), graph.array(self.second)
         index[numeric, 1] = width[0] + np.arange(width[1])
@@ -116,7 +115,7 @@ class Cells:
 
 
 def rank_rows(rows: Tensor) -> Tensor:
-    """Compute the mean over features of the ranks of rows (n, features), scaled to (-1, 1): (n,)."""
+    """Compute for each row (n, features) the mean (n,) over features of its rank, scaled to (-1, 1)."""
     columns = rows.T.contiguous()
     ordered = columns.sort(dim=1).values
     below, up_to = (torch.searchsorted(ordered, columns, right=right) for right in (False, True))
@@ -124,7 +123,7 @@ def rank_rows(rows: Tensor) -> Tensor:
 
 
 def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Number groups by the mean rank of their rows, so that the numbers do not depend on the groups' names.
+    """Sort groups by the mean rank of their rows, so that their order does not depend on their indices.
 
     Args:
         ranks: (n,) ranks of the rows, from `rank_rows`.
@@ -152,18 +151,18 @@ WEIGHTS_FILE = Path(__file__).with_suffix(".npy")
 
 @dataclass(frozen=True)
 class TabularTransformerRules:
-    """Bounds on work."""
+    """The tables for which a tabular transformer view is evaluated, and limits of its context."""
 
-    max_columns: int = 64  #: More columns are pixels or embeddings, for which other views are better.
-    max_labelled: int = 1000  #: With more labelled rows, other views are as good, and this one is slow.
-    max_rows: int = 256  #: Maximal number of context rows, evenly spaced over the rows of all classes ...
-    max_cells: int = 2**13  #: ... and maximal number of cells of all context rows.
-    max_classes: int = 60  #: With more classes, the codes of classes are too few.
+    max_columns: int = 64  #: Maximum number of columns: pixels and embeddings have more, and other views suit them.
+    max_labelled: int = 1000  #: Maximum number of labelled rows: with more, other views are as good and faster.
+    max_rows: int = 256  #: Maximum number of context rows, evenly spaced over the rows of all classes ...
+    max_cells: int = 2**13  #: ... and maximum number of cells of all context rows.
+    max_classes: int = 60  #: Maximum number of classes: for more, the codes of classes are too few.
     chunk: int = 2**14  #: Number of cells that are embedded at once.
 
 
 TABULAR_TRANSFORMER = TabularTransformerRules()
-#: Class codes are rotated between passes, by factors that are coprime to the number of codes.
+#: Factors by which class codes are permuted between passes; they are coprime to the number of codes.
 CODE_ROTATIONS = (1, 3, 7, 9)
 
 
@@ -183,7 +182,7 @@ class TabularTransformer:
     name: ClassVar[str] = "tabular transformer"
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> TabularTransformerView:
-        """Store the context rows: those with the largest weights, or evenly spaced ones if weights are equal."""
+        """Choose the context rows: the rows of the largest weights, or evenly spaced ones if weights are equal."""
         checksum = compute_checksum()
         check_weights(checksum)
         device = rows.features.device
@@ -202,29 +201,29 @@ class TabularTransformer:
 
 
 def _count_context_rows(blocks: Tensor) -> int:
-    """Compute the maximal number of context rows for the columns of features (dim,)."""
+    """Compute the maximum number of context rows, given the column (dim,) of each feature."""
     max_rows, max_cells = TABULAR_TRANSFORMER.max_rows, TABULAR_TRANSFORMER.max_cells
     return min(max_rows, max(1, max_cells // int(blocks[-1] + 2)))
 
 
 @functools.cache
 def load_pretrained_weights() -> np.ndarray | None:
-    """Load the weights, (WEIGHT_COUNT,) float16; None if there is no file.
+    """Load the pretrained weights (WEIGHT_COUNT,) float16; None if there is no file.
 
-    No tensor is cached: one that is made while a network is traced would be of no use later.
+    They are cached as an array: a tensor that is made while a network is traced could not be used later.
     """
     return np.load(WEIGHTS_FILE) if WEIGHTS_FILE.exists() else None
 
 
 @functools.cache
 def compute_checksum() -> int:
-    """Compute the CRC-32 of the weights, by which a view knows that they are those it was evaluated with."""
+    """Compute the CRC-32 of the pretrained weights, which identifies the weights that a view was fitted with."""
     pretrained = load_pretrained_weights()
     return 0 if pretrained is None else zlib.crc32(pretrained.astype("<f2").tobytes())
 
 
 def check_weights(checksum: int) -> np.ndarray:
-    """Return the weights, (WEIGHT_COUNT,) float16; raise a ValueError if they are missing or of another checksum."""
+    """Load the pretrained weights; raise a ValueError if they are missing or have another checksum."""
     pretrained = load_pretrained_weights()
     if pretrained is None:
         raise ValueError(f"no file {WEIGHTS_FILE.name} of pretrained weights")
@@ -234,7 +233,7 @@ def check_weights(checksum: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TabularTransformerFamily(ViewFamily):
-    """One view of all rows, if they are the rows of a table."""
+    """A tabular transformer view, if the rows are those of a small table."""
 
     passes: int = 2
     stage: ClassVar[str] = "tabular transformer"
@@ -263,20 +262,20 @@ class TabularTransformerFamily(ViewFamily):
 
 @dataclass(frozen=True)
 class TabularTransformerConfig(Config):
-    """Numbers of features, of context rows and of passes, and the checksum of the pretrained weights."""
+    """Sizes of a `TabularTransformerView`, and the pretrained weights that it was fitted with."""
 
-    input_dim: int = size()
-    rows: int = size(high=TABULAR_TRANSFORMER.max_rows)
-    passes: int = size(high=len(CODE_ROTATIONS))
-    checksum: int = size(0, 2**32 - 1)
+    input_dim: int = size()  #: Number of features.
+    rows: int = size(high=TABULAR_TRANSFORMER.max_rows)  #: Number of context rows.
+    passes: int = size(high=len(CODE_ROTATIONS))  #: Number of passes.
+    checksum: int = size(0, 2**32 - 1)  #: CRC-32 of the pretrained weights.
 
 
 class TabularTransformerView(View):
     """Embeddings of rows by a transformer whose context are labelled rows, one part for each pass.
 
-    Buffers: ``rows`` (rows, input_dim), the context rows; ``classes`` (rows,) int64 >= 0, numbers of their classes;
-    ``blocks`` (input_dim,) int64, ascending, the column of each feature. The pretrained weights are not stored: the
-    library has them, and a view of other weights is an error.
+    Buffers: ``rows`` (rows, input_dim) are the context rows, ``classes`` (rows,) int64 >= 0 the indices of their
+    classes, and ``blocks`` (input_dim,) int64, ascending, the column of each feature. The pretrained weights are not
+    stored: a view that was fitted with other weights is an error.
     """
 
     kind = "tabular_transformer"
@@ -288,7 +287,7 @@ class TabularTransformerView(View):
     blocks: Tensor
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each buffer by name."""
+        """Compute the shape of each buffer by name."""
         rows, dim = self.config.rows, self.config.input_dim
         return {"rows": (rows, dim), "classes": (rows,), "blocks": (dim,)}
 
@@ -302,7 +301,7 @@ class TabularTransformerView(View):
         self._cache: tuple[tuple[torch.dtype, torch.device], tuple[dict[str, Tensor], Cells, Memory]] | None = None
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Also check the numbers of classes and columns, and that the pretrained weights are the library's."""
+        """Validate the tensors of a file, including class and column indices and the pretrained weights."""
         super().check(tensors, prefix)
         classes, blocks = tensors["classes"], tensors["blocks"]
         expect(bool(((classes >= 0) & (classes < 2**31)).all()), "a tabular transformer with invalid classes")
@@ -314,7 +313,10 @@ class TabularTransformerView(View):
 
     @torch.no_grad()
     def _encode_context(self) -> tuple[dict[str, Tensor], Cells, Memory]:
-        """Encode the context rows; the result is cached until the precision or the device changes."""
+        """Encode the context rows; return the weights, the encoding of cells, and the encoded rows.
+
+        The result is cached until the precision or the device changes.
+        """
         rows = self.rows
         if self._cache is None or self._cache[0] != (rows.dtype, rows.device):
             weights = unpack_weights(torch.from_numpy(check_weights(self.config.checksum)))
@@ -336,7 +338,7 @@ class TabularTransformerView(View):
         return self.__dict__ | {"_cache": None}
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map features (n, input_dim) to (n, passes * DIM)."""
+        """Embed features (n, input_dim) as (n, passes * DIM)."""
         with torch.no_grad():
             weights, cells, memory = self._encode_context()
             passes = self.config.passes
@@ -347,7 +349,7 @@ class TabularTransformerView(View):
             return torch.cat(parts)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the transformer for each pass, with its context as constants."""
+        """Add the transformer of each pass to an ONNX graph, with the context as constants."""
         weights, cells, memory = self._encode_context()
         encoded = cells.add_to_graph(graph, rows)
         return [add_to_graph(graph, weights, encoded, memory, index) for index in range(self.config.passes)]

@@ -1,9 +1,9 @@
 """A small transformer over the cells of a table, pretrained on many other tables.
 
-Labelled rows are encoded first, with a code for each class; they become prototypes and keys and values of attention. A
+Labelled rows are encoded first, with a code for each class. They become prototypes, and keys and values of attention. A
 new row attends to its own cells and to the labelled rows, and is embedded in the same space, where the nearest
-prototype by cosine is its class. The first layers have a token for each cell and attend along columns and rows; the
-others have one token for each row, and attend along rows alone. The weights were trained on synthetic and real tables
+prototype by cosine is its class. The first layers have a token for each cell and attend to columns and rows; the
+others have one token for each row, and attend to rows alone. The weights were trained on synthetic and real tables
 (`python -m analysis incontext`) and are constants: nothing is trained on a new table.
 
 Source: prior-fitted networks, Mueller et al., "Transformers can do Bayesian inference" (2022); attention along rows and
@@ -24,12 +24,12 @@ from torch import Tensor
 
 from protonet.views.view import Graph
 
-DIM, CELL_LAYERS = 64, 4  #: Width of embeddings and of tokens of cells; number of layers with a token for each cell.
-ROW_DIM, ROW_LAYERS = 128, 6  #: Width and number of the layers with one token for each row.
+DIM, CELL_LAYERS = 64, 4  #: Width of embeddings and of tokens of cells, and number of layers with a token per cell.
+ROW_DIM, ROW_LAYERS = 128, 6  #: Width of tokens of rows, and number of layers with one token per row.
 HEAD_DIM = 16  #: Width of an attention head.
 LAYERS = CELL_LAYERS + ROW_LAYERS
 CLASS_CODES = 10  #: Number of codes for classes; one more code means that the class is unknown.
-CELL_CHANNELS = 11  #: Numbers that encode a cell, from `protonet.views.tabular_transformer.Cells`.
+CELL_CHANNELS = 11  #: Number of channels that encode a cell; see `protonet.views.tabular_transformer.Cells`.
 RANK_CHANNEL = 1  #: The channel that holds the rank.
 WAVE_FREQUENCIES = (0.5, 1.0, 2.0)  #: Frequencies of the sinusoidal encoding of the rank.
 
@@ -63,11 +63,11 @@ WEIGHT_COUNT = sum(math.prod(shape) for shape in WEIGHT_SHAPES.values())
 
 
 class Memory(NamedTuple):
-    """The encoding of labelled rows."""
+    """The encoding of the labelled rows of one or more tables."""
 
     attended: tuple[KeysAndValues, ...]
-    """Keys and values of each layer, (tables, columns + 1, heads, n, HEAD_DIM); of labels alone in the last layer of
-    cells and in those of rows."""
+    """Keys and values of each layer, (tables, columns + 1, heads, n, HEAD_DIM); (tables, 1, heads, n, HEAD_DIM) in the
+    last layer of cells and in the layers of rows."""
     prototypes: Tensor  #: (tables, CLASS_CODES, DIM) of unit norm; 0 for a code without rows.
 
 
@@ -78,7 +78,7 @@ def unpack_weights(packed: Tensor) -> dict[str, Tensor]:
 
 
 def list_matmul_shapes(columns: int, labelled: int) -> list[tuple[int, int]]:
-    """List the shapes (in, out) of the matrices that a row is multiplied with, including attention.
+    """List the shapes (in, out) of the matrices by which a row is multiplied, including attention.
 
     Args:
         columns: The number of columns of the table.
@@ -116,8 +116,9 @@ def embed_rows(weights: TransformerWeights, cells: Tensor, memory: Memory) -> Te
 
     Args:
         weights: From `unpack_weights`.
-        cells: (tables, m, columns, CELL_CHANNELS) float32; (1, m, columns, CELL_CHANNELS) for the same rows in all.
-        memory: The encoding of the labelled rows of the same tables.
+        cells: (tables, m, columns, CELL_CHANNELS) float32, or (1, m, columns, CELL_CHANNELS) if all tables have the
+            same rows.
+        memory: The encoding of the labelled rows of the tables.
     """
     codes = torch.full(cells.shape[:2], CLASS_CODES, device=cells.device)
     h = _embed_cells(weights, cells, codes)
@@ -127,17 +128,17 @@ def embed_rows(weights: TransformerWeights, cells: Tensor, memory: Memory) -> Te
 
 
 def one_hot(codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Encode codes (tables, rows) as (tables, rows, count) of a dtype; a CUDA graph can capture it."""
+    """Encode codes (tables, rows) in [0, count) as one-hot vectors (tables, rows, count), also in a CUDA graph."""
     return (codes[..., None] == torch.arange(count, device=codes.device)).to(dtype)
 
 
 def _embed_codes(codes: Tensor, embeddings: Tensor) -> Tensor:
-    """Look up codes (tables, rows) by a product, whose gradient is faster: (tables, rows, 1, dim)."""
+    """Look up the embedding (tables, rows, 1, dim) of each code (tables, rows), by a product with a fast gradient."""
     return (one_hot(codes, len(embeddings), embeddings.dtype) @ embeddings)[:, :, None]
 
 
 def _embed_cells(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> Tensor:
-    """Compute the input tokens (tables, rows, columns + 1, DIM): a label token, and cells plus the label's code."""
+    """Compute the input tokens (tables, rows, columns + 1, DIM): one for the label, and one for each cell."""
     angle = 1.8 * cells[..., RANK_CHANNEL : RANK_CHANNEL + 1]
     waves = [
         wave(frequency * angle) * (angle != 0) for frequency in WAVE_FREQUENCIES for wave in (torch.sin, torch.cos)
@@ -148,10 +149,10 @@ def _embed_cells(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> T
 
 
 def _begin_layer(weights: TransformerWeights, layer: int, h: Tensor, codes: Tensor) -> Tensor:
-    """Compute the tokens that attend to the labelled rows.
+    """Compute the tokens that attend to the labelled rows in a layer.
 
-    A layer of cells attends to the columns first. The first layer of rows maps the label tokens to its width, and adds
-    the codes of the classes (tables, rows).
+    In a layer of cells, tokens first attend to the other columns. In the first layer of rows, label tokens are mapped
+    to its width, and the embeddings of the class codes (tables, rows) are added.
     """
     if layer < CELL_LAYERS:
         return _attend_to_columns(weights, layer, h)
@@ -161,7 +162,7 @@ def _begin_layer(weights: TransformerWeights, layer: int, h: Tensor, codes: Tens
 
 
 def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Tensor:
-    """Apply attention among the tokens of each row; the last layer of cells computes the label token alone."""
+    """Apply attention among the tokens of each row; in the last layer of cells, only the label token remains."""
     tables, rows, columns, dim = h.shape
     z = F.linear(_norm(weights, f"{layer}.norm0", h), weights[f"{layer}.columns"])
     q, k, v = z.view(tables * rows, columns, 3, dim // HEAD_DIM, HEAD_DIM).permute(2, 0, 3, 1, 4)
@@ -172,7 +173,7 @@ def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Te
 
 
 def _compute_keys_and_values(weights: TransformerWeights, layer: int, h: Tensor) -> KeysAndValues:
-    """Compute the keys and values of labelled rows."""
+    """Compute the keys and values of tokens h (tables, rows, columns, dim) of labelled rows in a layer."""
     tables, rows, columns, dim = h.shape
     z = F.linear(_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.memory"])
     k, v = z.view(tables, rows, columns, 2, dim // HEAD_DIM, HEAD_DIM).permute(3, 0, 2, 4, 1, 5)
@@ -180,9 +181,9 @@ def _compute_keys_and_values(weights: TransformerWeights, layer: int, h: Tensor)
 
 
 def _attend_to_labelled_rows(weights: TransformerWeights, layer: int, h: Tensor, attended: KeysAndValues) -> Tensor:
-    """Apply attention of each token to the labelled rows in its column, and then the feed-forward block.
+    """Apply attention of each token h (tables, rows, columns, dim) to the labelled rows, then the feed-forward block.
 
-    Tokens h (1, rows, columns, dim) are shared by all tables: their layers before the first attention run once.
+    A token attends to the keys and values of its column. Tokens h (1, rows, columns, dim) are shared by all tables.
     """
     tables, (_, rows, columns, dim) = len(attended[0]), h.shape
     k, v = (value.flatten(0, 1) for value in attended)
@@ -202,14 +203,15 @@ def _project(weights: TransformerWeights, h: Tensor) -> Tensor:
 
 
 def _norm(weights: TransformerWeights, name: str, h: Tensor) -> Tensor:
+    """Apply the layer normalization of a name to tokens h (..., dim)."""
     return F.layer_norm(h, h.shape[-1:], weights[name], weights[f"{name}_bias"])
 
 
 def add_to_graph(graph: Graph, weights: TransformerWeights, cells: str, memory: Memory, table: int) -> str:
-    """Add `embed_rows` to an ONNX graph, and return the name of the embeddings (m, DIM).
+    """Add `embed_rows` to an ONNX graph; return the name of the value with the embeddings (m, DIM).
 
     Args:
-        graph: The graph that is extended.
+        graph: The graph to which nodes are added.
         weights: From `unpack_weights`.
         cells: The name of the value (m, columns, CELL_CHANNELS).
         memory: The encoding of the labelled rows, which becomes constants.

@@ -1,10 +1,10 @@
-"""The protocol of views: feature maps whose outputs are concatenated to the embedding.
+"""Interfaces of views, which are feature maps whose outputs are concatenated to the embedding.
 
 Each file of this package defines three classes:
 
 - A *spec* (`ViewSpec`) is a frozen dataclass of hyperparameters. ``spec.fit(rows, source)`` returns a fitted view.
 - A *view* (`View`) is a module that maps rows to its part of the embedding. Its `Config` holds the sizes from which the
-  module can be built again, so that ``load_state_dict`` restores it.
+  module is built again before ``load_state_dict`` restores its buffers.
 - A *family* (`protonet.views.evaluation.ViewFamily`) yields the specs that model selection evaluates.
 
 A new family is one file with these three classes, and one line in `protonet.views.VIEW_FAMILIES`.
@@ -40,9 +40,7 @@ class TrainingRows:
     _: KW_ONLY
     shifts: tuple[int, ...] = (0,)
     """Offsets of the shifted copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
-    width: int = (
-        0  #: Pixels per line of an image, or the length of a series; 0 if the order of features has no meaning.
-    )
+    width: int = 0  #: Pixels per line of an image, or length of a series; 0 if the order of features has no meaning.
     seed: int = 0  #: Seed of initial weights and training episodes.
     deadline: float = math.inf  #: Value of ``time.monotonic()`` after which training takes no further step.
     weights: Tensor | None = None  #: (n,) float64, > 0: sample weights; None for equal weights.
@@ -51,13 +49,13 @@ class TrainingRows:
     """(dim,) int64, ascending from 0: the table column that each feature encodes. The features of one column, such as
     its one-hot categories, are scaled together. None if each feature is a column."""
     is_class_name: Tensor | None = None
-    """(n,) bool: rows that embed the name of a class. They are training rows, but are never held out."""
-    sample_scale: float = 1.0  #: The number of original samples that a weight of 1 represents; see `sample_counts`.
-    selected: float = 1.0  #: The fraction of all training rows that these rows are, below 1 for the rows of a fold.
+    """(n,) bool: whether a row is the embedded name of a class, which is fitted to but never held out."""
+    sample_scale: float = 1.0  #: Number of original samples that a row of weight 1 represents; see `sample_counts`.
+    selected: float = 1.0  #: Number of rows as a fraction of all training rows; below 1 for the rows of a fold.
 
     @property
     def sample_counts(self) -> Tensor:
-        """The number of original samples that each row represents, (n,) float64: equal rows are stored once."""
+        """The number (n,) float64 of original samples that each row represents, since equal rows are stored once."""
         ones = torch.ones_like(self.labels, dtype=torch.float64)
         return self.sample_scale * (ones if self.weights is None else self.weights)
 
@@ -88,34 +86,34 @@ class TrainingRows:
         return replace(self, features=self.features[indices], labels=labels, selected=selected, **per_row)
 
     def scale_limit(self, limit: int) -> int:
-        """Scale a maximal number of rows by the fraction of all training rows that these are; at least 1.
+        """Scale a maximum number of rows of a view by `selected`, to at least 1.
 
-        Some views embed the rows that they store near their class, so that prototypes depend on the fraction of such
-        rows. In a fold it has to be that of the final view: otherwise, the temperature and the offsets that are fitted
-        on held-out rows do not suit the final view.
+        Some views store rows and embed these near their class, so that prototypes depend on the fraction of stored
+        rows. The fraction must be the same in a fold and in the final view: otherwise, the temperature and the offsets
+        that are fitted to held-out rows do not suit the final view.
         """
         return max(1, round(self.selected * limit))
 
     def select_columns(self, start: int, stop: int) -> TrainingRows:
-        """Select the features from ``start`` up to, but without, ``stop``."""
+        """Select the features in [start, stop)."""
         blocks = None if self.blocks is None else self.blocks[start:stop] - self.blocks[start]
         return replace(self, features=self.features[:, start:stop], blocks=blocks)
 
 
 def select_evenly(n: int, count: int) -> Tensor:
-    """Select at most ``count`` of n indices, evenly spaced: (min(n, count),) int64."""
+    """Select at most ``count`` of the indices 0 to n - 1, evenly spaced: (min(n, count),) int64."""
     return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).round().long()
 
 
 def require_linear_map(source: Source | None) -> LinearMap:
-    """Check that a source is a `LinearMap`; raise a ValueError if it is of another class."""
+    """Return a source that is a `LinearMap`; raise a ValueError for any other object."""
     if not isinstance(source, LinearMap):
         raise ValueError("a view without a linear map")
     return source
 
 
 class Graph(Protocol):
-    """A builder of an ONNX graph, implemented by `protonet.files.export`. Methods return the name of the new value."""
+    """A builder of an ONNX graph, implemented by `protonet.files.export`, whose methods return names of values."""
 
     def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
         """Add a node and return the name of its output; arrays among its inputs become constants."""
@@ -133,17 +131,17 @@ class Graph(Protocol):
         """Add the L1 distances (n, units) of rows ``z`` (n, dim) to landmarks (units, dim)."""
 
     def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], default: int) -> str:
-        """Map texts to INT64 values by ``keys``, and texts that are no key to ``default``."""
+        """Replace each text by the INT64 value of the equal key, or by ``default`` if no key is equal."""
 
     def array(self, tensor: Tensor) -> Array:
         """Convert a tensor of any device to an array."""
 
 
 class Component(nn.Module):
-    """A module whose buffers have names, shapes and types that follow from a config.
+    """A module whose config determines the names, shapes and types of its buffers.
 
-    Without ``tensors`` all buffers are zero until ``load_state_dict`` fills them. Values that can be computed from the
-    buffers are not part of the state: `derive` computes them.
+    Without ``tensors`` all buffers are zero until ``load_state_dict`` fills them. Constants that can be computed from
+    the buffers are not part of the state: `derive` computes them.
 
     Args:
         config: An instance of ``config_type`` of the subclass.
@@ -168,14 +166,14 @@ class Component(nn.Module):
             self.derive()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each buffer by name."""
+        """Compute the shape of each buffer by name."""
         return {}
 
     def derive(self) -> None:
         """Compute constants from the buffers; called after the buffers are set or loaded."""
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Validate tensors of a file before they are loaded. Subclasses also check the ranges of indices.
+        """Validate the tensors of a file before they are loaded; subclasses also check the ranges of indices.
 
         Args:
             tensors: The tensors by name, on the CPU.
@@ -192,7 +190,7 @@ class Component(nn.Module):
 
 
 def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Copy a tensor contiguously."""
+    """Copy a tensor to contiguous memory, in a dtype."""
     return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
@@ -200,18 +198,18 @@ class Source(Component):
     """A map of the features that several views take as input: the encoder evaluates it once for all of them."""
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
-        """Add the map of the value ``x`` to an ONNX graph, and return the name of its output."""
+        """Add the map of a value with the name ``x`` to an ONNX graph; return the name of its output."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class LinearMapConfig(Config):
-    """Sizes of a `LinearMap`, which reads ``dim`` of ``input_dim`` features, from the feature ``first`` on."""
+    """Sizes of a `LinearMap`."""
 
-    input_dim: int = size()
-    dim: int = size()
-    rank: int = size(0)
-    first: int = size(0)
+    input_dim: int = size()  #: Number of all features.
+    dim: int = size()  #: Number of features that are read.
+    rank: int = size(0)  #: Rank of the low-rank part.
+    first: int = size(0)  #: Index of the first feature that is read.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -234,7 +232,7 @@ class LinearMap(Source):
     coefficient: Tensor
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each buffer by name."""
+        """Compute the shape of each buffer by name."""
         dim, rank = self.config.dim, self.config.rank
         return {"shift": (dim,), "gain": (dim,), "basis": (dim, rank), "coefficient": (rank,)}
 
@@ -249,7 +247,7 @@ class LinearMap(Source):
         return centred * self.gain + row_matmul(row_matmul(centred, self.basis) * self.coefficient, self.basis.T)
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
-        """Add the map."""
+        """Add the affine map of a value with the name ``x`` to an ONNX graph; return the name of its output."""
         config = self.config
         if config.dim < config.input_dim:
             start, stop, axis = (np.array([value]) for value in (config.first, config.first + config.dim, 1))
@@ -289,13 +287,13 @@ class View(Component):
 
     @property
     def input_dim(self) -> int:
-        """The number of features of the network's input rows."""
+        """The number of features of the rows that the network classifies."""
         config: Any = self.config if self.source is None else self.source.config
         return int(config.input_dim)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The widths of the view's parts; most views have one. The encoder normalizes each part."""
+        """The width of each part of the view's output; the encoder normalizes each part. Most views have one part."""
         raise NotImplementedError
 
     def forward(self, z: Tensor) -> Tensor:
@@ -303,11 +301,11 @@ class View(Component):
         raise NotImplementedError
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the view to an ONNX graph, and return the names of the values of its parts.
+        """Add the view to an ONNX graph; return the names of the values of its parts.
 
         Args:
-            graph: The graph that is extended.
-            rows: The name of the value that holds the view's input rows.
+            graph: The graph to which nodes are added.
+            rows: The name of the value with the input rows of the view.
         """
         raise NotImplementedError
 
@@ -333,7 +331,7 @@ class ViewSpec(Protocol):
 
     @property
     def source(self) -> ViewSpec | None:
-        """The spec of the view whose source is read, or None if the view reads the features."""
+        """The spec of the view with the same source, or None if the view reads the features."""
 
     @property
     def shifted(self) -> bool:
@@ -341,27 +339,23 @@ class ViewSpec(Protocol):
 
     @property
     def trained(self) -> bool:
-        """Whether the view is trained by gradient descent. A network has at most one such view."""
+        """Whether the view is trained by gradient descent; a network has at most one such view."""
 
     def fit(self, rows: TrainingRows, source: Source | None) -> View:
         """Fit a view to labelled rows.
 
         Args:
             rows: The training rows.
-            source: The source of the view that ``self.source`` specifies, fitted to the same rows; None if that is
-                None.
+            source: The source of the view ``self.source``, fitted to the same rows; None if ``self.source`` is None.
         """
 
 
 def order_columns(x: Tensor, blocks: Tensor) -> Tensor:
-    """Order features so that their original order, that of columns and their units change nothing.
+    """Compute a canonical order (dim,) of features, which does not depend on their original order and units.
 
     Args:
         x: (n, dim) rows in canonical order.
-        blocks: (dim,) int64, ascending: the column of each feature, which stay together.
-
-    Returns:
-        (dim,) int64: indices of the features.
+        blocks: (dim,) int64, ascending: the column of each feature. The features of a column stay together.
     """
     noise = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     centred = x.double() - x.double().mean(dim=0)
