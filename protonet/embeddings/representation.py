@@ -1,6 +1,6 @@
-"""Representations: pretrained networks that embed texts or pictures, and the cache of embeddings.
+"""Representations, which are pretrained networks that embed texts or pictures, and the cache of their embeddings.
 
-A model file stores the *record* of a representation. Predictions with another network of the same name are refused.
+A model file stores the `Record` of a representation, so that predictions by another network are an error.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from protonet.embeddings.pictures.reading import refuse_picture, show_items
 from protonet.errors import raise_input_error
 from protonet.views.config import Stored, expect
 
-#: Keys per query: older versions of SQLite limit the number of variables in a statement.
+#: Number of keys in one query, since older versions of SQLite limit the number of variables in a statement.
 KEYS_PER_QUERY = 500
 
 
 class Store:
-    """Embeddings in a file, by the digest of their item. Writes are transactions. Without a path, nothing is stored.
+    """A file of embeddings by the digests of their items. If the path is None, nothing is stored.
 
-    A damaged file is made again, and other errors only stop storing; both are told on stderr.
+    A damaged file is replaced by an empty one. After any other error, nothing more is stored. Both cases are reported
+    on stderr.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -40,7 +41,7 @@ class Store:
         self._connect()
 
     def _connect(self) -> None:
-        """Open the file, or create it."""
+        """Open the file, or create it if it does not exist."""
         if self.path is not None:
             with self._recover():
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +51,7 @@ class Store:
 
     @contextmanager
     def _recover(self) -> Iterator[None]:
-        """Replace a damaged file by an empty one; on errors of its folder or of a lock, stop storing embeddings."""
+        """Handle errors of the file: replace a damaged file by an empty one, and stop storing after any other error."""
         try:
             yield
         except (sqlite3.Error, OSError) as error:
@@ -65,7 +66,7 @@ class Store:
                 print(f"protonet: {self.path} is not kept: {error}; {remedy}", file=sys.stderr)
 
     def read(self, digests: Sequence[str], width: int) -> dict[str, np.ndarray]:
-        """Read the stored embeddings (width,) float32 by digest."""
+        """Read those of the requested embeddings (width,) float32 that are stored, by digest."""
         embeddings: dict[str, np.ndarray] = {}
         keys = list(dict.fromkeys(digests))
         if self.connection is None:
@@ -95,38 +96,38 @@ class Store:
 
 
 def embeddings_folder() -> Path:
-    """Locate the default folder of embeddings."""
+    """Locate the default folder of cached embeddings."""
     return cache_folder() / "embeddings"
 
 
 @contextmanager
 def open_store(folder: Path | None, key: str) -> Iterator[Store]:
-    """Open the embeddings of a representation, by the key of its file; without folder or key, nothing is stored."""
+    """Open the cached embeddings of the representation with this key; without a folder or key, nothing is stored."""
     # The number changes with the arithmetic: embeddings of earlier versions depended on the batch.
     with closing(Store(folder / f"{key}-2.sqlite" if folder is not None and key else None)) as store:
         yield store
 
 
-#: Maximal numbers of texts, characters and pictures per batch. Each batch is cached, so that little is lost on Ctrl-C.
+#: Maximum numbers of texts, characters and pictures in a batch. Batches are cached one by one, in case of Ctrl-C.
 MAX_TEXTS, MAX_CHARACTERS, MAX_PICTURES = 256, 30_000, 32
 #: Modalities of representations, which are also the units of progress bars.
 MODALITIES = ("text", "picture")
-#: Maximal width of an embedding and maximal length of a name in a model file.
+#: Maximum width of an embedding, and maximum length of a representation's name in a model file.
 MAX_WIDTH, MAX_ENCODER_NAME_LENGTH = 2**16, 500
 
 
 @dataclass(frozen=True)
 class Record:
-    """The identity of a representation."""
+    """The name and the properties that identify a representation."""
 
-    name: str  #: The name by which users open it.
+    name: str  #: The name by which users open the representation.
     modality: str  #: One of `MODALITIES`.
     width: int  #: Width of an embedding.
     digest: str  #: SHA-256, hexadecimal, of weights, tokenizer and preprocessing.
     licence: str  #: Licence of the weights; "" if unknown.
 
     def summary(self) -> str:
-        """Describe the representation in a few words."""
+        """Format name, digest and width as a phrase."""
         return f"{self.name} ({self.digest[:8]}), {self.width} numbers"
 
     def describe(self) -> JsonDict:
@@ -135,7 +136,7 @@ class Record:
 
     @classmethod
     def restore(cls, stored: Stored) -> Record:
-        """Build a record from an entry of a model file."""
+        """Build a record from an entry of a model file; raise a ValueError if the entry is invalid."""
         name, modality, digest, licence = (stored.entry(key, str) for key in ("name", "modality", "digest", "licence"))
         expect(modality in MODALITIES, "a representation of something else than texts and pictures")
         expect(name.isprintable() and len(name) <= MAX_ENCODER_NAME_LENGTH, "a representation without a usable name")
@@ -146,16 +147,16 @@ class Record:
 class Representation:
     """A loaded network that embeds texts or pictures."""
 
-    record: Record  #: Its identity.
-    #: Maps texts, or paths of pictures, to embeddings (n, width) float32.
+    record: Record  #: The properties that identify the network.
+    #: Function that maps texts, or paths of pictures, to embeddings (n, width) float32.
     compute: Callable[[Sequence[Any]], np.ndarray]
     cache: Path | None = None  #: The folder of cached embeddings; None for the default folder.
-    source: str = ""  #: The folder or file from which it was opened, as the user typed it; "" if it was opened by name.
-    #: For joint networks of pictures and texts: maps texts to embeddings (n, width) in the space of the pictures.
-    #: None for other networks.
+    source: str = ""  #: The folder or file of the network, as the user typed it; "" if it was opened by name.
+    #: For joint networks of pictures and texts: function that maps texts to embeddings (n, width) in the space of the
+    #: pictures. None for other networks.
     embed_texts: Callable[[Sequence[str]], np.ndarray] | None = None
-    use_cache: bool = True  #: Whether embeddings are cached; not for items that clients of a server send.
-    #: Maps texts to a mask (n,) bool of those with words that the network knows; None if unknown.
+    use_cache: bool = True  #: Whether embeddings are cached; False for items that clients of a server send.
+    #: Function that maps texts to a mask (n,) bool of the texts with words that the network knows, if it is known.
     detect_known: Callable[[Sequence[str]], np.ndarray] | None = None
 
     def contains_known_words(self, texts: Sequence[str]) -> np.ndarray:
@@ -165,9 +166,10 @@ class Representation:
         return self.detect_known([text.encode(errors="replace").decode() for text in texts])
 
     def embed(self, items: Sequence[Any], *, shown: bool = False) -> np.ndarray:
-        """Embed texts, or pictures by their paths: (n, width) float32; a number that is not finite is an InputError.
+        """Embed texts, or pictures by their paths: (n, width) float32.
 
-        Equal items are computed once, and cached embeddings are reused. Progress is shown after a second.
+        Equal items are computed once, and cached embeddings are reused. If ``shown``, progress is shown after a second.
+        Raises an InputError for an embedding that is not finite.
         """
         texts = self.record.modality == "text"
         if texts:  # replace unpaired surrogates
@@ -190,18 +192,20 @@ class Representation:
         return np.stack(rows) if rows else np.empty((0, self.record.width), np.float32)
 
     def _compute_finite(self, items: Sequence[Any]) -> np.ndarray:
-        """Compute embeddings; raise an InputError if one is not finite."""
+        """Compute the embeddings of items; raise an InputError if one is not finite."""
         rows = np.asarray(self.compute(items), np.float32)
         if not np.isfinite(rows).all():
             first = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
-            raise_input_error(
-                "representation", "give finite numbers", f"others for {str(items[first])[:80]}", "Pass another one."
-            )
+            got = f"others for {str(items[first])[:80]}"
+            raise_input_error("representation", "give finite numbers", got, "Pass another one.")
         return rows
 
 
 def _split_batches(digests: Sequence[str], lengths: Sequence[int] | None) -> Iterator[list[str]]:
-    """Split items into batches that take a few seconds each, given the lengths of texts; None for pictures."""
+    """Split items into batches that take a few seconds each; yield their digests.
+
+    ``lengths`` are the numbers of characters of texts, and None for pictures.
+    """
     max_items = MAX_PICTURES if lengths is None else MAX_TEXTS
     batch: list[str] = []
     total = 0
@@ -221,7 +225,7 @@ def hash_text(text: str) -> str:
 
 
 def hash_file(path: Path) -> str:
-    """Compute the SHA-256 of a file, hexadecimal; an InputError says if it cannot be read."""
+    """Compute the SHA-256 of a picture's file, hexadecimal; raise an InputError if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
@@ -229,7 +233,7 @@ def hash_file(path: Path) -> str:
 
 
 def hash_files(paths: Sequence[Path], *settings: str) -> str:
-    """Compute the hexadecimal SHA-256 of files, in the order given, and of settings."""
+    """Compute the hexadecimal SHA-256 of the contents of files, in the order given, and of settings."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -240,13 +244,18 @@ def hash_files(paths: Sequence[Path], *settings: str) -> str:
     return digest.hexdigest()
 
 
-#: Environment variables that keep the hub's clients off the network.
+def first_line(error: Exception) -> str:
+    """Shorten the message of an exception to its first line; an empty message is replaced by the type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+#: Environment variables that keep the clients of the Hugging Face hub off the network.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 @contextmanager
 def stay_offline() -> Iterator[None]:
-    """Keep the hub's clients off the network, including those that are already imported."""
+    """Keep the clients of the Hugging Face hub off the network, also if they are already imported."""
     before = {name: os.environ.get(name) for name in OFFLINE}
     os.environ.update(dict.fromkeys(OFFLINE, "1"))
     constants: Any = import_module("huggingface_hub.constants") if find_spec("huggingface_hub") else None

@@ -21,28 +21,29 @@ from typing import Any, NoReturn
 import numpy as np
 
 from protonet._io import JsonDict
-from protonet.embeddings.representation import Record, Representation, hash_files, stay_offline
+from protonet.embeddings.representation import Record, Representation, first_line, hash_files, stay_offline
 from protonet.errors import InputError, optional_packages, raise_input_error
 
+#: The file of the tokenizer of a network.
 TOKENIZER = "tokenizer.json"
 #: The file that lists the modules of a sentence transformer.
 MODULES_FILE = "modules.json"
-#: Maximal number of tokens of a network that does not declare it, and the number of texts per batch.
+#: Maximum number of tokens of a network that does not declare it, and number of texts per batch.
 DEFAULT_MAX_TOKENS, TEXTS_PER_BATCH = 256, 32
-#: Names of an ONNX_FILES file in a folder.
+#: Paths that an ONNX network may have in its folder.
 ONNX_FILES = ("model.onnx", "onnx/model.onnx")
-#: Files that determine a network's embeddings, besides the weights.
+#: Patterns of the files that determine embeddings, besides the weights.
 SETTINGS_FILES = ("*.json", "vocab.txt", "*.model")
-#: The file with the maximal number of tokens of a sentence transformer.
+#: The file with the maximum number of tokens of a sentence transformer.
 LENGTH_FILE = "sentence_bert_config.json"
 #: Prefix of trusted module types: others would run code of the folder.
 TRUSTED_PREFIX = "sentence_transformers."
-#: Names of networks of the Hugging Face hub.
+#: Pattern of the names of networks of the Hugging Face hub.
 HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
-#: A token for a byte of a character that is not in the vocabulary.
+#: Pattern of tokens for a byte of a character that is not in the vocabulary.
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-#: A text is of a known language if at least these fractions of its letters are in known words, or of its ideographs in
-#: the vocabulary.
+#: A text is of a known language if at least this fraction of its letters is in known words, or this fraction of its
+#: ideographs in the vocabulary.
 MIN_WORD_FRACTION, MIN_IDEOGRAPH_FRACTION = 0.25, 0.9
 #: Characters that represent a space in tokens.
 SPACE_MARKS = "▁Ġ"
@@ -51,11 +52,10 @@ TextEncoder = Callable[[Sequence[str]], np.ndarray]
 
 
 def open_folder(folder: Path, name: str = "", *, licence: str = "") -> Representation:
-    """Open the network of a folder, by default by the folder's name.
+    """Open the network in a folder, under the name of the folder by default.
 
-    The folder has ``modules.json`` as sentence-transformers writes it (weights of safetensors alone), or
-    ``tokenizer.json`` and either ``model.onnx`` or one file of safetensors that holds one matrix, the vectors of the
-    tokens.
+    The folder has ``modules.json`` as sentence-transformers writes it (with weights in safetensors files alone), or
+    ``tokenizer.json`` and either ``model.onnx`` or one safetensors file with one matrix, the vectors of the tokens.
     """
     name = name or folder.resolve().name
     if (folder / MODULES_FILE).is_file():
@@ -66,32 +66,26 @@ def open_folder(folder: Path, name: str = "", *, licence: str = "") -> Represent
     vectors = sorted(folder.glob("*.safetensors"))
     if len(vectors) == 1 and (folder / TOKENIZER).is_file():
         return open_static(vectors[0], folder / TOKENIZER, name, licence=licence)
-    return raise_input_error(
-        "representation",
-        f"be a folder with {MODULES_FILE}, or with {TOKENIZER} and a network",
-        folder,
-        "Save one with SentenceTransformer.save, say.",
-    )
+    constraint = f"be a folder with {MODULES_FILE}, or with {TOKENIZER} and a network"
+    return raise_input_error("representation", constraint, folder, "Save one with SentenceTransformer.save, say.")
 
 
 def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representation:
     """Open a folder of sentence-transformers, without running code from it.
 
-    If its settings declare width and limit, the network is loaded for the first text that is not cached, since that
-    takes seconds.
+    Loading the network takes seconds. If the settings declare the width and the maximum number of tokens, it is loaded
+    only for the first text whose embedding is not cached.
     """
     weights = sorted(folder.rglob("*.safetensors"))
     if not weights or not (folder / TOKENIZER).is_file():
         got = f"{folder}, which lacks {TOKENIZER if weights else 'weights of safetensors'}"
-        raise_input_error(
-            "representation", "have safetensors and a tokenizer.json", got, "Save it anew with a new release."
-        )
+        remedy = "Save it anew with a new release."
+        raise_input_error("representation", "have safetensors and a tokenizer.json", got, remedy)
     modules = _read_json(folder, MODULES_FILE, list)
     types = [str(module.get("type")) for module in modules]
     if untrusted := [name for name in types if not name.startswith(TRUSTED_PREFIX)]:
-        raise_input_error(
-            "representation", "be of modules of sentence-transformers", f"{untrusted[0][:80]} in {folder}", ""
-        )
+        got = f"{untrusted[0][:80]} in {folder}"
+        raise_input_error("representation", "be of modules of sentence-transformers", got, "")
     with optional_packages("text"):
         if find_spec("sentence_transformers") is None:
             raise ImportError(name="sentence_transformers")
@@ -119,13 +113,12 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
     settings = sorted({path for pattern in SETTINGS_FILES for path in folder.rglob(pattern) if path.is_file()})
     digest = hash_files([*weights, *settings], str(limit))
     compute = _embed_in_pieces(read, folder / TOKENIZER, limit, width)
-    return Representation(
-        Record(name, "text", width, digest, licence), compute, detect_known=_make_detector(folder / TOKENIZER)
-    )
+    record = Record(name, "text", width, digest, licence)
+    return Representation(record, compute, detect_known=_make_detector(folder / TOKENIZER))
 
 
 def _read_width_and_limit(folder: Path, modules: Sequence[JsonDict]) -> tuple[int | None, int | None]:
-    """Read the embedding width and the maximal number of tokens from a folder's settings; None if not declared."""
+    """Read the embedding width and the maximum number of tokens from a folder's settings; None if not declared."""
     paths = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
     if not {"Transformer", "Pooling"} <= paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
         return None, None
@@ -139,7 +132,7 @@ def _read_width_and_limit(folder: Path, modules: Sequence[JsonDict]) -> tuple[in
 
 
 def _read_json(folder: Path, name: str, kind: type) -> Any:
-    """Parse a JSON file of settings."""
+    """Parse a JSON file with a dict or a list of dicts; raise an InputError if it is not of this kind."""
     try:
         content: Any = json.loads((folder / name).read_text(encoding="utf-8"))
         listed = content if type(content) is list else []
@@ -168,7 +161,7 @@ def open_named(name: str) -> Representation:
 
 
 def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
-    """Open an ONNX network of tokens: its first 2-d output, or the mean over tokens of its first output."""
+    """Open an ONNX network; an embedding is its first 2-d output, or else the mean over tokens of its first output."""
     with optional_packages("text"):
         import onnxruntime  # noqa: PLC0415 - optional
     encode, limit = _open_tokenizer(tokenizer), _read_max_tokens(path)
@@ -226,9 +219,8 @@ def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "")
     except Exception as error:
         _refuse(weights, error)
     if len(vectors) != 1:
-        raise_input_error(
-            "representation", "hold one matrix of vectors", f"{weights} with {len(vectors)}", "Pass another one."
-        )
+        got = f"{weights} with {len(vectors)}"
+        raise_input_error("representation", "hold one matrix of vectors", got, "Pass another one.")
     table = vectors[0].astype(np.float32)
 
     def compute(texts: Sequence[str]) -> np.ndarray:
@@ -266,9 +258,9 @@ def open_universal(name: str, *, licence: str) -> Representation:
 
 
 def _embed_in_pieces(read: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
-    """Wrap an encoder: texts are split into pieces of at most ``limit`` tokens, whose embeddings are averaged.
+    """Wrap an encoder so that it embeds texts of any length, as the mean over pieces of at most ``limit`` tokens.
 
-    The pieces of a batch have equal numbers of tokens: padding would change the last digits of the shorter ones.
+    The pieces of a batch have equal numbers of tokens: padding would change the last digits of shorter pieces.
     """
     encode = _open_tokenizer(tokenizer)
     piece_length = max(1, limit - 2)  # the network adds two special tokens
@@ -309,7 +301,7 @@ def _normalise(rows: np.ndarray) -> np.ndarray:
 
 
 def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
-    """Load a tokenizer, as a function from texts to encodings with all tokens and their offsets."""
+    """Load a tokenizer; return a function from texts to encodings with all tokens and their offsets."""
     with optional_packages("text"):
         from tokenizers import Tokenizer  # noqa: PLC0415 - optional
     try:
@@ -329,11 +321,11 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
 
 
 def _make_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
-    """Make a function that computes a mask (n,) bool of the texts with words that a tokenizer's network knows.
+    """Build a function that computes a mask (n,) bool of the texts with words in the vocabulary of a tokenizer.
 
-    A network knows a text if a quarter of its letters are in known words or parts of words: tokens of at least two
-    letters, or of an ASCII letter or digit, since an English vocabulary has most single letters of other scripts.
-    Nearly all of its ideographs in the vocabulary count as well, and known symbols such as emoji.
+    A text has known words if a quarter of its letters are in known tokens of at least two letters, or of one ASCII
+    letter or digit, since an English vocabulary has most single letters of other scripts. A text also has known words
+    if nearly all of its ideographs, or a symbol such as an emoji, are in the vocabulary.
     """
     encode = _open_tokenizer(path)
 
@@ -361,7 +353,7 @@ def _make_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
 
 
 def _has_words(text: str, pieces: Sequence[str]) -> bool:
-    """Test whether the known pieces of a text contain enough words, or parts of words."""
+    """Test whether the pieces of a text that are known tokens contain enough of its letters; see `_make_detector`."""
     letters = [[letter for letter in piece if letter.isalnum()] for piece in pieces]
     words = sum(len(word) for word in letters if len(word) > 1 or all(map(str.isascii, word)))
     if words and words >= MIN_WORD_FRACTION * sum(map(str.isalnum, text)):
@@ -374,11 +366,12 @@ def _has_words(text: str, pieces: Sequence[str]) -> bool:
 
 
 def _is_ideograph(letter: str) -> bool:
+    """Test whether a character is a Chinese, Japanese or Korean ideograph."""
     return unicodedata.name(letter, "").startswith("CJK ")
 
 
 def _read_max_tokens(path: Path) -> int:
-    """Read the maximal number of tokens of a network from the config.json in its folder or the parent folder."""
+    """Read the maximum number of tokens of a network from the config.json in its folder or the parent folder."""
     for folder in (path.parent, path.parent.parent):
         try:
             limit = json.loads((folder / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
@@ -391,13 +384,13 @@ def _read_max_tokens(path: Path) -> int:
 
 def _refuse(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError for a network that cannot be opened."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    raise_input_error("representation", "be a network that can be opened", f"{path} ({reason})", "Pass another one.")
+    got = f"{path} ({first_line(error)})"
+    raise_input_error("representation", "be a network that can be opened", got, "Pass another one.")
 
 
 @contextmanager
 def _quiet_and_offline() -> Iterator[None]:
-    """Keep the libraries off the network, and their log messages off the terminal."""
+    """Keep the libraries of networks of texts off the network, and their log messages off the terminal."""
     loggers = [logging.getLogger(name) for name in ("transformers", "sentence_transformers", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
     with stay_offline(), warnings.catch_warnings():

@@ -1,8 +1,8 @@
 """Fixed descriptors of pictures: gradients, scattering coefficients, local binary patterns, and colours.
 
-Nothing is trained or downloaded. Every part is a mean over the picture or over a few cells, so that a small shift
-changes little. Parts for textures and outlines depend on the angles between orientations, so that a rotation changes
-little. Measurements are in analysis/results/pictures.md.
+Nothing is trained or downloaded. Features are means over the picture or over a few cells, so that a small shift changes
+little. Features of textures depend on the angles between orientations, so that a rotation changes little. Measurements
+are in analysis/results/pictures.md.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ class DescriptorRules:
     """Constants of the descriptors, chosen on the first half of the data sets of analysis/results/pictures.md."""
 
     side: int = 64  #: Pixels per side to which a picture is resized.
-    bins: int = 9  #: Bins of gradient orientations over half a turn ...
-    turns: int = 16  #: ... and over a whole turn, in larger cells.
-    cell: int = 16  #: Pixels per side of the cells of orientations.
-    coarse: int = 32  #: Pixels per side of the larger cells.
-    clip: float = 0.2  #: Maximal value of a bin in a normalized histogram (Dalal and Triggs 2005).
+    bins: int = 9  #: Number of bins of gradient orientations over half a turn, in small cells.
+    turns: int = 16  #: Number of bins of gradient orientations over a whole turn, in large cells.
+    cell: int = 16  #: Pixels per side of small cells.
+    coarse: int = 32  #: Pixels per side of large cells.
+    clip: float = 0.2  #: Maximum value of a bin in a normalized histogram (Dalal and Triggs 2005).
     faint: float = 0.01  #: Added to the norm of histograms of gradients, so that weak gradients are not amplified.
     scales: int = 4  #: Number of scales of the filters, one octave apart.
     orientations: int = 8  #: Number of orientations of the filters.
-    cells: int = 4  #: Cells along each side, in which responses are averaged.
+    cells: int = 4  #: Number of cells along each side in which filter responses are averaged.
     flat: float = 0.02  #: Added to the standard deviation by which a picture is divided.
-    levels: int = 6  #: Bins of each of the three axes of the colour histogram.
-    hues: int = 24  #: Bins of the histogram of hues.
+    levels: int = 6  #: Number of bins of each of the three axes of the colour histogram.
+    hues: int = 24  #: Number of bins of the histogram of hues.
     pale: float = 0.02  #: Saturation that is added to the normalizer of the histogram of hues.
-    threshold: float = 1e-3  #: Minimal difference of a brighter neighbour.
+    threshold: float = 1e-3  #: Minimum difference by which a neighbour is brighter.
     batch: int = 8  #: Number of pictures that are processed at once.
 
 
 DESCRIPTORS = DescriptorRules()
-#: Radii at which neighbours of a pixel are compared with it, and the smoothing of the picture for each, in pixels.
+#: Radii at which neighbours of a pixel are compared with it, each with the blur of the picture, in pixels.
 RINGS = ((1.0, 0.0), (2.0, 1.0), (4.0, 2.0))
 #: Factors on the parts of the descriptor, with which all parts have about the same variance.
 PART_SCALES = {
@@ -55,13 +55,13 @@ PART_SCALES = {
 
 
 def list_sizes() -> dict[str, int]:
-    """Compute the number of features of each part."""
+    """Compute the number of features of each part of the descriptors, by name."""
     parts = _describe(torch.zeros(1, 3, DESCRIPTORS.side, DESCRIPTORS.side))
     return {name: part.shape[1] for name, part in parts.items()}
 
 
 def describe_pictures(pixels: Tensor) -> Tensor:
-    """Compute the descriptors (n, features) float32 of pixels (n, 3, side, side) uint8, by ``PART_SCALES``.
+    """Compute the descriptors (n, features) float32 of pictures (n, 3, side, side) uint8.
 
     Source: histograms of gradients, Dalal and Triggs, "Histograms of oriented gradients for human detection" (2005);
     filters of two orders, Bruna and Mallat, "Invariant scattering convolution networks" (2013), eq. 9; neighbours,
@@ -76,7 +76,7 @@ def describe_pictures(pixels: Tensor) -> Tensor:
 
 
 def _describe(x: Tensor) -> dict[str, Tensor]:
-    """Compute the parts (n, features) of pictures (n, 3, side, side) in [0, 1], by name."""
+    """Compute the parts (n, features) of the descriptors of pictures (n, 3, side, side) in [0, 1], by name."""
     opponent = _oppose(x)
     grey = opponent[:, 0]
     gradients = _compute_gradients(x)
@@ -95,13 +95,13 @@ def _describe(x: Tensor) -> dict[str, Tensor]:
 
 
 def _oppose(x: Tensor) -> Tensor:
-    """Convert RGB to opponent colours in [0, 1]: brightness, red-green, yellow-blue; (n, 3, side, side)."""
+    """Convert RGB (n, 3, side, side) to opponent colours in [0, 1]: brightness, red-green and yellow-blue."""
     red, green, blue = x.unbind(1)
     return torch.stack([(red + green + blue) / 3, (red - green + 1) / 2, (red + green - 2 * blue + 2) / 4], dim=1)
 
 
 def _compute_gradients(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute horizontal and vertical gradients (n, side, side), each of the channel with the steepest gradient."""
+    """Compute horizontal and vertical gradients (n, side, side) of the channel with the steepest gradient."""
     padded = F.pad(x, (1, 1, 1, 1), mode="replicate")
     along = (padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]) / 2
     across = (padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]) / 2
@@ -110,7 +110,7 @@ def _compute_gradients(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pool_orientations(along: Tensor, across: Tensor, bins: int, period: float, cell: int) -> Tensor:
-    """Compute histograms of gradient orientations in cells, normalized in groups of 2 x 2 cells: (n, features)."""
+    """Compute histograms (n, features) of gradient orientations in cells, normalized in groups of 2 x 2 cells."""
     length = (along.square() + across.square()).sqrt()
     angle = torch.atan2(across, along).remainder(period) * (bins / period)
     lower = angle.floor()
@@ -176,9 +176,9 @@ def _fold(spectrum: Tensor) -> Tensor:
 def _scatter(grey: Tensor) -> tuple[Tensor, Tensor]:
     """Compute scattering coefficients of first and second order of pictures (n, side, side).
 
-    First: mean absolute responses (n, scales * orientations * cells^2) of the filters in each cell. Second: those (n,
-    pairs of scales, turns, orientations) of coarser filters to the responses of finer ones, by the angle between both
-    and the orientation of the finer one.
+    The first (n, scales * orientations * cells^2) are the mean absolute responses of the filters in each cell. The
+    second (n, pairs of scales, turns, orientations) are the mean absolute responses of coarser filters to the responses
+    of finer filters, by the angle between both and the orientation of the finer filter.
     """
     scales, orientations, side = DESCRIPTORS.scales, DESCRIPTORS.orientations, DESCRIPTORS.side
     spectrum = torch.fft.fft2(grey)[:, None]
@@ -200,7 +200,7 @@ def _scatter(grey: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _compare_neighbours(grey: Tensor) -> Tensor:
-    """Compute histograms of uniform local binary patterns at each radius: (n, features)."""
+    """Compute histograms (n, features) of uniform local binary patterns at each radius."""
     histograms = []
     for distance, smooth in RINGS:
         blurred = _blur(grey, smooth)
@@ -216,7 +216,7 @@ def _compare_neighbours(grey: Tensor) -> Tensor:
 
 
 def _look_around(grey: Tensor, distance: float) -> list[Tensor]:
-    """Interpolate the eight neighbours (n, side, side) of every pixel on a circle."""
+    """Interpolate the eight neighbours (n, side, side) of every pixel on a circle of this radius."""
     reach, side = math.ceil(distance) + 1, grey.shape[-1]
     padded = F.pad(grey[:, None], (reach, reach, reach, reach), mode="replicate")[:, 0]
     neighbours = []
@@ -237,7 +237,7 @@ def _look_around(grey: Tensor, distance: float) -> list[Tensor]:
 
 
 def _blur(grey: Tensor, deviation: float) -> Tensor:
-    """Blur pictures (n, side, side) by a Gaussian."""
+    """Blur pictures (n, side, side) by a Gaussian of this standard deviation in pixels."""
     if not deviation:
         return grey
     reach = math.ceil(3 * deviation)
@@ -248,7 +248,7 @@ def _blur(grey: Tensor, deviation: float) -> Tensor:
 
 
 def _count_colours(opponent: Tensor) -> Tensor:
-    """Compute the square roots of a histogram of colours in the opponent space: (n, levels^3)."""
+    """Compute the square roots (n, levels^3) of a histogram of opponent colours."""
     levels = DESCRIPTORS.levels
     widened = torch.stack([opponent[:, 0], *(2 * opponent[:, axis] - 0.5 for axis in (1, 2))], dim=1)
     boxes = (widened * levels).clamp(0, levels - 1e-4).long()
@@ -259,7 +259,7 @@ def _count_colours(opponent: Tensor) -> Tensor:
 
 
 def _count_hues(opponent: Tensor) -> Tensor:
-    """Compute the square roots of a histogram of hues, weighted by saturation: (n, hues)."""
+    """Compute the square roots (n, hues) of a histogram of hues, weighted by saturation."""
     red, yellow = opponent[:, 1] - 0.5, opponent[:, 2] - 0.5
     saturation = (red.square() + yellow.square()).sqrt().flatten(1)
     angle = (torch.atan2(yellow, red) / (2 * math.pi)).remainder(1).flatten(1) * DESCRIPTORS.hues

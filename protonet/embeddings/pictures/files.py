@@ -1,4 +1,4 @@
-"""Networks of pictures from the user's files (ONNX, torch.export) or from any callable."""
+"""Backbones: networks of pictures from the user's files (ONNX, torch.export) or from any callable."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch import Tensor
 from protonet._io import JsonDict
 from protonet._validation import check_int
 from protonet.embeddings.pictures.reading import map_pictures, need_pillow
-from protonet.embeddings.representation import Record, Representation, hash_file
+from protonet.embeddings.representation import Record, Representation, first_line, hash_file
 from protonet.errors import optional_packages, raise_input_error, renamed_arguments
 
 #: Suffixes of a backbone's file.
 BACKBONE_SUFFIXES = (".onnx", ".pt2")
 #: Preprocessing settings that a network's metadata, or the user, may specify.
 SETTINGS = ("size", "mean", "std")
-#: Maps pictures (b, channels, height, width) float32 to embeddings (b, width), or (b, width, 1, 1).
+#: Function that maps pictures (b, channels, height, width) float32 to embeddings (b, width) or (b, width, 1, 1).
 Network = Callable[[Tensor], Any]
 
 
@@ -35,14 +35,14 @@ class Preprocessing:
 
     file: str  #: The name of the backbone's file.
     digest: str  #: SHA-256 of its bytes, hexadecimal; "" for a callable.
-    height: int  #: Pixels.
-    width: int
+    height: int  #: Height of the network's input in pixels.
+    width: int  #: Width of the network's input in pixels.
     channels: int  #: 3 for RGB, 1 for grey.
-    mean: tuple[float, ...]  #: Mean of each channel, of values in [0, 1], which is subtracted.
-    std: tuple[float, ...]  #: Divisor of each channel.
+    mean: tuple[float, ...]  #: Numbers that are subtracted from the channels, whose values are in [0, 1].
+    std: tuple[float, ...]  #: Numbers by which the channels are then divided.
 
     def write(self) -> str:
-        """Format as text for `open_typed`, with the name of the file without its folder."""
+        """Format the file name and the settings as text for `open_typed`."""
         mean, std = ("/".join(map(repr, values)) for values in (self.mean, self.std))
         return f"{self.file}:size={self.height}x{self.width},mean={mean},std={std}"
 
@@ -56,7 +56,7 @@ class Preprocessing:
         return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """Convert pixels (..., channels, height, width) uint8 to the input of the network."""
+        """Normalize pixels (..., channels, height, width) uint8 to the float32 input of the network."""
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return (pixels.float() / 255 - mean) / std
 
@@ -65,21 +65,21 @@ class _Opened(NamedTuple):
     """The content of a backbone's file."""
 
     network: Network
-    shape: tuple[int | None, ...]  #: Shape of the input, None for any size.
-    settings: dict[str, str]  #: Size, mean and std from its metadata.
+    shape: tuple[int | None, ...]  #: Shape of the input; None for any size.
+    settings: dict[str, str]  #: Size, mean and std in the metadata of the file, as texts.
 
 
 @dataclass(frozen=True)
 class Backbone:
     """A network that embeds pictures, with its preprocessing."""
 
-    network: Network  #: The network.
-    preprocessing: Preprocessing  #: Its preprocessing.
+    network: Network
+    preprocessing: Preprocessing
     width: int  #: Width of an embedding.
     batch: int | None = None  #: The fixed batch size of the network; None for any size.
 
     def represent(self, cache: Path | None = None) -> Representation:
-        """Make a representation of pictures, whose embeddings are cached in a folder, except those of a callable."""
+        """Convert to a representation, whose embeddings are cached in a folder unless the network is a callable."""
         settings = self.preprocessing
         record = Record(settings.write(), "picture", self.width, settings.hash(), "")
         return Representation(record, self._compute, cache)
@@ -103,12 +103,14 @@ class Backbone:
 
 
 def run_network(network: Network, x: Tensor, name: str) -> Tensor:
-    """Compute the embeddings (b, width) float32 of pictures (b, channels, height, width)."""
+    """Compute the embeddings (b, width) float32 of pictures (b, channels, height, width) by a network.
+
+    Raises an InputError, with the name of the network, if it fails or its output has another shape.
+    """
     try:
         output = network(x)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        got = f"{name} with {tuple(x.shape)}: {reason}"
+        got = f"{name} with {tuple(x.shape)}: {first_line(error)}"
         raise_input_error("backbone", "take pictures of that size", got, "Name the size that it was trained with.")
     rows = torch.as_tensor(output[0] if isinstance(output, (tuple, list)) else output).detach().float()
     if rows.ndim > 2 and math.prod(rows.shape[2:]) == 1:
@@ -129,9 +131,10 @@ def open_backbone(
 ) -> Backbone:
     """Open a backbone: a file ``.onnx`` or ``.pt2`` (which may run code: open your own), or a callable.
 
-    Its first input are pictures (n, channels, height, width) or flat grey ones (n, height * width), its first output
-    embeddings (n, width). What is None follows from the file's metadata: ``size`` in pixels, one number or height and
-    width; ``mean`` (default 0) and ``std`` (default 1) of each channel, of values in [0, 1].
+    Its first input are pictures (n, channels, height, width) or flat grey pictures (n, height * width), its first
+    output embeddings (n, width). ``size`` is in pixels, one number or height and width. ``mean`` and ``std`` are one
+    number or one per channel, of values in [0, 1]. An argument that is None is read from the metadata of the file, or
+    has its default: the size of the network's input, 0 and 1.
     """
     digest = ""
     if callable(backbone):
@@ -140,9 +143,8 @@ def open_backbone(
     else:
         path = Path(backbone)
         if path.suffix.lower() not in BACKBONE_SUFFIXES or not path.is_file():
-            raise_input_error(
-                "backbone", f"be a file that ends in {' or '.join(BACKBONE_SUFFIXES)}", path, "Export it as one."
-            )
+            suffixes = " or ".join(BACKBONE_SUFFIXES)
+            raise_input_error("backbone", f"be a file that ends in {suffixes}", path, "Export it as one.")
         digest, name = hash_file(path), path.name
         opened = _open_onnx(path) if path.suffix.lower() == ".onnx" else _open_exported(path)
     network, shape, settings = opened
@@ -166,7 +168,7 @@ def open_backbone(
 
 
 def split_backbone(text: str) -> tuple[str, str]:
-    """Split the text of a backbone into the file and the settings after the colon, "" for none."""
+    """Split a text FILE:SETTINGS into the path of the file and the settings; "" for no settings."""
     matched = re.fullmatch(r"(.*\.(?:onnx|pt2)):(\w+=.*)", text, re.IGNORECASE)
     return (text, "") if matched is None else (matched[1], matched[2])
 
@@ -221,7 +223,7 @@ def embed_pictures(
 
 
 def _open_onnx(path: Path) -> _Opened:
-    """Open an ONNX file."""
+    """Open an ONNX file as a network with the shape and settings of its input."""
     with optional_packages("onnx,pictures"):
         import onnxruntime  # noqa: PLC0415 - optional
 
@@ -243,7 +245,7 @@ def _open_onnx(path: Path) -> _Opened:
 
 
 def _open_exported(path: Path) -> _Opened:
-    """Open a file of `torch.export.save`."""
+    """Open a file of `torch.export.save` as a network with the shape and settings of its input."""
     extra = dict.fromkeys(SETTINGS, "")
     try:
         program = torch.export.load(path, extra_files=extra)
@@ -263,7 +265,7 @@ def _refuse_file(path: Path, error: Exception) -> NoReturn:
 
 
 def _check_inputs(path: Path, shapes: list[tuple[object, ...]]) -> tuple[int | None, ...]:
-    """Check that there is one input, and return its shape, None for any size."""
+    """Check that a network has a single input of pictures; return its shape, with None for any size."""
     if len(shapes) != 1 or len(shapes[0]) not in {2, 4}:
         got = f"{path} with inputs of {shapes}"
         raise_input_error("backbone", "take pictures (n, channels, height, width) alone", got, "Export it so.")
@@ -273,7 +275,7 @@ def _check_inputs(path: Path, shapes: list[tuple[object, ...]]) -> tuple[int | N
 def _choose_size(
     name: str, shape: tuple[int | None, ...], size: int | tuple[int, int] | None, metadata: str | None
 ) -> tuple[int, int]:
-    """Choose height and width: as requested, from the input's shape, or from the metadata."""
+    """Choose the height and width of pictures: as requested, from the input's shape, or from the metadata."""
     input_size: tuple[int | None, int | None] = (None, None)
     if len(shape) == 4:
         input_size = shape[2], shape[3]
@@ -284,10 +286,8 @@ def _choose_size(
         size = (int(values[0]), int(values[-1])) if values else None
     if size is None:
         if input_size[0] is None or input_size[1] is None:
-            got = f"none, and {name} takes any"
-            raise_input_error(
-                "size", "say how large pictures have to be", got, "Name the size that it was trained with."
-            )
+            got, remedy = f"none, and {name} takes any", "Name the size that it was trained with."
+            raise_input_error("size", "say how large pictures have to be", got, remedy)
         return input_size[0], input_size[1]
     requested = (size, size) if isinstance(size, int) else tuple(size)
     height, width = (check_int("size", side, low=1, high=2**15) for side in requested)
@@ -301,7 +301,7 @@ def _choose_size(
 def _choose_per_channel(
     given: Sequence[float] | None, argument: str, metadata: str | None, default: float, channels: int
 ) -> tuple[float, ...]:
-    """Choose a value for each channel: as given, from the metadata, or the default."""
+    """Choose one number for each channel: the given ones, those of the metadata, or the default."""
     from_file = _parse_floats(metadata) if metadata else [default]
     values = from_file if given is None else list(map(float, given))
     if len(values) == 1:
@@ -313,7 +313,7 @@ def _choose_per_channel(
 
 
 def _parse_floats(text: str) -> list[float]:
-    """Parse numbers separated by ",", "/", "x" or spaces, or as a JSON list; none if the text is invalid."""
+    """Parse numbers that are separated by ",", "/", "x" or spaces, or a JSON list; [] for an invalid text."""
     try:
         return [float(item) for item in re.split(r"[,/x\s]+", text.strip("[]() "))]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Images in folders: lists of them, and their pixels."""
+"""Image files: which there are in a folder, how they are decoded, and how their paths are written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protonet.errors import raise_input_error
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Files with other suffixes are not read.
+#: Suffixes of image files; files with other suffixes are not read.
 SUFFIXES = {
     *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp"),
     *(".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".jp2", ".j2k", ".jpx"),
@@ -25,15 +25,15 @@ SUFFIXES = {
 #: Formats that are decoded, whatever a file's suffix. EPS is not, since its decoder runs another program.
 FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 
-#: Errors of Pillow for files that are no images, or damaged; and of `open_plain` for too many pixels.
+#: Exceptions of `open_plain` for files that are not images, are damaged, or have too many pixels.
 UNREADABLE_IMAGE = (OSError, SyntaxError, ValueError)
 
-#: Files and folders that operating systems and archivers add, in lower case; hidden ones start with a dot.
+#: Files and folders that operating systems and archivers add, in lower case.
 SYSTEM_NAMES = {"__macosx", "@eadir", "thumbs.db", "desktop.ini"}
 
-#: Upper limits of float and 32-bit pixels: the unit interval, and cameras of 8 to 16 bits.
+#: Usual maxima of float and 32-bit pixels: 1, and those of cameras of 8 to 16 bits.
 PIXEL_LIMITS = (1, *(2**bits - 1 for bits in (8, 10, 12, 14, 16)))
-#: Interpolation may exceed the limits by this fraction of them; pixels that use less than ``MIN_RANGE`` are stretched.
+#: Fraction of the maximum by which interpolated pixels may exceed it, and smallest fraction of it that pixels must use.
 OVERSHOOT, MIN_RANGE = 0.1, 1 / 16
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
@@ -47,7 +47,7 @@ def path_to_text(path: str | Path) -> str:
 
 
 def text_to_path(text: str) -> Path:
-    r"""Convert a text of `path_to_text` back to a path; a file whose name holds a literal ``\xNN`` comes first."""
+    r"""Convert a text of `path_to_text` back to a path, unless there is a file whose name is the text itself."""
     if "\\x" not in text or os.path.lexists(text):
         return Path(text)
     name = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), text.encode("utf-8", "surrogateescape"))
@@ -55,17 +55,17 @@ def text_to_path(text: str) -> Path:
 
 
 def is_hidden(name: str) -> bool:
-    """Test whether a file or folder is hidden, or added by an operating system or archiver."""
+    """Test whether a file or folder of this name is hidden, or added by an operating system or archiver."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
 def list_folders(folder: Path) -> list[Path]:
-    """List the folders in a folder in sorted order, without hidden ones; none if there is no such folder."""
+    """List the visible folders in a folder in sorted order; none if the folder does not exist."""
     return sorted(entry for entry in folder.glob("*") if not is_hidden(entry.name) and entry.is_dir())
 
 
 def list_images(argument: str, folder: Path) -> list[Path]:
-    """List the images in a class's folder in sorted order, without hidden ones; raise an InputError without any."""
+    """List the visible images in the folder of a class in sorted order; raise an InputError if there is none."""
     with os.scandir(folder) as entries:  # a million pictures: a Path for each question takes ten times as long
         names = sorted(entry.name for entry in entries if entry.is_file() and not is_hidden(entry.name))
     paths = [path for path in map(folder.joinpath, names) if path.suffix.lower() in SUFFIXES]
@@ -75,7 +75,7 @@ def list_images(argument: str, folder: Path) -> list[Path]:
 
 
 def open_image(argument: str, file: Path | BinaryIO, min_side: int | None = None) -> Image:
-    """Open and decode an image as `open_plain` does; an InputError says if it cannot be read."""
+    """Open and decode an image as `open_plain` does, but raise an InputError if it cannot be read."""
     try:
         return open_plain(file, min_side)
     except UNREADABLE_IMAGE as error:
@@ -85,10 +85,10 @@ def open_image(argument: str, file: Path | BinaryIO, min_side: int | None = None
 
 
 def open_plain(path: Path | BinaryIO, min_side: int | None = None) -> Image:
-    """Open and decode an image's file, rotated as its metadata say, with 8 bits per channel, without transparency.
+    """Open and decode an image file, rotated as its metadata say, with 8 bits per channel, without transparency.
 
-    A JPEG of more than twice ``min_side`` pixels per side may be decoded at a smaller size, which is faster. Pillow
-    raises one of ``UNREADABLE_IMAGE`` for a file that is no image, or damaged.
+    A JPEG of more than twice ``min_side`` pixels per side may be decoded at a smaller size, which is faster. Raises one
+    of ``UNREADABLE_IMAGE`` for a file that is not an image, or damaged.
     """
     from PIL import Image, ImageOps  # noqa: PLC0415 - optional
 
@@ -128,7 +128,7 @@ def describe_error(error: Exception) -> str:
 
 
 def draw_plain(path: Path, side: int) -> bytes:
-    """Convert an image's file to PNG of at most ``side`` pixels per side; errors as in `open_plain`."""
+    """Convert an image file to PNG of at most ``side`` pixels per side; raise the errors of `open_plain`."""
     image, file = open_plain(path, side).convert("RGB"), io.BytesIO()
     image.thumbnail((side, side))
     image.save(file, "PNG", compress_level=1)
@@ -148,10 +148,10 @@ def _make_plain(image: Image) -> Image:
 
 
 def _scale_range(image: Image) -> Image:
-    """Convert an image of float or 32-bit pixels to 8 bits; a ValueError says if a pixel is not finite.
+    """Convert an image of float or 32-bit pixels to 8 bits; raise a ValueError if a pixel is not finite.
 
-    The smallest of ``PIXEL_LIMITS`` that holds all pixels becomes white, and zero black. If none does, or most of that
-    range is unused, the image's own minimum and maximum become black and white.
+    The smallest of ``PIXEL_LIMITS`` that no pixel exceeds becomes white, and zero becomes black. If pixels exceed all
+    limits, or most of the range is unused, the minimum and maximum of the image become black and white.
     """
     from PIL import Image  # noqa: PLC0415 - optional
 

@@ -1,4 +1,4 @@
-"""Networks of pictures: from a file, from timm, torchvision or open_clip, or EfficientNet-Lite2 of an extra.
+"""Networks that embed pictures: from files, from timm, torchvision or open_clip, or EfficientNet-Lite2 of an extra.
 
 Nothing is downloaded. Source of EfficientNet-Lite: Tan and Le, "EfficientNet: rethinking model scaling for
 convolutional neural networks" (2019); Liu, "Higher accuracy on vision models with EfficientNet-Lite" (2020).
@@ -23,19 +23,19 @@ from torch import Tensor, nn
 from protonet._io import JsonDict
 from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, Network, open_typed, run_network, split_backbone
 from protonet.embeddings.pictures.reading import map_pictures, need_pillow, resize_picture
-from protonet.embeddings.representation import Record, Representation, hash_file, hash_files, stay_offline
+from protonet.embeddings.representation import Record, Representation, first_line, hash_file, hash_files, stay_offline
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LITE = "efficientnet"  #: The network of the extra ``pictures``.
-LITE_MIN_SIDE = 32  #: Its minimal pixels per side, which is its stride.
-#: Pixels per side, width of an embedding, and the normalization of pixels: (x - PIXEL_MEAN) / PIXEL_SCALE.
+LITE = "efficientnet"  #: The name of the network of the extra ``pictures``, EfficientNet-Lite2.
+LITE_MIN_SIDE = 32  #: Minimum pixels per side of the input of EfficientNet-Lite2, which is its stride.
+#: Of EfficientNet-Lite2: pixels per side, width of an embedding, and normalization (x - PIXEL_MEAN) / PIXEL_SCALE.
 LITE_SIDE, LITE_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
-#: Entries of a checkpoint that may hold the weights, and prefixes of the names of weights that are removed.
+#: Entries of a checkpoint that may hold the weights, and prefixes that are removed from the names of weights.
 WRAPPERS, PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
-#: Names of the module with the classifier in torchvision's networks.
+#: Names that the module with the classifier may have in torchvision's networks.
 CLASSIFIER_NAMES = ("fc", "classifier", "head", "heads")
 
 
@@ -44,20 +44,20 @@ class Extractor(NamedTuple):
 
     prepare: Callable[[Image], Tensor]  #: Maps an RGB picture to the network's input (channels, height, width).
     embed: Callable[[Tensor], Tensor]  #: Maps inputs (b, ...) to embeddings (b, dim) float32.
-    settings: JsonDict  #: Everything that determines the embeddings, as values that JSON can hold.
-    embed_texts: Callable[[Sequence[str]], Tensor] | None = None  #: Maps texts to (texts, dim) float32.
+    settings: JsonDict  #: Everything that determines the embeddings, as a JSON-compatible dict.
+    embed_texts: Callable[[Sequence[str]], Tensor] | None = None  #: Maps texts to embeddings (texts, dim) float32.
     embed_maps: Callable[[Tensor], Tensor] | None = None  #: Maps inputs to feature maps (b, channels, h, w).
-    min_side: int | None = None  #: Minimal pixels per side to which JPEGs may be reduced; None for full size.
+    min_side: int | None = None  #: Pixels per side to which JPEGs may be reduced while decoding; None for full size.
 
 
 def open_extractor(backbone: str, *, weights: str | Path | None = None, device: str = "cpu") -> Extractor:
-    """Open a network that embeds pictures: a file, as `open_typed` takes, or one of a library by its name.
+    """Open a network that embeds pictures, from a file as in `open_typed` or from a library by its name.
 
     Names are ``efficientnet``, the network of the extra ``pictures``, perhaps with other pixels per side
     (``efficientnet:160``), and ``timm:NAME``, ``torchvision:NAME`` or ``open_clip:NAME``, perhaps with a tag of
     weights: ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1``,
-    ``open_clip:ViT-B-32:laion2b_s34b_b79k``. Their own preprocessing is used, their classifier is left out, and weights
-    come from the user's cache, or a file (read with ``weights_only`` if it is no safetensors).
+    ``open_clip:ViT-B-32:laion2b_s34b_b79k``. A network of a library has its own preprocessing and no classifier. Its
+    weights come from the user's cache or from a file, of which no code is run.
     """
     library, colon, name = backbone.partition(":")
     if not colon or library not in LIBRARIES:
@@ -78,7 +78,7 @@ def _locate_lite() -> Path:
 
 
 def _open_lite(side: str, device: torch.device) -> Extractor:
-    """Open the network of the extra ``pictures``; its input are pixels in [0, 255], at least the stride per side."""
+    """Open the network of the extra ``pictures``, for a number of pixels per side given as text; "" for the default."""
     with optional_packages("pictures"):
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
     if side and not (side.isdecimal() and int(side) >= LITE_MIN_SIDE):
@@ -105,7 +105,7 @@ def _open_lite(side: str, device: torch.device) -> Extractor:
 
 
 def open_lite(name: str, *, licence: str) -> Representation:
-    """Open the representation by this network."""
+    """Open the network of the extra ``pictures`` as a representation."""
     need_pillow()
     extractor = _open_lite("", torch.device("cpu"))
 
@@ -117,7 +117,7 @@ def open_lite(name: str, *, licence: str) -> Representation:
 
 
 def _open_file(backbone: str) -> Extractor:
-    """Open an ONNX file or one of torch.export."""
+    """Open an ONNX file or a file of torch.export as an extractor."""
     path = Path(split_backbone(backbone)[0])
     if path.suffix.lower() not in BACKBONE_SUFFIXES or not path.is_file():
         named = ", ".join([LITE, *(f"{library}:NAME" for library in LIBRARIES)])
@@ -136,7 +136,7 @@ def _open_file(backbone: str) -> Extractor:
 
 
 def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
-    """Open a network of timm."""
+    """Open a network of timm by its name, with weights from a file or from the cache."""
     with _import("timm"):
         import timm  # noqa: PLC0415 - optional
 
@@ -162,7 +162,7 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
 
 
 def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Extractor:
-    """Open a network of torchvision."""
+    """Open a network of torchvision by NAME or NAME:TAG, with weights from a file or from the cache."""
     with _import("torchvision"):
         from torchvision import models  # noqa: PLC0415 - optional
 
@@ -193,7 +193,7 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
 
 
 def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
-    """Open a network of open_clip, which also embeds texts."""
+    """Open a network of open_clip, which also embeds texts, by NAME:TAG or by NAME with a file of weights."""
     with _import("open_clip"):
         import open_clip  # noqa: PLC0415 - optional
         from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: PLC0415
@@ -216,16 +216,8 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
         file = path or _refuse_weights("open_clip", name, command)
     fields = {key: settings[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in settings}
     _check_file(file)
-    model = _make(
-        name,
-        lambda: open_clip.create_model(
-            name,
-            pretrained=str(file),
-            force_quick_gelu=bool(settings.get("quick_gelu")),
-            force_preprocess_cfg=fields,
-            weights_only=True,
-        ),
-    )
+    options = {"force_quick_gelu": bool(settings.get("quick_gelu")), "force_preprocess_cfg": fields}
+    model = _make(name, lambda: open_clip.create_model(name, pretrained=str(file), weights_only=True, **options))
     transform = image_transform_v2(PreprocessCfg(**model.visual.preprocess_cfg), is_train=False)
 
     def embed_texts(texts: Sequence[str]) -> Tensor:
@@ -239,7 +231,7 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
     return extractor._replace(embed_texts=embed_texts)
 
 
-#: Functions that open a network, by library.
+#: Functions that open a network of a library, by the name of the library.
 LIBRARIES: Mapping[str, Callable[[str, Path | None, torch.device], Extractor]] = {
     "timm": _open_timm,
     "torchvision": _open_torchvision,
@@ -257,7 +249,7 @@ def _finish(
     tag: str | None,
     device: torch.device,
 ) -> Extractor:
-    """Make an extractor from a network of a library."""
+    """Build an extractor from a network of a library, its transform of pictures and its file of weights."""
     model.eval().requires_grad_(False).to(device)
     recorded = {
         "backbone": f"{library}:{name}",
@@ -276,7 +268,7 @@ def _finish(
 
 @contextmanager
 def _import(package: str) -> Iterator[None]:
-    """Raise an InputError for a package that cannot be imported."""
+    """Raise an InputError if the import of a package fails in the context."""
     try:
         with optional_packages("backbones"):
             yield
@@ -302,13 +294,12 @@ def _locate_cached(hub: str | None, names: Sequence[str], url: str | None, folde
 
 
 def _make(name: str, make: Callable[[], Any]) -> Any:
-    """Call a function of a library, and raise an InputError if it fails."""
+    """Call a function that makes the network of a name; raise an InputError if it fails."""
     try:
         return make()
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        remedy = "Pass weights of that network, or another one."
-        raise_input_error("backbone", "be a network that can be made of its weights", f"{name}: {reason}", remedy)
+        got, remedy = f"{name}: {first_line(error)}", "Pass weights of that network, or another one."
+        raise_input_error("backbone", "be a network that can be made of its weights", got, remedy)
 
 
 def _check_file(path: Path) -> None:
@@ -318,7 +309,7 @@ def _check_file(path: Path) -> None:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the weights of a file by name, without running code from it."""
+    """Read a file of weights by name, without running code from it."""
     _check_file(path)
     try:
         if path.suffix.lower() == ".safetensors":
@@ -345,7 +336,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _load(model: nn.Module, weights: Path, heads: Sequence[str]) -> None:
-    """Load a file of weights into a network without a classifier; the classifier's weights in the file are ignored."""
+    """Load a file of weights into a network without a classifier; weights of the modules ``heads`` are ignored."""
     content = _read_weights(weights)
     content = {key: value for key, value in content.items() if not key.startswith(tuple(f"{head}." for head in heads))}
     state = model.state_dict()
@@ -358,17 +349,15 @@ def _load(model: nn.Module, weights: Path, heads: Sequence[str]) -> None:
 
 
 def _refuse_name(library: str, name: str, known: Sequence[str]) -> NoReturn:
-    """Raise an InputError for an unknown network."""
+    """Raise an InputError for an unknown name of a network of a library."""
     near = get_close_matches(name, known)
     remedy = f"Did you mean {near[0]}?" if near else f"{library} lists its names: {library}.list_models()."
-    raise_input_error(
-        "backbone", f"name a network of {library}", repr(name), remedy.replace("torchvision.l", "models.l")
-    )
+    remedy = remedy.replace("torchvision.l", "models.l")
+    raise_input_error("backbone", f"name a network of {library}", repr(name), remedy)
 
 
 def _refuse_weights(library: str, name: str, command: str) -> NoReturn:
     """Raise an InputError for weights that are not in the cache; nothing is downloaded."""
+    got = f"none of {library}:{name}; none are fetched here"
     remedy = f'Fetch them once with python -c "{command}", or pass a file of `weights`.'
-    raise_input_error(
-        "backbone", "have its weights in the cache", f"none of {library}:{name}; none are fetched here", remedy
-    )
+    raise_input_error("backbone", "have its weights in the cache", got, remedy)

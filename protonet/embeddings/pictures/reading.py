@@ -1,4 +1,4 @@
-"""Pictures from files: which there are below a folder, and their pixels, decoded in threads."""
+"""Folders of pictures: the classes and files in a folder, and their pixels, which are decoded in threads."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Outcome = TypeVar("Outcome")
-#: Number of pictures that a thread reads at once.
+#: Number of pictures that a thread reads before the next ones are assigned to it.
 PICTURES_PER_TASK = 32
-#: Pixels per side of JPEGs in comparisons: a camera's picture then takes 30 ms instead of 150.
+#: Pixels per side to which JPEGs are reduced before they are compared, which takes 30 ms instead of 150.
 COMPARED_SIDE = 512
-#: Parts of a data set, and usual names of their folders, also after a prefix.
+#: Parts of a data set, with the usual names of their folders, before which may be one of ``SPLIT_PREFIXES``.
 SPLITS = {
     "train": ("train", "training"),
     "valid": ("valid", "val", "validation", "dev", "eval", "evaluation"),
@@ -48,17 +48,17 @@ class Listing(NamedTuple):
     """The pictures below a folder, in the order of their names."""
 
     paths: list[Path]
-    classes: list[str] | None  #: The name of each one's class, "" for none; None where there is no class folder.
+    classes: list[str] | None  #: The class of each picture, "" for none; None if there are no class folders.
     notes: list[str]  #: Messages to the user about skipped files.
 
 
 def are_pictures(path: Path) -> bool:
-    """Test whether a path is a folder or, by its suffix, a picture."""
+    """Test whether a path is a folder, or a file with the suffix of a picture."""
     return path.is_dir() or path.suffix.lower() in SUFFIXES
 
 
 def hold_pictures(folder: Path) -> bool | None:
-    """Test whether a folder contains a picture, by its suffix, and no Parquet file; None for neither."""
+    """Test whether the files below a folder are pictures, True, or Parquet files, False; None for neither."""
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
     if ".parquet" in suffixes:
         return False
@@ -68,23 +68,21 @@ def hold_pictures(folder: Path) -> bool | None:
 class _Files(NamedTuple):
     """The visible files below a folder, in the order of their names."""
 
-    pictures: list[Path]  #: Files with a suffix of pictures.
-    others: list[Path]
+    pictures: list[Path]  #: Files with the suffix of a picture.
+    others: list[Path]  #: All other files.
 
 
 def list_pictures(path: Path, *, labelled: bool) -> Listing:
-    """List the pictures of a folder with a folder for each class, of a folder without, or a single one.
+    """List the pictures of a folder with or without a folder for each class, or a single picture.
 
-    Folders in a class's folder are part of it. Hidden files and folders, and those that operating systems add, are
-    skipped; other files that are no pictures by their names are counted in a note, as are empty class folders. If
-    classes are needed, pictures beside their folders are left out, and folders of a split or without a picture are
-    errors.
+    Hidden files and folders, and those that operating systems add, are skipped. Other files without the suffix of a
+    picture are counted in a note, as are empty class folders. If ``labelled``, each picture must have a class: pictures
+    beside class folders are left out, and folders of the parts of a data set or without a picture are errors.
     """
     if path.is_file():
         if labelled:
-            raise_input_error(
-                "path", "be a folder with a folder for each class", path_to_text(path), "Pass the folder."
-            )
+            constraint = "be a folder with a folder for each class"
+            raise_input_error("path", constraint, path_to_text(path), "Pass the folder.")
         return Listing([path], None, [])
     if not path.is_dir():
         raise_input_error("path", "be a file or folder that exists", path_to_text(path), "")
@@ -121,15 +119,14 @@ def list_pictures(path: Path, *, labelled: bool) -> Listing:
 def _find_files(paths: Iterable[Path], folder: Path) -> _Files:
     """List the visible files among paths below a folder."""
     visible = [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
-    files = sorted(path for path in visible if path.is_file())
-    return _Files(
-        [path for path in files if path.suffix.lower() in SUFFIXES],
-        [path for path in files if path.suffix.lower() not in SUFFIXES],
-    )
+    files = _Files([], [])
+    for path in sorted(path for path in visible if path.is_file()):
+        (files.pictures if path.suffix.lower() in SUFFIXES else files.others).append(path)
+    return files
 
 
 def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> list[str]:
-    """Raise an InputError if folders hold files but no picture, or look like a split; warn if some of them do."""
+    """Raise an InputError if class folders have no picture, or look like the parts of a data set; return warnings."""
     notes = list[str]()
     filled = [folder for folder, listed in files.items() if listed.pictures]
     parts = {folder: part for folder in filled if (part := _find_part(folder.name)) and list_folders(folder)}
@@ -149,13 +146,13 @@ def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> list[str]:
 
 
 def _advise_table(others: Sequence[Path]) -> str:
-    """Describe where texts belong if all files are texts; "" otherwise."""
+    """Format the advice that texts belong in a table, if all files are texts; "" otherwise."""
     is_text = bool(others) and all(other.suffix.lower() == ".txt" for other in others)
     return "Texts go into a table: a column of texts, and one of labels." if is_text else ""
 
 
 def _find_part(name: str) -> str | None:
-    """Look up the part of a data set that a folder's name denotes; None for other names."""
+    """Look up the part of a data set that the name of a folder denotes, such as "train"; None for other names."""
     lower = name.lower()
     for prefix in SPLIT_PREFIXES:
         lower = lower.removeprefix(prefix)
@@ -169,14 +166,13 @@ def find_split(path: Path, part: str) -> Path:
     synonyms = [folder for folder in folders if _find_part(folder.name) == _find_part(part) is not None]
     if not named and not synonyms:
         got = f"{part}; {path_to_text(path)} has {shorten_list(path_to_text(folder.name) for folder in folders)}"
-        raise_input_error(
-            "--split", "name a folder in that of the pictures", got, "Leave it out, or name one of these."
-        )
+        remedy = "Leave it out, or name one of these."
+        raise_input_error("--split", "name a folder in that of the pictures", got, remedy)
     return (named or synonyms)[0]
 
 
 def _describe_others(files: Sequence[Path], folder: Path) -> str:
-    """Count files by suffix, with an example of each: "" for no file."""
+    """Format the number of files of each suffix, with an example; "" for no file."""
     kinds: dict[str, list[Path]] = defaultdict(list)
     for file in files:
         kinds[path_to_text(file.suffix.lower()) or "without extension"].append(file)
@@ -186,19 +182,19 @@ def _describe_others(files: Sequence[Path], folder: Path) -> str:
 
 
 def read_pixels(path: Path, height: int, width: int, *, grey: bool = False) -> np.ndarray:
-    """Read a picture's pixels, as `resize_picture` returns them."""
+    """Read the pixels of a picture: (3, height, width) uint8, or (1, height, width) if ``grey``."""
     return resize_picture(open_rgb(path, max(height, width)), height, width, grey=grey)
 
 
 def resize_picture(image: Image, height: int, width: int, *, grey: bool = False) -> np.ndarray:
-    """Resize a picture to (3, height, width) uint8, or (1, ...) grey, without keeping the aspect ratio."""
+    """Resize a picture to pixels (3, height, width) uint8, or (1, height, width) if ``grey``, whatever its shape."""
     image = image.convert("L") if grey else image
     pixels = np.array(image.resize((width, height)), np.uint8)  # bicubic
     return pixels[None] if grey else pixels.transpose(2, 0, 1)
 
 
 def open_rgb(path: Path, min_side: int | None = None) -> Image:
-    """Open and decode a picture in RGB, as `open_plain` does; an InputError says if it cannot be read."""
+    """Open and decode a picture in RGB, as `open_plain` does, but raise an InputError if it cannot be read."""
     try:
         return open_plain(path, min_side).convert("RGB")
     except UNREADABLE_IMAGE as error:
@@ -206,26 +202,29 @@ def open_rgb(path: Path, min_side: int | None = None) -> Image:
 
 
 def draw_blank() -> Image:
-    """Make a black picture, to determine the width of a network's embeddings."""
+    """Create a small black picture, by which the width of a network's embeddings is determined."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     return Image.new("RGB", (32, 32))
 
 
 def refuse_picture(path: Path, error: Exception, *, more: int = 0) -> NoReturn:
-    """Raise an InputError for a picture that cannot be read, and for a number of others."""
+    """Raise an InputError for a picture that cannot be read, which mentions the number of further ones."""
     got = f"{path_to_text(path)} ({describe_error(error)})" + (f" and {more} more" if more else "")
     remedy = "Replace or remove that file. In a folder of pictures, --skip-broken leaves it out."
     raise_input_error("path", "hold pictures that can be read", got, remedy)
 
 
 def find_broken(paths: Sequence[Path]) -> list[bool]:
-    """Test which pictures cannot be decoded."""
+    """Test for each picture whether its file cannot be decoded."""
     return [isinstance(result, Exception) for result in _hash_pictures(paths)]
 
 
 def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool = False) -> list[str]:
-    """Check that pictures can be decoded; return a warning if one has several of the labels (n,), "" for none."""
+    """Check that pictures can be decoded; return a list with a warning if equal pictures have different labels.
+
+    The label "" stands for none. Raises an InputError for a picture that cannot be decoded.
+    """
     digests: dict[bytes, dict[str, Path]] = defaultdict(dict)  # the first picture of each class, by its pixels
     broken: list[tuple[Path, Exception]] = []
     for path, label, result in zip(paths, labels, _hash_pictures(paths, shown=shown), strict=True):
@@ -241,9 +240,9 @@ def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool 
 
 
 def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes | Exception]:
-    """Compute the SHA-256 of the size and pixels of each picture, or the error of its decoder.
+    """Compute the SHA-256 of the size and pixels of each picture, or the exception if it cannot be decoded.
 
-    A JPEG of more than twice ``COMPARED_SIDE`` is decoded at a smaller size, and never equals one of another format.
+    A JPEG of more than twice ``COMPARED_SIDE`` is decoded at a smaller size, and thus differs from other formats.
     """
     need_pillow()
 
@@ -277,7 +276,10 @@ def map_pictures(
     grey: bool = False,
     shown: bool = False,
 ) -> Tensor:
-    """Apply ``work`` to pixels (b, 3, height, width) uint8, or (b, 1, ...) for grey, in batches and threads."""
+    """Apply a function to the pixels of pictures, in batches and threads; return the concatenated outputs.
+
+    The pixels of a batch are (b, 3, height, width) uint8, or (b, 1, height, width) if ``grey``.
+    """
     import torch  # noqa: PLC0415 - commands look for pictures before it is there
 
     def do(part: Sequence[Path]) -> Tensor:
@@ -299,7 +301,7 @@ def map_pictures(
 
 
 def map_in_threads(work: Callable[[Any], Outcome], items: Sequence[Any], threads: int) -> Iterator[Outcome]:
-    """Yield the results of ``work`` for items in their order; after an error or Ctrl-C, no further item is begun."""
+    """Yield the results of a function for items, in their order; after an error or Ctrl-C, no further item is begun."""
     with ThreadPoolExecutor(threads) as pool:
         try:
             yield from pool.map(work, items)
@@ -309,5 +311,5 @@ def map_in_threads(work: Callable[[Any], Outcome], items: Sequence[Any], threads
 
 
 def show_items(count: int, name: str, *, shown: bool) -> Any:
-    """Make a progress bar for ``count`` items on stderr; it is hidden unless ``shown``."""
+    """Create a progress bar for ``count`` items on stderr, which is hidden unless ``shown``."""
     return progress_bar(total=count, unit=name, leave=False, shown=shown)
