@@ -57,6 +57,17 @@ def blobs(seed: int, *, classes: int = 5, rows: int = 6, dim: int = 8, noise: fl
     return centres[labels] + noise * torch.randn(len(labels), dim, generator=generator), labels
 
 
+def unit_rows(n: int, dim: int = 4, seed: int = 0) -> Tensor:
+    """Draw rows (n, dim) of unit norm in random directions."""
+    rows = torch.randn(n, dim, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.normalize(rows, dim=1)
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Compute the fraction of rows of logits (n, num_classes) whose largest logit is that of their label (n,)."""
+    return float((logits.argmax(dim=1) == labels).double().mean())
+
+
 def make_noise_evaluator(held_out: int, reference: float) -> CandidateEvaluator:
     """Create an evaluator of 60 rows of noise in two classes, and of held-out rows with the same reference loss."""
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Which rows to label next: against slow loops and all subsets, and what must not matter."""
+"""Suggestions of rows to label next: slow loops and all subsets as oracles, invariances, reasons and errors."""
 
 from __future__ import annotations
 
@@ -16,49 +16,44 @@ from torch import Tensor
 from protonet import InputError, PrototypeNetwork, solve
 from protonet.fit import active
 from protonet.fit.active import RULES, kernel_similarity, maximize_coverage, predict_classes, sample_rows, suggest_rows
-from tests.strategies import blobs, seeds
+from tests.strategies import blobs, seeds, unit_rows
 
 
-def draw_unit(seed: int, n: int, dim: int = 3) -> Tensor:
-    rows = torch.randn(n, dim, generator=torch.Generator().manual_seed(seed))
-    return torch.nn.functional.normalize(rows, dim=1)
-
-
-def add_up(rows: Tensor, weights: Tensor, chosen: list[int], bandwidth: float) -> float:
-    """What rows have in common with the nearest chosen one, by a loop."""
+def compute_coverage(rows: Tensor, weights: Tensor, chosen: list[int], bandwidth: float) -> float:
+    """Sum the weighted similarities of rows to the nearest chosen one, by a loop."""
     total = 0.0
     for row, weight in zip(rows.tolist(), weights.tolist(), strict=True):
-        alike = [math.exp(-(math.dist(row, rows[c].tolist()) ** 2) / 2 / bandwidth) for c in chosen]
-        total += weight * max(alike, default=0.0)
+        similarities = [math.exp(-(math.dist(row, rows[c].tolist()) ** 2) / 2 / bandwidth) for c in chosen]
+        total += weight * max(similarities, default=0.0)
     return total
 
 
 @given(seeds)
-def test_likeness_is_that_of_cosines(seed: int) -> None:
-    rows, others = draw_unit(seed, 7), draw_unit(seed + 1, 4)
+def test_similarity_of_unit_rows_depends_on_their_cosine(seed: int) -> None:
+    rows, others = unit_rows(7, 3, seed), unit_rows(4, 3, seed + 1)
     expected = np.exp(-cdist(rows.double(), others.double(), "cosine") / 0.3)
     np.testing.assert_allclose(kernel_similarity(rows, others, 0.3).numpy(), expected, atol=2e-6)
 
 
 @given(seeds)
-def test_the_choice_is_the_slow_greedy_one_and_near_the_best_of_all(seed: int) -> None:
-    rows, n, bandwidth = draw_unit(seed, 7), 2, 0.2
+def test_coverage_is_that_of_a_slow_greedy_loop_and_near_the_maximum(seed: int) -> None:
+    rows, n, bandwidth = unit_rows(7, 3, seed), 2, 0.2
     weights = torch.rand(7, generator=torch.Generator().manual_seed(seed))
     chosen = maximize_coverage(rows, weights, rows[:0], n, bandwidth).tolist()
     slow: list[int] = []
     for _ in range(n):
-        left = [row for row in range(7) if row not in slow]
-        slow.append(max(left, key=lambda row: add_up(rows, weights, [*slow, row], bandwidth)))
-    reached = add_up(rows, weights, chosen, bandwidth)
-    assert reached == pytest.approx(add_up(rows, weights, slow, bandwidth), rel=1e-5)
-    maximum = max(add_up(rows, weights, list(some), bandwidth) for some in combinations(range(7), n))
-    assert maximum * (1 - 1 / math.e) - 1e-6 <= reached <= maximum * (1 + 1e-5)
+        others = [row for row in range(7) if row not in slow]
+        slow.append(max(others, key=lambda row: compute_coverage(rows, weights, [*slow, row], bandwidth)))
+    coverage = compute_coverage(rows, weights, chosen, bandwidth)
+    assert coverage == pytest.approx(compute_coverage(rows, weights, slow, bandwidth), rel=1e-5)
+    maximum = max(compute_coverage(rows, weights, list(some), bandwidth) for some in combinations(range(7), n))
+    assert maximum * (1 - 1 / math.e) - 1e-6 <= coverage <= maximum * (1 + 1e-5)
 
 
 @given(seeds)
-def test_the_order_of_rows_and_the_scale_of_weights_do_not_matter_and_more_rows_begin_alike(seed: int) -> None:
+def test_chosen_rows_do_not_depend_on_the_order_of_rows_the_scale_of_weights_and_their_number(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    rows, weights = draw_unit(seed, 12), torch.rand(12, generator=generator)
+    rows, weights = unit_rows(12, 3, seed), torch.rand(12, generator=generator)
     order = torch.randperm(12, generator=generator)
     chosen = maximize_coverage(rows, weights, rows[:0], 5, 0.2)
     assert torch.equal(order[maximize_coverage(rows[order], 4 * weights[order], rows[:0], 5, 0.2)], chosen)
@@ -66,7 +61,7 @@ def test_the_order_of_rows_and_the_scale_of_weights_do_not_matter_and_more_rows_
     assert len(chosen.unique()) == 5
 
 
-def test_rows_that_are_labelled_already_are_as_good_as_chosen() -> None:
+def test_labelled_rows_count_as_covered() -> None:
     x = torch.eye(3).repeat_interleave(torch.tensor([5, 3, 2]), dim=0)
     assert [x[row].argmax() for row, _ in suggest_rows(None, x, 1)] == [0]
     assert [x[row].argmax() for row, _ in suggest_rows(None, x, 2, known=x[:1])] == [1, 2]
@@ -78,14 +73,13 @@ def test_rows_that_are_labelled_already_are_as_good_as_chosen() -> None:
         assert x[chosen].argmax(dim=1).tolist() == expected  # equal rows are chosen once
 
 
-def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
+def test_rows_are_sampled_in_proportion_to_their_weights() -> None:
     weights, n = torch.tensor([1.0, 2.0, 7.0]), 2000
-    drawn = torch.cat([sample_rows(weights, 1, seed) for seed in range(n)])
-    fractions = torch.bincount(drawn, minlength=3) / n
+    sampled = torch.cat([sample_rows(weights, 1, seed) for seed in range(n)])
+    fractions = torch.bincount(sampled, minlength=3) / n
     for fraction, expected in zip(fractions.tolist(), [0.1, 0.2, 0.7], strict=True):
         assert abs(fraction - expected) < 4 * math.sqrt(expected * (1 - expected) / n)
     assert sample_rows(weights, 3, 0).tolist() == [0, 1, 2]
-    assert torch.equal(sample_rows(torch.ones(50), 9, 1), sample_rows(torch.ones(50), 9, 1))
     assert len(sample_rows(torch.ones(50), 9, 1).unique()) == 9
 
 
@@ -94,7 +88,7 @@ def network() -> PrototypeNetwork:
     return solve([blobs(0, classes=3, rows=6, dim=4)], effort="fast")
 
 
-def test_with_one_class_all_rows_are_in_doubt() -> None:
+def test_with_one_class_all_rows_are_uncertain() -> None:
     network = PrototypeNetwork(torch.nn.Identity(), embedding_dim=2, num_classes=1)
     network.set_prototypes(torch.eye(2)[:1], torch.zeros(1, dtype=torch.int64))
     x = torch.tensor([[1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
@@ -102,11 +96,11 @@ def test_with_one_class_all_rows_are_in_doubt() -> None:
     assert suggest_rows(network, x, 1, ["one"])[0].row in {1, 2}
 
 
-def test_reasons_say_what_stands_out() -> None:
+def test_reasons_name_uncertain_rows_and_outliers() -> None:
     network = PrototypeNetwork(torch.nn.Identity(), embedding_dim=3, num_classes=2)
     network.set_prototypes(torch.eye(3)[:2], torch.arange(2))
-    sure = torch.eye(3)[:2].repeat_interleave(20, dim=0) + 0.01 * draw_unit(0, 40)
-    x = torch.cat([sure, torch.tensor([[1.0, 1.01, 0.0], [0.2, -0.1, 1.0], [0.1, 0.0, -1.0]])])
+    certain = torch.eye(3)[:2].repeat_interleave(20, dim=0) + 0.01 * unit_rows(40, 3)
+    x = torch.cat([certain, torch.tensor([[1.0, 1.01, 0.0], [0.2, -0.1, 1.0], [0.1, 0.0, -1.0]])])
     reasons = dict(suggest_rows(network, x, len(x), ["cat", "dog"]))
     assert reasons[40].startswith("between dog and cat: 5")
     assert reasons[41] == "outlier: 95 % of the rows are closer to a class"
@@ -115,7 +109,7 @@ def test_reasons_say_what_stands_out() -> None:
     assert {row for row, _ in suggest_rows(network, x, 3, ["cat", "dog"])} == {40, 41, 42}
 
 
-def test_the_first_rows_are_typical_and_spread_whatever_the_units() -> None:
+def test_the_first_suggestions_are_typical_of_all_classes_in_any_unit() -> None:
     x, y = blobs(3, classes=4, rows=10, dim=5, noise=0.1)
     chosen = suggest_rows(None, x, 4)
     assert len({int(y[row]) for row, _ in chosen}) == 4
@@ -126,14 +120,16 @@ def test_the_first_rows_are_typical_and_spread_whatever_the_units() -> None:
     assert [row for row, _ in again] == [row for row, _ in chosen]
 
 
-def test_of_many_rows_those_in_doubt_are_compared(network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncertain_rows_are_suggested_from_many_rows(
+    network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(active, "RULES", replace(RULES, max_rows=60))
     x, _ = blobs(4, classes=3, rows=200, dim=4, noise=1.0)
-    doubt = predict_classes(network, x).uncertainty
+    uncertainty = predict_classes(network, x).uncertainty
     chosen = suggest_rows(network, x, 20, range(3))
     rows = [row for row, _ in chosen]
     assert len(set(rows)) == 20
-    assert doubt[rows].mean() > 1.2 * doubt.mean()
+    assert uncertainty[rows].mean() > 1.2 * uncertainty.mean()
     assert chosen == suggest_rows(network, x, 20, range(3))
     assert rows != [row for row, _ in suggest_rows(network, x, 20, range(3), seed=1)]
 

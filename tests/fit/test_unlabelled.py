@@ -1,4 +1,4 @@
-"""Rows without a label: how labels spread, sampling, when they are learned from, and novel clusters."""
+"""Unlabelled rows: label propagation, sampling, when they are used for a fit, and novel clusters."""
 
 from __future__ import annotations
 
@@ -38,20 +38,15 @@ from protonet.views.evaluation import plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import TrainingRows
-from tests.strategies import LITTLE, PLAIN, load_wine_split
+from tests.strategies import LITTLE, PLAIN, accuracy, load_wine_split, unit_rows
 
 
-def unit(n: int, dim: int = 4, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
-
-
-def dense(n: int, rows: Tensor, others: Tensor, weights: Tensor) -> Tensor:
+def to_dense(n: int, rows: Tensor, others: Tensor, weights: Tensor) -> Tensor:
     return torch.zeros(n, n, dtype=torch.float64).index_put_((rows, others), weights)
 
 
-def test_graph_is_that_of_a_slow_transcription() -> None:
-    x, k = unit(40), 5
+def test_neighbour_graph_equals_a_slow_loop() -> None:
+    x, k = unit_rows(40), 5
     distance = 1 - (x @ x.T).double()
     expected = torch.zeros(40, 40, dtype=torch.float64)
     nearest = [sorted((float(distance[i, j]), j) for j in range(40) if j != i)[:k] for i in range(40)]
@@ -60,13 +55,13 @@ def test_graph_is_that_of_a_slow_transcription() -> None:
             expected[i, j] = expected[j, i] = np.exp(-4 * d / np.sqrt(nearest[i][-1][0] * nearest[j][-1][0]))
     degrees = expected.sum(dim=1).sqrt()
     expected /= degrees[:, None] * degrees
-    torch.testing.assert_close(dense(40, *neighbour_graph(x, k)), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(to_dense(40, *neighbour_graph(x, k)), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_labels_spread_as_the_linear_system_says() -> None:
-    x, labels = unit(60), torch.tensor([0, 1, 2, 0, 1, 2])
+def test_propagated_labels_solve_the_linear_system() -> None:
+    x, labels = unit_rows(60), torch.tensor([0, 1, 2, 0, 1, 2])
     initial = torch.rand(54, 3, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
-    graph = dense(60, *neighbour_graph(x, PROPAGATION.neighbours))
+    graph = to_dense(60, *neighbour_graph(x, PROPAGATION.neighbours))
     start = torch.cat([torch.nn.functional.one_hot(labels, 3), initial]).double()
     solved = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - PROPAGATION.alpha * graph, start)[6:]
     expected = balance_frequencies(solved / solved.sum(dim=1, keepdim=True))
@@ -74,18 +69,18 @@ def test_labels_spread_as_the_linear_system_says() -> None:
 
 
 def test_similar_class_frequencies_become_equal_and_others_less_so() -> None:
-    little = torch.tensor([[0.8, 0.2], [0.7, 0.3], [0.3, 0.7], [0.6, 0.4]], dtype=torch.float64)
-    evened = balance_frequencies(little)
-    torch.testing.assert_close(evened.mean(dim=0), torch.full((2,), 0.5, dtype=torch.float64), rtol=0, atol=1e-3)
-    torch.testing.assert_close(evened.sum(dim=1), torch.ones(4, dtype=torch.float64))
-    far = torch.tensor([[0.95, 0.05]] * 9 + [[0.1, 0.9]], dtype=torch.float64)
-    assert far.mean(dim=0)[0] - 0.1 < balance_frequencies(far).mean(dim=0)[0] < far.mean(dim=0)[0]
-    evened = balance_frequencies(torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.6, 0.0], [0.3, 0.7, 0.0]], dtype=torch.float64))
-    torch.testing.assert_close(evened.sum(dim=1), torch.ones(3, dtype=torch.float64))
-    assert evened[:, 2].tolist() == [0, 0, 0]
+    similar = torch.tensor([[0.8, 0.2], [0.7, 0.3], [0.3, 0.7], [0.6, 0.4]], dtype=torch.float64)
+    balanced = balance_frequencies(similar)
+    torch.testing.assert_close(balanced.mean(dim=0), torch.full((2,), 0.5, dtype=torch.float64), rtol=0, atol=1e-3)
+    torch.testing.assert_close(balanced.sum(dim=1), torch.ones(4, dtype=torch.float64))
+    different = torch.tensor([[0.95, 0.05]] * 9 + [[0.1, 0.9]], dtype=torch.float64)
+    mean = different.mean(dim=0)[0]
+    assert mean - 0.1 < balance_frequencies(different).mean(dim=0)[0] < mean
+    absent = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.6, 0.0], [0.3, 0.7, 0.0]], dtype=torch.float64)
+    assert balance_frequencies(absent)[:, 2].tolist() == [0, 0, 0]
 
 
-def test_what_is_drawn_depends_on_the_rows_alone_and_keeps_their_digits() -> None:
+def test_sampled_rows_depend_on_the_rows_alone_and_keep_their_digits() -> None:
     x = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
     sampled, indices, total = read_rows(x, 3, 100)
     assert (len(sampled), total) == (100, 5000)
@@ -96,13 +91,13 @@ def test_what_is_drawn_depends_on_the_rows_alone_and_keeps_their_digits() -> Non
         again, indices_again, _ = read_rows(source, 3, 100)
         torch.testing.assert_close(again, sampled, rtol=0, atol=0)
         torch.testing.assert_close(order[indices_again], indices)
-    x = torch.tensor([[1e9 + 1, 2.0], [1e9 + 2, 3.0]], dtype=torch.float64)  # of few rows all are kept
+    x = torch.tensor([[1e9 + 1, 2.0], [1e9 + 2, 3.0]], dtype=torch.float64)  # all of few rows are sampled
     sampled, indices, _ = read_rows(x, 2, 10)
     torch.testing.assert_close(sampled, x[indices], rtol=0, atol=0)
     assert read_rows([], 2, 10)[2] == 0
 
 
-def test_rows_that_are_none() -> None:
+def test_invalid_unlabelled_rows_are_errors() -> None:
     cases: list[tuple[object, type[Exception], str]] = [
         (torch.ones(4, 3), InputError, "must have 2 features per row, as the labelled rows have"),
         (torch.ones(4), InputError, r"got shape \(4,\) in batch 0"),
@@ -115,7 +110,7 @@ def test_rows_that_are_none() -> None:
             read_rows(source, 2, 10)
 
 
-def test_a_row_counts_as_its_likeliest_class_unless_it_is_an_outlier() -> None:
+def test_an_unlabelled_row_gets_its_most_probable_class_unless_it_is_an_outlier() -> None:
     rows = TrainingRows(torch.zeros(2, 1), torch.tensor([0, 1]), 3)
     probabilities = torch.tensor([[0.05, 0.6, 0.35], [0.95, 0.04, 0.01], [0.4, 0.3, 0.3]])
     pooled = pool_rows(rows, torch.tensor([[1.0], [2.0], [3.0]]), probabilities, torch.tensor([1.0, 1.0, 0.0]).double())
@@ -125,11 +120,8 @@ def test_a_row_counts_as_its_likeliest_class_unless_it_is_an_outlier() -> None:
 
 
 def test_few_held_out_rows_detect_no_outliers() -> None:
-    known_scores, scores = (
-        torch.arange(MIN_HELD_OUT, dtype=torch.float64).flip(0),
-        torch.tensor([-1.0, 0.5, 9.5]).double(),
-    )
-    ranks = rank_scores(known_scores, scores)
+    known_scores = torch.arange(MIN_HELD_OUT, dtype=torch.float64).flip(0)
+    ranks = rank_scores(known_scores, torch.tensor([-1.0, 0.5, 9.5]).double())
     assert ranks.tolist() == [0, 1 / MIN_HELD_OUT, 10 / MIN_HELD_OUT]
     assert detect_outliers(ranks, MIN_HELD_OUT).tolist() == [True, False, False]
     assert not detect_outliers(ranks, MIN_HELD_OUT - 1).any()
@@ -142,17 +134,12 @@ def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
     return x + 0.05 * torch.randn(n, 2, generator=generator), y
 
 
-def wine() -> tuple[Tensor, Tensor, Tensor]:
-    x, y, few = map(torch.from_numpy, load_wine_split())
-    return x.float(), y, few
-
-
-#: A search of linear views and forests alone, with which rows without a label help on digits.
+#: A search of linear views and forests alone, with which unlabelled rows help on digits.
 SEARCH = LITTLE.without(FixedConvolutionFamily).with_kind(MLPFamily(sizes=0))
 
 
 def split_digits() -> tuple[Tensor, Tensor, Tensor]:
-    """Return three labelled rows of each of six classes, their labels, and 57 rows each without a label."""
+    """Return three labelled rows of each of six classes, their labels, and 57 unlabelled rows of each class."""
     digits = load_digits()
     rows = torch.cat([(digits.y == label).nonzero()[:60, 0] for label in range(6)]).view(6, 60)
     few, hidden = rows[:, :3].flatten(), rows[:, 3:].flatten()
@@ -165,7 +152,7 @@ def solved() -> Solution:
     return solve_problem([(x, y)], effort=SEARCH, unlabelled=hidden)
 
 
-def test_rows_without_a_label_help(solved: Solution) -> None:
+def test_unlabelled_rows_raise_the_accuracy(solved: Solution) -> None:
     x, y, hidden = split_digits()
     truth = torch.arange(6).repeat_interleave(57)
     assert solved.pooled is not None
@@ -173,9 +160,8 @@ def test_rows_without_a_label_help(solved: Solution) -> None:
     assert solved.pooled.losses is not None
     assert solved.pooled.losses[1] < solved.pooled.losses[0]
     assert solved.network.counts.tolist() == [3] * 6  # samples that are added later move prototypes as before
-    networks = solve([(x, y)], effort=SEARCH), solved.network
-    right = [float((item(hidden).argmax(dim=1) == truth).double().mean()) for item in networks]
-    assert right[1] > right[0] + 0.02
+    labelled_only = solve([(x, y)], effort=SEARCH)
+    assert accuracy(solved.network(hidden), truth) > accuracy(labelled_only(hidden), truth) + 0.02
 
 
 def test_each_row_is_classified_alone_and_order_has_no_effect(solved: Solution) -> None:
@@ -187,7 +173,7 @@ def test_each_row_is_classified_alone_and_order_has_no_effect(solved: Solution) 
         torch.testing.assert_close(again(hidden), network(hidden))
 
 
-def test_folds_of_a_crossfit_learn_from_them_too(solved: Solution) -> None:
+def test_fold_models_are_also_fitted_to_unlabelled_rows(solved: Solution) -> None:
     crossed = crossfit(solved)
     alone = crossfit(solved._replace(choice=solved.choice._replace(pooling=None)))
     for one, other in zip(crossed.folds, alone.folds, strict=True):
@@ -196,7 +182,7 @@ def test_folds_of_a_crossfit_learn_from_them_too(solved: Solution) -> None:
     assert measure(predict_held_out(crossed), crossed.labels).accuracy > 0.9
 
 
-def test_none_and_no_rows_change_nothing() -> None:
+def test_an_empty_set_of_unlabelled_rows_changes_nothing() -> None:
     x, y = moons(20, 0)
     given: list[Unlabelled | None] = [None, [], torch.empty(0, 2)]
     networks = [solve([(x, y)], effort=PLAIN, unlabelled=rows) for rows in given]
@@ -224,10 +210,10 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     assert cluster_unknown(solve_problem(train, effort="fast")) == []
 
 
-def test_without_time_nothing_is_learned_and_with_one_row_per_class_nobody_judges() -> None:
-    x, y, few = wine()
+def test_unlabelled_rows_are_not_used_without_time_and_not_validated_with_one_row_per_class() -> None:
+    x, y, few = map(torch.from_numpy, load_wine_split())
     for rows, limit in ((few, 0.0), (few[::5], 900.0)):
-        solution = solve_problem([(x[rows], y[rows])], effort=PLAIN, unlabelled=x, time_limit=limit)
+        solution = solve_problem([(x[rows].float(), y[rows])], effort=PLAIN, unlabelled=x.float(), time_limit=limit)
         assert solution.pooled is not None
         assert solution.pooled.learned == (limit > 0)
         assert solution.pooled.losses is None
@@ -235,13 +221,13 @@ def test_without_time_nothing_is_learned_and_with_one_row_per_class_nobody_judge
         assert cluster_unknown(solution) == []
 
 
-def test_of_many_labelled_rows_some_spread_their_labels(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_propagate_from_a_part_of_many_rows(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
     network = fit_rows(solved.problem.rows, solved.choice)
     expected, logits = pseudo_label_weights(solved.problem, network)
     monkeypatch.setattr("protonet.fit.networks.POOLING", replace(POOLING, max_seeds=5))
     probabilities, same = pseudo_label_weights(solved.problem, network)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
-    assert float((probabilities.argmax(dim=1) == expected.argmax(dim=1)).double().mean()) > 0.8
+    assert accuracy(probabilities, expected.argmax(dim=1)) > 0.8
 
 
 def test_unlabelled_rows_are_detected() -> None:
@@ -268,12 +254,12 @@ def test_unlabelled_rows_are_detected() -> None:
         assert detect_unlabelled(y)[0].tolist() == indices, y
 
 
-def test_a_class_of_minus_one_may_be_meant() -> None:
+def test_few_labels_of_minus_one_give_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"2 of 6 rows have the label -1, which means unlabelled. If it is a class"):
         assert detect_unlabelled([-1, 0, 1, -1, 0, 1])[0].tolist() == [0, 3]
 
 
-def test_rows_are_learned_from_only_if_held_out_rows_get_better() -> None:
+def test_unlabelled_rows_are_used_only_if_the_held_out_log_loss_falls() -> None:
     differences = []
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
@@ -285,10 +271,10 @@ def test_rows_are_learned_from_only_if_held_out_rows_get_better() -> None:
         assert pooled.losses is not None
         assert pooled.learned == (pooled.losses[1] < pooled.losses[0])
         differences.append((abs(pooled.losses[1] - pooled.losses[0]), pooled.decided))
-    assert not min(differences)[1]  # the least difference is not beyond its error
+    assert not min(differences)[1]  # the smallest difference is below its error
 
 
-def test_rows_that_mislead_are_not_learned_from() -> None:
+def test_misleading_unlabelled_rows_are_not_used() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(40) % 2
     x = torch.randn(40, 2, generator=generator) * torch.tensor([0.2, 1.0])
@@ -297,8 +283,6 @@ def test_rows_that_mislead_are_not_learned_from() -> None:
     others[:, 1] += 3 * torch.where(torch.arange(400) % 2 == 0, 1.0, -1.0)
     fresh = torch.randn(400, 2, generator=generator) * torch.tensor([0.2, 1.0])
     fresh[:, 0] += torch.arange(400) % 2 - 0.5
-    alone, pooled = (solve([(x, y)], effort="fast", unlabelled=rows) for rows in (None, others))
-    right = [
-        float((network(fresh).argmax(dim=1) == torch.arange(400) % 2).double().mean()) for network in (alone, pooled)
-    ]
-    assert right[1] >= right[0] - 0.01
+    alone, pooled = (solve([(x, y)], effort="fast", unlabelled=rows)(fresh) for rows in (None, others))
+    truth = torch.arange(400) % 2
+    assert accuracy(pooled, truth) >= accuracy(alone, truth) - 0.01
