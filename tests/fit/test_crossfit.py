@@ -36,18 +36,17 @@ SOLUTION = solve_problem([(X, Y)], effort=PLAIN)
 CROSSED = crossfit(SOLUTION)
 
 
-def updated(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int) -> Crossfit:
-    """Return a copy to which samples are added."""
+def copy_and_update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int) -> Crossfit:
+    """Copy a crossfit, and add samples to the copy."""
     crossed = copy.deepcopy(crossed)
     update(crossed, features, labels, num_classes)
     return crossed
 
 
-def test_every_row_is_held_out_once_and_judged_by_a_network_of_the_other_rows() -> None:
-    assert sorted(map(tuple, CROSSED.features.tolist())) == sorted(
-        map(tuple, (SOLUTION.problem.rows.features * SOLUTION.problem.scale).tolist())
-    )
+def test_every_row_is_held_out_once_and_classified_by_a_network_of_the_other_rows() -> None:
     logits, problem = predict_held_out(CROSSED), SOLUTION.problem
+    all_rows = problem.rows.features * problem.scale
+    assert sorted(map(tuple, CROSSED.features.tolist())) == sorted(map(tuple, all_rows.tolist()))
     for index, fitted in enumerate(CROSSED.folds):
         rows = CROSSED.fold == index
         features, labels = problem.rows.features, problem.rows.labels
@@ -70,7 +69,7 @@ def test_held_out_accuracy_estimates_accuracy_on_fresh_rows() -> None:
     assert abs(np.mean(held_out) - np.mean(fresh)) < 3 * np.sqrt(0.25 / 400 + 0.25 / 400)
 
 
-def test_baselines_are_judged_on_the_same_rows_and_bear_odd_ones() -> None:
+def test_baselines_classify_held_out_rows_and_take_constant_features_and_single_rows() -> None:
     for scores in predict_baselines(SOLUTION.problem).values():
         assert scores.shape == (len(CROSSED.labels), 5)
         assert measure(scores, CROSSED.labels).accuracy > 0.6
@@ -85,10 +84,10 @@ def test_baselines_are_judged_on_the_same_rows_and_bear_odd_ones() -> None:
     torch.testing.assert_close(score_cosine(rows, x).float(), expected)
 
 
-def test_adding_rows_is_what_all_rows_at_once_give() -> None:
+def test_an_update_equals_prototypes_of_all_rows() -> None:
     more, labels = blobs(9, classes=6)
-    known, crossed = labels < 5, copy.deepcopy(CROSSED)
-    update(crossed, more[known], labels[known], 5)
+    known = labels < 5
+    crossed = copy_and_update(CROSSED, more[known], labels[known], 5)
     network = solve([(X, Y)], effort=PLAIN)
     network.set_prototypes(torch.cat([X, more[known]]), torch.cat([Y, labels[known]]))
     torch.testing.assert_close(crossed.whole(X), network(X), atol=1e-4, rtol=1e-4)
@@ -98,40 +97,38 @@ def test_adding_rows_is_what_all_rows_at_once_give() -> None:
     assert crossed.whole.counts.tolist() == [14] * 5 + [6]
     for fitted, before in zip(crossed.folds, CROSSED.folds, strict=True):
         assert fitted.counts.tolist() == [count + 6 for count in before.counts.tolist()] + [6]
-    assert torch.equal(crossed.features, CROSSED.features)  # rows that were held out stay
+    assert torch.equal(crossed.features, CROSSED.features)
 
 
-def test_an_update_shows_what_a_new_class_costs_the_others() -> None:
+def test_an_update_with_a_similar_class_lowers_the_held_out_accuracy() -> None:
     near = X[Y == 2] + 0.01
     labels = torch.full((len(near),), 5)
-    crossed = updated(CROSSED, near, labels, 6)
+    crossed = copy_and_update(CROSSED, near, labels, 6)
     before, after = (measure(predict_held_out(item), CROSSED.labels) for item in (CROSSED, crossed))
     assert after.confusion[2, 5] > 0
     assert after.confusion[2, 2] < before.confusion[2, 2]
-    far = measure(predict_held_out(updated(CROSSED, -near, labels, 6)), CROSSED.labels)
+    far = measure(predict_held_out(copy_and_update(CROSSED, -near, labels, 6)), CROSSED.labels)
     assert far.accuracy > after.accuracy
 
 
-def test_with_one_sample_a_class_nothing_is_held_out_and_samples_can_be_added_all_the_same() -> None:
+def test_with_one_sample_per_class_no_row_is_held_out_and_samples_can_be_added() -> None:
     crossed = crossfit(solve_problem([(X[:5], torch.arange(5))], effort=PLAIN))
     assert not crossed.folds
     assert predict_held_out(crossed).shape == (0, len(crossed.whole.counts))
     single = replace(SOLUTION.problem.rows, labels=torch.arange(len(Y)), num_classes=len(Y))
     assert predict_baselines(replace(SOLUTION.problem, rows=single)) == {}
     crossed = restore_crossfit(crossed.whole, crossed.folds, list_tensors(crossed))
-    assert len(updated(crossed, X, Y, 8).whole.counts) == 8
+    assert len(copy_and_update(crossed, X, Y, 8).whole.counts) == 8
 
 
-def test_the_offset_is_what_more_rows_add_and_nothing_where_rows_are_many() -> None:
+def test_the_offset_and_the_gain_are_positive_for_few_rows_and_the_offset_is_zero_for_many() -> None:
     few, labels = blobs(1, classes=8, rows=5, dim=20, noise=0.8)
     crossed = crossfit(solve_problem([(few, labels)], effort=PLAIN))
     assert float(crossed.offset) > 0
     assert [crossed.sample.gain, crossed.sample.gain_error] == crossed.gain.tolist()
     assert float(crossed.gain.min()) > 0
-    many = blobs(1, rows=20)
-    assert float(crossfit(solve_problem([many], effort=PLAIN)).offset) == 0
-    two_folds = blobs(1, rows=2)
-    assert float(crossfit(solve_problem([two_folds], effort=PLAIN)).offset) == 0
+    for rows in (20, 2):  # many rows, or only two folds
+        assert float(crossfit(solve_problem([blobs(1, rows=rows)], effort=PLAIN)).offset) == 0
 
 
 def test_pairs_of_folds_that_end_after_the_deadline_do_not_count() -> None:
@@ -172,7 +169,7 @@ def test_lda_scores_are_the_gaussian_log_posterior() -> None:
     torch.testing.assert_close(scores, torch.from_numpy(expected).softmax(dim=1), atol=1e-8, rtol=1e-6)
 
 
-def test_what_is_listed_for_a_file_is_restored_and_trusts_nothing() -> None:
+def test_tensors_of_a_crossfit_are_restored_and_validated() -> None:
     tensors = list_tensors(CROSSED)
     restored = restore_crossfit(CROSSED.whole, CROSSED.folds, tensors)
     assert all(torch.equal(getattr(restored, name), getattr(CROSSED, name)) for name in HELD_OUT_TENSORS)

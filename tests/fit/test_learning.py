@@ -1,4 +1,4 @@
-"""Learning curves, repeated crossfits, and which held-out row each row of the table is."""
+"""Learning curves, repeated cross-validation, and the indices of held-out rows."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from protonet.fit.crossfit import Crossfit, crossfit, held_out_indices, make_folds, predict_held_out, repeat_held_out
-from protonet.fit.learning import LearningCurve, extrapolate_accuracy, measure_learning_curve, subsample_rows
+from protonet.fit.learning import (
+    ExpectedAccuracy,
+    LearningCurve,
+    extrapolate_accuracy,
+    measure_learning_curve,
+    subsample_rows,
+)
 from protonet.fit.solver import Solution, solve_problem
 from protonet.metrics import Sample, effective_sample_size, wilson_interval
 from tests.strategies import PLAIN, blobs, seeds
 
-Solved = tuple[Solution, Crossfit]
+SolutionAndCrossfit = tuple[Solution, Crossfit]
 
 
 @pytest.fixture(scope="module")
-def solved() -> Solved:
+def solved() -> SolutionAndCrossfit:
     x, y = blobs(0, classes=3, rows=12, dim=4, noise=2.0)
     solution = solve_problem([(x, y)], effort=PLAIN)
     return solution, crossfit(solution)
@@ -39,22 +46,22 @@ def test_held_out_index_identifies_each_row(copies: int) -> None:
     assert torch.bincount(indices[~alone]).tolist() == crossed.weights.tolist()
 
 
-def test_repeats_are_the_mean_of_crossfits(solved: Solved) -> None:
+def test_repeats_are_the_mean_of_crossfits(solved: SolutionAndCrossfit) -> None:
     solution, crossed = solved
     once = repeat_held_out(solution, crossed, 1).exp()
     torch.testing.assert_close(once, predict_held_out(crossed).double().softmax(dim=1))
     twice = repeat_held_out(solution, crossed, 2).exp()
     torch.testing.assert_close(twice.sum(dim=1), torch.ones(len(twice), dtype=torch.float64))
-    again = 2 * twice - once  # that of the other folds alone
-    assert again.min() > -1e-9
-    assert not torch.allclose(again, once, atol=1e-3)
+    second = 2 * twice - once  # the probabilities of the second cross-validation alone
+    assert second.min() > -1e-9
+    assert not torch.allclose(second, once, atol=1e-3)
     first, other = make_folds(solution.problem), make_folds(solution.problem, 1)
     assert [fold.held_out.tolist() for fold in first] != [fold.held_out.tolist() for fold in other]
     torch.testing.assert_close(repeat_held_out(solution, crossed, 3, deadline=-math.inf).exp(), once)
 
 
 @given(seeds, st.sampled_from([0.125, 0.3, 0.5, 1.0]))
-def test_thinned_rows_are_a_fraction_of_each_class(seed: int, fraction: float) -> None:
+def test_subsampled_rows_are_a_fraction_of_each_class(seed: int, fraction: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (40,), generator=generator)
     rows = torch.randperm(40, generator=generator)[:30]
@@ -65,7 +72,7 @@ def test_thinned_rows_are_a_fraction_of_each_class(seed: int, fraction: float) -
     assert after.tolist() == [math.ceil(fraction * n) for n in before.tolist()]
 
 
-def test_curve_ends_in_the_crossfit(solved: Solved) -> None:
+def test_the_last_point_of_a_learning_curve_is_the_crossfit(solved: SolutionAndCrossfit) -> None:
     solution, crossed = solved
     curve = measure_learning_curve(solution, crossed)
     assert curve.per_class == sorted(curve.per_class)
@@ -76,33 +83,37 @@ def test_curve_ends_in_the_crossfit(solved: Solved) -> None:
     assert len(measure_learning_curve(solution, crossed, deadline=-math.inf).per_class) == 1
 
 
-def test_what_is_expected_goes_on_as_the_power_law_did() -> None:
+SIZES = [4.0, 8.0, 16.0]  #: Training rows per class.
+
+
+def extrapolate(correct: Tensor, per_class: float = 64.0, weights: Tensor | None = None) -> ExpectedAccuracy:
+    """Extrapolate a curve of three sizes from the correctness (3, rows) of held-out rows."""
+    expected = extrapolate_accuracy(LearningCurve(SIZES, correct), Sample.of(correct.shape[1], weights), per_class)
+    assert expected is not None
+    return expected
+
+
+def test_expected_accuracy_follows_the_power_law_of_the_curve() -> None:
     generator = torch.Generator().manual_seed(0)
-    sizes, rows = [4.0, 8.0, 16.0], 9000
-    errors = [0.4 * (size / 4) ** -0.5 for size in sizes]
-    right = torch.stack([torch.rand(rows, generator=generator) > error for error in errors])
-    outlook = extrapolate_accuracy(LearningCurve(sizes, right[:, :8000]), Sample.of(8000), 64.0)
-    assert outlook is not None
-    low, high = outlook.interval
-    assert outlook.accuracy == pytest.approx(1 - 0.1, abs=0.01)
-    assert low < outlook.accuracy < high < low + 0.03
-    assert extrapolate_accuracy(LearningCurve(sizes[1:], right[1:, :9]), Sample.of(9), 64.0) is None
-    worse = extrapolate_accuracy(LearningCurve(sizes, right.flip(0)[:, :9000]), Sample.of(9000), 64.0)
-    assert worse is not None  # errors that rise are not expected to go on rising
-    assert worse.accuracy == pytest.approx(float(right[0, :9000].double().mean()))
-    none_wrong = extrapolate_accuracy(LearningCurve(sizes, torch.ones(3, 9, dtype=torch.bool)), Sample.of(9), 64.0)
-    assert none_wrong is not None
-    assert none_wrong.accuracy == 1
+    errors = [0.4 * (size / 4) ** -0.5 for size in SIZES]
+    correct = torch.stack([torch.rand(8000, generator=generator) > error for error in errors])
+    expected = extrapolate(correct)
+    low, high = expected.interval
+    assert expected.accuracy == pytest.approx(1 - 0.1, abs=0.01)
+    assert low < expected.accuracy < high < low + 0.03
+    assert extrapolate_accuracy(LearningCurve(SIZES[1:], correct[1:, :9]), Sample.of(9), 64.0) is None
+    rising = extrapolate(correct.flip(0))  # errors that rise are not expected to rise further
+    assert rising.accuracy == pytest.approx(float(correct[0].double().mean()))
+    assert extrapolate(torch.ones(3, 9, dtype=torch.bool)).accuracy == 1
 
 
-def test_what_is_expected_is_no_surer_than_so_many_rows_allow() -> None:
-    wrong_cases: list[tuple[int, ...]] = [(0, 0, 0), (2, 1, 0), (1, 1, 1), (5, 3, 1), (12, 8, 5)]
-    weighted_cases: list[bool] = [False, True]
-    for wrong in wrong_cases:
-        for weighted in weighted_cases:
-            right = torch.stack([torch.arange(30) >= index for index in wrong])
-            weights = torch.ones(30, dtype=torch.float64) + weighted * (torch.arange(30) % 3)
-            outlook = extrapolate_accuracy(LearningCurve([4.0, 8.0, 16.0], right), Sample.of(30, weights), 36.0)
-            assert outlook is not None, weighted
-            low, high = wilson_interval(outlook.accuracy, effective_sample_size(weights))
-            assert outlook.interval[0] <= low < high <= outlook.interval[1] <= 1, weighted
+@pytest.mark.parametrize("wrong", [(0, 0, 0), (2, 1, 0), (1, 1, 1), (5, 3, 1), (12, 8, 5)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_interval_contains_the_binomial_interval_of_the_held_out_rows(
+    wrong: tuple[int, ...], weighted: bool
+) -> None:
+    correct = torch.stack([torch.arange(30) >= index for index in wrong])
+    weights = torch.ones(30, dtype=torch.float64) + weighted * (torch.arange(30) % 3)
+    expected = extrapolate(correct, 36.0, weights)
+    low, high = wilson_interval(expected.accuracy, effective_sample_size(weights))
+    assert expected.interval[0] <= low < high <= expected.interval[1] <= 1

@@ -33,55 +33,51 @@ from protonet.views.view import TrainingRows
 from tests.strategies import LITTLE, blobs, make_noise_evaluator, select_views
 
 
-def choose(
-    family: str, *, classes: int = 16, dim: int = 32, limit: float = 50_000, search: Search = EFFORTS["default"]
-) -> SelectedModel:
+def scale_rows(x: torch.Tensor, y: torch.Tensor, classes: int) -> TrainingRows:
+    """Make training rows of unit mean square."""
+    return TrainingRows(x / x.square().mean().sqrt(), y, classes)
+
+
+def select_for(family: str, *, classes: int, dim: int, search: Search = EFFORTS["default"]) -> SelectedModel:
+    """Select views for a synthetic data set."""
     split = sample_family(family, seed=21, num_classes=classes, dim=dim)
     x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
-    return select_views(
-        TrainingRows(x / x.square().mean().sqrt(), y, classes), plan_encoder(dim, classes, limit), search=search
-    )
+    return select_views(scale_rows(x, y, classes), plan_encoder(dim, classes, 50_000), search=search)
 
 
-def smallest(plan: EncoderPlan) -> MLP:
-    """Return the least MLP on raw features, trained for as short as any."""
+def smallest_mlp(plan: EncoderPlan) -> MLP:
+    """Specify the smallest MLP on raw features, with the fewest steps."""
     return MLP(RAW, 1, 1, MLPFamily().steps[0], plan.embedding_dim)
-
-
-def weights(choice: SelectedModel) -> dict[str, float]:
-    return {spec.name: weight for spec, weight in choice.views}
 
 
 def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_selected() -> None:
     search = replace(LITTLE, folds=5).without(ForestFamily).with_kind(MLPFamily(sizes=1))
-    choice = choose("isotropic", classes=32, dim=48, search=search)
-    assert choice.views == ((smallest(plan_encoder(48, 32, 50_000)), 1.0),)
+    choice = select_for("isotropic", classes=32, dim=48, search=search)
+    assert choice.views == ((smallest_mlp(plan_encoder(48, 32, 50_000)), 1.0),)
 
 
 def test_on_correlated_noise_whitened_features_have_the_largest_weight() -> None:
-    choice = choose("correlated")
-    whitened = [
-        weight for spec, weight in choice.views if spec == Linear("whitened") or spec.source == Linear("whitened")
-    ]
+    choice = select_for("correlated", classes=16, dim=32)
+    whitened = [weight for spec, weight in choice.views if Linear("whitened") in {spec, spec.source}]
     assert sum(whitened) > 0.5
     assert choice.losses["whitened"] < choice.losses["raw"]
 
 
-def test_where_all_rows_are_equal_the_choice_is_raw_cosine() -> None:
+def test_raw_cosine_is_selected_if_all_rows_are_equal() -> None:
     for x in (torch.zeros(30, 8), torch.ones(30, 8)):
         choice = select_views(TrainingRows(x, torch.arange(30) % 5, 5), plan_encoder(8, 5, 30), search=EFFORTS["fast"])
         assert choice.views == ((RAW, 1.0),)
 
 
-def test_without_time_the_choice_is_the_smallest_mlp_on_raw_features() -> None:
+def test_the_smallest_mlp_on_raw_features_is_selected_without_time() -> None:
     plan = plan_encoder(4, 4, 1000)
     choice = select_views(TrainingRows(torch.eye(4), torch.arange(4) % 2, 4, deadline=0.0), plan)
-    assert choice.views == ((smallest(plan), 1.0),)
+    assert choice.views == ((smallest_mlp(plan), 1.0),)
 
 
 @pytest.mark.parametrize("limit", [0, 1000])
 @pytest.mark.parametrize("effort", ["fast", "default"])
-def test_without_folds_it_is_a_mixture_of_what_needs_no_judge(limit: int, effort: str) -> None:
+def test_without_folds_the_mixture_has_the_views_that_need_no_validation(limit: int, effort: str) -> None:
     x = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
     plan = plan_encoder(12, 6, limit)
     choice = select_views(TrainingRows(x, torch.arange(6), 6), plan, search=EFFORTS[effort])
@@ -91,28 +87,26 @@ def test_without_folds_it_is_a_mixture_of_what_needs_no_judge(limit: int, effort
         assert choice.views == ((RAW, 1.0),)
     else:
         trained = [spec for spec, _ in choice.views if isinstance(spec, MLP)]
-        assert trained in ([], [smallest(plan)])  # it replaces raw cosine
+        assert trained in ([], [smallest_mlp(plan)])  # it replaces raw cosine
         assert len(choice.views) > 3
-    assert abs(sum(weights(choice).values()) - 1) < 1e-6
+    assert abs(sum(weight for _, weight in choice.views) - 1) < 1e-6
 
 
-def test_shifted_views_are_used_on_pixels_unless_they_are_ruled_out() -> None:
-    data = load_digits()
-    x, y = data.x[:100] / data.x[:100].square().mean().sqrt(), data.y[:100]
-    search = replace(LITTLE, folds=5)
-    rows, plan = TrainingRows(x, y, 10), plan_encoder(64, 10, 1000)
+def test_shifted_views_are_used_on_pixels_unless_the_search_excludes_them() -> None:
+    data, search = load_digits(), replace(LITTLE, folds=5)
+    rows, plan = scale_rows(data.x[:100], data.y[:100], 10), plan_encoder(64, 10, 1000)
     choice = select_views(rows, plan, search=search)
     assert len(choice.shifts) == 9
-    closed = [(item, weight) for item, weight in choice.views if not isinstance(item, MLP)]
-    assert sum(weight for item, weight in closed if item.shifted or isinstance(item, FixedConvolution)) > 0.3
-    assert any(item.shifted for item, _ in closed)
-    still = select_views(rows, plan, search=replace(search, shifts=False))
-    assert not any(item.shifted for item, _ in still.views)
-    assert still.shifts == (0,)
-    assert choice.losses["mixture"] < still.losses["mixture"]
+    untrained = [(item, weight) for item, weight in choice.views if not isinstance(item, MLP)]
+    assert sum(weight for item, weight in untrained if item.shifted or isinstance(item, FixedConvolution)) > 0.3
+    assert any(item.shifted for item, _ in untrained)
+    unshifted = select_views(rows, plan, search=replace(search, shifts=False))
+    assert not any(item.shifted for item, _ in unshifted.views)
+    assert unshifted.shifts == (0,)
+    assert choice.losses["mixture"] < unshifted.losses["mixture"]
 
 
-def test_a_search_is_changed_kind_by_kind() -> None:
+def test_families_of_a_search_are_replaced_and_removed() -> None:
     assert [type(kind) for kind in Search().kinds] == [kind for kind, _ in VIEW_FAMILIES]
     changed = Search().with_kind(ForestFamily(trees=3)).without(KernelRidgeFamily)
     assert [type(kind) for kind in changed.kinds] == [
@@ -133,54 +127,49 @@ def test_the_prior_weighs_the_views() -> None:
     prior.first.weight.data[0, VIEW_FEATURES + TRAITS.index("forest")] = 10.0
     prior.second.weight.data[0, 0] = 1.0
     prior.score.weight.data[0, 0] = 10.0
-    untrained, trained = (
-        weights(select_views(rows, plan_encoder(64, 10, 1000), search=replace(search, prior=item)))
-        for item in (Prior(), prior)
-    )
-    forests = [sum(fraction for name, fraction in item.items() if "forest" in name) for item in (untrained, trained)]
+    forests = []
+    for item in (Prior(), prior):
+        choice = select_views(rows, plan_encoder(64, 10, 1000), search=replace(search, prior=item))
+        forests.append(sum(weight for spec, weight in choice.views if "forest" in spec.name))
     assert forests[0] < 0.5
     assert forests[1] > 0.99
 
 
-def test_a_view_of_little_weight_that_costs_a_row_much_time_goes_unless_it_is_needed() -> None:
+def test_a_slow_view_of_small_weight_is_dropped_unless_it_is_needed() -> None:
     evaluator = make_noise_evaluator(60, 1.0)
     right = torch.nn.functional.one_hot(evaluator.labels, 2).float()
     wrong = 1 - right
     spread, weights = torch.ones(3, dtype=torch.float64), torch.tensor([0.96, 0.03, 0.01], dtype=torch.float64)
 
-    def thin(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
+    def drop(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
         names = [Linear(scaling) for scaling in ("raw", "centred", "relevant")]
         result = [evaluator.score(*item) for item in zip(names, cosines, costs, strict=True)]
         explored = SearchResult(evaluator.rows, evaluator, (result,), {}, judged=True)
-        left = _drop_slow_views(explored, cosines, weights, spread, row_cost)
-        assert float(left.sum()) == pytest.approx(1)
-        return [bool(weight > 0) for weight in left]
+        remaining = _drop_slow_views(explored, cosines, weights, spread, row_cost)
+        assert float(remaining.sum()) == pytest.approx(1)
+        return [bool(weight > 0) for weight in remaining]
 
-    assert thin([right, right, right], [1.0, 9.0, 0.0]) == [True, False, True]
-    assert thin([right, right, right], [1.0, 9.0, 0.0], row_cost=0.0) == [True] * 3
-    assert thin([right, right, right], [100.0, 9.0, 0.0]) == [True] * 3  # it takes little of the time
-    assert thin([0 * right, right, wrong], [1.0, 9.0, 9.0]) == [True, True, False]  # no other view separates rows
+    assert drop([right, right, right], [1.0, 9.0, 0.0]) == [True, False, True]
+    assert drop([right, right, right], [1.0, 9.0, 0.0], row_cost=0.0) == [True] * 3
+    assert drop([right, right, right], [100.0, 9.0, 0.0]) == [True] * 3  # it takes little of the time
+    assert drop([0 * right, right, wrong], [1.0, 9.0, 9.0]) == [True, True, False]  # no other view separates rows
 
 
-def test_selection_without_some_rows_ignores_their_evidence() -> None:
+def test_selection_without_some_rows_ignores_their_cosines() -> None:
     x, y = blobs(0, rows=10, classes=3, noise=1.5)
-    explored = evaluate_candidates(
-        TrainingRows(x / x.square().mean().sqrt(), y, 3), plan_encoder(x.shape[1], 3, 10_000), EFFORTS["fast"]
-    )
+    explored = evaluate_candidates(scale_rows(x, y, 3), plan_encoder(x.shape[1], 3, 10_000), EFFORTS["fast"])
     assert explored is not None
-    judged = torch.cat([fold.held_out for fold in explored.evaluator.folds])
-    left_out = torch.arange(0, 30, 4)
-    there = torch.isin(judged, left_out)
-    lied = [
-        item._replace(cosines=torch.where(there[:, None], -item.cosines, item.cosines)) for item in explored.candidates
-    ]
+    held_out = torch.cat([fold.held_out for fold in explored.evaluator.folds])
+    excluded = torch.arange(0, 30, 4)
+    signs = torch.where(torch.isin(held_out, excluded), -1.0, 1.0)[:, None]
+    misleading = [item._replace(cosines=signs * item.cosines) for item in explored.candidates]
 
     def choose(explored: SearchResult, rows: torch.Tensor) -> SelectedModel:
         return choose_mixture(explored.without_rows(rows), explored.evaluator.plan, EFFORTS["fast"])._replace(losses={})
 
-    assert choose(explored, left_out) == choose(explored._replace(partitions=(lied,)), left_out)
-    assert choose(explored, left_out) != choose(explored, left_out[:0])
-    assert explored.without_rows(judged) is explored  # nothing would be left
+    assert choose(explored, excluded) == choose(explored._replace(partitions=(misleading,)), excluded)
+    assert choose(explored, excluded) != choose(explored, excluded[:0])
+    assert explored.without_rows(held_out) is explored  # no row would remain
 
 
 def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
@@ -203,7 +192,7 @@ def test_repeated_partitions_hold_out_the_same_rows_in_the_same_order() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_of_many_classes_a_part_is_evaluated(samples: int) -> None:
+def test_with_many_classes_a_part_of_the_rows_is_evaluated(samples: int) -> None:
     """Cosines of all rows and classes would not fit in memory; views are validated if most classes have two rows."""
     classes = 4200
     labels = torch.arange(classes).repeat(samples)
@@ -217,7 +206,7 @@ def test_of_many_classes_a_part_is_evaluated(samples: int) -> None:
 
 
 def test_class_frequencies_do_not_decide_which_views_are_used() -> None:
-    """Votes of a forest know how rare a class is. Cosines do not, and are evaluated with fitted class offsets."""
+    """Votes of a forest depend on how rare a class is. Cosines do not, and are evaluated with fitted class offsets."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(n: int) -> tuple[torch.Tensor, torch.Tensor]:
