@@ -119,14 +119,14 @@ class Stored:
         expect(distinct, f"no usable entry {name}")
         return tuple(values)
 
-    def pop(self, name: str, *shape: int | None, dtype: torch.dtype = torch.float32, infinite: bool = False) -> Tensor:
-        """Remove and return the tensor with a name, which must have the given shape; None stands for any size."""
+    def pop(self, name: str, *shape: int | None) -> Tensor:
+        """Remove and return the tensor with a name, float32 of the given shape; None stands for any size."""
         name = self.prefix + name
         expect(name in self.tensors, f"no tensor {name}")
         tensor = self.tensors.pop(name)
         same_shape = tensor.ndim == len(shape) and all(
             required in {None, size} for size, required in zip(tensor.shape, shape, strict=True)
         )
-        expect(same_shape and tensor.dtype == dtype, f"a tensor {name} of another shape or type")
-        expect_finite(name, tensor, infinite=infinite)
+        expect(same_shape and tensor.dtype == torch.float32, f"a tensor {name} of another shape or type")
+        expect_finite(name, tensor)
         return tensor

@@ -131,15 +131,11 @@ class CandidateEvaluator:
         """Test whether the deadline has passed."""
         return time.monotonic() > self.rows.deadline
 
-    def training_rows(self, fold: Fold) -> TrainingRows:
-        """Select the training rows of a fold."""
-        return self.rows.select(fold.train)
-
     def fit(self, spec: ViewSpec) -> list[View]:
         """Fit a view to the training rows of each fold, or return the views that were fitted before."""
         if spec not in self.fitted:
             pairs = zip(self.folds, self.sources(spec), strict=True)
-            self.fitted[spec] = [spec.fit(self.training_rows(fold), source) for fold, source in pairs]
+            self.fitted[spec] = [spec.fit(self.rows.select(fold.train), source) for fold, source in pairs]
         return self.fitted[spec]
 
     def sources(self, spec: ViewSpec) -> Sequence[Source | None]:
@@ -152,7 +148,7 @@ class CandidateEvaluator:
         """Fit a view to each fold and evaluate it; None after the deadline, or if the first fold prunes the view."""
         cosines: list[Tensor] = []
         for index, (fold, source) in enumerate(zip(self.folds, self.sources(spec), strict=True)):
-            view = spec.fit(self.training_rows(fold), source)  # one at a time, since some views take much memory
+            view = spec.fit(self.rows.select(fold.train), source)  # one at a time, since some views take much memory
             flops = view.flops()
             cosines.append(self.compute_fold_cosines(partial(embed_features, view), index))
             if self.out_of_time() or (index == 0 and self.should_prune(cosines[0])):

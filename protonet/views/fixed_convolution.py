@@ -141,7 +141,7 @@ class FixedConvolutionFamily(ViewFamily):
         for fold in evaluator.folds:
             if evaluator.out_of_time():
                 return
-            training_rows = evaluator.training_rows(fold)
+            training_rows = evaluator.rows.select(fold.train)
             bank = KernelBank.fit(training_rows.features, rows.width)
             features, queries = bank(training_rows.features), bank(rows.features[fold.held_out])
             for local in (False, True):
@@ -424,11 +424,6 @@ class FixedConvolutionView(View):
         """Compute the shape of each buffer by name."""
         features = self.source.size if self.config.local else self.source.n_responses
         return {"readout": (features, self.config.classes), "offset": (self.config.classes,)}
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The number of classes."""
-        return (self.config.classes,)
 
     def forward(self, z: Tensor) -> Tensor:
         """Compute class scores (n, num_classes) of locally pooled features z (n, source.size)."""

@@ -132,7 +132,7 @@ def _prunes_pilot(evaluator: CandidateEvaluator, forest: Forest) -> bool:
     fold = evaluator.folds[0]
     if len(fold.held_out) < PRUNING.decisive_rows:
         return False
-    rows = evaluator.training_rows(fold)
+    rows = evaluator.rows.select(fold.train)
     n = len(rows.labels) * (len(rows.shifts) if forest.shifted else 1)
     trees = count_trees(n, rows.features.shape[1], forest.trees) // FOREST.pilot_divisor
     if not trees:
@@ -207,11 +207,6 @@ class ForestView(View):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         return dict.fromkeys(("feature", "threshold", "label"), (self.config.nodes,))
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The number of classes."""
-        return (self.config.classes,)
 
     def derive(self) -> None:
         """Compute the indices of roots and children."""

@@ -190,7 +190,7 @@ def _choose_setting(evaluator: CandidateEvaluator, settings: Sequence[KernelRidg
         if evaluator.out_of_time():
             return None
         queries = evaluator.rows.features[fold.held_out]
-        training_rows = evaluator.training_rows(fold)
+        training_rows = evaluator.rows.select(fold.train)
         regression = _KernelRegression(settings[0], require_linear_map(source), training_rows, queries)
         decisive = len(fold.held_out) >= PRUNING.decisive_rows
         if index == 0 and decisive and len(settings) > 1:
@@ -297,11 +297,6 @@ class KernelRidgeView(View):
         """Compute the shape of each buffer by name."""
         units = self.config.units
         return {"units": (units, self.input_dim), "readout": (units, self.config.classes), "bandwidth": ()}
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The number of classes."""
-        return (self.config.classes,)
 
     @torch.no_grad()
     def derive(self) -> None:

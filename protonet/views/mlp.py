@@ -272,7 +272,7 @@ class MLPFamily(ViewFamily):
             yield untrained
             return
         fold_data = [
-            build_member_data(source, evaluator.training_rows(fold), shifted=shifted)
+            build_member_data(source, evaluator.rows.select(fold.train), shifted=shifted)
             for source, fold in zip(sources, evaluator.folds, strict=True)
         ]
         dim = fold_data[0].z.shape[1]

@@ -27,9 +27,9 @@ from protonet.views.transformer import (
     DIM,
     Memory,
     add_to_graph,
+    count_multiplications,
     embed_rows,
     encode_labelled_rows,
-    list_matmul_shapes,
     unpack_weights,
 )
 from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, select_evenly
@@ -354,6 +354,6 @@ class TabularTransformerView(View):
         encoded = cells.add_to_graph(graph, rows)
         return [add_to_graph(graph, weights, encoded, memory, index) for index in range(self.config.passes)]
 
-    def matmul_shapes(self) -> list[tuple[int, int]]:
-        """List the shapes of the transformer's matrices for each pass."""
-        return list_matmul_shapes(int(self.blocks[-1]) + 1, self.config.rows) * self.config.passes
+    def flops(self) -> float:
+        """Estimate the prediction time per row, as a number of multiplications."""
+        return float(count_multiplications(int(self.blocks[-1]) + 1, self.config.rows) * self.config.passes)

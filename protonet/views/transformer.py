@@ -77,21 +77,17 @@ def unpack_weights(packed: Tensor) -> dict[str, Tensor]:
     return {name: part.view(shape) for (name, shape), part in zip(WEIGHT_SHAPES.items(), parts, strict=True)}
 
 
-def list_matmul_shapes(columns: int, labelled: int) -> list[tuple[int, int]]:
-    """List the shapes (in, out) of the matrices by which a row is multiplied, including attention.
+def count_multiplications(columns: int, labelled: int) -> int:
+    """Count the multiplications that embed one row, for numbers of columns and of labelled rows."""
 
-    Args:
-        columns: The number of columns of the table.
-        labelled: The number of labelled rows.
-    """
+    def count_layer(dim: int) -> int:
+        """Count those of attention to labelled rows and of the feed-forward block, for one token."""
+        return 6 * dim**2 + 2 * dim * labelled
 
-    def list_layer(dim: int) -> list[tuple[int, int]]:
-        """List the shapes of attention to labelled rows and the feed-forward block."""
-        return [(dim, dim), (dim, labelled), (labelled, dim), (dim, dim), (dim, 2 * dim), (2 * dim, dim)]
-
-    cell_layer = [(DIM, 3 * DIM), (DIM, columns + 1), (columns + 1, DIM), (DIM, DIM), *list_layer(DIM)]
-    cell = [(CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES), DIM), *cell_layer * CELL_LAYERS]
-    return [*cell * (columns + 1), (DIM, ROW_DIM), *list_layer(ROW_DIM) * ROW_LAYERS, (ROW_DIM, DIM)]
+    tokens = columns + 1
+    cell_layer = 4 * DIM**2 + 2 * DIM * tokens + count_layer(DIM)
+    cell = DIM * (CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES)) + CELL_LAYERS * cell_layer
+    return tokens * cell + 2 * DIM * ROW_DIM + ROW_LAYERS * count_layer(ROW_DIM)
 
 
 def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> Memory:

@@ -293,8 +293,9 @@ class View(Component):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The width of each part of the view's output; the encoder normalizes each part. Most views have one part."""
-        raise NotImplementedError
+        """The width of each part of the output, which the encoder normalizes; by default, one score for each class."""
+        config: Any = self.config
+        return (int(config.classes),)
 
     def forward(self, z: Tensor) -> Tensor:
         """Map input rows (n, dim) to the concatenated parts (n, sum of ``sizes``)."""
@@ -309,13 +310,9 @@ class View(Component):
         """
         raise NotImplementedError
 
-    def matmul_shapes(self) -> list[tuple[int, int]]:
-        """List the shapes (in, out) of the matrices that each row is multiplied with; none for a fast view."""
-        return []
-
     def flops(self) -> float:
-        """Estimate the prediction time per row, as a number of multiplications, without the source."""
-        return float(sum(inputs * outputs for inputs, outputs in self.matmul_shapes()))
+        """Estimate the prediction time per row without the source, as a number of multiplications; 0 for fast views."""
+        return 0.0
 
 
 class ViewSpec(Protocol):

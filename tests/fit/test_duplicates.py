@@ -16,7 +16,7 @@ from protonet.fit.duplicates import group_duplicates
 from protonet.fit.solver import solve_problem
 from protonet.metrics import measure
 from protonet.selection.folds import FoldRules, split_folds
-from tests.strategies import PLAIN, blobs, seeds
+from tests.strategies import PLAIN, seeds
 
 G = torch.Generator().manual_seed(0)
 NOISE, COINS = torch.randn(40, 6, generator=G), torch.randint(2, (40,), generator=G)
@@ -142,13 +142,6 @@ def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_ro
             judged = int((crossed.fold == index).sum()) * known
             assert network.counts.sum() == crossed.folds[index].counts.sum() + 40 - judged
         assert predict_held_out(updated).shape == predict_held_out(crossed).shape
-
-
-def test_exact_copies_change_only_the_weight() -> None:
-    x, y = blobs(0)
-    once, twice = (solve_problem([(x.repeat(k, 1), y.repeat(k))], effort="fast").network for k in (1, 2))
-    torch.testing.assert_close(once(x), twice(x))
-    assert twice.counts.tolist() == (2 * once.counts).tolist()
 
 
 def test_a_redundant_column_costs_no_accuracy() -> None:

@@ -47,7 +47,7 @@ def test_candidates_are_fitted_to_each_fold_alone() -> None:
     assert result is not None
     parts = []
     for fold in evaluator.folds:
-        view = Forest(3).fit(evaluator.training_rows(fold))
+        view = Forest(3).fit(evaluator.rows.select(fold.train))
         votes = F.normalize(view(evaluator.rows.features), dim=1)
         means = class_means(votes[fold.train], evaluator.rows.labels[fold.train], 5)[0]
         parts.append(votes[fold.held_out] @ F.normalize(means, dim=1).T)
@@ -64,7 +64,7 @@ def test_halving_finds_one_of_the_best_settings(monkeypatch: pytest.MonkeyPatch)
     ]
     parts = []
     for source, fold in zip(evaluator.sources(KERNEL_RIDGE_VIEWS[0]), evaluator.folds, strict=True):
-        rows, queries = evaluator.training_rows(fold), evaluator.rows.features[fold.held_out]
+        rows, queries = evaluator.rows.select(fold.train), evaluator.rows.features[fold.held_out]
         regression = kernel_ridge._KernelRegression(KERNEL_RIDGE_VIEWS[0], require_linear_map(source), rows, queries)
         parts.append(torch.cat([regression.cosines(bandwidth, KERNEL_RIDGES) for bandwidth in BANDWIDTHS]))
     every = torch.cat(parts, dim=1)

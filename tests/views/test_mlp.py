@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from protonet.errors import InputError, InputTypeError
 from protonet.losses import class_means
-from protonet.views.evaluation import MLP_SIZES, ViewFamily, count_mlp_parameters, plan_encoder
+from protonet.views.evaluation import MLP_SIZES, count_mlp_parameters, plan_encoder
 from protonet.views.linear import Linear
-from protonet.views.mlp import MLP, MemberData, MLPFamily, MLPRecipe, ResidualMLPs, build_member_data, train
+from protonet.views.mlp import MLP, MemberData, MLPRecipe, ResidualMLPs, build_member_data, train
 from protonet.views.shifts import shift_rows
 from protonet.views.view import TrainingRows
 from tests.strategies import blobs
@@ -168,15 +168,3 @@ def test_a_fitted_view_is_the_training_run_of_its_seed() -> None:
     assert all(parameter.requires_grad for parameter in view.mlps.parameters())
     assert not torch.equal(spec.fit(TrainingRows(x, y, 5, seed=8), source).mlps.first, view.mlps.first)
     assert spec.name == "learned: 2x3 MLP on standardised, 4 steps"
-
-
-def test_more_effort_trains_for_longer() -> None:
-    cases: list[tuple[str, int, int]] = [("fast", 0, 60), ("default", 4, 60), ("best", 4, 300)]
-    for effort, sizes, steps in cases:
-        kind = MLPFamily.for_effort(effort)
-        assert (kind.sizes, kind.steps[-1]) == (sizes, steps), effort
-        smallest = kind.smallest_trained(plan_encoder(8, 5, 1000), Linear("raw"))
-        assert smallest == (MLP(Linear("raw"), 1, 1, 3, 20) if sizes else None), effort
-        assert kind.smallest_trained(plan_encoder(8, 5, 0), Linear("raw")) is None, effort
-        unjudged: ViewFamily | None = kind.without_validation()  # type: ignore[func-returns-value]
-        assert unjudged is None, effort

@@ -9,7 +9,7 @@ import torch
 
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import solve_problem
-from protonet.views.kernel_ridge import KernelRidge, KernelRidgeFamily
+from protonet.views.kernel_ridge import KernelRidge
 from protonet.views.linear import SCALINGS, Linear
 from protonet.views.view import LinearMap, LinearMapConfig, TrainingRows
 
@@ -47,13 +47,6 @@ def test_a_radial_view_of_a_span_is_that_of_its_columns() -> None:
         view = KernelRidge(source, 2).fit(training, fitted.source)
         result.append(view(fitted.source(training.features)))
     torch.testing.assert_close(*result)
-
-
-def test_the_search_has_a_view_per_span() -> None:
-    search = EFFORTS["fast"].with_spans([(0, 3), SPAN])
-    (kind,) = (item for item in search.kinds if isinstance(item, KernelRidgeFamily))
-    assert [view.source.span for view in kind.views[-2:]] == [(0, 3), SPAN]
-    assert EFFORTS["fast"].with_spans([]) is EFFORTS["fast"]
 
 
 def test_noise_columns_do_not_hide_an_informative_span() -> None:

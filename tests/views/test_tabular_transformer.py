@@ -46,9 +46,9 @@ from protonet.views.transformer import (
     WAVE_FREQUENCIES,
     WEIGHT_COUNT,
     TransformerWeights,
+    count_multiplications,
     embed_rows,
     encode_labelled_rows,
-    list_matmul_shapes,
     unpack_weights,
 )
 from protonet.views.view import TrainingRows
@@ -221,7 +221,7 @@ def test_many_rows_are_thinned_out_and_those_that_count_stay() -> None:
     full = view(x)
     assert full.shape == (len(x), 2 * DIM)
     torch.testing.assert_close(full[:5], view(x[:5]), atol=1e-5, rtol=0)  # in batches or not
-    assert view.matmul_shapes() == 2 * list_matmul_shapes(8, 60)
+    assert view.flops() == 2 * count_multiplications(8, 60)
 
 
 def test_more_classes_than_codes_take_several_passes() -> None:
