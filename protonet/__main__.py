@@ -64,7 +64,7 @@ def run_fit(options: FitOptions) -> None:
 
 
 def run() -> int:
-    """Run the command line with the arguments of the process, and return the exit code: the script ``protonet``."""
+    """Run the command line with the arguments of the process, as the script ``protonet``, and return the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may be in any encoding
     return main(sys.argv[1:])

@@ -57,7 +57,7 @@ from protonet.views.config import expect
 
 #: Name of the tensor in a model file with the hashes of all training rows, by which `update` detects repeated rows.
 TRAINING_HASHES = "given"
-#: The tensor of a model file with the position of each held-out row in the training file.
+#: Name of the tensor in a model file with the position of each held-out row in the training file.
 HELD_OUT_POSITIONS = "positions"
 #: The largest feature, relative to the scale of the training rows, whose square fits into float32.
 MAX_SCALE = 2.0**60
@@ -352,7 +352,7 @@ class TablePipeline(Model):
         return values if values.dtype == torch.int64 and values.ndim == 1 else torch.empty(0, dtype=torch.int64)
 
     def locate_held_out(self, row: int) -> str:
-        """Name a held-out row by its position in the training file: "line 18"."""
+        """Format the position of the held-out row with an index in the training file, such as "line 18"."""
         return str(self.metadata.get("position_format")).replace("{}", str(int(self.held_out_positions[row])))
 
     def with_cross_validation(

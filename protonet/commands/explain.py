@@ -110,13 +110,13 @@ def explain_rows(
         best = zip(ranked.indices[index, :2].tolist(), ranked.values[index, :2].tolist(), strict=True)
         classes = [{"name": model.classes[label], "probability": probability} for label, probability in best]
         result = {"row": row, "location": table.position_format.format(row), "classes": classes}
-        described = describe(model, explanations[index], cells[index]) if explanations else {}
+        described = explanation_to_dict(model, explanations[index], cells[index]) if explanations else {}
         explained.append({**result, "neighbors": None, "columns": None, **described})
     sample = explanations[0].sample if explanations else 0
     return {"table": path_to_text(table_path.name), "sample": sample, "rows": explained}
 
 
-def describe(model: TablePipeline, explanation: Explanation, cells: Sequence[str]) -> JsonDict:
+def explanation_to_dict(model: TablePipeline, explanation: Explanation, cells: Sequence[str]) -> JsonDict:
     """Convert the explanation of a row, which has these cells, to a dict for JSON: nearest rows and columns."""
     assert model.cross_validation is not None
     held_out = [model.classes[label] for label in model.cross_validation.labels.tolist()]

@@ -125,7 +125,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
         print(summarize(name, data, model, solution, unlabelled, outliers))
         if options.verbose:
             print(format_views(model.metadata["views"]))
-        compared = compare(crossed, solution, model)
+        compared = compare_with_baselines(crossed, solution, model)
         shown, others = compared, compared[2:]
         if not options.verbose:  # the model, the most frequent class, and the best of the other baselines
             best = sorted(others, key=lambda baseline: -float(baseline[baseline["compared_by"]]))[:1]
@@ -251,7 +251,7 @@ def summarize_unlabelled(
     return lines
 
 
-def compare(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list[JsonDict]:
+def compare_with_baselines(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list[JsonDict]:
     """Compare the model with its baselines on the held-out rows; an empty list if there are none."""
     if not len(crossed.labels):
         return []

@@ -36,7 +36,7 @@ CLUSTER_TIMEOUT, POLL_INTERVAL = 10, 0.5
 _SHARED: JsonDict = {}
 
 
-class Part(NamedTuple):
+class FileTask(NamedTuple):
     """A Parquet file of the folder, and its output."""
 
     table: Path  #: The absolute path of the file, since other machines share the folder.
@@ -52,15 +52,15 @@ class Part(NamedTuple):
 #: Is called with the number of rows that were finished since the last call; an exception stops the work.
 CountRows = Callable[[int], None]
 #: Writes the output of a file, and returns notes for the user.
-ProcessPart = Callable[[Part, CountRows], Sequence[str]]
+ProcessFile = Callable[[FileTask, CountRows], Sequence[str]]
 
 
 class StoppedError(Exception):
     """The command is stopping, so that the file in progress is abandoned."""
 
 
-def list_parts(folder: Path, output: Path) -> list[Part]:
-    """List the Parquet files of a folder and its subfolders, sorted by name, with the same names in ``output``."""
+def list_file_tasks(folder: Path, output: Path) -> list[FileTask]:
+    """List the Parquet files of a folder and its subfolders, sorted by name, each with its path in ``output``."""
     with optional_packages("parquet"):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
@@ -70,7 +70,7 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
     if not names:
         got, remedy = f"none in {folder}", "Pass one with files *.parquet."
         raise_input_error("table", "be a folder of Parquet files", got, remedy)
-    parts: list[Part] = []
+    tasks: list[FileTask] = []
     first: set[str] = set()
     for name in names:
         try:
@@ -87,8 +87,8 @@ def list_parts(folder: Path, output: Path) -> list[Part]:
             differences += [f"with {format_names(more)}"] * bool(more)
             got, remedy = f"{name} {' and '.join(differences)}, unlike {names[0]}", "Move it to a folder of its own."
             raise_input_error("table", "be a folder of files with the same columns", got, remedy)
-        parts.append(Part(folder / name, (output / name).with_suffix(".csv"), metadata.num_rows))
-    return parts
+        tasks.append(FileTask(folder / name, (output / name).with_suffix(".csv"), metadata.num_rows))
+    return tasks
 
 
 def claim_output_folder(output: Path, settings: JsonDict) -> None:
@@ -102,16 +102,16 @@ def claim_output_folder(output: Path, settings: JsonDict) -> None:
     write_text(path, text)
 
 
-def run_parts(work: ProcessPart, parts: Sequence[Part], *, workers: int | str, quiet: bool) -> list[str]:
+def run_file_tasks(work: ProcessFile, tasks: Sequence[FileTask], *, workers: int | str, quiet: bool) -> list[str]:
     """Process all unfinished files, by local processes or a Dask scheduler, and return distinct notes for the user."""
-    left = [part for part in parts if not part.done]
-    total = sum(part.rows for part in parts)
-    for part in left:
-        part.output.parent.mkdir(parents=True, exist_ok=True)
+    left = [task for task in tasks if not task.done]
+    total = sum(task.rows for task in tasks)
+    for task in left:
+        task.output.parent.mkdir(parents=True, exist_ok=True)
     notes: dict[str, None] = {}
-    if len(left) < len(parts):
-        notes[f"{count(len(parts) - len(left), 'file')} of {len(parts):,} were finished earlier"] = None
-    initial = total - sum(part.rows for part in left)
+    if len(left) < len(tasks):
+        notes[f"{count(len(tasks) - len(left), 'file')} of {len(tasks):,} were finished earlier"] = None
+    initial = total - sum(task.rows for task in left)
     bar = progress_bar(
         total=total, initial=initial, unit="row", unit_scale=True, leave=False, smoothing=0, shown=not quiet
     )
@@ -126,16 +126,16 @@ def run_parts(work: ProcessPart, parts: Sequence[Part], *, workers: int | str, q
 
 
 def _run_in_pool(
-    work: ProcessPart, parts: Sequence[Part], n_processes: int, count_rows: CountRows
+    work: ProcessFile, tasks: Sequence[FileTask], n_processes: int, count_rows: CountRows
 ) -> Iterator[Sequence[str]]:
     """Process files by a pool of single-threaded processes, and yield the notes of each finished file."""
-    if not parts:
+    if not tasks:
         return
     context = multiprocessing.get_context("spawn")
     rows, stop = context.Value("q", 0), context.Event()
     pool = ProcessPoolExecutor(n_processes, context, _initialize_process, (rows, stop))
     try:
-        waiting, seen = {pool.submit(_process_in_pool, work, part) for part in parts}, 0
+        waiting, seen = {pool.submit(_process_in_pool, work, task) for task in tasks}, 0
         while waiting:
             done, waiting = wait(waiting, POLL_INTERVAL, FIRST_COMPLETED)
             now = rows.value
@@ -169,7 +169,7 @@ def _initialize_process(rows: object, stop: object) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _process_in_pool(work: ProcessPart, part: Part) -> Sequence[str]:
+def _process_in_pool(work: ProcessFile, task: FileTask) -> Sequence[str]:
     """Process a file in a process of the pool, and count its rows in the shared state."""
 
     def count_rows(rows: int) -> None:
@@ -178,19 +178,19 @@ def _process_in_pool(work: ProcessPart, part: Part) -> Sequence[str]:
         with _SHARED["rows"].get_lock():
             _SHARED["rows"].value += rows
 
-    return work(part, count_rows)
+    return work(task, count_rows)
 
 
 def _run_on_dask(
-    work: ProcessPart, parts: Sequence[Part], address: str, count_rows: CountRows
+    work: ProcessFile, tasks: Sequence[FileTask], address: str, count_rows: CountRows
 ) -> Iterator[Sequence[str]]:
     """Process files on a Dask cluster, and yield the notes of each; if a worker is killed, another repeats its file."""
     with optional_packages("dask"):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
     with _connect(address) as client:
-        futures = client.map(partial(_process_on_worker, work), parts, pure=False)
-        rows = {future.key: part.rows for future, part in zip(futures, parts, strict=True)}
+        futures = client.map(partial(_process_on_worker, work), tasks, pure=False)
+        rows = {future.key: task.rows for future, task in zip(futures, tasks, strict=True)}
         try:
             for future in as_completed(futures, loop=client.loop):
                 notes = future.result()
@@ -205,9 +205,9 @@ def _run_on_dask(
             client.cancel(futures)
 
 
-def _process_on_worker(work: ProcessPart, part: Part) -> Sequence[str]:
+def _process_on_worker(work: ProcessFile, task: FileTask) -> Sequence[str]:
     """Process a file on a Dask worker, unless a worker that was killed later has already finished it."""
-    return [] if part.done else work(part, lambda rows: None)
+    return [] if task.done else work(task, lambda rows: None)
 
 
 @contextmanager
@@ -244,8 +244,8 @@ def _connect(address: str) -> Iterator[Any]:
         logger.setLevel(level)
 
 
-def add_file_name(error: UserError, part: Part) -> UserError:
+def add_file_name(error: UserError, task: FileTask) -> UserError:
     """Copy an error with the name of the file in its message."""
-    if part.table.name in str(error):
+    if task.table.name in str(error):
         return error
-    return type(error)(f"{error} In {part.table.name}.", argument=error.argument)
+    return type(error)(f"{error} In {task.table.name}.", argument=error.argument)

@@ -23,7 +23,14 @@ from protonet._io import clear_folder, write_atomically
 from protonet._text import escape_formula
 from protonet.commands.arguments import check_single_table
 from protonet.commands.data import make_spec, map_blocks
-from protonet.commands.folder import CountRows, Part, add_file_name, claim_output_folder, list_parts, run_parts
+from protonet.commands.folder import (
+    CountRows,
+    FileTask,
+    add_file_name,
+    claim_output_folder,
+    list_file_tasks,
+    run_file_tasks,
+)
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
 from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
 from protonet.embeddings.representation import hash_file
@@ -95,20 +102,20 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
     path = options.model.resolve()
     spec, digest = make_output_spec(model, options), hash_file(path)
     output = check_writable("output", options.output, folder=True)
-    parts = list_parts(options.table, output)
+    tasks = list_file_tasks(options.table, output)
     claim_output_folder(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)
     model.attach_encoders(names, shown=False)  # fails before the processes start
-    work = partial(predict_part, str(path), digest, names, spec)
+    work = partial(predict_file, str(path), digest, names, spec)
     try:
-        notes = run_parts(work, parts, workers=workers, quiet=options.quiet)
+        notes = run_file_tasks(work, tasks, workers=workers, quiet=options.quiet)
     finally:
         clear_folder(output)  # removes incomplete files of killed processes
     show_notes(notes, quiet=options.quiet)
 
 
-def predict_part(
-    path: str, digest: str, names: tuple[str, ...] | None, spec: OutputSpec, part: Part, count_rows: CountRows
+def predict_file(
+    path: str, digest: str, names: tuple[str, ...] | None, spec: OutputSpec, task: FileTask, count_rows: CountRows
 ) -> list[str]:
     """Classify the rows of one file of a folder by one thread, and write its output.
 
@@ -117,7 +124,7 @@ def predict_part(
         digest: The hash that the model file must have.
         names: The pretrained encoders that the user named.
         spec: The columns of the output.
-        part: The file and its output.
+        task: The file and its output.
         count_rows: Is called with the number of rows of each finished block.
 
     Returns:
@@ -128,11 +135,11 @@ def predict_part(
     notes: list[str] = []
 
     def write(file: BinaryIO) -> None:
-        if not part.rows:
-            columns = open_source(part.table).header if spec.keep_columns else [model.metadata.get("id")]
+        if not task.rows:
+            columns = open_source(task.table).header if spec.keep_columns else [model.metadata.get("id")]
             file.write(format_header(model, spec, [str(name) for name in columns or () if name]).encode())
         else:
-            table = open_table(model, spec, ReadOptions(), part.table)
+            table = open_table(model, spec, ReadOptions(), task.table)
             file.write(format_header(model, spec, table.extra_columns).encode())
             for block in table.blocks:
                 file.write(format_predictions(model, table, spec, block).encode())
@@ -140,9 +147,9 @@ def predict_part(
             notes.extend(table.all_notes)
 
     try:
-        write_atomically(part.output, write)
+        write_atomically(task.output, write)
     except InputError as error:
-        raise add_file_name(error, part) from None
+        raise add_file_name(error, task) from None
     return notes
 
 

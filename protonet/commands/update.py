@@ -61,7 +61,7 @@ def run(options: UpdateOptions) -> None:
         print("no held-out rows: the effect on the old classes is unknown")
     else:
         names = list(map(to_printable, classes))
-        print(compare(before, predict_held_out(new_crossed), new_crossed.labels, names), end="")
+        print(format_accuracy_change(before, predict_held_out(new_crossed), new_crossed.labels, names), end="")
 
 
 def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
@@ -100,7 +100,7 @@ def warn_contradicted(
     return [f"warning: contradicting labels: {rows}: {shorten_list(named, MAX_LISTED_CONTRADICTIONS)}"] if named else []
 
 
-def compare(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:
+def format_accuracy_change(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:
     """Format the change of accuracy on held-out rows, and the classes whose recall decreased.
 
     Args:

@@ -146,7 +146,7 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
 
 
 def open_csv(path: Path, names: Collection[str] = (), text_column: str | None = None) -> TableSource:
-    """Open delimited text, as `read_rows` reads it."""
+    """Open a file of delimited text as a table."""
     notes: list[str] = []
     lines = read_rows(path, notes, names=names, text_column=text_column)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protonet import PrototypeNetwork, pipeline, solve
 from protonet.commands.report import format_confusions
-from protonet.commands.update import compare
+from protonet.commands.update import format_accuracy_change
 from protonet.errors import InputError
 from protonet.files import load_model
 from protonet.fit.crossfit import crossfit, measure_held_out
@@ -181,8 +181,8 @@ class TestUpdate:
         before = torch.nn.functional.one_hot(labels, 2).float()
         after = torch.tensor([[1, 0, 2], [1, 0, 0], [1, 0, 2], [0, 1, 0], [0, 1, 0]]).float()
         lines = ["accuracy on 5 held-out rows: 100.00 % before, 60.00 % after", "  a: 3 of 3 correct before, 1 after"]
-        assert compare(before, after, labels, ("a", "b", "c")).splitlines() == lines
-        assert compare(before, before, labels, ("a", "b")).endswith("100.00 % after\n")
+        assert format_accuracy_change(before, after, labels, ("a", "b", "c")).splitlines() == lines
+        assert format_accuracy_change(before, before, labels, ("a", "b")).endswith("100.00 % after\n")
 
 
 def test_exported_files_have_the_classes_and_compute_the_logits(tmp_path: Path, fitted: Path, run: Run) -> None:

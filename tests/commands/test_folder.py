@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from protonet.commands import folder
-from protonet.commands.folder import Part
+from protonet.commands.folder import FileTask
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
 from tests.commands.cases import Run, do
@@ -58,7 +58,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Parquet files in two folders, an empty one, and hidden files that are not read."""
     folder = tmp_path_factory.mktemp("rows")
     for index in range(FILES):
-        write_rows(folder / f"day={index % 2}" / f"part-{index}.parquet", ROWS, index)
+        write_rows(folder / f"day={index % 2}" / f"task-{index}.parquet", ROWS, index)
     write_rows(folder / "none.parquet", 0, 0, COLUMNS[::-1])
     (folder / "_temporary").mkdir()
     (folder / "_temporary" / "half.parquet").write_bytes(b"PAR1")
@@ -146,8 +146,8 @@ def test_a_killed_run_continues_and_each_file_gives_its_predictions(
     run(*predict, "2", "-o", output)
     assert read_outputs(output) == alone
     assert not list(output.rglob("*.tmp"))
-    gone, old = (output / f"day=0/part-{index}.csv" for index in (0, 2))
-    saved = output / "day=1" / "part-1.csv"
+    gone, old = (output / f"day=0/task-{index}.csv" for index in (0, 2))
+    saved = output / "day=1" / "task-1.csv"
     gone.unlink()
     os.utime(old, ns=(0, 0))  # the file was written anew since then
     written = saved.stat().st_mtime_ns
@@ -246,13 +246,13 @@ def test_an_unreachable_cluster_is_an_error(
 
 
 def test_a_model_that_changes_is_refused(model: Path, tmp_path: Path) -> None:
-    from protonet.commands.predict import OutputSpec, predict_part
+    from protonet.commands.predict import OutputSpec, predict_file
     from protonet.embeddings.representation import hash_file
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
     save_model(other, replace(load_model(model), metadata={}))
     write_rows(tmp_path / "none.parquet", 0, 0)
-    part = Part(tmp_path / "none.parquet", tmp_path / "none.csv", 0)
+    task = FileTask(tmp_path / "none.parquet", tmp_path / "none.csv", 0)
     spec = OutputSpec(None, all_probabilities=False, row_numbers=False)
     with pytest.raises(InputError, match="`model` must remain unchanged"):
-        predict_part(str(other), digest, None, spec, part, lambda rows: None)
+        predict_file(str(other), digest, None, spec, task, lambda rows: None)

@@ -35,7 +35,7 @@ _ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
 
 @dataclass(frozen=True)
 class Category(FittedColumn):
-    """A column of categories."""
+    """A column of categories, encoded one-hot."""
 
     levels: tuple[str, ...]  #: The categories that have a feature, in ascending order; a missing value is "".
     counts: tuple[int, ...]  #: The number of training rows of each level.
