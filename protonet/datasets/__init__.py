@@ -1,4 +1,4 @@
-"""Data sets: those that the library is measured on, and your own."""
+"""Data sets: loaders of public data sets, loaders of your own files, and synthetic data."""
 
 from protonet.datasets.benchmarks import (
     load_cifar_fs,

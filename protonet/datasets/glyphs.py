@@ -92,7 +92,7 @@ def load_glyphs(
         fonts: A folder with more faces (``*.ttf``, ``*.otf``), searched with its subfolders.
         copies: Images per face and character, >= 1, each with its own jitter: up to 12 degrees of rotation, 15 % of
             scale and shear, and 2 pixels of shift.
-        min_faces: Keep a character if at least so many faces have it, >= 1.
+        min_faces: Characters that fewer faces have are left out, >= 1.
         seed: The seed of the jitter, >= 0.
 
     Returns:
@@ -141,7 +141,7 @@ def load_glyphs(
 
 
 def alphabet_of(character: str) -> str:
-    """Return a letter's alphabet, the first word of its Unicode name; for other characters that of ``BLOCKS``."""
+    """Return a letter's alphabet, the first word of its Unicode name, or another character's alphabet by ``BLOCKS``."""
     if unicodedata.category(character)[0] == "L":
         return unicodedata.name(character, "SYMBOLS").split()[0]
     return BLOCKS[bisect(BLOCKS, (ord(character), "~")) - 1][1]

@@ -140,9 +140,8 @@ def detect_pickles(pattern: str, *sides: str) -> Callable[[Path], Layout | None]
 
     def detect(root: Path) -> Layout | None:
         files = [root / pattern.format(side) for side in sides or AUTHORS_SIDES]
-        if not files[0].is_file():
+        if not have_files(files):
             return None
-        check_files(files)
         return files, lambda: join_sides([_read_pickle(path) for path in files])
 
     return detect
@@ -172,11 +171,10 @@ def detect_tiered(root: Path) -> Layout | None:
     images = [root / f"{side}_images_png.pkl" for side in AUTHORS_SIDES]
     if not images[0].is_file():
         images = [root / f"{side}_images.npz" for side in AUTHORS_SIDES]
-    if not images[0].is_file():
-        return None
     labels = [root / f"{side}_labels.pkl" for side in AUTHORS_SIDES]
     files = [*images, *labels]
-    check_files(files)
+    if not have_files(files):
+        return None
     return files, lambda: join_sides(list(map(_read_tiered, images, labels)))
 
 
@@ -214,10 +212,12 @@ def _read_npz(path: Path) -> np.ndarray | None:
         raise_unreadable(path, type(error).__name__)
 
 
-def check_files(files: Sequence[Path]) -> None:
-    """Raise an InputError that names the first file that is missing."""
-    if missing := [path for path in files if not path.is_file()]:
+def have_files(files: Sequence[Path]) -> bool:
+    """Return whether the first file exists; if it does, an InputError names another file that is missing."""
+    missing = [path for path in files if not path.is_file()]
+    if missing and missing[0] != files[0]:
         raise_input_error("root", "hold the pictures and labels of all sides", f"no {missing[0]}", "Get all of them.")
+    return not missing
 
 
 def check_images(path: Path, images: object) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""The command ``python -m protonet.episodes paper``: compare a new method with common ones, for a paper.
+"""The command ``python -m protonet.episodes paper``: compare a new method with common methods, for a paper.
 
-It writes a JSON file with all predictions and a state file for each number of shots, and for all of them together
+It writes a JSON file with all predictions and a state file for each number of shots, and for all numbers together
 tables in Markdown and LaTeX, a figure, and an appendix that describes the runs.
 """
 

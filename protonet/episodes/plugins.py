@@ -38,13 +38,13 @@ def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any],
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses and pickles look for it
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses and pickles look it up
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise wrap_plugin_error(error, argument, "be in a file that runs", key) from error
     if not hasattr(module, function):
-        # Functions that the file defines, not imported ones.
+        # Functions that the file defines, not functions that it imports.
         defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         remedy = f"It has {', '.join(defined)}." if defined else "It has none."
         raise_input_error(argument, "be a function of its file", repr(key), remedy)

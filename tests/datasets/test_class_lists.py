@@ -117,7 +117,7 @@ def test_plain_folders_are_split_by_the_list(
         load(tmp_path, size=1)
 
 
-def test_damaged_copies_of_data_sets_are_refused() -> None:
+def test_a_copy_that_differs_from_the_benchmark_is_described_in_a_line() -> None:
     right = dict.fromkeys(LISTS["fc100"].side_of.items(), 600)
     assert describe_difference("fc100:a", right) == []
     assert describe_difference("fc100:a", {(f"{n}", side): 600 for n, (_, side) in enumerate(right)}) == []

@@ -45,15 +45,9 @@ def test_a_mapped_file_equals_a_loaded_one(tmp_path: Path, dtype: str, x_last: b
 
 
 def test_arrays_that_cannot_be_mapped_are_loaded(tmp_path: Path) -> None:
-    x_cases: list[np.ndarray] = [
-        make_rows(dtype=">f4"),
-        np.asfortranarray(make_rows()),
-        np.arange(60, dtype=np.int32).reshape(12, 5),
-        make_rows(dtype="longdouble"),
-    ]
-    save_cases: list[Callable[..., None]] = [np.savez, np.savez_compressed]
-    for x in x_cases:
-        for save in save_cases:
+    whole = np.arange(60, dtype=np.int32).reshape(12, 5)
+    for x in (make_rows(dtype=">f4"), np.asfortranarray(make_rows()), whole, make_rows(dtype="longdouble")):
+        for save in (np.savez, np.savez_compressed):
             save(tmp_path / "f.npz", x=x, y=np.arange(12) % 2)
             data = map_npz(tmp_path / "f.npz")
             assert (data.mapping, data.x.dtype) == (None, torch.float32), save

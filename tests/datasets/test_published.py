@@ -162,7 +162,7 @@ def test_rows_are_in_the_order_of_the_lists_of_mini_imagenet(root: Path) -> None
     assert data.sides == tuple(SIDES)
 
 
-def test_bad_lists_of_mini_imagenet(root: Path) -> None:
+def test_bad_lists_of_mini_imagenet_are_refused(root: Path) -> None:
     trees.make_csv(root)
     for text, message in (
         ("filename,label\nant0.jpg,ant\n", "keep every class on one side; got class ant on base and validation"),

@@ -59,8 +59,6 @@ def test_isotropic_radius_and_noise() -> None:
     split = sample_family("isotropic", seed=0, n_train=4000, num_classes=3, dim=20)
     norms = torch.stack([split.train_x[split.train_y == c].mean(0).norm() for c in range(3)])
     torch.testing.assert_close(norms, torch.full((3,), 2.5), rtol=0, atol=5 * 0.4 / 4000**0.5)
-    noise = subtract_means(split)
-    assert abs(float(noise.std()) - 0.4) < 5 * 0.4 / (2 * noise.numel()) ** 0.5
     torch.testing.assert_close(split.noise_covariance, 0.16 * torch.eye(20, dtype=torch.float64))
 
 
@@ -85,14 +83,13 @@ def test_nuisance_spectrum() -> None:
 
 
 def test_noise_has_the_stated_covariance() -> None:
-    cases: list[str] = ["isotropic", "correlated", "nuisance"]
-    for name in cases:
+    for name in ("isotropic", "correlated", "nuisance"):
         split = sample_family(name, seed=1, n_train=8000, num_classes=2, dim=10)
         assert split.noise_covariance is not None, name
         noise = subtract_means(split)
         whitened = torch.linalg.solve_triangular(torch.linalg.cholesky(split.noise_covariance), noise.T, upper=False)
-        expected = torch.eye(10, dtype=torch.float64)
-        torch.testing.assert_close(torch.cov(whitened), expected, rtol=0, atol=5 * (2 / 16000) ** 0.5)
+        identity = torch.eye(10, dtype=torch.float64)
+        torch.testing.assert_close(torch.cov(whitened), identity, rtol=0, atol=5 * (2 / 16000) ** 0.5)
 
 
 def test_subclusters_are_three() -> None:

@@ -156,8 +156,7 @@ def test_a_dtype_that_hides_objects_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
-    cases: list[bytes] = [b"", b"no pickle", pickle.dumps(np.zeros(9))[:-20], b"\x80\x05R.", b"I1\n"]
-    for content in cases:
+    for content in (b"", b"no pickle", pickle.dumps(np.zeros(9))[:-20], b"\x80\x05R.", b"I1\n"):
         (tmp_path / "a.pkl").write_bytes(content)
         with pytest.raises(ValueError, match=r"a\.pkl \(\w+\)\. It is damaged or none: get it again\."):
             load_pickle("path", tmp_path / "a.pkl")

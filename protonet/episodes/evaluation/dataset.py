@@ -82,7 +82,7 @@ def evaluate_dataset(
         image_size: Pixels per side of pictures.
         encoder: A file from ``python -m protonet.episodes train``; None to use the features themselves.
         normalize: The normalisation of all rows: "none", "l2", "cl2" or "z", see `normalize_rows`.
-        base: A data set whose rows are the base classes; None for those of the split.
+        base: A data set whose rows are the base classes; None for the base classes of the split.
         texts: Embeddings of texts by class, for `clip_zero_shot` and `tip_adapter`.
         test_data: Test rows of the same classes, for a config of `FixedSplit`.
         validation_data: Validation rows of the same classes, for ``tune`` with ``test_data``.
@@ -97,7 +97,7 @@ def evaluate_dataset(
 
     Returns:
         The results: ``methods`` has accuracies with intervals by name, ``summary.comparisons`` the paired tests, and
-        `format_evaluation` formats all of them as text.
+        `format_evaluation` formats all results as text.
 
     Raises:
         MissingPackageError: A package that the data need is missing.

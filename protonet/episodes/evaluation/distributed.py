@@ -13,7 +13,7 @@ Gathered = TypeVar("Gathered")
 
 
 class ProcessGroup(NamedTuple):
-    """The processes that share the work, seen from one of them."""
+    """The processes that share the work, from the point of view of this process."""
 
     rank: int = 0  #: The index of this process, in [0, world_size).
     world_size: int = 1  #: The number of processes.

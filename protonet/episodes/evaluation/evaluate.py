@@ -64,14 +64,14 @@ class Scores:
         for base and novel classes. https://arxiv.org/abs/1906.02944
     """
 
-    accuracy: Tensor  #: The fraction of correctly classified queries, without those of open classes.
+    accuracy: Tensor  #: The fraction of queries that are classified correctly, without queries of open classes.
     by_shot: Tensor  #: (episodes, shots), the accuracy on classes with each number of shots, NaN without such classes.
     auroc: Tensor  #: The area under the ROC curve of known against open queries by their highest logit.
     fpr95: Tensor  #: The fraction of open queries above the threshold that 95 % of the known queries reach.
     oscr: Tensor  #: The area under the rate of correct known queries over the rate of open queries taken for known.
     base: Tensor  #: The accuracy on queries of base classes.
     novel: Tensor  #: The accuracy on queries of novel classes.
-    harmonic: Tensor  #: The harmonic mean of the accuracies on base and novel classes, 0 if one of them is.
+    harmonic: Tensor  #: The harmonic mean of the accuracies on base and novel classes, 0 if one accuracy is 0.
     #: (episodes, n_queries) int16, the predicted class of each query without those of open classes; (episodes, 0) if
     #: predictions are not kept.
     predicted: Tensor
@@ -354,7 +354,7 @@ def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> 
 def compute_fpr(scores: Tensor, n_known: int) -> Tensor:
     """Compute the rate of open queries at or above the threshold that 95 % of the known queries reach: (episodes,).
 
-    Arguments are those of `compute_auroc`.
+    The arguments are as in `compute_auroc`.
 
     Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
         https://arxiv.org/abs/1706.02690

@@ -1,4 +1,4 @@
-"""The plan of an evaluation, and what it is prepared to: rows, classes, base classes and methods."""
+"""The plan of an evaluation, and the rows, classes, base classes and methods that are prepared by the plan."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EvaluationPlan:
 
     rows: RowsPlan  #: The rows to classify.
     methods: MethodsPlan  #: The methods to evaluate.
-    sampler: Sampler  #: The protocol, before it is adapted to the data.
+    sampler: Sampler  #: The protocol, not yet adapted to the data.
     n_episodes: int  #: Largest number of episodes.
     #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0: never.
     target_half_width: float = 0.0
@@ -95,13 +95,13 @@ class PreparedEvaluation:
 
     data: Dataset  #: The data set, before encoder and normalisation.
     side: str  #: The evaluated side of the split, or "all".
-    n_classes: int  #: Classes of the side, including too small ones, and base classes that the protocol adds.
+    n_classes: int  #: The number of classes of the side, small or not, and of base classes that the protocol adds.
     class_ids: Tensor  #: (classes,) int64, the classes of ``data`` that episodes are drawn from.
     sampler: Sampler  #: The protocol, adapted to the data.
     pool: RowPool  #: The rows to draw episodes from.
     base: BaseClasses | None  #: The base classes, if a method uses them.
     texts: Tensor | None  #: (classes, dim) float32, embeddings of texts that name the classes.
-    trained: TrainedEncoder | None  #: The encoder whose embeddings the rows are.
+    trained: TrainedEncoder | None  #: The encoder that embedded the rows.
     methods: dict[str, ChosenMethod]  #: The methods by name.
     notes: list[str]  #: Lines to print with the report.
 
@@ -125,7 +125,7 @@ class PreparedEvaluation:
         progress: ProgressCallback,
         earlier: Mapping[str, Scores] | None = None,
     ) -> dict[str, Scores]:
-        """Score all methods on the episodes of a plan; the arguments and the result are those of `evaluate`."""
+        """Score all methods on the episodes of a plan; arguments and result are as in `evaluate`."""
         return evaluate(
             self.pool.x,
             self.pool.by_class,
@@ -151,8 +151,9 @@ class SourceRows(NamedTuple):
 
     x: Tensor  #: (n, dim) floating, on the plan's device unless ``read`` copies rows there.
     positions: Tensor  #: (rows of the data set,) int64, the position of each row in ``x``, or -1.
-    read: RowReader | None = None  #: Reads rows of ``x`` that are not in memory; None if they are.
-    trained: TrainedEncoder | None = None  #: The encoder, with the rows before it under the indices of ``x``.
+    read: RowReader | None = None  #: Reads rows of ``x``; None if ``x`` is in memory.
+    #: The encoder, with a reader of the rows before their embedding, by the indices of ``x``.
+    trained: TrainedEncoder | None = None
 
     def select(self, index: ClassIndex) -> RowPool:
         """Make a pool of the rows of some classes, with its own reader, as a method may use rows of two pools."""
@@ -160,7 +161,7 @@ class SourceRows(NamedTuple):
         return RowPool(self.x, take, index._replace(rows=self.positions[index.rows]), index)
 
     def summarize(self, index: ClassIndex) -> BaseClasses:
-        """Make base classes of some classes."""
+        """Summarise the rows of some classes as base classes."""
         pool = self.select(index)
         return summarize_base(pool.take, pool.by_class)
 
@@ -324,7 +325,7 @@ def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[
 def _open_rows(
     data: Dataset, class_ids: Sequence[int], trained: TrainedEncoder | None, device: torch.device
 ) -> SourceRows:
-    """Copy a data set's rows to a device, or as they are read from a mapped file; or embed the rows of some classes."""
+    """Copy rows to a device, at once or when they are read from a mapped file; or embed the rows of ``class_ids``."""
     if trained is None:
         positions = torch.arange(len(data.x))
         if data.is_plain:

@@ -111,20 +111,20 @@ def read_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Scores]]
 def run_evaluation(
     plan: EvaluationPlan, outputs: Mapping[str, Path], *, state: Path | None = None, resume: bool = False
 ) -> Evaluation | None:
-    """Evaluate a plan, print the report and write the outputs; after Ctrl-C, those of the finished episodes.
+    """Evaluate a plan, print the report and write the outputs; after Ctrl-C, of the finished episodes alone.
 
     Args:
         plan: The evaluation.
         outputs: The files to write, by ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and ``report``.
         state: The file of the scores of finished episodes; the scores of ``tune`` are in a second file beside it.
-        resume: Whether to continue from the state. The outputs are equal to those of an uninterrupted run.
+        resume: Whether to continue from the state. The outputs equal the outputs of an uninterrupted run.
 
     Returns:
         The results in the first process, None in others.
     """
     if "plot" in outputs:
         with optional_packages():
-            import matplotlib as _  # noqa: F401, PLC0415 - before the work, if it is missing
+            import matplotlib as _  # noqa: F401, PLC0415 - raises before the work if the package is missing
     with join_group() as group:
         run = EvaluationRun(plan, group, state=state, resume=resume, by_class="report" in outputs)
         try:

@@ -84,7 +84,7 @@ class Comparison:
     p_value_classes: float  #: p-value of a paired t test over classes, 1 if no episode differs.
     p_holm_classes: float  #: The p-value over classes, adjusted for the number of comparisons by Holm's procedure.
     half_width_episodes: float  #: Half the width of the 95 % interval over episodes; NaN for a single episode.
-    p_value_episodes: float  #: p-value of a paired t test over episodes, 1 if no episode differs or there is one.
+    p_value_episodes: float  #: p-value of a paired t test over episodes; 1 if none differs, or for a single episode.
     p_holm_episodes: float  #: The p-value over episodes, adjusted by Holm's procedure.
 
     @property
@@ -106,7 +106,7 @@ class Comparison:
 class MethodSummary:
     """The accuracy of a method, and further measures, in [0, 1]."""
 
-    accuracy: Rate  #: The accuracy on all queries without those of open classes.
+    accuracy: Rate  #: The accuracy on all queries but queries of open classes.
     calibration_error: float | None = None  #: The calibration error, or None if it is unknown.
     #: Rates by name, of ``OPEN_SET_MEASURES`` and ``SIDE_MEASURES``.
     measures: Mapping[str, Rate] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Summary:
 
     @property
     def against(self) -> str | None:
-        """The method that is compared with each other one, or None if all pairs are."""
+        """The method that is compared with each other method, or None if all pairs of methods are compared."""
         against: str | None = self.settings.get("against")
         return against
 
@@ -213,7 +213,7 @@ class Evaluation:
     versions: Mapping[str, str | None]  #: The versions of packages by name.
     plugins: Mapping[str, str]  #: The version of each plug-in, such as a hash of its file, by name.
     data: str  #: A hash of the rows, class by class, before encoder and normalisation.
-    queries: Tensor  #: (episodes,) int64, the number of queries, without those of open classes.
+    queries: Tensor  #: (episodes,) int64, the number of queries, without queries of open classes.
     right: Mapping[
         str, Tensor
     ]  #: For each method (episodes,) int64, the number of queries that it classifies correctly.

@@ -46,7 +46,7 @@ ReportCallback = Callable[[Sequence[SuiteMember], Sequence[Evaluation]], None]
 
 @dataclass(frozen=True)
 class Average:
-    """A method's mean accuracy over several data sets, and its ranks there."""
+    """A method's mean accuracy over several data sets, and its rank on each of them."""
 
     rate: Rate  #: The mean accuracy. Its intervals are for the same data sets, whose errors are independent.
     ranks: Sequence[float]  #: The rank on each data set.
@@ -62,7 +62,7 @@ class Average:
 
 
 def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
-    """Run all evaluations, print the report of each, and report all; after Ctrl-C, report the finished ones.
+    """Run all evaluations, print the report of each, and call ``report``; after Ctrl-C, with the finished ones alone.
 
     Each evaluation has its own state file, numbered after ``state``. The KeyboardInterrupt names unfinished members.
     """
@@ -72,7 +72,7 @@ def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: 
         if path is not None and path.exists():
             remedy = "Continue its run with `resume`, or pass another path."
             raise_input_error("state", "be new files", f"{path}, which exists", remedy)
-    for member in members:  # errors of all of them come before the work
+    for member in members:  # an error in any member's plan comes before the work
         if member.plan.rows.encoder is None:  # an encoder would have to embed all rows
             loaded = load_data(member.plan.rows, member.plan.sampler)
             prepare_data(member.plan, *loaded)

@@ -33,8 +33,8 @@ from protonet.ui.command_line import check_name
 
 #: The size of data sets of synthetic families: classes, rows per class, features per row.
 SYNTHETIC_SIZES = {"num_classes": 64, "n_train": 100, "dim": 64}
-GREY_SIZE = 28  #: The default side of a folder's images in grey, in pixels: that of glyphs.
-FOLDER_SIZE = 84  #: The default side of a folder's images in colour, in pixels: that of papers.
+GREY_SIZE = 28  #: The default side of a folder's grey images, in pixels, as of glyphs.
+FOLDER_SIZE = 84  #: The default side of a folder's images in colour, in pixels, as in papers.
 #: Functions that locate published data sets of pictures in a folder, by the kind of data set.
 PUBLISHED: Mapping[str, Callable[[str], ImageSet]] = {
     **{key: partial(locate_benchmark, key) for key in (*BENCHMARKS, *meta_dataset_keys())},
@@ -59,7 +59,7 @@ class RowsPlan:
     split_seed: int | None = None  #: Seed of a random split of data without a split; None for no random split.
     encoder: str | None = None  #: The path of a checkpoint; None to use the features themselves.
     normalize: str = "none"  #: One of `protonet.episodes.names.NORMALIZATIONS`.
-    base: str | None = None  #: The base classes, see `load_base`; None for those of the data set.
+    base: str | None = None  #: The source of base classes, see `load_base`; None for the data set's own.
     texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
 
 
@@ -73,7 +73,7 @@ class DataSources(NamedTuple):
 
 
 def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> tuple[Sampler, DataSources]:
-    """Load the data sets and the encoder of a plan, join the test split, and adapt the sampler to it.
+    """Load the data sets and the encoder of a plan, join the test split, and adapt the sampler to the test split.
 
     ``data`` is the evaluated data set, if it is already in memory.
     """

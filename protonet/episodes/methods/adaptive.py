@@ -28,9 +28,10 @@ class AdaptiveSettings:
     """The grids of the views and the guards of the arithmetic. All values are our own choice."""
 
     bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0)  #: Kernel bandwidths, in median distances between support rows.
-    ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)  #: Ridges of kernel ridge regressions, added to a diagonal of ones.
+    ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)  #: Ridges of kernels with a diagonal of ones.
     linear_ridges: tuple[float, ...] = (1e-1, 1.0, 10.0)  #: Linear ridges, in mean squared norms of the support rows.
-    shrinkage: float = 0.1  #: Fraction of the mean standard deviation added to that of each feature.
+    #: This fraction of the features' mean standard deviation is added to the standard deviation of each feature.
+    shrinkage: float = 0.1
     newton_steps: int = 12  #: Newton steps in the fit of the temperature.
     max_change: float = 1.0  #: Largest change of the temperature's logarithm in one Newton step.
     min_left_out: float = 0.5  #: Fewest support rows per class that can be left out, for weights to be fitted.

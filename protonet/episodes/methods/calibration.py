@@ -16,7 +16,7 @@ from protonet.errors import raise_input_error
 #: The decrement at which the logistic regression ends (see `fit_logistic`), in nats: far below the sampling error.
 DECREMENT = 1e-2
 CLASSES_PER_BLOCK = 8  #: Base classes whose noise is computed at a time.
-MAX_SAMPLED_FEATURES = 2**24  #: At most so many sampled features are in memory, but at least one episode's.
+MAX_SAMPLED_FEATURES = 2**24  #: At most this many sampled features are in memory, but at least one episode's.
 
 
 def distribution_calibration(

@@ -200,7 +200,7 @@ def paddle(
 def oslo(
     episodes: Episodes, *, steps: PositiveCount = 2, inlier_temperature: Positive = 0.05, temperature: Positive = 0.1
 ) -> Tensor:
-    """Classify by the cosine to prototypes refined by the queries, weighted by how likely they are inliers.
+    """Classify by the cosine to prototypes that queries refine, weighted by how likely each query is an inlier.
 
     It is for episodes with open classes: the highest logit of a query is the logit of its inlier score.
 

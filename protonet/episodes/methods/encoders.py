@@ -87,7 +87,7 @@ def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
 
     Args:
         episodes: Episodes of an encoder, whose rows before the encoder are used.
-        steps: Gradient steps, >= 0; None for those of training. The paper trains with 5, and tests with 10.
+        steps: Gradient steps, >= 0; None for as many as in training. The paper trains with 5, and tests with 10.
         rate: The learning rate of the steps, > 0; None for that of training.
 
     Returns:

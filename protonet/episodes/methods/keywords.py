@@ -91,7 +91,7 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     """
     try:
         hints, annotated = get_type_hints(method), get_type_hints(method, include_extras=True)
-    except (NameError, TypeError):  # a type that is imported for type checkers alone; no function
+    except (NameError, TypeError):  # a type that is imported for type checkers alone, or a function without a signature
         hints = annotated = {}
     try:
         parameters = inspect.signature(method).parameters

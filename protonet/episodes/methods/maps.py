@@ -19,7 +19,7 @@ COVARIANCES_PER_BLOCK = 2**24  #: Covariances between two channels in memory at 
 
 
 def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
-    """Reshape support and query to maps (episodes, rows, positions, channels) float64; InputError if they are none."""
+    """Reshape support and query to maps (episodes, rows, positions, channels) float64; InputError without a shape."""
     if episodes.shape is None:
         remedy = "Make maps by `protonet.episodes extract --maps`, or leave this method out."
         raise_input_error("shape", "be known", None, remedy)

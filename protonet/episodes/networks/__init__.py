@@ -1,1 +1,1 @@
-"""Networks that episodes embed rows with, what is trained beside them, and their files."""
+"""Networks that embed the rows of episodes, heads that are trained with the networks, and their files."""

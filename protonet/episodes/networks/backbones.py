@@ -170,7 +170,7 @@ def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock:
         dropblock: The rate of DropBlock in "resnet12", in [0, 1).
 
     Raises:
-        InputError: The name is unknown, or ``dim`` is not that of such an image.
+        InputError: The name is unknown, or no such image has ``dim`` features.
 
     Source: "conv" follows Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), sec. 3.1,
         https://arxiv.org/abs/1703.05175, with a stride in the first layer, for speed. Weights: He et al., "Delving deep

@@ -20,7 +20,7 @@ from protonet.errors import DISTRIBUTION, installed_version, optional_packages, 
 CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The entry of the file's header that has our metadata, as JSON.
 CHECKPOINT_VERSION = 4  #: The version of the format; files of other versions are not read.
 BEST = "best."  #: Prefix of the names of the best weights.
-HEAD = "head."  #: Prefix of the names of the head's weights, after that of the best weights.
+HEAD = "head."  #: Prefix of the names of the head's weights, behind the prefix of the best weights.
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, object]) -> None:
@@ -66,7 +66,7 @@ def select_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def split_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split weights by name into those of the encoder and those of the head."""
+    """Split weights by name into weights of the encoder and weights of the head."""
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}, select_prefix(tensors, HEAD)
 
 

@@ -1,6 +1,6 @@
 """The usual N-way K-shot episodes, with ranges of ways and shots, unbalanced queries, open classes, unlabelled rows.
 
-Each other protocol is a `Sampler` in its own module: `fixed_split`, `meta_dataset` and `generalized`.
+The other protocols are samplers in modules of their own: `fixed_split`, `meta_dataset` and `generalized`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
     """Yield notes on rows of the evaluated ``class_ids`` (classes,) that are equal to other rows of the data set."""
     pairs, counts = (group_equal_rows(data.x, data.release) * data.num_classes + data.y).unique(return_counts=True)
     classes, (_, group) = pairs % data.num_classes, (pairs // data.num_classes).unique(return_inverse=True)
-    inside = torch.isin(classes, class_ids)  # (pairs of equal rows and a class of them,)
+    inside = torch.isin(classes, class_ids)  # (pairs of a group of equal rows and a class that has such rows,)
     n_inside = torch.bincount(group[inside], minlength=len(pairs))[group]  # classes with such rows
     n_outside = torch.bincount(group[~inside], minlength=len(pairs))[group]
 

@@ -36,7 +36,7 @@ class MetaDataset(Sampler):
 
     #: Groups of class indices; an episode has classes of one group. Empty for one group of all classes.
     groups: tuple[tuple[int, ...], ...] = ()
-    all_of_group: bool = False  #: Take all classes of a group, at most ``MAX_WAY``; otherwise a uniform number of them.
+    all_of_group: bool = False  #: Whether an episode takes all classes of a group, at most ``MAX_WAY``.
     #: The hierarchy that `choose_classes` reads the groups from, see `read_groups`; None to keep ``groups``.
     hierarchy: str | None = None
 

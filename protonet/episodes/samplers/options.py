@@ -26,7 +26,7 @@ PROTOCOL_OPTIONS = {
 def read_samplers(options: argparse.Namespace, given: Collection[str], preset: Collection[str]) -> dict[str, Sampler]:
     """Create a sampler for each number of shots, by the text of this number; "" if the protocol draws the shots.
 
-    ``given`` has the names of the options on the command line, ``preset`` those of the options of the preset.
+    ``given`` has the names of the options on the command line, ``preset`` the names of the options of the preset.
     """
     protocol = "fixed-split" if options.test_dataset else options.protocol
     kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"

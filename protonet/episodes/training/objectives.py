@@ -1,6 +1,6 @@
 """Objectives of meta-training: prototypes, FEAT, MAML and ANIL.
 
-An objective is a `Learner`: the encoder, the modules that are trained with it, and their losses on a batch of episodes.
+An objective is a `Learner`: the encoder, the modules trained with the encoder, and losses on a batch of episodes.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, Learn
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, score_raw_features, select_side
 from protonet.errors import raise_input_error
 
-#: Prefixes of the names of a checkpoint's tensors, beside those of the best weights.
+#: Prefixes of the names of a checkpoint's tensors, but for the prefix of the best weights.
 LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
 
 
@@ -118,7 +118,7 @@ def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) ->
 
 
 def update_best(run: TrainingRun, score: Score) -> None:
-    """Store the averaged weights as the best ones if their score is the best so far."""
+    """Store the averaged weights as the best weights if their score is the best so far."""
     if score.accuracy > run.best.accuracy:
         run.best, run.best_weights = score, copy.deepcopy(_list_averaged_weights(run))
 
@@ -291,7 +291,7 @@ def run_train(options: argparse.Namespace) -> None:
         begun = options.resume and Path(options.output).exists()  # a run may be killed before its first checkpoint
         stored = read_checkpoint("output", options.output) if begun else None
         if plan.start is not None and stored is None:
-            read_checkpoint("start", plan.start)  # before the work, if it is missing
+            read_checkpoint("start", plan.start)  # raises before the work if the file is missing
         data = load_source(plan.dataset, split_seed=plan.split_seed, image_size=options.image_size)
         base, validation = (select_side("dataset", data, side) for side in ("base", "validation"))
         dim, n_classes = data.x.shape[1], len(base.names)
@@ -366,7 +366,7 @@ def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
 
 
 def _check_same_plan(plan: TrainingPlan, stored: Mapping[str, object]) -> None:
-    """Raise an InputError that names the differences between a plan and that of a checkpoint, if there are any."""
+    """Raise an InputError that names the differences, if any, between a plan and the plan of a checkpoint."""
     words = {"dim": "features per row:", "classes": "base classes:"}
     differences = [
         f"{words.get(name, f'`{name}`')} {stored.get(name)} there and {value} here"

@@ -132,16 +132,11 @@ def test_wrong_arguments_of_evaluate_dataset() -> None:
             untyped.evaluate_dataset(data, *arguments[1:], **settings)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *[("way", (-1, 4)), ("way", (4, 2)), ("shot", (0, 0)), ("n_query", 0), ("imbalance", -1.0)],
-        *[("n_open_classes", -1), ("n_unlabelled", -1), ("n_distractors", -1)],
-    ],
-)
-def test_an_error_in_a_config_names_the_field(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=rf"^`config\.{name}` must .*; got"):
-        evaluate_dataset("x.npz", ["protonet"], untyped.EpisodeConfig(**{name: value}))
+def test_an_error_in_a_config_names_the_field() -> None:
+    wrong = {"way": (4, 2), "shot": (0, 0), "n_query": 0, "imbalance": -1.0}
+    for name, value in (wrong | dict.fromkeys(("n_open_classes", "n_unlabelled", "n_distractors"), -1)).items():
+        with pytest.raises(ValueError, match=rf"^`config\.{name}` must .*; got"):
+            evaluate_dataset("x.npz", ["protonet"], untyped.EpisodeConfig(**{name: value}))
 
 
 def test_a_split_without_validation_classes_has_a_remedy_that_works() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protonet.episodes.evaluation.evaluate import Scores, evaluate
 from protonet.episodes.methods import METHODS, Method
-from protonet.episodes.samplers.batch import Episodes, TrainedEncoder, make_row_reader, summarize_base
+from protonet.episodes.samplers.batch import Episodes, TrainedEncoder, make_row_reader
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.generalized import Generalized
@@ -122,10 +122,3 @@ def test_the_order_of_queries_depends_on_the_episode_alone(name: str) -> None:
     for resumed in seen[1:]:
         assert resumed.keys() <= seen[0].keys()
         assert all(torch.equal(query, seen[0][key]) for key, query in resumed.items())
-
-
-def test_base_classes_have_base_rows_only() -> None:
-    base = summarize_base(make_row_reader(X), INDEX.take(torch.tensor([3, 7])))
-    assert base.take(base.by_class.rows)[:, 0].tolist() == [3.0] * 20 + [7.0] * 20
-    with pytest.raises(IndexError, match="out of bounds"):
-        base.take(torch.tensor([40]))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from protonet.episodes.methods.alpha_am import alpha_am
 from protonet.episodes.methods.rectification import (
-    _build_neighbour_graph,
     bd_cspn,
     laplacian_shot,
     laplacian_shot_dirichlet,
@@ -99,13 +98,11 @@ def test_a_class_without_rows_keeps_its_mean() -> None:
     assert torch.equal(prototypes[0, 1], torch.ones(2))
 
 
-def test_a_query_is_no_neighbour_of_itself_and_may_have_none() -> None:
-    rows = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]])
-    one, five = (_build_neighbour_graph(rows @ rows.transpose(1, 2), n, 1.0)[0] for n in (1, 5))
-    assert (float(one.diagonal().sum()), float(one[0, 1])) == (0, 1)
-    assert bool((five.sum(dim=0) == 2).all())
+def test_a_query_is_no_neighbour_of_itself_and_may_have_few_or_none() -> None:
     episodes, _ = make_episodes(n_queries=1)
     assert torch.allclose(laplacian_shot(episodes), laplacian_shot(episodes, lambda_=0))
+    episodes, _ = make_episodes(n_queries=3)
+    assert torch.equal(laplacian_shot(episodes, n_neighbours=5), laplacian_shot(episodes, n_neighbours=2))
 
 
 def entropy(p: Tensor, alpha: float) -> Tensor:

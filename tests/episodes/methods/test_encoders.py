@@ -40,7 +40,7 @@ def is_near(logits: Tensor, slow: Callable[[int], Tensor], *, atol: float, rtol:
     return torch.allclose(logits, torch.stack([slow(index) for index in range(3)]), atol=atol, rtol=rtol)
 
 
-def test_feat_is_a_slow_loop() -> None:
+def test_feat_equals_a_slow_loop() -> None:
     episodes, labels = make_case("feat")
     head, logits = trained_of(episodes).head, feat(episodes)
     assert isinstance(head, SetTransformer)
@@ -72,7 +72,7 @@ def descend(network: nn.Module, rows: Tensor, labels: Tensor, steps: int) -> nn.
     ("method", "steps", "head"),
     [(maml, None, "classes"), (maml, None, "zero"), (maml, 0, "classes"), (anil, None, "classes")],
 )
-def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int | None, head: str) -> None:
+def test_maml_and_anil_equal_slow_loops(method: Callable[..., Tensor], steps: int | None, head: str) -> None:
     episodes, labels = make_case(method.__name__, head=head)
     trained = trained_of(episodes)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_maml_and_anil_are_slow_loops(method: Callable[..., Tensor], steps: int 
 
 
 @pytest.mark.parametrize("head", HEAD_KINDS)
-def test_one_step_of_maml_is_anils_where_the_layer_begins_at_zero(head: str) -> None:
+def test_one_step_of_maml_equals_anils_if_the_layer_begins_at_zero(head: str) -> None:
     episodes, _ = make_case("maml", head=head)
     trained = trained_of(episodes)
     trained = trained._replace(plan=replace(trained.plan, objective="anil"))
@@ -110,7 +110,7 @@ def test_one_step_of_maml_is_anils_where_the_layer_begins_at_zero(head: str) -> 
     ("backbone", "head", "augment"),
     [("mlp", "prototypes", True), ("mlp", "linear", True), ("mlp", "prototypes", False), ("conv", "prototypes", True)],
 )
-def test_fine_tuning_is_a_slow_loop(backbone: str, head: str, augment: bool) -> None:
+def test_fine_tuning_equals_a_slow_loop(backbone: str, head: str, augment: bool) -> None:
     episodes, _ = make_case("finetune", backbone=backbone)
     trained = trained_of(episodes)
     with torch.no_grad():

@@ -124,7 +124,7 @@ def test_unlabelled_rows_and_more_queries_change_nothing_else(name: str, seed: i
     assert torch.equal(labels[more.support[:, :, 0]], labels[full.support[:, :, 0]])
 
 
-def test_small_classes_have_fewer_queries() -> None:
+def test_small_classes_are_drawn_with_fewer_queries() -> None:
     labels = labels_of([2, 3, 9, 9])
     drawn = sample(labels, EpisodeConfig(way=(2, 2), shot=(2, 2), n_query=5, allow_small=True), n_episodes=200)
     assert 0 not in labels[drawn.support]  # no row is left for a query
