@@ -25,7 +25,7 @@ _SAME_NAMES = (
     *("side", "split_seed", "start", "state", "steps", "target_half_width", "template", "test_dataset"),
     *("texts", "traceback", "tune", "unequal", "unlabelled", "validation_dataset", "way", "weights"),
 )
-#: Command-line options by the names of arguments in messages.
+#: Maps arguments that functions name in messages to command-line options.
 OPTION_NAMES = {
     **{name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES},
     "n_episodes": "--episodes",

@@ -24,18 +24,13 @@ from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import check_name
 
-#: Arguments of `evaluate_dataset`, by the names that other functions give them in messages.
+#: Maps arguments that other functions name in messages to the arguments of `evaluate_dataset`.
 ARGUMENT_NAMES = {
+    **{name: f"config.{name}" for name in ("way", "shot", "n_query", "imbalance")},
+    **{name: f"config.{name}" for name in ("n_open_classes", "n_unlabelled", "n_distractors")},
     "dataset": "data",
     "text": "data",
     "method": "methods",
-    "way": "config.way",
-    "shot": "config.shot",
-    "n_query": "config.n_query",
-    "n_open_classes": "config.n_open_classes",
-    "n_unlabelled": "config.n_unlabelled",
-    "n_distractors": "config.n_distractors",
-    "imbalance": "config.imbalance",
     "test": "test_data",
     "test_dataset": "test_data",
     "validation": "validation_data",

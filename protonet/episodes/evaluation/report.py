@@ -203,7 +203,7 @@ def write_tables(outputs: Mapping[str, Path], tables: Sequence[TextTable]) -> No
 
 
 def format_rate(rate: Rate) -> str:
-    """Format a rate in percent, such as ``71.23 ±2.10 ±0.40``; "" if it is unknown."""
+    """Format a rate in percent, such as ``71.23 ±2.10 ±0.40``; "" for an unknown rate."""
     return " ±".join(f"{100 * value:.2f}" for value in (rate.mean, *rate.half_widths)) if rate.is_known else ""
 
 
@@ -297,10 +297,10 @@ def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
 
 
 def _plot_differences(axes: Axes, summary: Summary) -> None:
-    """Plot a heat map of paired differences, row minus column, with stars if p < 0.05, over classes if it is known."""
+    """Plot a heat map of paired differences, row minus column; a star is p < 0.05, over classes if that is known."""
     names = summary.order
     grid = torch.zeros(len(names), len(names), dtype=torch.float64)
-    stars_of: dict[tuple[int, int], str] = {}  # of all pairs, or of one method with each other
+    stars_of: dict[tuple[int, int], str] = {}  # for all pairs, or for the pairs of one method
     for pair in summary.comparisons:
         row, column = names.index(pair.first), names.index(pair.second)
         grid[row, column], grid[column, row] = 100 * pair.difference, -100 * pair.difference

@@ -13,8 +13,8 @@ from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import parse_whole
 
-#: The options of the episodes of each protocol.
 COMMON_OPTIONS = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
+#: For each protocol, the options that its episodes depend on; other options are refused.
 PROTOCOL_OPTIONS = {
     "episodes": (*COMMON_OPTIONS, "n_open_classes", "unlabelled", "distractors", "side", "split_seed", "base"),
     "meta-dataset": ("hierarchy", "side", "split_seed", "base"),
