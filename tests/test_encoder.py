@@ -14,7 +14,7 @@ SCALINGS = ("raw", "centred", "whitened")
 
 
 def make_encoder(weights: list[float], *, members: int = 2, seed: int = 0) -> Encoder:
-    """Return linear views and a stack of MLPs on the first of them, by weight; views of weight 0 are left out."""
+    """Build an encoder of three linear views and a stack of MLPs; views of weight 0 are left out."""
     rows = TrainingRows(*blobs(seed), 5)
     linear = [Linear(scaling).fit(rows) for scaling in SCALINGS]
     learned = ResidualMLPs(members, 8, 3, 12, torch.Generator().manual_seed(seed))
@@ -55,7 +55,7 @@ def test_the_weight_of_a_view_is_divided_evenly_over_its_parts(members: int) -> 
     assert weights.dtype == torch.float32
 
 
-def test_normalize_brings_each_part_back_to_its_weight() -> None:
+def test_normalize_scales_each_part_to_its_weight() -> None:
     encoder = make_encoder([0.2, 0.3, 0.1, 0.4])
     embedding = encoder(blobs(5)[0])
     torch.testing.assert_close(encoder.normalize(embedding * 3), embedding)
@@ -71,7 +71,7 @@ def test_the_features_are_divided_by_their_scale() -> None:
     assert torch.equal(encoder(4 * x), expected)
 
 
-def test_what_several_views_read_is_evaluated_and_listed_once() -> None:
+def test_a_source_of_several_views_is_evaluated_and_listed_once() -> None:
     encoder, calls = make_encoder([1.0, 1, 1, 1]), []
     sources = encoder.list_sources()
     assert len(sources) == 3

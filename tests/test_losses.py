@@ -18,7 +18,7 @@ def random_episode(seed: int) -> torch.Tensor:
     return F.normalize(torch.randn(2, 4, 5, 6, generator=generator, dtype=torch.float64), dim=-1)
 
 
-def test_episodic_loss_is_the_slow_loops() -> None:
+def test_episodic_loss_equals_slow_loops() -> None:
     episodes = random_episode(0)
     total = []
     for episode in episodes.numpy():
@@ -32,7 +32,7 @@ def test_episodic_loss_is_the_slow_loops() -> None:
     torch.testing.assert_close(loss, torch.tensor(math.log(8)))
 
 
-def test_cross_entropy_is_the_slow_loops() -> None:
+def test_cross_entropy_equals_a_slow_loop() -> None:
     rows = random_episode(1)[0].flatten(0, 1)
     proxies = torch.randn(7, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     targets = torch.arange(len(rows)) % 7

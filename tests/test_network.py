@@ -60,7 +60,7 @@ def test_buffers_are_never_parameters(change: str) -> None:
 
 
 @given(seed=seeds, keep=st.integers(1, 29))
-def test_a_row_depends_on_itself_alone(seed: int, keep: int) -> None:
+def test_logits_of_a_row_do_not_depend_on_the_other_rows(seed: int, keep: int) -> None:
     network = make_network()
     x = blobs(seed)[0]
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_state_dict_round_trip_restores_the_number_of_classes() -> None:
     assert other.counts.tolist() == [12] * 5 + [2]
 
 
-def test_classes_that_were_not_seen_never_win() -> None:
+def test_classes_without_samples_are_never_predicted() -> None:
     network = make_network(num_classes=9)
     x = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
     logits = network(torch.cat([x, torch.zeros(1, 8)])).detach()
@@ -96,7 +96,7 @@ def test_classes_that_were_not_seen_never_win() -> None:
     assert float(logits.softmax(dim=1)[:, 5:].abs().max()) == 0.0
 
 
-def test_a_class_is_added_as_samples_are_without_touching_the_others() -> None:
+def test_an_added_class_equals_added_samples_and_leaves_the_others_unchanged() -> None:
     network, other = make_network(), make_network()
     before, new = network.prototypes.clone(), torch.full((3, 8), 4.0)
     assert network.add_class(new) == 5
@@ -187,7 +187,7 @@ def test_features_of_another_width_are_an_error_everywhere(x: torch.Tensor) -> N
             call()
 
 
-def test_a_class_added_in_inference_mode_does_not_end_training() -> None:
+def test_the_network_can_be_trained_after_updates_in_inference_mode() -> None:
     network = make_network()
     with torch.inference_mode():
         network.add_class(blobs(1)[0])

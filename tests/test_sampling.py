@@ -20,7 +20,7 @@ def draw(labels: torch.Tensor, seed: int, **sizes: int) -> torch.Tensor:
 
 
 @given(seed=seeds, counts=st.lists(st.integers(4, 9), min_size=3, max_size=6))
-def test_rows_are_distinct_and_a_way_has_one_class(seed: int, counts: list[int]) -> None:
+def test_rows_are_distinct_and_have_one_class_per_way(seed: int, counts: list[int]) -> None:
     labels = labels_of(counts)
     rows = draw(labels, seed, n_way=3, n_shot=1, n_query=3, n_episodes=7)
     assert rows.shape == (7, 3, 4)
@@ -32,7 +32,7 @@ def test_rows_are_distinct_and_a_way_has_one_class(seed: int, counts: list[int])
 
 
 @given(seed=seeds, count=st.integers(1, 3))
-def test_a_small_class_is_cycled_evenly(seed: int, count: int) -> None:
+def test_all_rows_of_a_small_class_are_drawn_before_any_is_repeated(seed: int, count: int) -> None:
     rows = draw(labels_of([count, 8]), seed, n_way=2, n_shot=2, n_query=4, n_episodes=5)
     labels = labels_of([count, 8])
     for row in rows.flatten(0, 1):

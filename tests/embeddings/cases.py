@@ -1,4 +1,4 @@
-"""Small networks of texts for tests, really written."""
+"""Files of small networks of texts for tests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-#: The first is the token of unknown words.
+#: The vocabulary; the first word is the token of unknown words.
 WORDS = ("[UNK]", "card", "lost", "my", "where", "is", "money", "back", "please")
 TABLE = np.random.default_rng(0).normal(size=(len(WORDS), 5)).astype(np.float32)
 
 
 def write_tokenizer(folder: Path, *, unknown: str | None = "[UNK]") -> Path:
-    """Write a tokenizer of `WORDS`, in lower case, with or without one for unknown words."""
+    """Write a tokenizer of `WORDS` in lower case, with or without a token of unknown words."""
     tokenizers: Any = importlib.import_module("tokenizers")
     vocabulary = {word: index for index, word in enumerate(WORDS)}
     model = tokenizers.models.WordLevel(vocabulary, unk_token=unknown) if unknown else None
@@ -29,7 +29,7 @@ def write_tokenizer(folder: Path, *, unknown: str | None = "[UNK]") -> Path:
 
 
 def write_vectors(folder: Path, *more: np.ndarray, table: np.ndarray = TABLE) -> Path:
-    """Write a folder of static vectors, and perhaps further matrices beside them."""
+    """Write a folder of static vectors, and perhaps further matrices."""
     numpy: Any = importlib.import_module("safetensors.numpy")
     tensors = {f"{index}": item for index, item in enumerate([table, *more])}
     numpy.save_file(tensors, write_tokenizer(folder) / "model.safetensors")
@@ -66,12 +66,12 @@ def write_network(
     return folder
 
 
-def count_tokens(text: str) -> list[int]:
-    """Return the numbers of a text's words, with spaces alone between them."""
+def list_tokens(text: str) -> list[int]:
+    """List the indices in `WORDS` of the words of a text, which are separated by spaces."""
     return [WORDS.index(word) if word in WORDS else 0 for word in text.lower().split()]
 
 
-def shorten(rows: np.ndarray) -> np.ndarray:
-    """Return rows at unit length; zeros stay zeros."""
+def normalize(rows: np.ndarray) -> np.ndarray:
+    """Scale rows to unit length; zeros stay zeros."""
     norms = np.linalg.norm(rows, axis=-1, keepdims=True)
     return np.asarray(rows / np.where(norms > 0, norms, 1))

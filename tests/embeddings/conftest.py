@@ -1,4 +1,4 @@
-"""Nothing that reads texts or pictures may ask the network."""
+"""Fixtures of the tests of embeddings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 @pytest.fixture
 def offline(embedding_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise an error where somebody asks the network, and keep embeddings in a folder of the test's own."""
+    """Raise an error for any use of the network, and cache embeddings in a temporary folder."""
 
     def refuse(*_: object) -> None:
-        raise AssertionError("somebody asked the network")
+        raise AssertionError("the network was used")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)

@@ -1,4 +1,4 @@
-"""What opens representations, by name or from a model file that is not trusted, and what keeps their embeddings."""
+"""Opening of representations by name or from a model file that is not trusted, and the cache of embeddings."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_records_round_trip_and_invalid_records_are_refused() -> None:
 
 
 def make(counted: list[str], *, digest: str = "a" * 64) -> Representation:
-    """Return a representation by a text's length, which writes down what it computes, and fails at "stop"."""
+    """Create a representation that embeds a text by its length, and appends the texts that it embeds to a list."""
 
     def compute(texts: Sequence[str]) -> np.ndarray:
         if "stop" in texts:

@@ -1,4 +1,4 @@
-"""Networks that read texts: what their own libraries, or plain numpy, give, from the disk alone."""
+"""Networks that embed texts: their libraries or numpy as oracles, invariances, and invalid folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protonet.embeddings.opening import open_representation
 from protonet.embeddings.representation import Representation
 from protonet.embeddings.texts import open_folder, open_named
 from protonet.errors import InputError
-from tests.embeddings.cases import TABLE, count_tokens, shorten, write_network, write_tokenizer, write_vectors
+from tests.embeddings.cases import TABLE, list_tokens, normalize, write_network, write_tokenizer, write_vectors
 
 pytest.importorskip("tokenizers", reason="it turns texts into tokens")
 pytest.importorskip("safetensors", reason="it holds the vectors")
@@ -36,8 +36,8 @@ def open_package(name: str) -> Representation:
 
 def test_static_vectors_are_averaged_over_a_texts_tokens(tmp_path: Path) -> None:
     opened = open_folder(write_vectors(tmp_path / "own", np.ones(3, np.float32)), licence="MIT")
-    expected = [TABLE[count_tokens(text)].mean(axis=0) if text else np.zeros(5) for text in TEXTS]
-    np.testing.assert_allclose(opened.embed(TEXTS), shorten(np.stack(expected)), rtol=1e-5, atol=1e-6)
+    expected = [TABLE[list_tokens(text)].mean(axis=0) if text else np.zeros(5) for text in TEXTS]
+    np.testing.assert_allclose(opened.embed(TEXTS), normalize(np.stack(expected)), rtol=1e-5, atol=1e-6)
     record = opened.record
     assert (record.name, record.modality, record.width, record.licence) == ("own", "text", 5, "MIT")
     other = open_folder(write_vectors(tmp_path / "other", table=-TABLE))
@@ -47,7 +47,7 @@ def test_static_vectors_are_averaged_over_a_texts_tokens(tmp_path: Path) -> None
     shutil.copytree(tmp_path / "own", moved)
     assert open_folder(moved).record.digest == record.digest  # ... and not of the place
     half = open_folder(write_vectors(tmp_path / "half", table=TABLE[:3].astype(np.float16)))
-    few = shorten(TABLE[[1, 2]].mean(axis=0, keepdims=True))
+    few = normalize(TABLE[[1, 2]].mean(axis=0, keepdims=True))
     np.testing.assert_allclose(half.embed(["card lost money"]), few, atol=1e-3)  # a token beyond the table is none
 
 
@@ -55,14 +55,14 @@ def test_onnx_token_embeddings_equal_numpy(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="it runs the network")
     pytest.importorskip("onnx", reason="it writes the network")
     tokens, pooled = (open_folder(write_network(tmp_path / f"{item}", pooled=item)) for item in (False, True))
-    indices = [count_tokens(text) for text in TEXTS[:-1]]
+    indices = [list_tokens(text) for text in TEXTS[:-1]]
     means, firsts = np.stack([TABLE[words].mean(axis=0) for words in indices]), TABLE[[words[0] for words in indices]]
     np.testing.assert_allclose(tokens.embed(TEXTS)[:-1], means, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(pooled.embed(TEXTS)[:-1], firsts, rtol=1e-5, atol=1e-6)
     assert not tokens.embed(TEXTS)[-1].any()
     short = open_folder(write_network(tmp_path / "short", limit=6))  # two of them the network's own
     text = "card lost my where is money back please lost"
-    words = TABLE[count_tokens(text)]
+    words = TABLE[list_tokens(text)]
     pieces = np.stack([words[first : first + 4].mean(axis=0) for first in (0, 4, 8)])
     np.testing.assert_allclose(short.embed([text])[0], pieces.mean(axis=0), rtol=1e-5, atol=1e-6)
     assert short.record.digest != tokens.record.digest
@@ -88,16 +88,16 @@ def test_sentence_embeddings_equal_the_library_and_long_texts_are_averaged() -> 
         (spans[first][0], spans[min(first + maximum, len(spans)) - 1][1]) for first in range(0, len(spans), maximum)
     ]
     pieces = network.encode([text[first:stop] for first, stop in ends])
-    np.testing.assert_allclose(opened.embed([text])[0], shorten(pieces.mean(axis=0)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(opened.embed([text])[0], normalize(pieces.mean(axis=0)), rtol=1e-4, atol=1e-6)
 
 
 def test_a_text_of_another_language_is_near_its_translation() -> None:
     opened = open_package("multilingual")
-    known = [text for text, what in UNREAD.items() if what not in {"empty", "no word"}]
+    known = [text for text, what in UNKNOWN_TEXTS.items() if what not in {"empty", "no word"}]
     assert opened.contains_known_words([*known, ""]).tolist() == [True] * len(known) + [False]
     texts = ["where is my money", "dónde está mi dinero", "the dog sleeps", "der Hund schläft"]
     rows = opened.embed(texts)
-    rows = shorten(rows)
+    rows = normalize(rows)
     assert (rows @ rows.T - 2 * np.eye(4)).argmax(axis=1).tolist() == [1, 0, 3, 2]
 
 
@@ -132,7 +132,7 @@ def test_an_embedding_is_the_same_to_the_last_digit_in_every_batch(name: str, tm
     np.testing.assert_array_equal(opened.compute(texts[::-1]), rows[::-1])
 
 
-#: What writes a folder, which files of it are other ones, or none, and what is said of it.
+#: A function that writes a folder, files that are replaced in it, and the error message.
 FAULTS: dict[str, tuple[Write, dict[str, bytes], str]] = {
     "nothing": (write_tokenizer, {}, r"be a folder with modules\.json, or with tokenizer\.json and a network; got"),
     "pickle": (
@@ -200,7 +200,7 @@ def test_cached_texts_load_no_network(embedding_cache: Path, monkeypatch: pytest
     np.testing.assert_array_equal(open_package("sentences").embed(texts), rows)
 
 
-UNREAD = {
+UNKNOWN_TEXTS = {
     "": "empty",
     " ": "empty",
     "😀😀": "emoji",
@@ -213,15 +213,15 @@ UNREAD = {
 
 
 @pytest.mark.parametrize("name", ["words", "sentences"])
-def test_texts_that_an_english_network_cannot_read(name: str) -> None:
+def test_an_english_network_does_not_know_texts_of_other_languages(name: str) -> None:
     opened = open_package(name)
-    assert opened.contains_known_words(list(UNREAD)).tolist() == [False] * len(UNREAD)
+    assert opened.contains_known_words(list(UNKNOWN_TEXTS)).tolist() == [False] * len(UNKNOWN_TEXTS)
     known = ["where is my card", "A", "7", "naïve café", "lost my card 😀", "my 卡 is lost"]
     assert opened.contains_known_words(known).tolist() == [True] * len(known)
 
 
 @pytest.mark.parametrize("write", [write_vectors, write_network])
-def test_texts_of_unknown_tokens_alone_are_not_read(tmp_path: Path, write: Write) -> None:
+def test_texts_of_unknown_tokens_alone_are_not_known(tmp_path: Path, write: Write) -> None:
     opened = open_folder(write(tmp_path / "own"))
     assert opened.contains_known_words(["something else", "where is it", "", "\ud800"]).tolist() == [
         False,

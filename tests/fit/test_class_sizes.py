@@ -1,4 +1,4 @@
-"""Tables of few rows, in any number per class: what folds leave of them can be fitted to, by every view and command."""
+"""Tables with few rows per class: every view, cross-validation and command works with any class sizes."""
 
 from __future__ import annotations
 
@@ -28,23 +28,22 @@ from tests.strategies import write_columns
 
 DIM = 9
 LINEAR = [Linear(scaling) for scaling in SCALINGS]
-#: Every kind, small.
-EVERY: list[ViewSpec] = [
+#: Small views of every kind.
+VIEWS_OF_EVERY_KIND: list[ViewSpec] = [
     *LINEAR,
     *KERNEL_RIDGE_VIEWS,
     Forest(3),
     FixedConvolution(DIM, False, 0.1),
     FixedConvolution(3, False, 0.1),
 ]
-EVERY += [MLP(Linear("whitened"), 2, 3, steps=2, embedding_dim=12)]
-#: How many rows each class has: of all ways, but for the order, in which two to five have one to six, those in which
-#: they have as many, and one in 24 of the others.
+VIEWS_OF_EVERY_KIND += [MLP(Linear("whitened"), 2, 3, steps=2, embedding_dim=12)]
+#: Numbers of rows of two to five classes, from one to six: all equal numbers, and one in 24 of the others.
 SIZES = [sizes for classes in range(2, 6) for sizes in itertools.combinations_with_replacement(range(1, 7), classes)]
 SIZES = [sizes for index, sizes in enumerate(SIZES) if len(set(sizes)) == 1 or index % 24 == 0]
 
 
 def make_rows(sizes: Sequence[int], dim: int = DIM) -> tuple[Tensor, Tensor]:
-    """Return rows (n, dim) around a centre for each class, and their labels (n,), of so many rows per class."""
+    """Draw rows (n, dim) around a centre for each class, and labels (n,), with these numbers of rows per class."""
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     centres, noise = (torch.randn(rows, dim, generator=generator) for rows in (len(sizes), len(y)))
@@ -57,13 +56,13 @@ def test_every_view_fits_to_single_rows_and_to_fewer_classes(sizes: tuple[int, .
     x, y = make_rows(sizes)
     weights = torch.linspace(0.2, 1, len(y), dtype=torch.float64) if weighted else None
     rows = TrainingRows(x, y, len(sizes), shifts=(0, 1, -1), width=DIM, weights=weights)
-    for view in EVERY:
+    for view in VIEWS_OF_EVERY_KIND:
         network = fit_rows(rows, SelectedModel(((view, 1.0),), 0.1, rows.shifts))
         embedding = network.embed(torch.cat([x, 3 * torch.eye(DIM)]))
         assert bool(torch.isfinite(embedding).all()), view.name
 
 
-def test_held_out_rows_of_any_class_sizes_are_judged() -> None:
+def test_cross_validation_works_with_any_class_sizes() -> None:
     choice = SelectedModel(((Linear("whitened"), 1.0), (KERNEL_RIDGE_VIEWS[3], 1.0)), 0.1)
     for sizes in SIZES:
         x, y = make_rows(sizes, 3)
@@ -75,14 +74,14 @@ def test_held_out_rows_of_any_class_sizes_are_judged() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (1, 2, 3, 4, 6)])
-def test_what_judges_a_solution_takes_any_class_sizes(sizes: tuple[int, ...]) -> None:
+def test_repeats_and_learning_curves_work_with_any_class_sizes(sizes: tuple[int, ...]) -> None:
     solution = solve_problem(make_rows(sizes), effort="fast")
     crossed = crossfit(solution)
     assert bool(torch.isfinite(repeat_held_out(solution, crossed, 2)).all())
     assert measure_learning_curve(solution, crossed).correct.shape[1] == len(crossed.labels)
 
 
-def test_every_command_that_fits_takes_any_class_sizes(tmp_path: Path, run: Run) -> None:
+def test_commands_work_with_any_class_sizes(tmp_path: Path, run: Run) -> None:
     x, y = make_rows((1, 2, 4), 3)
     columns = {f"x{index}": column.tolist() for index, column in enumerate(x.T)}
     few = {name: cells[:2] for name, cells in columns.items()}

@@ -1,4 +1,4 @@
-"""Planted leaks do not pay: copies, near copies and groups are never on both sides of a fold."""
+"""Duplicates, nearly equal rows and groups are never both in the training and the held-out rows of a fold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protonet.fit.duplicates import group_duplicates
 from protonet.fit.solver import solve_problem
 from protonet.metrics import measure
 from protonet.selection.folds import FoldRules, split_folds
-from tests.strategies import PLAIN, seeds
+from tests.strategies import PLAIN, accuracy, seeds
 
 G = torch.Generator().manual_seed(0)
 NOISE, COINS = torch.randn(40, 6, generator=G), torch.randint(2, (40,), generator=G)
@@ -33,7 +33,7 @@ def test_random_labels_of_repeated_rows_are_not_predicted(apart: float) -> None:
     assert float(crossed.weights.sum()) == 80
 
 
-def test_what_chance_repeats_is_no_copy() -> None:
+def test_rows_that_are_equal_by_chance_are_not_duplicates() -> None:
     coins = torch.randint(2, (200, 4), generator=torch.Generator().manual_seed(0)).float()
     assert group_duplicates(coins) is None
     line = torch.rand(3000, 1, generator=torch.Generator().manual_seed(0))
@@ -80,10 +80,8 @@ def dependent_columns(kind: str, n: int) -> torch.Tensor:
 
 
 def test_dependent_columns_do_not_make_duplicates() -> None:
-    n_cases: list[int] = [500, 6000]
-    kind_cases: list[str] = ["linear", "square", "log", "hour", "whole hour", "categories", "answers"]
-    for n in n_cases:
-        for kind in kind_cases:
+    for n in (500, 6000):
+        for kind in ("linear", "square", "log", "hour", "whole hour", "categories", "answers"):
             groups = group_duplicates(dependent_columns(kind, n))
             if groups is not None:  # a few pairs may be close by chance
                 _, size = groups.unique(return_counts=True)
@@ -92,14 +90,13 @@ def test_dependent_columns_do_not_make_duplicates() -> None:
 
 
 def test_a_table_with_each_row_twice_has_duplicates_for_any_columns() -> None:
-    cases: list[str] = ["linear", "square", "answers"]
-    for kind in cases:
+    for kind in ("linear", "square", "answers"):
         groups = group_duplicates(dependent_columns(kind, 500).repeat(2, 1))
         assert groups is not None, kind
         assert torch.equal(groups[:500], groups[500:]), kind
 
 
-def test_groups_are_no_chains_and_a_frequent_value_is_no_group() -> None:
+def test_groups_are_not_chained_and_frequent_values_are_not_grouped() -> None:
     chain = 0.004 * torch.arange(200)[:, None] + torch.zeros(200, 3)
     far = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0))
     groups = group_duplicates(torch.cat([far, chain]))
@@ -109,7 +106,7 @@ def test_groups_are_no_chains_and_a_frequent_value_is_no_group() -> None:
 
 
 @given(seed=seeds, n_groups=st.integers(2, 30), classes=st.integers(1, 4), many=st.booleans())
-def test_groups_are_never_on_both_sides_nor_is_a_class_left_out(
+def test_groups_stay_together_and_every_fold_is_fitted_to_all_classes(
     seed: int, n_groups: int, classes: int, many: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -151,8 +148,5 @@ def test_a_redundant_column_costs_no_accuracy() -> None:
     x = torch.from_numpy(np.stack([celsius, 1.8 * celsius + 32], axis=1)).float()
     one, both = (solve_problem([(z[:600], labels[:600])], effort="fast") for z in (x[:, :1], x))
     with torch.no_grad():
-        single, double = (
-            float((solution.network(z[600:]).argmax(dim=1) == labels[600:]).double().mean())
-            for solution, z in ((one, x[:, :1]), (both, x))
-        )
+        single, double = accuracy(one.network(x[600:, :1]), labels[600:]), accuracy(both.network(x[600:]), labels[600:])
     assert double > max(0.9, single - 0.03)

@@ -21,7 +21,7 @@ X, Y = blobs(0)
 
 
 @given(seed=seeds, cuts=st.lists(st.integers(0, 30), max_size=4), numpy=st.booleans())
-def test_what_is_read_is_all_batches_one_after_the_other(seed: int, cuts: list[int], numpy: bool) -> None:
+def test_batches_are_concatenated(seed: int, cuts: list[int], numpy: bool) -> None:
     x, y = blobs(seed)
     bounds = [0, *sorted(cuts), 30]
     batches: list[Any] = [(x[a:b].reshape(-1, 2, 4), y[a:b]) for a, b in itertools.pairwise(bounds)]
@@ -34,7 +34,7 @@ def test_what_is_read_is_all_batches_one_after_the_other(seed: int, cuts: list[i
 
 
 class Samples(Dataset[Any]):
-    """Samples as arrays and Python's numbers, made one at a time."""
+    """A dataset of samples, each an array and a number."""
 
     def __init__(self, inputs: list[Any], labels: list[Any]) -> None:
         self.inputs, self.labels = inputs, labels
@@ -47,7 +47,7 @@ class Samples(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """Batches, without a length."""
+    """A dataset of batches without a length."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter([(X[:9], Y[:9]), (X[9:], Y[9:])])
@@ -61,20 +61,20 @@ class Stream(IterableDataset[Any]):
     ],
     ids=lambda source: type(source).__name__,
 )
-def test_datasets_and_pairs_are_read_as_batches_are(source: Any) -> None:
+def test_datasets_and_pairs_are_read_like_batches(source: Any) -> None:
     for train, val in ((source, None), ([(X[:0], Y[:0]), (X, Y)], source)):
         features, labels, _ = read_loaders(train, val, {})
         assert torch.equal(features[-30:], X)
         assert torch.equal(labels[-30:], Y)
 
 
-def test_metadata_is_respected() -> None:
+def test_the_metadata_set_the_number_of_classes() -> None:
     assert read_loaders([(X, Y)], None, {"num_classes": 9})[2] == 9
     assert read_loaders([(X, Y * 0)], None, {})[2] == 2
 
 
 @given(seed=seeds)
-def test_the_order_of_rows_does_not_depend_on_theirs(seed: int) -> None:
+def test_the_canonical_order_does_not_depend_on_the_order_of_rows(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(-2, 3, (20, 3), generator=generator).float()
     x[0] = -0.0
@@ -92,7 +92,7 @@ def test_the_order_of_rows_does_not_depend_on_theirs(seed: int) -> None:
     assert torch.equal(y[again], labels)
 
 
-def test_the_order_of_rows_is_invariant_to_units_columns_classes_and_copies() -> None:
+def test_the_canonical_order_does_not_depend_on_units_columns_class_indices_and_copies() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 4, generator=generator), torch.arange(60) % 3
     order = order_rows(x.clone(), y)
@@ -120,7 +120,7 @@ def test_columns_far_from_zero_are_centred_and_no_others() -> None:
     assert torch.equal(exact, x)
 
 
-def test_bad_input_gets_its_message() -> None:
+def test_invalid_samples_are_errors() -> None:
     cases: list[tuple[Any, Any, Any, type[Exception], str]] = [
         (None, None, None, InputTypeError, "`train_loader` must be a loader; got None"),
         (5, None, None, InputTypeError, "`train_loader` must be iterable; got int"),

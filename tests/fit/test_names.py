@@ -1,4 +1,4 @@
-"""Names of classes as rows: their content, their weight, and that they are not samples."""
+"""Class names as rows: their words, their weight, and that they are never evaluated."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
-from tests.strategies import PLAIN, blobs, seeds
+from tests.strategies import PLAIN, accuracy, blobs, seeds
 
 X, Y = blobs(0, classes=5, rows=4, dim=12, noise=0.6)
 MEANS = torch.stack([X[label == Y].mean(dim=0) for label in range(5)])
 NEAR = MEANS + 0.3 * torch.randn(MEANS.shape, generator=torch.Generator().manual_seed(1))
 
 
-def test_what_a_name_says() -> None:
+def test_words_are_extracted_from_class_names() -> None:
     cases: list[tuple[str | int, str]] = [
         ("card_arrival", "card arrival"),
         ("cardArrival", "card Arrival"),
@@ -62,7 +62,7 @@ def test_what_a_name_says() -> None:
 
 
 @pytest.mark.usefixtures("embedding_cache")
-def test_names_are_rows_as_texts_are() -> None:
+def test_class_names_are_embedded_like_texts() -> None:
     pytest.importorskip("wordllama", reason="it brings vectors of words")
     texts = np.array(["my card is lost", "the card came", "where is my money", "money back", "a dog", "dogs"], object)
     indices = np.array([1.0, 2, 3, 4, 5, np.nan])
@@ -90,7 +90,7 @@ def test_names_are_rows_as_texts_are() -> None:
     assert embed_class_names(None, ["card", "money"], x, labels) is None
 
 
-def test_names_count_where_they_fit_their_rows_and_not_where_they_do_not() -> None:
+def test_names_count_only_if_rows_do_not_contradict_them() -> None:
     known = torch.arange(5)
     assert weigh_names(X, Y, NEAR, known, 5) > 0
     for step in range(1, 5):  # of other classes
@@ -108,7 +108,7 @@ def test_names_count_where_they_fit_their_rows_and_not_where_they_do_not() -> No
     assert weigh_names(X[mixed], Y[mixed], NEAR[order], known[order], 5) == weigh_names(X, Y, NEAR, known, 5)
 
 
-def score_left_out(x: np.ndarray, labels: np.ndarray, names: np.ndarray, weight: float) -> float:
+def leave_one_out_loss(x: np.ndarray, labels: np.ndarray, names: np.ndarray, weight: float) -> float:
     """Compute the leave-one-out log-loss of cosines to sums of rows and names at their best temperature."""
     x, names = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in (x, names))
     cosines = np.empty((len(x), len(names)))
@@ -127,7 +127,7 @@ def score_left_out(x: np.ndarray, labels: np.ndarray, names: np.ndarray, weight:
     return loss(minimize_scalar(lambda vectors: loss(vectors, ridge), bounds=(0, 200), method="bounded").x)
 
 
-def test_how_much_a_name_counts_is_what_is_best_for_rows_left_out() -> None:
+def test_the_weight_of_names_has_the_smallest_leave_one_out_loss() -> None:
     chosen = set()
     for seed, noise in enumerate((0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 2.0, 3.0)):
         x, labels = blobs(seed, classes=4, rows=8, dim=6, noise=1.0)
@@ -137,7 +137,7 @@ def test_how_much_a_name_counts_is_what_is_best_for_rows_left_out() -> None:
         names += noise * torch.randn(names.shape, generator=torch.Generator().manual_seed(seed))
         x, labels = x[first], labels[first]
         weight = weigh_names(x, labels, names, torch.arange(4), 4)
-        losses = [score_left_out(x.numpy(), labels.numpy(), names.numpy(), item) for item in NAMES.weights]
+        losses = [leave_one_out_loss(x.numpy(), labels.numpy(), names.numpy(), item) for item in NAMES.weights]
         cosines = torch.nn.functional.normalize(x, dim=1) @ torch.nn.functional.normalize(names, dim=1).T
         likely = (NAMES.scale * cosines).log_softmax(dim=1).gather(1, labels[:, None]).sum() + len(x) * math.log(4)
         assert weight == (NAMES.weights[int(np.argmin(losses))] if likely + NAMES.prior >= 0 else 0)
@@ -146,7 +146,7 @@ def test_how_much_a_name_counts_is_what_is_best_for_rows_left_out() -> None:
 
 
 @given(seed=seeds, classes=st.integers(1, 4), grouped=st.booleans(), n=st.integers(0, 30))
-def test_names_are_fitted_to_in_every_fold_and_never_judged(seed: int, classes: int, grouped: bool, n: int) -> None:
+def test_names_are_fitted_to_in_every_fold_and_never_held_out(seed: int, classes: int, grouped: bool, n: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (n + classes,), generator=generator)
     described = torch.randperm(n + classes, generator=generator) >= n
@@ -165,7 +165,7 @@ def solve(names: ClassNameRows | None, x: Tensor = X, y: Tensor = Y, groups: Ten
     return solve_problem([(x, y)], metadata={"num_classes": 6}, effort=PLAIN, groups=groups, names=names)
 
 
-def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> None:
+def test_names_are_part_of_prototypes_and_indices_are_those_of_the_samples() -> None:
     names = ClassNameRows(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)  # of the last class there is no sample
     groups = torch.arange(len(X)) // 2 * 3
     for used_groups in (None, groups):
@@ -197,7 +197,7 @@ def test_names_are_in_the_prototypes_and_what_is_numbered_is_the_samples() -> No
             torch.testing.assert_close(problem.rows.groups[problem.indices], numbered)
 
 
-def test_a_name_that_is_like_a_sample_is_none() -> None:
+def test_a_name_that_equals_a_sample_is_not_merged_with_it() -> None:
     names = ClassNameRows(X[[0, 0]], torch.tensor([int(Y[0]), int(Y[0] + 1) % 5]), 3.0)
     solution = solve(names, torch.cat([X, X[:1]]), torch.cat([Y, Y[:1]]))
     rows = solution.problem.rows
@@ -210,7 +210,7 @@ def test_a_name_that_is_like_a_sample_is_none() -> None:
     assert float(crossed.weights.sum()) == pytest.approx(len(X) + 1)
 
 
-def test_the_order_of_rows_and_names_leaves_no_trace() -> None:
+def test_the_order_of_rows_and_names_has_no_effect() -> None:
     names = ClassNameRows(NEAR, torch.arange(5), 2.0)
     mixed, order = (torch.randperm(n, generator=torch.Generator().manual_seed(n)) for n in (len(X), 5))
     one, other = solve(names), solve(ClassNameRows(NEAR[order], order, 2.0), X[mixed], Y[mixed])
@@ -221,13 +221,13 @@ def test_names_alone_are_the_prototypes() -> None:
     names = ClassNameRows(NEAR, torch.arange(5), NAMES.weight)
     solution = solve_problem(None, metadata={"num_classes": 5}, effort=NAMES_ONLY, names=names)
     assert solution.network(NEAR).argmax(dim=1).tolist() == list(range(5))
-    assert (solution.network(X).argmax(dim=1) == Y).double().mean() > 0.8
+    assert accuracy(solution.network(X), Y) > 0.8
     assert solution.network.counts.tolist() == [2] * 5
     assert not len(crossfit(solution).labels)
     assert not len(solution.problem.indices)
 
 
-def test_classes_that_count_alike_keep_their_names() -> None:
+def test_balanced_classes_keep_the_counts_of_their_names() -> None:
     few = (Y > 0) | (torch.arange(len(Y)) < 10)
     x, y, names = X[few], Y[few], ClassNameRows(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)
     weights = balance_classes(y)
@@ -244,8 +244,8 @@ def test_classes_that_count_alike_keep_their_names() -> None:
         assert fold.counts.tolist() == (rows + 2 - left).tolist()
 
 
-def test_a_joint_network_reads_the_names_of_pictures(tmp_path: Path) -> None:
-    """Means of colours, beside which the names of colours lie: such as they are, a joint network."""
+def test_a_joint_network_embeds_the_class_names_of_pictures(tmp_path: Path) -> None:
+    """The joint network embeds a picture as its mean colour, and a name as the colour that it names."""
     pil = pytest.importorskip("PIL.Image", reason="the extra pictures reads them")
     colours = {"red": (1.0, 0.0, 0.0), "green": (0.0, 1.0, 0.0), "deep blue": (0.0, 0.0, 1.0)}
     rng = np.random.default_rng(0)

@@ -19,10 +19,8 @@ def detect_near_duplicates(
 
 
 def test_near_duplicates_are_detected_unless_they_are_grouped() -> None:
-    copies_cases: list[int] = [1, 3]
-    dim_cases: list[tuple[int, float]] = [(4, 0.03), (10, 0.03), (10, 0.1), (10, 0.3), (30, 0.3)]
-    for copies in copies_cases:
-        for dim, noise in dim_cases:
+    for copies in (1, 3):
+        for dim, noise in ((4, 0.03), (10, 0.03), (10, 0.1), (10, 0.3), (30, 0.3)):
             rng = np.random.default_rng(0)
             of = np.repeat(np.arange(40), copies + 1)
             x = rng.normal(size=(40, dim))[of] + noise * rng.normal(size=(len(of), dim))
@@ -32,10 +30,8 @@ def test_near_duplicates_are_detected_unless_they_are_grouped() -> None:
 
 
 def test_noisy_copies_of_few_rows_with_random_labels_are_detected() -> None:
-    dim_cases: list[int] = [5, 10, 30]
-    copies_cases: list[int] = [2, 3, 5, 8, 15]
-    for dim in dim_cases:
-        for copies in copies_cases:
+    for dim in (5, 10, 30):
+        for copies in (2, 3, 5, 8, 15):
             detected = 0
             for seed in range(4):
                 rng = np.random.default_rng(seed)
@@ -45,14 +41,12 @@ def test_noisy_copies_of_few_rows_with_random_labels_are_detected() -> None:
             assert detected >= (3 if dim == 5 else 4), copies
 
 
-def test_real_tables_have_none() -> None:
-    cases: list[object] = [load_iris, load_wine, load_breast_cancer, load_digits]
-    for load in cases:
-        assert callable(load), load
+def test_real_tables_have_no_near_duplicates() -> None:
+    for load in (load_iris, load_wine, load_breast_cancer, load_digits):
         assert detect_near_duplicates(*load(return_X_y=True)) < 0.1, load
 
 
-def test_real_data_sets_have_no_near_duplicates() -> None:
+def test_random_tables_have_no_near_duplicates() -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         n, dim = int(rng.integers(30, 300)), int(rng.integers(2, 20))
@@ -74,7 +68,7 @@ def test_real_data_sets_have_no_near_duplicates() -> None:
 
 
 def test_ties_in_a_column_are_not_near_duplicates() -> None:
-    """Rows of one day, or of one category, are on one axis: if each has a class, that makes no twins."""
+    """Rows of one day or category are equal in its column, and have one class, but are not copies."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
         n, many = 150, int(rng.integers(25, 60))

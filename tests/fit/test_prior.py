@@ -33,11 +33,11 @@ VIEWS: list[ViewSpec] = [
     Forest(9, shifted=True),
     MLP(Linear("raw"), 1, 32, 10, 64),
 ]
-MARKS = encode_traits(VIEWS)
+TRAIT_FLAGS = encode_traits(VIEWS)
 
 
 def draw(seed: int, n: int = 30) -> tuple[TrainingRows, list[torch.Tensor], torch.Tensor]:
-    """Return rows, four views' cosines of rows held out (n, 5), of falling use, and their labels."""
+    """Draw training rows, cosines (n, 5) of held-out rows for four views, the best first, and labels (n,)."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % 5
     right = torch.nn.functional.one_hot(labels, 5).float()
@@ -46,8 +46,8 @@ def draw(seed: int, n: int = 30) -> tuple[TrainingRows, list[torch.Tensor], torc
     return TrainingRows(x, y, 5), [cosine.clamp(-1, 1) for cosine in cosines], labels
 
 
-def jiggled(seed: int) -> Prior:
-    """Return a prior of random numbers."""
+def random_prior(seed: int) -> Prior:
+    """Create a prior with random parameters."""
     prior, generator = Prior(), torch.Generator().manual_seed(seed)
     for weight in prior.parameters():  # zeros before
         weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
@@ -73,12 +73,12 @@ def test_the_traits_of_a_view() -> None:
 
 @settings(max_examples=15)
 @given(seed=seeds)
-def test_untrained_it_gives_what_held_out_rows_suggest(seed: int) -> None:
+def test_an_untrained_prior_returns_the_weights_that_held_out_rows_suggest(seed: int) -> None:
     rows, cosines, labels = draw(seed)
     seen = torch.ones(5, dtype=torch.bool)
     start = soft_weights(cosines, [fit(item, labels, seen)[1] for item in cosines])
     joint = fit_weights(cosines, labels, seen.double(), start)
-    weights, size = Prior().weigh(gather_evidence(rows, MARKS, cosines, labels))
+    weights, size = Prior().weigh(gather_evidence(rows, TRAIT_FLAGS, cosines, labels))
     torch.testing.assert_close(weights, joint, rtol=0.02, atol=0.02)  # the least ones are left out
     assert size == 1.0
 
@@ -87,7 +87,7 @@ def test_evidence_from_many_rows_is_gathered_in_blocks(monkeypatch: pytest.Monke
     monkeypatch.setattr(scoring, "WEIGHTS", replace(WEIGHTS, block=10_000))
     rows, cosines, labels = draw(0, n=900)
     assert len(list(row_blocks(900, 4 * 5))) > 1
-    evidence = gather_evidence(rows, MARKS, cosines, labels)
+    evidence = gather_evidence(rows, TRAIT_FLAGS, cosines, labels)
     stacked, seen = torch.stack(cosines).double(), torch.ones(5, dtype=torch.bool)
     spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt()
     torch.testing.assert_close(evidence.spread, spread)
@@ -109,9 +109,9 @@ def test_evidence_from_many_rows_is_gathered_in_blocks(monkeypatch: pytest.Monke
 def test_the_order_of_views_does_not_matter(seed: int) -> None:
     rows, cosines, labels = draw(seed)
     order = torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist()
-    prior = jiggled(seed)
-    weights, size = prior.weigh(gather_evidence(rows, MARKS, cosines, labels))
-    swapped = MARKS[order], [cosines[at] for at in order]
+    prior = random_prior(seed)
+    weights, size = prior.weigh(gather_evidence(rows, TRAIT_FLAGS, cosines, labels))
+    swapped = TRAIT_FLAGS[order], [cosines[at] for at in order]
     others, other = prior.weigh(gather_evidence(rows, *swapped, labels))
     torch.testing.assert_close(others, weights[order], rtol=1e-3, atol=1e-5)
     assert other == pytest.approx(size, rel=1e-3)
@@ -120,8 +120,8 @@ def test_the_order_of_views_does_not_matter(seed: int) -> None:
 def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
     rows, cosines, labels = draw(3)
     for index in range(5):
-        evidence = gather_evidence(rows, MARKS, cosines, labels)
-        weights, size = jiggled(index).weigh(evidence)
+        evidence = gather_evidence(rows, TRAIT_FLAGS, cosines, labels)
+        weights, size = random_prior(index).weigh(evidence)
         assert float(weights.sum()) == pytest.approx(1)
         fractions = weights * evidence.spread
         fractions = fractions / fractions.sum()
@@ -132,22 +132,22 @@ def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
 def test_a_view_that_does_not_separate_rows_gets_zero_weight() -> None:
     rows, cosines, labels = draw(4)
     cosines[1] = torch.full_like(cosines[1], 0.7)
-    weights, _ = Prior().weigh(gather_evidence(rows, MARKS, cosines, labels))
+    weights, _ = Prior().weigh(gather_evidence(rows, TRAIT_FLAGS, cosines, labels))
     assert float(weights[1]) == 0
-    nothing, _ = Prior().weigh(gather_evidence(rows, MARKS[:1], cosines[1:2], labels))
+    nothing, _ = Prior().weigh(gather_evidence(rows, TRAIT_FLAGS[:1], cosines[1:2], labels))
     assert nothing.tolist() == [0.0]
 
 
-def test_without_a_judge_only_the_spread_is_looked_at() -> None:
+def test_without_held_out_rows_weights_depend_on_the_spread_alone() -> None:
     rows, cosines, _ = draw(5)
-    weights, _ = Prior().weigh(gather_evidence(rows, MARKS, cosines, None))
+    weights, _ = Prior().weigh(gather_evidence(rows, TRAIT_FLAGS, cosines, None))
     spread = torch.stack([item.double().var(dim=1, correction=0).mean().sqrt() for item in cosines])
     torch.testing.assert_close(weights, (1 / spread) / (1 / spread).sum())
 
 
 @settings(max_examples=15)
 @given(seed=seeds)
-def test_a_problem_looks_the_same_in_other_units_and_another_order(seed: int) -> None:
+def test_statistics_of_rows_do_not_depend_on_units_and_order(seed: int) -> None:
     x, y = blobs(seed % 100)
     result = describe_rows(TrainingRows(x, y, 5))
     assert result.shape == (PROBLEM_FEATURES - 5,)
@@ -163,7 +163,7 @@ def test_degenerate_rows_have_finite_statistics() -> None:
 
 
 def test_prior_parameters_round_trip() -> None:
-    prior = jiggled(0)
+    prior = random_prior(0)
     again = deserialize_prior(serialize_prior(prior))
     for one, other in zip(prior.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(one.data, other.data, rtol=1e-3, atol=1e-4)

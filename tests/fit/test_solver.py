@@ -29,7 +29,7 @@ from protonet.views.forest import ForestFamily
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import order_columns
-from tests.strategies import LITTLE, blobs, same_state, seeds
+from tests.strategies import LITTLE, accuracy, blobs, same_state, seeds
 
 Loader = Iterable[Any]
 
@@ -38,7 +38,7 @@ def loader(x: Tensor, y: Tensor, *, batch_size: int = 7, shuffle: bool = False, 
     return DataLoader(TensorDataset(x, y), batch_size=batch_size, shuffle=shuffle, num_workers=workers)
 
 
-#: A limit that affords one hidden unit for eight features and five classes. These tests do not measure accuracy.
+#: A parameter limit that allows one hidden unit for eight features and five classes.
 SMALL = {"param_limit": 30}
 
 
@@ -48,13 +48,13 @@ def solve_little(train: Loader, val: Loader | None = None, metadata: dict[str, A
 
 @cache
 def solved(seed: int) -> PrototypeNetwork:
-    """Solve `blobs`, and check that its rows are unchanged."""
+    """Fit a network to `blobs`."""
     return solve_little([blobs(seed)])
 
 
 @settings(max_examples=5)
 @given(seed=seeds, batch_size=st.integers(1, 40), cut=st.integers(1, 29))
-def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_size: int, cut: int) -> None:
+def test_order_batches_loaders_and_global_seed_have_no_effect(seed: int, batch_size: int, cut: int) -> None:
     x, y = blobs(0)
     torch.manual_seed(seed)
     order = torch.randperm(len(x))
@@ -63,7 +63,7 @@ def test_order_batches_split_and_global_seed_leave_no_trace(seed: int, batch_siz
     assert same_state(solve_little(batches, loader(x[cut:], y[cut:])), solved(0))
 
 
-def test_without_mlps_nothing_depends_on_the_seed() -> None:
+def test_the_seed_has_no_effect_without_mlps() -> None:
     x, y = blobs(0, noise=1.5)
     search = LITTLE.without(MLPFamily)
     first, second = (solve_problem([(x, y)], effort=search, seed=seed) for seed in (0, 1))
@@ -89,7 +89,7 @@ def test_the_order_of_columns_changes_rounding_alone() -> None:
     torch.testing.assert_close(first.softmax(dim=1), second.softmax(dim=1), atol=1e-3, rtol=0)
 
 
-def test_global_state_is_left_as_it_was() -> None:
+def test_global_state_is_unchanged() -> None:
     x, y = blobs(0)
     torch.manual_seed(5)
     before = (
@@ -114,7 +114,7 @@ def test_global_state_is_left_as_it_was() -> None:
 @given(
     seed=seeds, limit=st.integers(0, 5000), dim=st.integers(1, 20), classes=st.integers(2, 6), rows=st.integers(1, 4)
 )
-def test_the_limit_is_never_passed_and_all_parameters_are_the_encoders(
+def test_parameters_are_within_the_limit_and_all_in_the_encoder(
     seed: int, limit: int, dim: int, classes: int, rows: int
 ) -> None:
     x, y = blobs(seed, dim=dim, classes=classes, rows=rows)
@@ -145,7 +145,7 @@ def test_the_unit_of_the_features_does_not_matter(scale: float) -> None:
     torch.testing.assert_close(solve_little([(x * scale, y)])(x * scale), logits)
 
 
-def test_odd_data_pass_without_fuss() -> None:
+def test_degenerate_data_give_finite_logits() -> None:
     x, y = blobs(8)
     few = torch.tensor([0, 1, 2, 3, 4])
     first = torch.stack([(y == c).nonzero()[0, 0] for c in few])
@@ -176,7 +176,7 @@ def test_odd_data_pass_without_fuss() -> None:
 X, Y = blobs(0)
 
 
-EFFORTS_OF_NO_USE = [
+INVALID_EFFORTS = [
     (Search(folds=-1), InputError, r"`effort.folds` must be a whole number >= 0; got -1"),
     (Search(folds=1), InputError, "`effort` must have no folds or two, .*; got folds=1"),
     (Search((LinearFamily(), 3)), InputTypeError, "`effort` must have kinds of views"),  # type: ignore[arg-type]
@@ -199,7 +199,7 @@ def test_argument_errors() -> None:
         ("progress", 5, InputTypeError, "`progress` must be a function of a stage and a share; got int"),
         ("effort", "slow", InputError, "`effort` must be one of fast, default, best; got 'slow'"),
         ("effort", ["fast"], InputTypeError, "`effort` must be a name or a Search; got list"),
-        *(("effort", *case) for case in EFFORTS_OF_NO_USE),
+        *(("effort", *case) for case in INVALID_EFFORTS),
     ]
     for argument, value, error, message in cases:
         given: dict[str, Any] = {argument: value}
@@ -207,10 +207,10 @@ def test_argument_errors() -> None:
             solve([(X, Y)], **given)
 
 
-def test_how_much_is_trained_depends_on_effort_time_and_rows() -> None:
+def test_the_number_of_parameters_depends_on_effort_time_and_rows() -> None:
     fast = solve([(X, Y)], effort="fast")
     assert fast.count_parameters() == 0
-    assert float((fast(X).argmax(dim=1) == Y).double().mean()) > 0.9
+    assert accuracy(fast(X), Y) > 0.9
     search = replace(EFFORTS["best"], folds=3).with_kind(ForestFamily(trees=20))
     search = search.with_kind(replace(MLPFamily.for_effort("best"), steps=(10, 30)))
     best = solve([(X, Y)], None, SMALL, effort=search)
@@ -221,7 +221,7 @@ def test_how_much_is_trained_depends_on_effort_time_and_rows() -> None:
         (last,) = (value for name, value in network.encoder.named_parameters() if name.endswith("mlps.last"))
         assert bool((last != 0).any())
     hurried = solve([(X, Y)], time_limit=0)
-    assert float((hurried(X).argmax(dim=1) == Y).double().mean()) > 0.8
+    assert accuracy(hurried(X), Y) > 0.8
     many = torch.cat([Y * 0, torch.arange(1, 21)])  # where most classes have one sample the model stays simple
     x = torch.cat([X, torch.randn(20, 8, generator=torch.Generator().manual_seed(0))])
     assert solve([(x, many)]).count_parameters() == solve([(x, many)], time_limit=0).count_parameters()
@@ -255,7 +255,7 @@ def test_the_callers_default_dtype_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("extra", [0, 1, 20])
-def test_without_parameters_it_is_raw_cosine_for_one_sample_a_class_too(extra: int) -> None:
+def test_without_parameters_the_network_is_raw_cosine(extra: int) -> None:
     y = torch.cat([torch.arange(10), torch.arange(extra) % 10])
     x = torch.randn(len(y), 6, generator=torch.Generator().manual_seed(0))
     for effort in ("fast", "default"):
@@ -267,7 +267,7 @@ def test_without_parameters_it_is_raw_cosine_for_one_sample_a_class_too(extra: i
 
 
 @pytest.mark.parametrize("limit", [0, 30, 5000])
-def test_what_is_chosen_is_fitted_with_its_weights_and_sources_once(limit: int) -> None:
+def test_selected_views_are_fitted_with_their_weights_and_each_source_once(limit: int) -> None:
     solution = solve_problem([(X, Y)], None, {"param_limit": limit}, effort=LITTLE)
     encoder, choice = solution.network.encoder, solution.choice
     assert isinstance(encoder, Encoder)

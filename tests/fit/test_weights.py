@@ -1,4 +1,4 @@
-"""Sample weights belong to losses, prototypes and statistics: the three bars, and each part by itself."""
+"""Sample weights: equal weights, integer weights as repeated rows, and balanced weights."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_many_rows_have_one_held_out_part() -> None:
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_of_many_classes_no_more_rows_are_held_out_than_in_a_fold(grouped: bool) -> None:
+def test_with_many_classes_at_most_a_fold_is_held_out(grouped: bool) -> None:
     labels = torch.arange(9000) % 3000
     groups = torch.arange(9000) if grouped else None
     (fold,) = split_folds(labels, 3000, groups=groups)

@@ -24,7 +24,7 @@ from tests.strategies import seeds
 
 
 @pytest.mark.parametrize("signal", [0.0, 0.3, 3.0])
-def test_the_temperature_is_the_minimum_that_scipy_finds(signal: float) -> None:
+def test_the_temperature_minimizes_the_objective_as_scipy_does(signal: float) -> None:
     cosines = torch.rand(60, 5, generator=torch.Generator().manual_seed(0)) * 2 - 1
     labels = torch.arange(60) % 5
     cosines[torch.arange(60), labels] += signal
@@ -56,7 +56,7 @@ def test_many_cosines_are_scored_in_blocks() -> None:
         assert torch.nn.functional.cross_entropy(other * cosines[:, seen], labels) > losses.mean()
 
 
-def test_a_class_that_cannot_win_takes_no_probability() -> None:
+def test_a_class_without_samples_gets_no_probability() -> None:
     cosines, labels = torch.zeros(4, 3), torch.tensor([0, 2, 0, 2])
     _, losses = fit_temperature(cosines, labels, torch.tensor([True, False, True]))
     torch.testing.assert_close(losses, torch.full((4,), 2.0, dtype=torch.float64).log())
@@ -74,7 +74,7 @@ def test_soft_weights_follow_losses_rows_and_spread() -> None:
 
 
 def draw_cosines(n: int, seed: int = 0) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return three views' cosines (n, 4), of falling use and different spread, and labels (n,)."""
+    """Draw cosines (n, 4) of three views, each worse than the last and of different spread, and labels (n,)."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % 4
     views = [torch.randn(n, 4, generator=generator) for _ in range(3)]
@@ -83,7 +83,7 @@ def draw_cosines(n: int, seed: int = 0) -> tuple[list[torch.Tensor], torch.Tenso
     return [view * size for view, size in zip(views, (0.1, 0.02, 0.3), strict=True)], labels
 
 
-def test_fitted_weights_are_the_minimum_that_scipy_finds() -> None:
+def test_fitted_weights_minimize_the_objective_as_scipy_does() -> None:
     cosines, labels = draw_cosines(60)
     start = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
@@ -129,7 +129,7 @@ def test_the_simplest_within_one_error(seed: int) -> None:
     assert all(worse_by_one_error(loss, best) for loss in losses[:chosen])
 
 
-def test_what_counts_as_worse() -> None:
+def test_losses_are_worse_beyond_one_error_the_tie_and_the_margin() -> None:
     zero = torch.zeros(100, dtype=torch.float64)
     noisy = torch.tensor([1.0, -0.9] * 50, dtype=torch.float64)  # mean 0.05, standard error 0.095
     assert not worse_by_one_error(noisy, zero)
@@ -167,7 +167,7 @@ def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencie
 
 
 @given(seed=seeds)
-def test_offsets_are_the_minimum_where_the_cosines_mislead(seed: int) -> None:
+def test_offsets_are_optimal_if_the_cosines_are_misleading(seed: int) -> None:
     """The factor is then 0, and the exponent of the class frequencies has to be the best one there."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.tensor([30.0, 9.0, 3.0], dtype=torch.float64)
@@ -187,7 +187,7 @@ def test_offsets_are_the_minimum_where_the_cosines_mislead(seed: int) -> None:
 
 
 def test_joint_weights_are_fitted_with_the_offsets() -> None:
-    """A view that only knows which class is frequent is needed if there are no class offsets."""
+    """Without class offsets, a view that only predicts the frequent class would be useful."""
     n, generator = 2000, torch.Generator().manual_seed(0)
     labels = (torch.arange(n) % 10 == 0).long()
     useful = torch.randn(n, 2, generator=generator)

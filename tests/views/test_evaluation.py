@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from protonet.losses import class_means
 from protonet.selection.folds import split_folds
-from protonet.views import evaluation as judging
+from protonet.views import evaluation as evaluation
 from protonet.views import kernel_ridge
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily, embed_features, plan_encoder
 from protonet.views.forest import Forest, ForestFamily, ForestView
@@ -55,7 +55,7 @@ def test_candidates_are_fitted_to_each_fold_alone() -> None:
     assert result.spec == Forest(3)
 
 
-def test_halving_finds_one_of_the_best_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_successive_halving_selects_one_of_the_best_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluator = make_evaluator(noise=2.0, rows=20)
     settings = [
         replace(KERNEL_RIDGE_VIEWS[0], bandwidth=bandwidth, ridge=ridge)
@@ -100,7 +100,7 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
     monkeypatch.setattr(Forest, "fit", record)
     assert list(ForestFamily(3).candidates(evaluator)) == []
     assert len(fits) == 1
-    monkeypatch.setattr(judging, "PRUNING", replace(PRUNING, excess=math.inf, decisive_rows=10**6))
+    monkeypatch.setattr(evaluation, "PRUNING", replace(PRUNING, excess=math.inf, decisive_rows=10**6))
     assert [item.spec.name for item in ForestFamily(3).candidates(evaluator)] == ["forest"]
     assert len(fits) == 1 + len(evaluator.folds)
 

@@ -16,7 +16,7 @@ from protonet.views.forest import FOREST, Forest, ForestFamily, ForestView, coun
 from protonet.views.linear import Linear, LinearFamily
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Source, TrainingRows
-from tests.strategies import blobs, make_noise_evaluator, seeds
+from tests.strategies import accuracy, blobs, make_noise_evaluator, seeds
 
 
 def grow(x: Tensor, y: Tensor, classes: int = 5, trees: int = 20) -> ForestView:
@@ -36,16 +36,16 @@ def vote_slowly(view: ForestView, x: Tensor) -> Tensor:
 
 
 @given(seed=seeds)
-def test_votes_are_the_slow_walk(seed: int) -> None:
+def test_votes_equal_a_slow_walk_down_the_trees(seed: int) -> None:
     x, y = blobs(seed, rows=3, noise=2.0)
     view = grow(x, y, trees=4)
     queries = torch.randn(6, 8, generator=torch.Generator().manual_seed(seed))
     torch.testing.assert_close(view(queries), vote_slowly(view, queries))
 
 
-def test_it_is_as_good_as_scikit_learns() -> None:
+def test_a_forest_is_as_accurate_as_that_of_scikit_learn() -> None:
     x, y = load_digits().x, load_digits().y
-    ours = float((grow(x[:300], y[:300], 10, 200)(x[300:]).argmax(dim=1) == y[300:]).double().mean())
+    ours = accuracy(grow(x[:300], y[:300], 10, 200)(x[300:]), y[300:])
     oracle = ExtraTreesClassifier(200, random_state=0).fit(x[:300].numpy(), y[:300].numpy())
     assert ours > oracle.score(x[300:].numpy(), y[300:].numpy()) - 0.01
 
@@ -91,15 +91,14 @@ def test_the_same_seed_gives_the_same_trees_in_any_unit(monkeypatch: pytest.Monk
 
 
 def test_work_is_bounded() -> None:
-    cases: list[int] = [1, 100, 10_000, 1_000_000]
-    for n in cases:
-        assert 1 <= count_trees(n, 400, 200) <= 200, n
-        assert count_trees(n, 400, 200) * min(n, FOREST.max_rows) * 20 <= max(
-            FOREST.forest_work, FOREST.max_rows * 20
-        ), n
+    max_work = max(FOREST.forest_work, FOREST.max_rows * 20)
+    for n in (1, 100, 10_000, 1_000_000):
+        trees = count_trees(n, 400, 200)
+        assert 1 <= trees <= 200, n
+        assert trees * min(n, FOREST.max_rows) * 20 <= max_work, n
 
 
-def test_of_many_rows_some_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_are_grown_from_a_part_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(3)
     x, y = x[y.argsort()], y.sort().values
     monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_rows=10))
@@ -124,12 +123,12 @@ def test_the_forest_of_a_fold_uses_the_same_fraction_of_its_rows(monkeypatch: py
 
 
 def count_roots(x: Tensor, blocks: Tensor | None, trees: int = 3000) -> Tensor:
-    """Return how many trees (dim,) look at each feature first; with two blocks, or two features, a node tries one."""
+    """Count the trees (dim,) that split first by each feature; with two blocks, or two features, a node tries one."""
     view = Forest(trees).fit(TrainingRows(x, torch.arange(len(x)) % 2, 2, blocks=blocks))
     return view.feature[view.root].bincount(minlength=x.shape[1]).double()
 
 
-def test_blocks_are_tried_alike_and_the_features_of_one_by_their_variance() -> None:
+def test_blocks_are_drawn_uniformly_and_features_of_a_block_by_their_variance() -> None:
     x = torch.randn(12, 6, generator=torch.Generator().manual_seed(0)) * torch.tensor([9.0, 1.0, 2.0, 0.0, 3.0, 4.0])
     blocks = torch.tensor([0, 1, 1, 1, 1, 1])
     variance = x.var(dim=0).double()
@@ -138,7 +137,7 @@ def test_blocks_are_tried_alike_and_the_features_of_one_by_their_variance() -> N
     assert count_roots(x, blocks)[3] == 0
 
 
-def test_without_blocks_features_are_tried_alike_whatever_their_variance() -> None:
+def test_without_blocks_features_are_drawn_uniformly() -> None:
     x = torch.randn(12, 2, generator=torch.Generator().manual_seed(2)) * torch.tensor([100.0, 1.0])
     torch.testing.assert_close(count_roots(x, None), torch.full((2,), 1500.0).double(), rtol=0, atol=110)
 
@@ -165,7 +164,7 @@ def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
 def test_a_few_trees_reject_a_clearly_worse_candidate(
     held_out: int, reference: float, grown: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge = make_noise_evaluator(held_out, reference)
+    evaluator = make_noise_evaluator(held_out, reference)
     trees: list[int] = []
     fit = Forest.fit
 
@@ -174,12 +173,12 @@ def test_a_few_trees_reject_a_clearly_worse_candidate(
         return fit(spec, rows, source)
 
     monkeypatch.setattr(Forest, "fit", record)
-    candidates = list(ForestFamily(64).candidates(judge))
+    candidates = list(ForestFamily(64).candidates(evaluator))
     assert trees == grown
     assert all(candidate.spec == Forest(64) for candidate in candidates)
 
 
-def test_a_forest_of_little_weight_has_fewer_trees_in_the_end() -> None:
+def test_a_forest_of_small_weight_has_fewer_trees_in_the_final_fit() -> None:
     cases: list[tuple[float, int]] = [(0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)]
     for fraction, trees in cases:
         assert ForestFamily().finalize(Forest(200, shifted=True), fraction) == Forest(trees, shifted=True), fraction

@@ -22,20 +22,20 @@ from protonet.views.kernel_ridge import (
 )
 from protonet.views.linear import Linear
 from protonet.views.view import TrainingRows
-from tests.strategies import blobs, make_noise_evaluator
+from tests.strategies import accuracy, blobs, make_noise_evaluator
 
 CENTRED = Linear("centred")
 GAUSSIAN = KernelRidge(CENTRED, 2)
 
 
 def fit(view: KernelRidge, x: Tensor, y: Tensor, classes: int = 5, shifts: tuple[int, ...] = (0,)) -> KernelRidgeView:
-    """Fit a radial view, and before it what it reads."""
+    """Fit a kernel ridge view, and first the linear view that it reads."""
     rows = TrainingRows(x, y, classes, shifts=shifts)
     return view.fit(rows, view.source.fit(rows).source)
 
 
 def score(view: KernelRidgeView, x: Tensor) -> Tensor:
-    """Return a fitted view's class scores (n, num_classes) of features (n, input_dim)."""
+    """Compute class scores (n, num_classes) of features (n, input_dim)."""
     assert view.source is not None
     scores: Tensor = view(view.source(x))
     return scores
@@ -93,7 +93,7 @@ def test_rounding_keeps_the_class_of_held_out_rows(monkeypatch: pytest.MonkeyPat
         for ours, theirs in zip(rounded, exact, strict=True):
             assert not torch.equal(ours, theirs)
             assert float((ours - theirs).abs().mean()) < KERNEL_RIDGE.max_rounding
-            assert float((ours.argmax(dim=1) == theirs.argmax(dim=1)).double().mean()) >= 0.995
+            assert accuracy(ours, theirs.argmax(dim=1)) >= 0.995
 
 
 def test_large_read_outs_are_rounded_finer_or_not_at_all() -> None:
@@ -192,8 +192,8 @@ def test_equal_rows_stay_finite() -> None:
 
 
 def choose_setting(held_out: int, reference: float, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], int]:
-    """Try one view of noise beside a best loss; return the bandwidths that were worked out, and how many candidates."""
-    judge = make_noise_evaluator(held_out, reference)
+    """Evaluate a view on noise against a reference loss; return the bandwidths and the number of candidates."""
+    evaluator = make_noise_evaluator(held_out, reference)
     solved: list[float] = []
     solve = kernel_ridge._KernelRegression.solve
 
@@ -204,7 +204,7 @@ def choose_setting(held_out: int, reference: float, monkeypatch: pytest.MonkeyPa
         return solve(regression, bandwidth, ridges)
 
     monkeypatch.setattr(kernel_ridge._KernelRegression, "solve", record)
-    candidates = list(KernelRidgeFamily((GAUSSIAN,), (0.5, 1.0, 2.0, 4.0, 8.0), (1e-2, 1e-1)).candidates(judge))
+    candidates = list(KernelRidgeFamily((GAUSSIAN,), (0.5, 1.0, 2.0, 4.0, 8.0), (1e-2, 1e-1)).candidates(evaluator))
     return solved, len(candidates)
 
 
@@ -217,7 +217,7 @@ def choose_setting(held_out: int, reference: float, monkeypatch: pytest.MonkeyPa
         (256, 0.8, [2.0, 1.0, 0.5, 0.5], 1),
     ],
 )
-def test_few_units_select_the_bandwidth_and_reject_a_clearly_worse_one(
+def test_few_units_select_the_bandwidth_and_prune_a_clearly_worse_view(
     held_out: int, reference: float, solved: list[float], candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert choose_setting(held_out, reference, monkeypatch) == (solved, candidates)

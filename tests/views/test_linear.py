@@ -14,7 +14,7 @@ from protonet.selection.folds import Fold
 from protonet.views.evaluation import CandidateEvaluator, plan_encoder
 from protonet.views.linear import LINEAR, SCALINGS, Linear, LinearFamily, LinearView, shrink_covariance
 from protonet.views.view import TrainingRows
-from tests.strategies import blobs, seeds
+from tests.strategies import accuracy, blobs, seeds
 
 
 def fit(scaling: str, x: torch.Tensor, y: torch.Tensor, classes: int = 5) -> LinearView:
@@ -25,7 +25,7 @@ def cosine_accuracy(
     view: LinearView, x: torch.Tensor, y: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor]
 ) -> float:
     prototypes = F.normalize(class_means(F.normalize(view.source(x), dim=1), y, 128)[0], dim=1)
-    return float(((F.normalize(view.source(test[0]), dim=1) @ prototypes.T).argmax(dim=1) == test[1]).double().mean())
+    return accuracy(F.normalize(view.source(test[0]), dim=1) @ prototypes.T, test[1])
 
 
 def test_standardised_is_scikit_learns_up_to_scale() -> None:
@@ -97,7 +97,7 @@ def test_whitening_finds_the_classes_that_noise_hides(family: str, minimum: floa
 
 
 @given(seed=seeds, scaling=st.sampled_from(SCALINGS))
-def test_a_rotation_moves_views_along_that_do_not_scale_features(seed: int, scaling: str) -> None:
+def test_views_that_do_not_scale_features_commute_with_rotations(seed: int, scaling: str) -> None:
     x, y = blobs(seed)
     generator = torch.Generator().manual_seed(seed)
     rotation = torch.linalg.qr(torch.randn(8, 8, generator=generator))[0]
@@ -111,13 +111,13 @@ BLOCKS = torch.tensor([0, 0, 0, 1, 2, 2, 2, 3])
 
 
 def fit_blocks(scaling: str, blocks: torch.Tensor | None = BLOCKS) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gains (8,) where features have many units and one of them is constant, and which ones vary."""
+    """Fit a view to features of different units, one of them constant; return its gains (8,) and a mask of the rest."""
     x, y = blobs(4, rows=41)
     x = x * torch.tensor([1.0, 20.0, 0.1, 5.0, 1.0, 0.0, 30.0, 0.01])
     return Linear(scaling).fit(TrainingRows(x, y, 5, blocks=blocks)).source.gain.double(), x.amax(dim=0) > x.amin(dim=0)
 
 
-def test_features_of_one_block_keep_their_sizes_and_blocks_are_alike() -> None:
+def test_features_of_a_block_share_one_gain_and_blocks_have_equal_size() -> None:
     cases: list[str] = ["standardised", "robust"]
     for scaling in cases:
         gain, varies = fit_blocks(scaling)
@@ -131,7 +131,7 @@ def test_features_of_one_block_keep_their_sizes_and_blocks_are_alike() -> None:
         torch.testing.assert_close(total, total[:1].expand(4), rtol=1e-4, atol=0)
 
 
-def test_relevance_comes_after_the_blocks() -> None:
+def test_relevance_is_applied_after_the_scaling_of_blocks() -> None:
     varies = fit_blocks("relevant")[1]
     together, alone = (
         (fit_blocks("relevant", blocks)[0] / fit_blocks("standardised", blocks)[0])[varies] for blocks in (BLOCKS, None)
@@ -141,7 +141,7 @@ def test_relevance_comes_after_the_blocks() -> None:
     torch.testing.assert_close(gain[:3], gain[:1].expand(3), rtol=1e-4, atol=0)
 
 
-def try_scalings(labels: torch.Tensor) -> tuple[str, ...]:
+def evaluated_scalings(labels: torch.Tensor) -> tuple[str, ...]:
     x = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(0))
     everything = torch.arange(len(labels))
     evaluator = CandidateEvaluator(TrainingRows(x, labels, 3), [Fold(everything, everything)], plan_encoder(4, 3, 0))
@@ -150,9 +150,9 @@ def try_scalings(labels: torch.Tensor) -> tuple[str, ...]:
 
 def test_whitening_needs_two_degrees_of_freedom() -> None:
     without = ("raw", "centred", "standardised", "robust")
-    assert try_scalings(torch.tensor([0, 1, 2])) == without
-    assert try_scalings(torch.tensor([0, 1, 2, 2])) == without
-    assert try_scalings(torch.tensor([0, 1, 1, 2, 2])) == SCALINGS
+    assert evaluated_scalings(torch.tensor([0, 1, 2])) == without
+    assert evaluated_scalings(torch.tensor([0, 1, 2, 2])) == without
+    assert evaluated_scalings(torch.tensor([0, 1, 1, 2, 2])) == SCALINGS
 
 
 def test_the_bias_coordinate_joins_scaled_views_alone() -> None:
@@ -183,7 +183,7 @@ def test_relevant_features_are_those_whose_means_differ() -> None:
     assert float(weight[5]) < 0.3 * float(weight.max())
 
 
-def test_values_of_many_magnitudes_are_solved() -> None:
+def test_features_of_extreme_magnitudes_give_finite_logits() -> None:
     cases: list[float] = [1e-45, 3e38]
     for size in cases:
         x, y = blobs(0)

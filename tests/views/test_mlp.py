@@ -18,7 +18,7 @@ from protonet.views.linear import Linear
 from protonet.views.mlp import MLP, MemberData, MLPRecipe, ResidualMLPs, build_member_data, train
 from protonet.views.shifts import shift_rows
 from protonet.views.view import TrainingRows
-from tests.strategies import blobs
+from tests.strategies import accuracy, blobs
 
 
 @given(
@@ -26,7 +26,7 @@ from tests.strategies import blobs
     num_classes=st.integers(2, 5000),
     limit=st.one_of(st.integers(0, 10**7), st.floats(0, 1e7)),
 )
-def test_the_limit_is_never_passed_and_well_used(input_dim: int, num_classes: int, limit: float) -> None:
+def test_planned_sizes_use_the_parameter_limit(input_dim: int, num_classes: int, limit: float) -> None:
     plan = plan_encoder(input_dim, num_classes, limit)
     smallest = count_mlp_parameters(input_dim, 1, plan.embedding_dim)
     parameters = [
@@ -61,7 +61,7 @@ def test_an_untrained_mlp_is_the_padded_identity() -> None:
     torch.testing.assert_close(stack(z), F.pad(z, (0, 2)).expand(3, 5, 6))
 
 
-def test_the_stack_is_the_loop_over_its_members() -> None:
+def test_a_stack_equals_a_loop_over_its_members() -> None:
     generator = torch.Generator().manual_seed(0)
     learned = ResidualMLPs(2, 8, 3, 12, generator)
     torch.nn.init.normal_(learned.last, generator=generator)
@@ -74,7 +74,7 @@ def test_the_stack_is_the_loop_over_its_members() -> None:
 
 
 def rings(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two classes that no cosine separates: inside and outside of a circle, both in all directions."""
+    """Draw two classes that no cosine separates: points inside and outside of a circle."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(200) % 2
     direction = F.normalize(torch.randn(200, 2, generator=generator), dim=1)
@@ -91,20 +91,20 @@ def run(
     return [average for _, average in runs]
 
 
-def accuracy(stack: ResidualMLPs, train_set: MemberData, test_set: MemberData) -> float:
+def compute_accuracy(stack: ResidualMLPs, train_set: MemberData, test_set: MemberData) -> float:
     embedded = F.normalize(stack(train_set.z)[0], dim=1)
     prototypes = F.normalize(class_means(embedded, train_set.labels, 2)[0], dim=1)
     logits = F.normalize(stack(test_set.z)[0], dim=1) @ prototypes.T
-    return float((logits.argmax(dim=1) == test_set.labels).double().mean())
+    return accuracy(logits, test_set.labels)
 
 
 def test_training_learns_what_cosine_cannot() -> None:
     train_set, test_set = MemberData(*rings(0)), MemberData(*rings(1))
     untrained = ResidualMLPs(1, 2, 32, 16, torch.Generator().manual_seed(0))
-    assert accuracy(untrained, train_set, test_set) < 0.65
+    assert compute_accuracy(untrained, train_set, test_set) < 0.65
     both = MLPRecipe(noise=0.1)
     for steps, recipe in ((200, both), (200, replace(both, episodic=0.0)), (400, replace(both, cross_entropy=0.0))):
-        assert accuracy(run(train_set, steps, recipe=recipe)[-1], train_set, test_set) > 0.95
+        assert compute_accuracy(run(train_set, steps, recipe=recipe)[-1], train_set, test_set) > 0.95
 
 
 def test_same_seed_same_weights_and_no_global_state() -> None:
@@ -134,14 +134,14 @@ def test_a_deadline_in_the_past_still_takes_one_step() -> None:
     assert bool((average.last != 0).any())
 
 
-def test_one_sample_a_class_trains_on_augmented_views() -> None:
+def test_training_works_with_one_sample_per_class() -> None:
     task = MemberData(torch.eye(2), torch.tensor([0, 1]))
     average = run(task, 20)[-1]
     assert bool(torch.isfinite(average.last).all())
     assert float(average.last.abs().max()) > 0
 
 
-def test_a_task_has_the_shifted_rows_too() -> None:
+def test_the_data_of_a_member_include_shifted_rows() -> None:
     x, y = blobs(1)
     rows = TrainingRows(x, y, 5, shifts=(0, 1))
     source = Linear("standardised").fit(rows).source

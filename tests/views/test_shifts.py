@@ -17,12 +17,12 @@ from tests.strategies import seeds
 
 
 def waves(n: int, dim: int, period: float) -> Tensor:
-    """Sines of random phase: rows (n, dim)."""
+    """Draw rows (n, dim) that are sines of random phase."""
     phase = torch.rand(n, 1, generator=torch.Generator().manual_seed(0)) * 2 * math.pi
     return torch.sin(phase + torch.arange(dim) * 2 * math.pi / period)
 
 
-def test_a_series_is_shifted_as_far_as_it_stays_alike() -> None:
+def test_a_series_is_shifted_by_the_lags_of_given_changes() -> None:
     result, width = detect_order(waves(400, 100, 60.0))
     assert width == 100
     # Of sines, the squared difference at a distance is 1 - cos(2 pi distance / period) of that of unrelated features.
@@ -52,8 +52,8 @@ def test_features_in_no_order_are_not_shifted() -> None:
         assert detect_order(split.train_x) == Order(), family
 
 
-def test_a_few_large_features_that_meet_at_some_lag_are_no_order() -> None:
-    """Whatever the rows, two of thirty large features that are alike seem to be a period in a fifth of all orders."""
+def test_a_few_large_features_at_some_lag_are_not_an_order() -> None:
+    """Two similar features that are larger than the others seem to be a period in a fifth of all orders."""
     x = torch.from_numpy(load_breast_cancer().data).float()
     for n in (10, 300):
         generator = torch.Generator().manual_seed(0)
@@ -66,7 +66,7 @@ def test_a_few_large_features_that_meet_at_some_lag_are_no_order() -> None:
     assert all(detect_order(hours[:n]) != Order() for n in (10, 300))
 
 
-def test_little_to_see_is_not_shifted() -> None:
+def test_too_few_rows_or_features_are_not_shifted() -> None:
     cases: list[tuple[int, int]] = [(2, 100), (100, 1), (100, 5), (0, 100)]
     for shape in cases:
         assert detect_order(torch.ones(shape)).shifts == (0,), shape

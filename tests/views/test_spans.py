@@ -1,4 +1,4 @@
-"""Views of some neighbouring columns alone: they are those of a table that has no others."""
+"""Views of a span of features: they equal the views of a table that has these columns alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from protonet.fit.solver import solve_problem
 from protonet.views.kernel_ridge import KernelRidge
 from protonet.views.linear import SCALINGS, Linear
 from protonet.views.view import LinearMap, LinearMapConfig, TrainingRows
+from tests.strategies import accuracy
 
 SPAN = (3, 8)
 
@@ -38,7 +39,7 @@ def test_a_linear_view_of_a_span_is_that_of_its_columns() -> None:
         assert Linear(scaling, SPAN).name == f"{scaling} 3-7", scaling
 
 
-def test_a_radial_view_of_a_span_is_that_of_its_columns() -> None:
+def test_a_kernel_ridge_view_of_a_span_is_that_of_its_columns() -> None:
     rows = draw_rows()
     result = []
     for training, span in ((rows, SPAN), (cut(rows), None)):
@@ -59,7 +60,7 @@ def test_noise_columns_do_not_hide_an_informative_span() -> None:
         search = replace(EFFORTS["fast"], shifts=False)
         solution = solve_problem((x[:30], labels[:30]), effort=search, spans=spans)
         with torch.no_grad():
-            right.append(float((solution.network(x[30:]).argmax(dim=1) == labels[30:]).double().mean()))
+            right.append(accuracy(solution.network(x[30:]), labels[30:]))
     assert right[1] > right[0] + 0.05
 
 

@@ -1,4 +1,4 @@
-"""Context views: the transformer against a slow one, what must not matter, what is refused, what the numbers know."""
+"""Tabular transformer views: a slow transformer as an oracle, invariances, invalid files, and pretrained weights."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ from protonet.views.transformer import (
     unpack_weights,
 )
 from protonet.views.view import TrainingRows
-from tests.strategies import blobs, seeds
+from tests.strategies import accuracy, blobs, seeds
 
-#: Numbers, a number with a gap's mark beside it, and a category of three levels.
+#: A number, a number with an indicator of missing values, a category of three levels, and a number.
 BLOCKS = torch.tensor([0, 1, 1, 2, 2, 2, 3])
 
 
@@ -70,7 +70,7 @@ def draw_table(seed: int, n: int = 24, classes: int = 3) -> TrainingRows:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return what one query (dim,) takes from keys and values (n, dim), head by head."""
+    """Compute the attention of one query (dim,) to keys and values (n, dim), head by head."""
     parts = []
     for start in range(0, len(q), HEAD_DIM):
         part = slice(start, start + HEAD_DIM)
@@ -79,10 +79,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def read_slowly(
+def embed_slowly(
     weights: TransformerWeights, cells: Tensor, codes: list[int], memory: list[Tensor] | None
 ) -> list[Tensor]:
-    """Return the embeddings of rows (n, columns, CELL_CHANNELS); they are their own memory where there is none."""
+    """Embed rows (n, columns, CELL_CHANNELS) by loops; without a memory, the rows attend to themselves."""
 
     def norm(name: str, h: Tensor) -> Tensor:
         deviation = (h.var(dim=-1, correction=0, keepdim=True) + 1e-5).sqrt()
@@ -127,25 +127,25 @@ def read_slowly(
 MEMORIES: list[Tensor] = []
 
 
-def test_the_transformer_is_the_slow_one() -> None:
+def test_the_transformer_equals_a_slow_loop() -> None:
     generator = torch.Generator().manual_seed(3)
     weights = unpack_weights(0.3 * torch.randn(WEIGHT_COUNT, generator=generator))
     cells, new = (torch.randn(n, 3, CELL_CHANNELS, generator=generator) for n in (5, 4))
     new[0, 1, RANK_CHANNEL] = 0  # no rank, no waves
     codes = [0, 3, 0, 7, 3]
     MEMORIES.clear()
-    labelled = read_slowly(weights, cells, codes, None)
+    labelled = embed_slowly(weights, cells, codes, None)
     memory = encode_labelled_rows(weights, cells[None], torch.tensor([codes]))
     for code in range(CLASS_CODES):
         mean = sum((row for row, mine in zip(labelled, codes, strict=True) if mine == code), torch.zeros(DIM))
         torch.testing.assert_close(memory.prototypes[0, code], F.normalize(mean, dim=0), atol=1e-4, rtol=1e-3)
-    expected = torch.stack(read_slowly(weights, new, [CLASS_CODES] * 4, list(MEMORIES)))
+    expected = torch.stack(embed_slowly(weights, new, [CLASS_CODES] * 4, list(MEMORIES)))
     torch.testing.assert_close(embed_rows(weights, new[None], memory)[0], expected, atol=1e-4, rtol=1e-3)
 
 
 @settings(max_examples=4)
 @given(seed=seeds)
-def test_neither_order_nor_names_nor_units_matter(seed: int) -> None:
+def test_embeddings_do_not_depend_on_order_class_indices_and_units(seed: int) -> None:
     rows, new = draw_table(seed), draw_table(seed + 1).features
     expected = TabularTransformer(2).fit(rows)(new)
     generator = torch.Generator().manual_seed(seed)
@@ -183,7 +183,7 @@ def test_cells_are_encoded_by_deviation_rank_and_level(seed: int) -> None:
     assert constant[:, 0, 0].tolist() == [0.0, 0.0]  # the size of a constant column is not informative
 
 
-def test_another_precision_is_read_anew_and_comes_back_to_the_bit() -> None:
+def test_another_precision_encodes_the_context_again() -> None:
     rows = draw_table(0)
     view = TabularTransformer(2).fit(rows)
     expected = view(rows.features)
@@ -195,7 +195,7 @@ def test_another_precision_is_read_anew_and_comes_back_to_the_bit() -> None:
     assert float(F.cosine_similarity(half.float(), expected).min()) > 0.95
 
 
-def test_no_row_makes_no_row_and_other_rows_are_read_anew() -> None:
+def test_an_empty_batch_a_copy_and_a_loaded_state_are_embedded() -> None:
     rows, others = draw_table(0), draw_table(1)
     view, other = TabularTransformer(2).fit(rows), TabularTransformer(2).fit(others)
     assert view(rows.features[:0]).shape == (0, 2 * DIM)
@@ -205,7 +205,7 @@ def test_no_row_makes_no_row_and_other_rows_are_read_anew() -> None:
     assert torch.equal(view(rows.features), expected)
 
 
-def test_many_rows_are_thinned_out_and_those_that_count_stay() -> None:
+def test_the_context_is_a_part_of_many_rows_with_the_largest_weights() -> None:
     x, y = blobs(0, rows=1500, dim=8)
     rows, maximum = TrainingRows(x, y, 5), TABULAR_TRANSFORMER.max_rows
     thinned = TabularTransformer().fit(rows)
@@ -233,12 +233,12 @@ def test_more_classes_than_codes_take_several_passes() -> None:
         plan_encoder(12, 24, 0),
     )
 
-    def count_right(passes: int) -> float:
+    def evaluate(passes: int) -> float:
         candidate = evaluator.evaluate(TabularTransformer(passes))
         assert candidate is not None
-        return float((candidate.cosines.argmax(dim=1) == evaluator.labels).double().mean())
+        return accuracy(candidate.cosines, evaluator.labels)
 
-    assert count_right(len(CODE_ROTATIONS)) > count_right(1) + 0.1
+    assert evaluate(len(CODE_ROTATIONS)) > evaluate(1) + 0.1
 
 
 def list_candidates(rows: TrainingRows, kind: TabularTransformerFamily) -> list[Any]:
@@ -285,7 +285,7 @@ def test_the_pretrained_transformer_beats_random_weights() -> None:
         for view in (TabularTransformer(2).fit(rows), Linear("standardised").fit(rows)):
             z = F.normalize(view(x if view.source is None else view.source(x)), dim=1)
             prototypes = torch.stack([z[:20][y[:20] == item].mean(dim=0) for item in (0, 1)])
-            right.append(float(((z[20:] @ F.normalize(prototypes, dim=1).T).argmax(dim=1) == y[20:]).double().mean()))
+            right.append(accuracy(z[20:] @ F.normalize(prototypes, dim=1).T, y[20:]))
         lead.append(right[0] - right[1])
     error = float(np.std(lead) / math.sqrt(len(lead)))
     assert np.mean(lead) > 0.05 + 2 * error
@@ -324,7 +324,7 @@ def test_a_view_of_other_weights_is_not_computed() -> None:
 
 
 def test_a_failed_trace_does_not_spoil_other_views() -> None:
-    """What is loaded while a network is traced must not stay for others."""
+    """Weights that are loaded while a network is traced must not be cached for other networks."""
     load_pretrained_weights.cache_clear()
     compute_checksum.cache_clear()
     view, other = (TabularTransformer().fit(draw_table(seed)) for seed in (0, 1))

@@ -1,4 +1,4 @@
-"""What all views share: affine maps, and parts of files that may say anything."""
+"""The base classes of views: affine maps, and the validation of configs and tensors."""
 
 from __future__ import annotations
 

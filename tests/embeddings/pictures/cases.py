@@ -1,4 +1,4 @@
-"""Pictures for tests, really written."""
+"""Pictures for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backbones: files of two kinds and callables, what they are refused for, and the cache of embeddings."""
+"""Backbones from two kinds of files and from callables: embeddings, errors, and the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("embedding_cache")
 
 
 class Small(nn.Module):
-    """Means of colours by place, weighed: (n, 3, 8, 8) to (n, 12)."""
+    """A network that maps pictures (n, 3, 8, 8) to weighted means of 2 x 2 cells, (n, 12)."""
 
     def __init__(self, places: int = 2) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Small(nn.Module):
 
 
 def export(network: nn.Module, path: Path, *shape: int, fixed: bool = False, **output: str) -> Path:
-    """Write a network as torch.export has it, of any number of rows unless that is fixed."""
+    """Write a file of torch.export, for any number of pictures or a fixed one."""
     sizes = None if fixed else ({0: torch.export.Dim("n")},)
     program = torch.export.export(network.eval(), (torch.zeros(*shape),), dynamic_shapes=sizes)
     torch.export.save(program, path, extra_files=output or None)
@@ -42,7 +42,7 @@ def export(network: nn.Module, path: Path, *shape: int, fixed: bool = False, **o
 
 
 def write_onnx(path: Path, shape: list[int | str], *, axes: list[int] | None = None, **output: str) -> Path:
-    """Write a graph that takes means of pictures over some axes."""
+    """Write an ONNX file that computes means of pictures over some axes."""
     import onnx
     from onnx import TensorProto, helper
 

@@ -1,4 +1,4 @@
-"""Networks of timm, torchvision and open_clip: the features of the library itself, and nothing from the network."""
+"""Networks of timm, torchvision and open_clip: the libraries as oracles, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def alone(offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def libraries() -> Any:
-    """The three, or none of these tests: they are no part of the pinned environment."""
+    """Import the three libraries; skip the test if one is missing."""
     result = [pytest.importorskip(name) for name in ("timm", "torchvision", "open_clip")]
     torch.manual_seed(0)
     return result

@@ -1,4 +1,4 @@
-"""Pictures from files: which there are, and what they are decoded to."""
+"""Folders of pictures: their classes and files, and the decoded pixels."""
 
 from __future__ import annotations
 
