@@ -157,8 +157,7 @@ def test_statistics_of_rows_do_not_depend_on_units_and_order(seed: int) -> None:
 
 
 def test_degenerate_rows_have_finite_statistics() -> None:
-    cases: list[torch.Tensor] = [torch.zeros(6, 3), torch.ones(6, 1), torch.eye(6)[:, :2] * 1e-30]
-    for x in cases:
+    for x in (torch.zeros(6, 3), torch.ones(6, 1), torch.eye(6)[:, :2] * 1e-30):
         assert bool(torch.isfinite(describe_rows(TrainingRows(x, torch.arange(6) % 2, 2))).all()), x
 
 

@@ -28,6 +28,5 @@ def test_the_network_classifies_uninformative_rows_if_most_training_rows_are() -
 
 def test_counts_of_a_file_are_not_trusted() -> None:
     assert parse_counts([3, 1], 3).tolist() == [3, 1, 0]  # a class that was added later has no such rows
-    cases: list[object] = [None, "12", [1, 2, 3], [1, -1], [1.0, 2.0], [True, 1], [2**60, 0]]
-    for counts in cases:
+    for counts in (None, "12", [1, 2, 3], [1, -1], [1.0, 2.0], [True, 1], [2**60, 0]):
         assert parse_counts(counts, 2).tolist() == [0, 0], counts

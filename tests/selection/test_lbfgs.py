@@ -47,8 +47,7 @@ def test_the_minimum_is_that_of_torch(seed: int) -> None:
 
 def test_curved_valley() -> None:
     """Rosenbrock's function, whose minimum is at (1, 1)."""
-    cases: list[tuple[float, float]] = [(-1.2, 1.0), (0.0, 0.0), (3.0, -2.0)]
-    for start in cases:
+    for start in ((-1.2, 1.0), (0.0, 0.0), (3.0, -2.0)):
         rosenbrock = with_gradient(lambda x: (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2)
         result = minimize(rosenbrock, torch.tensor(start, dtype=torch.float64))
         torch.testing.assert_close(result, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-3)

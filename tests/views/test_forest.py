@@ -179,8 +179,7 @@ def test_a_few_trees_reject_a_clearly_worse_candidate(
 
 
 def test_a_forest_of_small_weight_has_fewer_trees_in_the_final_fit() -> None:
-    cases: list[tuple[float, int]] = [(0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)]
-    for fraction, trees in cases:
+    for fraction, trees in ((0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)):
         assert ForestFamily().finalize(Forest(200, shifted=True), fraction) == Forest(trees, shifted=True), fraction
         assert ForestFamily().finalize(Forest(20), fraction) == Forest(20), fraction
         assert ForestFamily().finalize(Linear("raw"), fraction) == Linear("raw"), fraction

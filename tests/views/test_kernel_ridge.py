@@ -154,8 +154,7 @@ def test_the_cosines_of_the_search_are_those_of_the_fitted_view(
 
 
 def test_work_is_bounded() -> None:
-    cases: list[int] = [10, 1000, 100_000, 10_000_000]
-    for n in cases:
+    for n in (10, 1000, 100_000, 10_000_000):
         for view in KERNEL_RIDGE_VIEWS:
             units = view.count_units(n, 384)
             assert 1 <= units <= min(n, KERNEL_RIDGE.max_units), n

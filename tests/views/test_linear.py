@@ -68,8 +68,7 @@ def test_copies_and_constants_do_not_change_the_shrunken_variances(rows: int) ->
 
 
 def test_a_feature_of_another_unit_does_not_hide_the_others() -> None:
-    cases: list[str] = ["standardised", "relevant", "robust"]
-    for scaling in cases:
+    for scaling in ("standardised", "relevant", "robust"):
         x, y = blobs(1, rows=20)
         other = x * torch.tensor([1e7] + [1.0] * 7)
         torch.testing.assert_close(
@@ -118,8 +117,7 @@ def fit_blocks(scaling: str, blocks: torch.Tensor | None = BLOCKS) -> tuple[torc
 
 
 def test_features_of_a_block_share_one_gain_and_blocks_have_equal_size() -> None:
-    cases: list[str] = ["standardised", "robust"]
-    for scaling in cases:
+    for scaling in ("standardised", "robust"):
         gain, varies = fit_blocks(scaling)
         size = 1 / fit_blocks(scaling, None)[0]  # the unit of each feature
         assert bool((gain[~varies] == 0).all()), scaling
@@ -184,8 +182,7 @@ def test_relevant_features_are_those_whose_means_differ() -> None:
 
 
 def test_features_of_extreme_magnitudes_give_finite_logits() -> None:
-    cases: list[float] = [1e-45, 3e38]
-    for size in cases:
+    for size in (1e-45, 3e38):
         x, y = blobs(0)
         x[:, 0].copy_(size * x[:, 0].clamp(-1, 1))
         x[::3, 1] = 1e-45

@@ -46,8 +46,7 @@ def test_interleaved_channels_are_shifted_by_the_channel_count() -> None:
 
 
 def test_features_in_no_order_are_not_shifted() -> None:
-    cases: list[str] = ["isotropic", "correlated", "nuisance", "heavy_tails"]
-    for family in cases:
+    for family in ("isotropic", "correlated", "nuisance", "heavy_tails"):
         split = sample_family(family, seed=5, num_classes=16, dim=60)
         assert detect_order(split.train_x) == Order(), family
 
@@ -67,8 +66,7 @@ def test_a_few_large_features_at_some_lag_are_not_an_order() -> None:
 
 
 def test_too_few_rows_or_features_are_not_shifted() -> None:
-    cases: list[tuple[int, int]] = [(2, 100), (100, 1), (100, 5), (0, 100)]
-    for shape in cases:
+    for shape in ((2, 100), (100, 1), (100, 5), (0, 100)):
         assert detect_order(torch.ones(shape)).shifts == (0,), shape
 
 

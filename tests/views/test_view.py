@@ -81,8 +81,7 @@ def test_tensors_that_are_not_trusted_are_checked() -> None:
 
 
 def test_row_matmul_gives_a_row_the_same_digits_in_every_batch() -> None:
-    cases: list[int] = [1, 5, 11, 15, 16, 40]
-    for columns in cases:
+    for columns in (1, 5, 11, 15, 16, 40):
         draw = torch.Generator().manual_seed(columns)
         rows, matrix = torch.randn(256, 300, generator=draw), torch.randn(300, columns, generator=draw)
         full = row_matmul(rows, matrix)

@@ -185,8 +185,7 @@ def read_tiff(path: Path, pixels: np.ndarray) -> np.ndarray:
 
 def test_float_and_wide_pixels_are_scaled_by_their_range(tmp_path: Path) -> None:
     path, grey = tmp_path / "x.tif", np.asarray(draw("disc", 5).convert("L"), float)
-    cases: list[tuple[type, int]] = [(np.float32, 1), (np.float32, 2**12 - 1), (np.int32, 255), (np.int32, 2**16 - 1)]
-    for dtype, limit in cases:
+    for dtype, limit in ((np.float32, 1), (np.float32, 2**12 - 1), (np.int32, 255), (np.int32, 2**16 - 1)):
         for brightness in (1, 1.05):  # resampling overshoots
             result = read_tiff(path, (grey / 255 * limit * brightness).astype(dtype))
             np.testing.assert_allclose(result, (grey * brightness).clip(0, 255), atol=1)
