@@ -21,7 +21,7 @@ def balance_classes(labels: Tensor) -> Tensor:
 
 
 def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, name_counts: Tensor | None = None) -> Crossfit:
-    """Replace the class weights of a crossfit and its networks by numbers of rows, after training with class weights.
+    """Replace class weights by numbers of rows in a crossfit and its networks, after training with class weights.
 
     Metrics then are of unweighted rows, and samples that are added later move a prototype as much as its training rows.
     ``labels`` and ``weights`` (n,) are those of all input rows; the weights have mean 1 and are equal within a class.

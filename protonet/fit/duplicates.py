@@ -132,10 +132,10 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
 
 
 def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float) -> bool:
-    """Test whether the density of points (k, dim) explains how many rows are within the distance ``near`` of others.
+    """Test whether the density of points (k, dim) explains how many of their neighbours are within a distance.
 
     A density of intrinsic dimension D has rows in proportion to d^D within a distance d of a row. The number and D are
-    estimated from points farther than ``near`` from the points ``chosen`` (m,), so that dependent columns count once.
+    estimated from neighbours of the points ``chosen`` (m,) beyond ``near``, so that dependent columns count once.
     Values on a grid count as if they filled half of the gap to the next one. A point stands for ``counts`` (k,) rows.
 
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the

@@ -79,7 +79,7 @@ def extract_words(name: str | int) -> str:
 
 
 def distinctive_words(names: Sequence[str | int]) -> list[str]:
-    """Rewrite class names as words with spaces; "" for names that share all their words, such as "intent 1"."""
+    """Rewrite class names as words with spaces; "" for a name whose words do not distinguish it, such as "intent 1"."""
     texts = list(map(extract_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
     shared = {word for word, count in counts.items() if count > max(NAMES.shared * len(texts), 2)}

@@ -81,7 +81,7 @@ def count_multiplications(columns: int, labelled: int) -> int:
     """Count the multiplications that embed one row, for numbers of columns and of labelled rows."""
 
     def count_layer(dim: int) -> int:
-        """Count those of attention to labelled rows and of the feed-forward block, for one token."""
+        """Count the multiplications of attention to labelled rows and of the feed-forward block, for one token."""
         return 6 * dim**2 + 2 * dim * labelled
 
     tokens = columns + 1
