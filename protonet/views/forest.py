@@ -63,7 +63,7 @@ class Forest:
         return "shifted forest" if self.shifted else "forest"
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> ForestView:
-        """Grow a forest from at most ``FOREST.max_rows`` evenly spaced rows, or from the same fraction of a fold's rows.
+        """Grow a forest from evenly spaced rows: at most ``FOREST.max_rows``, or the same fraction of a fold.
 
         Trees are grown on the CPU, whatever the device of the rows: a level takes hundreds of small operations.
 

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from protonet.losses import class_means
 from protonet.selection.folds import split_folds
-from protonet.views import evaluation as evaluation
-from protonet.views import kernel_ridge
+from protonet.views import evaluation, kernel_ridge
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily, embed_features, plan_encoder
 from protonet.views.forest import Forest, ForestFamily, ForestView
 from protonet.views.kernel_ridge import (
