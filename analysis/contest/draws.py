@@ -59,7 +59,7 @@ class Run(NamedTuple):
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the families, shots, methods and numbers of draws."""
+    """Add the options: the families, shots, methods and draws."""
     parser.add_int("--draws", 5, "number of draws")
     parser.add_names("--family", FAMILIES, "isotropic")
     parser.add("--shots", "16+4", "train+val samples per class, with commas", _parse_shots)
@@ -100,7 +100,7 @@ def hash_code(method: str) -> str:
 
 @functools.lru_cache(maxsize=1)  # the runs of a draw follow each other
 def sample_draw(family: str, n_train: int, n_val: int, seed: int, num_classes: int, dim: int) -> Split:
-    """Sample a draw of a family."""
+    """Sample a data set of a synthetic family."""
     return sample_family(family, seed=seed, n_train=n_train, n_val=n_val, num_classes=num_classes, dim=dim)
 
 

@@ -331,5 +331,5 @@ def _initialize(name: str, shape: tuple[int, ...], generator: torch.Generator) -
 
 
 def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
-    """Get the fan-in of a matrix, or of the matrix of a bias."""
+    """Return the number of inputs of a linear layer, given the name and shape of its matrix or bias."""
     return WEIGHT_SHAPES[name.removesuffix("_bias")][1] if len(shape) == 1 else shape[1]

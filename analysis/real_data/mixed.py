@@ -196,7 +196,7 @@ QUANTITIES = (
 
 
 def add_options(parser: StudyParser) -> None:
-    """Add the data sets, methods, shots and splits."""
+    """Add the options: the data sets, methods, shots and splits."""
     known = functools.partial(check_name, known=COLLECTIONS)
     parser.add("--collection", "mixed", f"the data sets, unless --datasets names some: {', '.join(COLLECTIONS)}", known)
     parser.add_names("--datasets", TABLES)

@@ -65,7 +65,7 @@ class JobRunner:
     _task: asyncio.Task[None] | None = None
 
     def start(self, job: PageJob) -> None:
-        """Start a job; if a job is in progress, the new one follows, in place of any that was to follow."""
+        """Start a job or, if a job is in progress, start it afterwards; only the latest job waits."""
         if self.running:
             self._next = job
             return
@@ -75,7 +75,7 @@ class JobRunner:
         if job.table is not None:
             path = folder / "table.csv"
             path.write_text(format_csv(job.table), encoding="utf-8")
-        self._task = asyncio.create_task(self._work(job, path))
+        self._task = asyncio.create_task(self._run_job(job, path))
 
     def get_file(self, name: str) -> tuple[Path, str]:
         """Return the path and media type of an exported file; raise an HTTPException if it does not exist yet."""
@@ -113,7 +113,7 @@ class JobRunner:
         """Format the command lines that export files to the current folder, for the user to copy."""
         return list(map(format_command, self.list_commands(self.labels, self.table, Path())))
 
-    async def _work(self, job: PageJob, to_predict: Path) -> None:
+    async def _run_job(self, job: PageJob, to_predict: Path) -> None:
         """Run the commands of a job, then start the job that follows."""
         folder = Path(self.folder.name)
         labels, metrics = folder / self.labels.name, folder / "metrics.json"
@@ -126,9 +126,9 @@ class JobRunner:
         try:
             for command in commands:
                 if not isinstance(command, FitOptions):
-                    await self._run(command)
+                    await self._run_command(command)
                     continue
-                await self._run(replace(command, json=metrics))
+                await self._run_command(replace(command, json=metrics))
                 self.metrics = json.loads(metrics.read_text(encoding="utf-8")) | {"rows_of_table": job.rows}
                 self.version = job.version
         except (RuntimeError, OSError) as error:
@@ -144,7 +144,7 @@ class JobRunner:
         made = [name for name, (file, _) in EXPORTED_FILES.items() if Path(self.folder.name, file).exists()]
         return [] if self.running == "export" else made
 
-    async def _run(self, options: ReadOptions) -> None:
+    async def _run_command(self, options: ReadOptions) -> None:
         """Run a command in a process; raise a RuntimeError with its error message if it fails."""
         command = [sys.executable, "-m", "protonet", *to_arguments(replace(options, quiet=True))]
         pipe = asyncio.subprocess.PIPE

@@ -139,7 +139,7 @@ class LabelApi:
         posts |= {"jobs": self.start_job, "labels": self.list_labels}
         uploads: dict[str, Handler] = {"/api/try": self.try_row, "/api/add_picture": self.add_picture}
         gets: dict[str, Handler] = {"/": self.page, "/picture": self.show_picture, "/download": self.download}
-        gets |= {"/api/state": self.state, "/api/map": self.project_rows, "/api/jobs": self.list_jobs}
+        gets |= {"/api/state": self.describe_state, "/api/map": self.project_rows, "/api/jobs": self.list_jobs}
         routes = [
             Route(f"/api/{name}", make_action_handler(answer), methods=["POST"]) for name, answer in posts.items()
         ]
@@ -195,7 +195,7 @@ class LabelApi:
         rules = "connect-src 'self'; img-src 'self' blob: data:"
         return html_response(*format_page("label.html", self.title, {}, ["page.css", "label.css"], "label.js", rules))
 
-    async def state(self, _: object) -> object:
+    async def describe_state(self, _: object) -> object:
         """Answer with the columns of the table, notes on it, and the commands that repeat an export."""
         rows, header = self.queue.rows, list(self.queue.header)
         names = list(rows.columns or header)
@@ -212,7 +212,7 @@ class LabelApi:
             "table": str(self.jobs.table),
             "commands": self.jobs.format_commands(),
             "output": str(self.jobs.labels),
-            "fixed": self.queue.fixed,
+            "fixed": self.queue.fixed_classes,
         }
 
     def describe_columns(self) -> list[dict[str, object]]:
@@ -259,7 +259,7 @@ class LabelApi:
                 raise rename_argument(error, "columns") from None
             self.jobs.columns = columns
             self.queue.replace_rows(rows)
-        return await self.state(action)
+        return await self.describe_state(action)
 
     async def leave(self, action: Action) -> object:
         """Release the row of a closed tab."""

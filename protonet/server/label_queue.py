@@ -187,7 +187,7 @@ class LabelQueue:
         new = validate_class_name(new, names)
         if old not in names:
             raise HTTPException(404, f"`old` must be a class; got {to_printable(old)[:40]!r}.")
-        if old in self.fixed:
+        if old in self.fixed_classes:
             raise HTTPException(409, f"`old` must be a class without a model; got {to_printable(old)[:40]!r}.")
         if old == new:
             return
@@ -350,7 +350,7 @@ class LabelQueue:
         return logits
 
     @property
-    def fixed(self) -> Sequence[str]:
+    def fixed_classes(self) -> Sequence[str]:
         """The names of classes that cannot be renamed."""
         return () if self.model is None else tuple(map(str, self.model.classes))
 
@@ -364,12 +364,12 @@ class LabelQueue:
         self._rows = rows
         self._note_change(None)
 
-    def _require_network(self, what: str) -> tuple[PrototypeNetwork, UnlabelledTable]:
-        """Return the network and its rows; raise an HTTPException that names ``what`` if none is fitted yet."""
+    def _require_network(self, purpose: str) -> tuple[PrototypeNetwork, UnlabelledTable]:
+        """Return the network and its rows; raise an HTTPException that names the purpose if none is fitted yet."""
         with self._lock:
             network, rows = self.session.network, self.session.rows
         if network is None:
-            raise HTTPException(409, f"`{what}` needs labels of two classes. Label more rows.")
+            raise HTTPException(409, f"`{purpose}` needs labels of two classes. Label more rows.")
         return network, rows
 
     def _require_unchanged(self, row: int, seen: str | UnsetType | None) -> None:

@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         usage = self.usage
         if self.expert_groups and not include_expert:
             required = [action for action in options if action.required]
-            usage = "%(prog)s [options]" + "".join(map(_name_value, [*required, *positionals]))
+            usage = "%(prog)s [options]" + "".join(map(_format_argument, [*required, *positionals]))
         formatter.add_usage(usage, [*options, *positionals], [])
         text = self.description or ""
         formatter.add_text(text if "\n" in text else textwrap.fill(text, formatter._width))
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
         """Format the usage without optional options."""
         required = [action for action in self._actions if action.required and action.option_strings]
         positionals = [action for action in self._actions if not action.option_strings]
-        return f"{self.prog}{''.join(map(_name_value, [*positionals, *required]))}"
+        return f"{self.prog}{''.join(map(_format_argument, [*positionals, *required]))}"
 
 
 class _HelpAllAction(argparse.Action):
@@ -105,7 +105,7 @@ class _HelpAllAction(argparse.Action):
         parser.exit()
 
 
-def _name_value(action: argparse.Action) -> str:
+def _format_argument(action: argparse.Action) -> str:
     """Format a positional argument or a required option for a usage line."""
     name = " ".join([*action.option_strings[:1], str(action.metavar or action.dest.upper())])
     return {"*": f" [{name} ...]", "+": f" {name} [...]", "?": f" [{name}]"}.get(str(action.nargs), f" {name}")

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from protonet._io import JsonDict, write_json, write_text
 from protonet._text import count, to_printable
-from protonet.ui.text import format_csv, order_naturally, percent, span
+from protonet.ui.text import format_csv, format_interval, order_naturally, percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TEMPLATE_CONSTANTS = {"max_columns": 100, "max_suspects": 50, "max_cells": 4, "max_name": 60, "shades": 5}
 
 
-def name_class(name: object, longest: int | None = None) -> Markup:
+def format_name(name: object, longest: int | None = None) -> Markup:
     """Make HTML of a name, isolated as it may be right-to-left, and truncated to ``longest`` characters."""
     text = to_printable(name)
     if longest is not None and len(text) > longest:
@@ -60,11 +60,11 @@ def make_environment() -> Environment:
         "ends": lambda interval, spec, scale=1: " to ".join(format(scale * bound, spec) for bound in interval),
         "fmt": format,
         "json": embed_json,
-        "name": name_class,
+        "name": format_name,
         "order": order_naturally,
         "percent": percent,
         "points": lambda fraction, spec: format(100 * fraction, spec),
-        "span": span,
+        "span": format_interval,
     }
     environment.globals |= {"dumps": json.dumps, "log": math.log, **TEMPLATE_CONSTANTS}
     return environment

@@ -40,7 +40,7 @@ def percent(fraction: float, digits: int = 1) -> str:
     return f"{100 * fraction:.{digits}f} %"
 
 
-def span(interval: Sequence[float], digits: int = 1) -> str:
+def format_interval(interval: Sequence[float], digits: int = 1) -> str:
     """Format an interval of fractions in percent, such as ``12.3 to 45.6 %``."""
     low, high = (100 * bound for bound in interval)
     return f"{low:.{digits}f} to {high:.{digits}f} %"
