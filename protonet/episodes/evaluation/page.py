@@ -13,7 +13,7 @@ from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.report import MEASURES, explain_intervals, format_p_value
 from protonet.episodes.evaluation.statistics import SIDE_MEASURES, ClassAccuracy, Evaluation, Rate, Summary
 from protonet.ui.html import format_document
-from protonet.ui.text import percent, span
+from protonet.ui.text import format_interval, percent
 
 MAX_CLASSES_SHOWN = 100  #: Most classes that are shown, the hardest first; the JSON has all.
 MIN_EPISODES_PER_CLASS = 20  #: Classes in fewer episodes are not shown, because they differ by chance.
@@ -96,7 +96,7 @@ def format_rates(rates: Iterable[Rate]) -> list[str]:
 def format_intervals(rate: Rate, kinds: Sequence[str]) -> list[str]:
     """Format the intervals of a rate in percent, of each kind in ``INTERVAL_KINDS``; "" for unknown intervals."""
     halves = [rate.half_width(kind) for kind in kinds]
-    return ["" if math.isnan(half) else span((rate.mean - half, rate.mean + half), 2) for half in halves]
+    return ["" if math.isnan(half) else format_interval((rate.mean - half, rate.mean + half), 2) for half in halves]
 
 
 def list_pairs(summary: Summary) -> list[dict[str, object]]:
