@@ -81,8 +81,6 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"{expected}.*; got no folder .*images_background\."):
         load_omniglot(tmp_path)
     make_tree(tmp_path)
-    with pytest.raises(ValueError, match="`size` must be a whole number >= 1; got 0"):
-        load_omniglot(tmp_path, size=0)
     (tmp_path / "images_evaluation" / "Omega").rename(tmp_path / "images_evaluation" / "Beta")
     message = r"`root` must keep every class on one side; got class Beta/character01 on base and novel"
     with pytest.raises(ValueError, match=message):

@@ -79,10 +79,10 @@ def test_intervals_over_classes_equal_a_slow_jackknife() -> None:
 
 
 def test_false_positives_over_classes_are_as_frequent_as_stated() -> None:
-    """If classes differ, the p-value over episodes finds far too many differences, and that over classes 5 %.
+    """P-values over classes find a difference in 5 % of the populations; so do p-values over episodes of like classes.
 
-    If classes do not differ, both find 5 %. Values are the lead of one method in each episode; its mean over the
-    population of classes is 0. The standard error of the 5 % of 200 populations is 1.6 %.
+    If classes differ, p-values over episodes find far too many differences. Values are the lead of one method in each
+    episode, whose mean over the population of classes is 0. The standard error of 5 % of 200 populations is 1.6 %.
     """
     n_runs = 200
     for spread, minimum in ((0.3, 0.4), (0.0, 0.0)):
