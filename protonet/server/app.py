@@ -199,7 +199,7 @@ class AccessMiddleware:
         """Handle a request: check its headers before its body is read, and pass it on."""
         policy, is_open, size = self.policy, scope["path"] in OPEN_PATHS, 0
         headers = dict(reversed(scope["headers"]))
-        self.check(headers, scope["query_string"], is_open=is_open)
+        self.check_headers(headers, scope["query_string"], is_open=is_open)
         if is_open:
             await self.app(scope, receive, send)
             return
@@ -221,7 +221,7 @@ class AccessMiddleware:
         finally:
             policy.active -= 1
 
-    def check(self, headers: dict[bytes, bytes], query: bytes, *, is_open: bool) -> None:
+    def check_headers(self, headers: dict[bytes, bytes], query: bytes, *, is_open: bool) -> None:
         """Raise an HTTPException unless origin, token, length and encoding of a request are allowed."""
         host, origin = headers.get(b"host", b"").lower().decode("latin-1"), headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in (
@@ -286,7 +286,7 @@ class ConnectionState(ServerState):
         super().__init__()
         self.idle = OrderedDict[LimitedProtocol, float]()  # the longest idle first
 
-    def expire(self, now: float) -> None:
+    def close_idle(self, now: float) -> None:
         """Close the connections that have been idle for `HEAD_SECONDS` at a time."""
         while self.idle:
             connection, since = next(iter(self.idle.items()))
@@ -421,7 +421,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close expired connections, ten times a second."""
-        self.server_state.expire(asyncio.get_running_loop().time())
+        self.server_state.close_idle(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -92,12 +92,12 @@ class JobRunner:
         sheet = {"sheet": self.read_options.sheet} if table == self.table else {}
         predict = PredictOptions(**reading | sheet, model=model, table=table, output=predictions, proba=True)
         if self.model is None:
-            return [self.make_fit(labels, report=report, output=model), predict]
+            return [self.make_fit_options(labels, report=report, output=model), predict]
         update = UpdateOptions(**reading, model=self.model, table=labels, label=self.label, output=model)
         evaluate = EvaluateOptions(**reading, model=self.model, table=labels, label=self.label, report=report)
         return [update, predict, evaluate]
 
-    def make_fit(self, labels: Path, **options: Any) -> FitOptions:
+    def make_fit_options(self, labels: Path, **options: Any) -> FitOptions:
         """Make the options of the command ``fit`` for a file of labels; ``options`` are added."""
         return FitOptions(
             **vars(replace(self.read_options, sheet=None)),
@@ -118,7 +118,7 @@ class JobRunner:
         folder = Path(self.folder.name)
         labels, metrics = folder / self.labels.name, folder / "metrics.json"
         if job.kind == "results":
-            commands: list[ReadOptions] = [self.make_fit(labels, report=folder / "results.html", effort="fast")]
+            commands: list[ReadOptions] = [self.make_fit_options(labels, report=folder / "results.html", effort="fast")]
         else:
             commands = self.list_commands(labels, to_predict, folder)
             for file, _ in EXPORTED_FILES.values():

@@ -78,7 +78,7 @@ Returned = TypeVar("Returned")
 Handler = Callable[[Any], Awaitable[object]]
 
 
-class Action(Struct):
+class ActionRequest(Struct):
     """The body of a request: the tab of the browser, and the arguments of an action."""
 
     tab: Annotated[str, Meta(max_length=64)]  #: Identifies the browser tab.
@@ -101,7 +101,7 @@ class Action(Struct):
             raise ValueError("`by` must be a printable name")
 
 
-ACTION = msgspec.json.Decoder(Action)
+ACTION_DECODER = msgspec.json.Decoder(ActionRequest)
 
 
 @dataclass
@@ -122,7 +122,7 @@ class LabelApi:
     def create_app(self) -> ASGIApp:
         """Create the ASGI application."""
         queue = self.queue
-        changes: dict[str, Callable[[Action], object]] = {
+        changes: dict[str, Callable[[ActionRequest], object]] = {
             "next": lambda action: None,
             "label": lambda action: queue.label_row(action.tab, require_row(action), action.name or "", action.by),
             "skip": lambda action: queue.skip(action.tab, require_row(action)),
@@ -135,7 +135,12 @@ class LabelApi:
             "rename": lambda action: queue.rename_class(action.old or "", action.name or ""),
         }
         posts: dict[str, Handler] = {name: self.make_label_handler(change) for name, change in changes.items()}
-        posts |= {"leave": self.leave, "rows": self.list_rows, "columns": self.choose_columns, "add": self.add_texts}
+        posts |= {
+            "leave": self.close_tab,
+            "rows": self.list_rows,
+            "columns": self.choose_columns,
+            "add": self.add_texts,
+        }
         posts |= {"jobs": self.start_job, "labels": self.list_labels}
         uploads: dict[str, Handler] = {"/api/try": self.try_row, "/api/add_picture": self.add_picture}
         gets: dict[str, Handler] = {"/": self.page, "/picture": self.show_picture, "/download": self.download}
@@ -147,23 +152,23 @@ class LabelApi:
         routes += [Route(path, make_request_handler(answer)) for path, answer in gets.items()]
         return create_app(self.policy, routes)
 
-    def make_label_handler(self, change: Callable[[Action], object]) -> Handler:
+    def make_label_handler(self, change: Callable[[ActionRequest], object]) -> Handler:
         """Make a handler that changes labels and returns the next row or, unless confirmed, a similar class name."""
 
-        async def respond(action: Action) -> object:
+        async def respond(action: ActionRequest) -> object:
             names = self.queue.session.names
             similar = None if action.create or not action.name else find_similar_class(action.name, names)
             if similar is not None and (action.old is None or similar != action.old):
                 return {"similar": similar}
             change(action)
             if len(self.queue.session.labelled) >= self.jobs.checked + CHECK_INTERVAL and not self.jobs.running:
-                self.start_on_labels("results")
+                self.start_job_on_labels("results")
             label = {} if action.row is None else {"label": self.queue.session.labels.get(action.row)}
             return self.queue.next_item(action.tab) | self.describe_accuracy() | label
 
         return respond
 
-    def start_on_labels(self, kind: Literal["results", "export"]) -> None:
+    def start_job_on_labels(self, kind: Literal["results", "export"]) -> None:
         """Start a job on the labelled rows, without rows whose pictures no longer exist."""
         queue, session = self.queue, self.queue.session
         rows = {row: [*session.cells[row], label] for row, label in session.labels.items() if queue.has_picture(row)}
@@ -180,7 +185,7 @@ class LabelApi:
         remaining = jobs.checked + CHECK_INTERVAL - len(self.queue.session.labelled)
         return {"check": accuracy, "checked": jobs.checked, "next_check": 0 if jobs.running else max(remaining, 1)}
 
-    async def list_labels(self, action: Action) -> object:
+    async def list_labels(self, action: ActionRequest) -> object:
         """Answer with a list of labelled rows; rows that cross-validation predicts as another class come first."""
         metrics = self.jobs.metrics or {}
         predictions: dict[int, tuple[str, float]] = {}
@@ -231,7 +236,7 @@ class LabelApi:
         unused = [{"name": name, "type": "not used", "missing": missing[name]} for name in header if name not in used]
         return [{**column, "choice": choices.get(column["name"], "")} for column in [*used.values(), *unused]]
 
-    async def choose_columns(self, action: Action) -> object:
+    async def choose_columns(self, action: ActionRequest) -> object:
         """Set the role of a column, which is a type, "drop" or "group", and fit again."""
         name, choice, settings = str(action.column), str(action.choice), self.jobs.columns
         if self.read_again is None:
@@ -261,12 +266,12 @@ class LabelApi:
             self.queue.replace_rows(rows)
         return await self.describe_state(action)
 
-    async def leave(self, action: Action) -> object:
+    async def close_tab(self, action: ActionRequest) -> object:
         """Release the row of a closed tab."""
         self.queue.release(action.tab)
         return {}
 
-    def require_rows(self, action: Action) -> list[int]:
+    def require_rows(self, action: ActionRequest) -> list[int]:
         """Return the row indices of an action; raise an InputError if one is not in the table."""
         rows, n = action.rows, len(self.queue.session.cells)
         if rows is None or not all(0 <= row < n for row in rows):
@@ -274,7 +279,7 @@ class LabelApi:
             raise_input_error("rows", must, "something else", "Load the page again.")
         return rows
 
-    async def list_rows(self, action: Action) -> object:
+    async def list_rows(self, action: ActionRequest) -> object:
         """Answer with the cells of the requested rows."""
         return list(map(self.queue.row_to_dict, self.require_rows(action)))
 
@@ -291,11 +296,11 @@ class LabelApi:
         state = {"running": jobs.running, "error": jobs.error, "ready": jobs.list_exported(), "metrics": metrics}
         return state | {"fresh": jobs.version == self.queue.version} | self.queue.progress() | self.describe_accuracy()
 
-    async def start_job(self, action: Action) -> object:
+    async def start_job(self, action: ActionRequest) -> object:
         """Start the job that an action names."""
         if action.job is None:
             raise_input_error("job", "be results or export", "nothing", "Load the page again.")
-        self.start_on_labels(action.job)
+        self.start_job_on_labels(action.job)
         return await self.list_jobs(action)
 
     async def try_row(self, request: Request) -> object:
@@ -311,7 +316,7 @@ class LabelApi:
         result = await self.run_in_thread(lambda: self.queue.try_row(model, rows))
         return result | {"notes": rows.notes}
 
-    async def add_texts(self, action: Action) -> object:
+    async def add_texts(self, action: ActionRequest) -> object:
         """Add each line of a text as a row."""
         return await self.add_rows(lambda known: self.uploads.add_texts(action.text, known))
 
@@ -370,12 +375,12 @@ def make_action_handler(answer: Handler) -> Callable[[Request], Awaitable[Respon
     """Make the handler of a route from a function that answers the action in the body of a request."""
 
     async def respond(request: Request) -> Response:
-        return json_response(await answer(decode_json(await request.body(), ACTION)))
+        return json_response(await answer(decode_json(await request.body(), ACTION_DECODER)))
 
     return respond
 
 
-def require_row(action: Action) -> int:
+def require_row(action: ActionRequest) -> int:
     """Return the row index of an action; raise an InputError if it has none."""
     if action.row is None:
         raise_input_error("row", "be a whole number", "nothing", "Load the page again.")

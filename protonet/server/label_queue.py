@@ -287,7 +287,7 @@ class LabelQueue:
         logits = self._predict(network, rows, shown)
         x, y = project(logits).T.tolist()
         with self._lock:
-            labels = dict(self.session.list_labelled())
+            labels = dict(self.session.list_label_indices())
         return {
             "row": shown.tolist(),
             "x": [round(value, 3) for value in x],
@@ -330,7 +330,7 @@ class LabelQueue:
         names = tuple(self.session.names[: len(network.counts)])
         metadata = {} if self.model is None else dict(self.model.metadata)
         counts = parse_counts(metadata.get("uninformative"), len(names))
-        for row, label in self.session.list_labelled():
+        for row, label in self.session.list_label_indices():
             if rows.uninformative[row] and label < len(names):
                 counts[label] += 1
         return TablePipeline(
@@ -450,7 +450,7 @@ class LabelQueue:
                         self.session.replace_rows(rows)
                         self._embedding, self._rows = embedding, None if self._rows is rows else self._rows
                 with self._lock:
-                    answers, left = self.session.list_labelled(), self.session.list_unlabelled()
+                    answers, left = self.session.list_label_indices(), self.session.list_unlabelled()
                     names = list(self.session.names)
                 anew = abs(len(answers) - fitted) >= REFIT_INTERVAL
                 network = self.session.fit_network(answers, len(names), anew=anew)

@@ -69,7 +69,7 @@ class LabelFile:
         """Open and lock the file, read its rows, and write the header if the file is new."""
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
-            _lock(self.path, self._file)
+            _lock_file(self.path, self._file)
             size = self._read()
             os.ftruncate(self._file, size)
             if not size:
@@ -110,7 +110,7 @@ class LabelFile:
         write_text(self.path, format_csv([self.header, *rows]))
         os.close(self._file)  # also unlocks the old file
         self._file = os.open(self.path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-        _lock(self.path, self._file)
+        _lock_file(self.path, self._file)
         self.rows = [list(row) for row in rows]
 
     def _read(self) -> int:
@@ -137,7 +137,7 @@ class LabelFile:
         return size
 
 
-def _lock(path: Path, file: int) -> None:
+def _lock_file(path: Path, file: int) -> None:
     """Lock an open file; raise an InputError if another process has locked it."""
     if sys.platform == "win32":
         return
@@ -230,13 +230,13 @@ class LabelSession:
 
     def update_network(self, *, anew: bool = False) -> None:
         """Update the network with new labels: move its prototypes or, if ``anew`` and without a model, refit it."""
-        self.network = self.fit_network(self.list_labelled(), len(self.names), anew=anew)
+        self.network = self.fit_network(self.list_label_indices(), len(self.names), anew=anew)
 
     def replace_rows(self, rows: UnlabelledTable) -> None:
         """Replace the features of all rows, and discard the network."""
         self.rows, self.network, self._fitted, self._learned = rows, None, None, []
 
-    def list_labelled(self) -> list[tuple[int, int]]:
+    def list_label_indices(self) -> list[tuple[int, int]]:
         """List the row index and the class index of each label."""
         return [(row, self.names.index(label)) for row, label in self.labels.items()]
 
@@ -326,7 +326,7 @@ class Uploads:
 
     def add_texts(self, text: str, known: set[str]) -> list[list[str]]:
         """Save each line of a text that is neither empty nor ``known`` as a row; return the cells of these rows."""
-        self._require(pictures=False)
+        self._require_modality(pictures=False)
         lines = [escape_control_chars(line.strip()) for line in text.splitlines()]
         lines = [line for line in dict.fromkeys(lines) if line and line not in known]
         longest = max(map(len, lines), default=0)
@@ -337,7 +337,7 @@ class Uploads:
 
     def add_picture(self, name: str, content: bytes, known: set[str]) -> list[list[str]]:
         """Save a picture as a row unless its path is ``known``; return the cells of the row, if any."""
-        self._require(pictures=True)
+        self._require_modality(pictures=True)
         if self.folder.resolve().is_relative_to(self.table.resolve()):
             raise HTTPException(409, "Pictures cannot be added inside of the folder of the table: pass another -o.")
         from PIL import Image  # noqa: PLC0415 - optional
@@ -369,7 +369,7 @@ class Uploads:
                     self.rows.add(cells, "added")
         return rows
 
-    def _require(self, *, pictures: bool) -> None:
+    def _require_modality(self, *, pictures: bool) -> None:
         """Raise an HTTPException unless pictures, or texts, can be uploaded."""
         kind = "pictures" if pictures else "texts"
         if self.column is None or self.pictures is not pictures:

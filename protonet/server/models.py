@@ -106,7 +106,7 @@ MAX_BATCH_ROWS = 1024
 MAX_LOOP_SECONDS = 0.02
 
 #: The class of each row with its probability ("" for an unknown row), and logits (n, num_classes).
-Classified = tuple[list[tuple[str, str]], Tensor]
+Classification = tuple[list[tuple[str, str]], Tensor]
 
 
 class PendingRequest(NamedTuple):
@@ -115,7 +115,7 @@ class PendingRequest(NamedTuple):
     model: TablePipeline
     rows: ParsedRows
     threshold: float | None  #: Rows with a score up to this value are unknown; None to classify all rows.
-    result: asyncio.Future[Classified]
+    result: asyncio.Future[Classification]
     key: tuple[object, ...]  #: Requests with equal keys may share a batch.
 
 
@@ -130,15 +130,15 @@ class Batcher:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 
-    async def classify(self, model: TablePipeline, rows: ParsedRows, threshold: float | None) -> Classified:
+    async def classify(self, model: TablePipeline, rows: ParsedRows, threshold: float | None) -> Classification:
         """Classify the rows of a request, together with rows of other requests for the model."""
-        result: asyncio.Future[Classified] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[Classification] = asyncio.get_running_loop().create_future()
         self._queue.append(PendingRequest(model, rows, threshold, result, (id(model), rows.x.dtype, threshold)))
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(self._classify_pending())
         return await result
 
-    async def _run(self) -> None:
+    async def _classify_pending(self) -> None:
         """Classify batches until no request is pending."""
         loop, queue = asyncio.get_running_loop(), self._queue
         while queue:
@@ -172,7 +172,7 @@ class Batcher:
         self._task = None
 
 
-def classify_batch(batch: list[PendingRequest]) -> list[Classified | Exception]:
+def classify_batch(batch: list[PendingRequest]) -> list[Classification | Exception]:
     """Classify the rows of each request; the result is an exception for requests that cause an error."""
     model, sizes = batch[0].model, [len(item.rows.x) for item in batch]
     try:

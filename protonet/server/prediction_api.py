@@ -39,13 +39,13 @@ from protonet.server.app import (
     open_socket,
     run_server,
 )
-from protonet.server.models import Batcher, Classified, HotModel, open_models, reload_loop
+from protonet.server.models import Batcher, Classification, HotModel, open_models, reload_loop
 from protonet.ui.html import format_page
 from protonet.ui.text import format_csv
 
 #: Bytes of a JSON body up to which it is parsed on the event loop, where it does not wait for larger bodies.
 SMALL_BODY_BYTES = 2**16
-INFER_REQUEST = msgspec.json.Decoder(parsing.InferRequest)
+INFER_DECODER = msgspec.json.Decoder(parsing.InferRequest)
 #: Answers a GET request, given the parameters in its path.
 GetHandler = Callable[..., msgspec.Struct | str]
 
@@ -69,7 +69,7 @@ class PredictionApi:
         routes = [
             Route("/models/{name}/predict", self.predict, methods=["POST"]),
             Route("/v2/models/{name}/infer", self.infer, methods=["POST"]),
-            *(Route(path, make_handler(read)) for path, read in self.documented_gets.items()),
+            *(Route(path, make_handler(read)) for path, read in self.documented_handlers.items()),
             Route("/openapi.json", make_handler(self.openapi)),
             Route("/docs", make_handler(self.docs)),
             Route("/", make_handler(self.overview)),
@@ -77,7 +77,7 @@ class PredictionApi:
         return create_app(self.policy, routes, self.observe)
 
     @property
-    def documented_gets(self) -> dict[str, GetHandler]:
+    def documented_handlers(self) -> dict[str, GetHandler]:
         """The handlers of GET requests in the OpenAPI document, by path."""
         return {
             "/healthz": self.live,
@@ -119,7 +119,7 @@ class PredictionApi:
 
     async def classify(
         self, name: str, model: TablePipeline, rows: parsing.ParsedRows, threshold: float | None
-    ) -> Classified:
+    ) -> Classification:
         """Classify the rows of a request, together with rows of other requests, and count them."""
         result = await self.batcher.classify(model, rows, threshold)
         self.rows.labels(name).inc(len(result[0]))
@@ -157,12 +157,12 @@ class PredictionApi:
         model = self.find_model(name).model
         if "inference-header-content-length" in request.headers:
             raise HTTPException(400, "`body` must be JSON: the binary tensor extension is not supported.")
-        body = parsing.decode_json(await request.body(), INFER_REQUEST)
+        body = parsing.decode_json(await request.body(), INFER_DECODER)
         named, logits = await self.classify(name, model, parsing.parse_tensors(model, body.inputs), None)
         probabilities = [float(value) for row in format_probabilities(logits) for value in row]
         data: list[list[Any]] = [[label for label, _ in named], [float(value) for _, value in named], probabilities]
         shapes = [len(named)], [len(named)], [len(named), len(model.classes)]
-        outputs = list(map(parsing.Tensor, schemas.OUTPUTS, shapes, schemas.OUTPUTS.values(), data))
+        outputs = list(map(parsing.Tensor, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values(), data))
         return json_response(schemas.InferResponse(name, select_outputs(body, outputs), body.id))
 
     def live(self) -> schemas.Live:
@@ -205,7 +205,7 @@ class PredictionApi:
         """Describe the inputs and outputs of a model (KServe)."""
         model = self.find_model(name).model
         shapes = [-1], [-1], [-1, len(model.classes)]
-        outputs = list(map(schemas.TensorMetadata, schemas.OUTPUTS, shapes, schemas.OUTPUTS.values()))
+        outputs = list(map(schemas.TensorMetadata, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values()))
         return schemas.ModelMetadata(name, "protonet", schemas.describe_inputs(model), outputs)
 
     def model_ready(self, name: str) -> schemas.Ready:
@@ -215,7 +215,7 @@ class PredictionApi:
 
     def openapi(self) -> dict[str, object]:
         """Build the OpenAPI document."""
-        return schemas.openapi({name: hot.model for name, hot in self.models.items()}, self.documented_gets)
+        return schemas.build_openapi({name: hot.model for name, hot in self.models.items()}, self.documented_handlers)
 
     def overview(self) -> Response:
         """Build a page of the models, their columns and a request to copy."""
@@ -243,9 +243,9 @@ def make_handler(get_content: Callable[..., object]) -> Callable[[Request], Awai
 def select_outputs(request: parsing.InferRequest, outputs: list[parsing.Tensor]) -> list[parsing.Tensor]:
     """Select the output tensors that a request names; all if it names none."""
     names = [output.name for output in request.outputs or ()]
-    if not set(names) <= set(schemas.OUTPUTS):
+    if not set(names) <= set(schemas.OUTPUT_DATATYPES):
         got = ", ".join(map(to_printable, names))[:80]
-        raise_input_error("outputs", f"be of {', '.join(schemas.OUTPUTS)}", got, "Name those.")
+        raise_input_error("outputs", f"be of {', '.join(schemas.OUTPUT_DATATYPES)}", got, "Name those.")
     by_name = {output.name: output for output in outputs}
     return [by_name[name] for name in names] or outputs
 
@@ -266,7 +266,7 @@ def get_unknown_threshold(model: TablePipeline, rate: float | msgspec.UnsetType)
     """Return the score up to which rows are unknown at a false-rejection rate; None without a rate."""
     if rate is msgspec.UNSET:
         return None
-    limits = schemas.unknown_limits(model)
+    limits = schemas.false_rejection_limits(model)
     if limits and not limits[0] <= rate <= limits[1]:
         raise_input_error(
             "unknown", f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", rate, "There are too few held-out rows for others."

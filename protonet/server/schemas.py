@@ -115,7 +115,7 @@ class Ready(Struct):
 
 
 #: Names and types of the output tensors in KServe's protocol.
-OUTPUTS = {"class": "BYTES", "probability": "FP64", "probabilities": "FP64"}
+OUTPUT_DATATYPES = {"class": "BYTES", "probability": "FP64", "probabilities": "FP64"}
 #: Descriptions of error statuses, and whether requests that need no token can have them.
 ERROR_STATUSES = {
     "400": ("The request does not fit", True),
@@ -139,7 +139,7 @@ CELL_PATTERNS = {
 SCALAR_TYPES = ["string", "number", "boolean", "null"]
 
 
-def openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callable[..., Struct | str]]) -> JsonDict:
+def build_openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callable[..., Struct | str]]) -> JsonDict:
     """Build the OpenAPI 3.1 document of a server.
 
     Args:
@@ -171,14 +171,14 @@ def openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callable[...
     for name, model in models.items():
         safe, text = re.sub(r"\W", "_", name), f"of {name}: {', '.join(map(str, model.classes))}"[:300]
         parameters: list[JsonDict] = [{"name": "proba", "in": "query", "schema": {"enum": [0, 1]}}]
-        if limits := unknown_limits(model):
+        if limits := false_rejection_limits(model):
             schema = {"type": "number", "minimum": limits[0], "maximum": limits[1]}
             parameters.append({"name": "unknown", "in": "query", "schema": schema})
-        body = {"required": True, "content": request_content(model)}
+        body = {"required": True, "content": make_body_schemas(model)}
         post = operation(f"predict_{safe}", f"Predict classes {text}", predictions)
         paths[f"/models/{quote(name)}/predict"] = {"post": post | {"parameters": parameters, "requestBody": body}}
         if not model.has_pictures:
-            body = {"required": True, "content": {JSON: {"schema": infer_schema(model)}}}
+            body = {"required": True, "content": {JSON: {"schema": make_infer_schema(model)}}}
             infer = operation(f"infer_{safe}", f"Predict classes {text} (KServe)", content[InferResponse])
             paths[f"/v2/models/{quote(name)}/infer"] = {"post": infer | {"requestBody": body}}
     return {
@@ -190,33 +190,33 @@ def openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callable[...
     }
 
 
-def unknown_limits(model: TablePipeline) -> tuple[float, float] | None:
+def false_rejection_limits(model: TablePipeline) -> tuple[float, float] | None:
     """Compute the minimal and maximal ``unknown`` that the number of held-out rows allows; None without such rows."""
     scores = model.metadata.get("scores")
     n = len(scores) if isinstance(scores, list) else 0
     return (1 / (n + 1), n / (n + 1)) if n else None
 
 
-def object_schema(**properties: object) -> JsonDict:
+def make_object_schema(**properties: object) -> JsonDict:
     """Make the JSON schema of an object whose properties are all required."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
-def array_schema(*items: JsonDict) -> JsonDict:
+def make_array_schema(*items: JsonDict) -> JsonDict:
     """Make the JSON schema of an array with one item for each given schema."""
     return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 
-def request_content(model: TablePipeline) -> JsonDict:
+def make_body_schemas(model: TablePipeline) -> JsonDict:
     """Make the schemas of request bodies that a model accepts, by media type."""
-    columns, cells = describe_columns(model), cell_schemas(model)
-    row = array_schema(*cells)
+    columns, cells = describe_columns(model), make_cell_schemas(model)
+    row = make_array_schema(*cells)
     if columns:
         named = {name: cell | {"description": columns[name]} for name, cell in zip(columns, cells, strict=True)}
-        row = {"anyOf": [row, object_schema(**named) | {"additionalProperties": {"type": SCALAR_TYPES}}]}
-    rows = object_schema(rows={"type": "array", "items": row, "minItems": 1})
+        row = {"anyOf": [row, make_object_schema(**named) | {"additionalProperties": {"type": SCALAR_TYPES}}]}
+    rows = make_object_schema(rows={"type": "array", "items": row, "minItems": 1})
     form = {
-        "schema": object_schema(file=rows) | {"additionalProperties": False},
+        "schema": make_object_schema(file=rows) | {"additionalProperties": False},
         "encoding": {"file": {"contentType": JSON}},
     }
     content: JsonDict = {JSON: {"schema": rows}, MULTIPART: form}
@@ -232,10 +232,10 @@ def request_content(model: TablePipeline) -> JsonDict:
     return content
 
 
-def infer_schema(model: TablePipeline) -> JsonDict:
+def make_infer_schema(model: TablePipeline) -> JsonDict:
     """Make the schema of a KServe request for one row; a schema cannot relate the size of data to a shape."""
     text, inputs = {"type": ["string", "null"]}, describe_inputs(model)
-    cells = [text if cell == {"type": SCALAR_TYPES} else cell for cell in cell_schemas(model)]
+    cells = [text if cell == {"type": SCALAR_TYPES} else cell for cell in make_cell_schemas(model)]
     tensors = []
     for index, tensor in enumerate(inputs):
         named = len(tensor.shape) == 1
@@ -243,11 +243,13 @@ def infer_schema(model: TablePipeline) -> JsonDict:
         types = ["BYTES"] if tensor.datatype == "BYTES" else ["FP32", "FP64"]
         shapes = [[1], [1, 1]] if named else [[1, len(cells)]]
         name: JsonDict = {"const": tensor.name} if named else {"type": "string"}
-        schema = object_schema(name=name, shape={"enum": shapes}, datatype={"enum": types}, data=array_schema(*items))
+        schema = make_object_schema(
+            name=name, shape={"enum": shapes}, datatype={"enum": types}, data=make_array_schema(*items)
+        )
         schema["properties"] |= {"parameters": {"type": "object"}}
         tensors.append(schema)
-    request = object_schema(inputs=array_schema(*tensors))
-    output = object_schema(name={"enum": list(OUTPUTS)})
+    request = make_object_schema(inputs=make_array_schema(*tensors))
+    output = make_object_schema(name={"enum": list(OUTPUT_DATATYPES)})
     request["properties"] |= {"id": {"type": "string"}, "parameters": {"type": "object"}}
     request["properties"] |= {"outputs": {"type": "array", "items": output}}
     return request | {"description": "One row, as an example: the first number of each shape is that of the rows."}
@@ -262,7 +264,7 @@ def describe_inputs(model: TablePipeline) -> list[TensorMetadata]:
     return inputs or [TensorMetadata("x", [-1, len(model.modalities)], "FP64")]
 
 
-def cell_schemas(model: TablePipeline) -> list[JsonDict]:
+def make_cell_schemas(model: TablePipeline) -> list[JsonDict]:
     """Make the schema of the cells in each column of a model."""
     cells: list[JsonDict] = []
     number = {"type": ["number"] if model.encoding is None else ["number", "null"]}
