@@ -43,14 +43,14 @@ class Store:
     def _connect(self) -> None:
         """Open the file, or create it if it does not exist."""
         if self.path is not None:
-            with self._recover():
+            with self._handle_errors():
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self.connection = sqlite3.connect(self.path, timeout=60, check_same_thread=False)
                 self.connection.execute("CREATE TABLE IF NOT EXISTS embeddings (item TEXT PRIMARY KEY, embedding BLOB)")
                 self.connection.execute("SELECT COUNT(*) FROM embeddings").fetchone()
 
     @contextmanager
-    def _recover(self) -> Iterator[None]:
+    def _handle_errors(self) -> Iterator[None]:
         """Handle errors of the file: replace a damaged file by an empty one, and stop storing after any other error."""
         try:
             yield
@@ -71,7 +71,7 @@ class Store:
         keys = list(dict.fromkeys(digests))
         if self.connection is None:
             return embeddings
-        with self._recover():
+        with self._handle_errors():
             for first in range(0, len(keys), KEYS_PER_QUERY):
                 batch = keys[first : first + KEYS_PER_QUERY]
                 query = f"SELECT item, embedding FROM embeddings WHERE item IN ({','.join('?' * len(batch))})"
@@ -85,7 +85,7 @@ class Store:
         """Store embeddings in one transaction."""
         pairs = [(digest, row.astype("<f4").tobytes()) for digest, row in zip(digests, rows, strict=True)]
         if self.connection is not None:
-            with self._recover(), self.connection:
+            with self._handle_errors(), self.connection:
                 self.connection.executemany("INSERT OR REPLACE INTO embeddings VALUES (?, ?)", pairs)
 
     def close(self) -> None:
@@ -250,14 +250,14 @@ def first_line(error: Exception) -> str:
 
 
 #: Environment variables that keep the clients of the Hugging Face hub off the network.
-OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 @contextmanager
 def stay_offline() -> Iterator[None]:
     """Keep the clients of the Hugging Face hub off the network, also if they are already imported."""
-    before = {name: os.environ.get(name) for name in OFFLINE}
-    os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    before = {name: os.environ.get(name) for name in OFFLINE_VARIABLES}
+    os.environ.update(dict.fromkeys(OFFLINE_VARIABLES, "1"))
     constants: Any = import_module("huggingface_hub.constants") if find_spec("huggingface_hub") else None
     was = getattr(constants, "HF_HUB_OFFLINE", None)
     try:

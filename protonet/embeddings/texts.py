@@ -100,7 +100,7 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
             try:
                 return SentenceTransformer(str(folder), model_kwargs={"use_safetensors": True}, **settings)
             except Exception as error:
-                _refuse(folder, error)
+                _raise_unusable(folder, error)
 
     def read(texts: Sequence[str]) -> np.ndarray:
         network = load()
@@ -140,7 +140,7 @@ def _read_json(folder: Path, name: str, kind: type) -> Any:
             raise ValueError(f"{name} of something else")
         return content
     except (OSError, ValueError) as error:
-        _refuse(folder, error)
+        _raise_unusable(folder, error)
 
 
 def open_named(name: str) -> Representation:
@@ -173,7 +173,7 @@ def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> R
         if not inputs <= {"input_ids", "attention_mask", "token_type_ids"}:
             raise ValueError(f"inputs {sorted(inputs)}")
     except Exception as error:
-        _refuse(path, error)
+        _raise_unusable(path, error)
 
     def read(texts: Sequence[str]) -> np.ndarray:
         tokens = [encoding.ids[:limit] for encoding in encode(texts, special=True)]
@@ -200,7 +200,7 @@ def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> R
     except InputError:
         raise
     except Exception as error:
-        _refuse(path, error)
+        _raise_unusable(path, error)
     digest = hash_files([path, tokenizer], str(limit))
     compute = _embed_in_pieces(read_all, tokenizer, limit, width)
     return Representation(Record(name, "text", width, digest, licence), compute, detect_known=_make_detector(tokenizer))
@@ -217,7 +217,7 @@ def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "")
     try:
         vectors = [tensor for tensor in load_file(weights).values() if tensor.ndim == 2]
     except Exception as error:
-        _refuse(weights, error)
+        _raise_unusable(weights, error)
     if len(vectors) != 1:
         got = f"{weights} with {len(vectors)}"
         raise_input_error("representation", "hold one matrix of vectors", got, "Pass another one.")
@@ -307,7 +307,7 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
-        _refuse(path, error)
+        _raise_unusable(path, error)
     tokenizer.no_truncation()
     tokenizer.no_padding()
 
@@ -315,7 +315,7 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
         try:
             return list(tokenizer.encode_batch(list(texts), add_special_tokens=special))
         except Exception as error:  # for example, for a word without a token
-            _refuse(path, error)
+            _raise_unusable(path, error)
 
     return encode
 
@@ -382,7 +382,7 @@ def _read_max_tokens(path: Path) -> int:
     return DEFAULT_MAX_TOKENS
 
 
-def _refuse(path: Path, error: Exception) -> NoReturn:
+def _raise_unusable(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError for a network that cannot be opened."""
     got = f"{path} ({first_line(error)})"
     raise_input_error("representation", "be a network that can be opened", got, "Pass another one.")

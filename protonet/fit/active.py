@@ -24,7 +24,7 @@ from protonet.network import PrototypeNetwork
 
 
 @dataclass(frozen=True)
-class AskRules:
+class SuggestionRules:
     """Parameters of suggestions, chosen on the development half of analysis/results/active_learning.md."""
 
     bandwidth: float = 0.1  #: Minimum bandwidth: rows whose cosine is this much below 1 have a similarity of exp(-1).
@@ -38,7 +38,7 @@ class AskRules:
 
 
 @dataclass(frozen=True)
-class GroupRules:
+class ClusterRules:
     """Parameters of the clusters of unlabelled rows; analysis/results/semi_supervised.md measures them."""
 
     max_labelled: int = 2048  #: Maximum number of labelled rows, since all pairs of rows are compared.
@@ -49,7 +49,7 @@ class GroupRules:
     """A cluster is novel if the median rank of its rows, of `protonet.fit.networks.PseudoLabelResult`, is lower."""
 
 
-RULES, GROUPS = AskRules(), GroupRules()
+RULES, CLUSTERS = SuggestionRules(), ClusterRules()
 
 
 class Suggestion(NamedTuple):
@@ -93,9 +93,9 @@ def suggest_rows(
 
     The rows with the indices ``rows`` (m,) of x (total, dim) are unlabelled; None for all. Labelled rows ``known``
     (k, dim), to which the network was not fitted, count as covered. A row has uncertainty 1 if the network predicts
-    another class than ``by_name`` (total,), the class with the nearest name. If there are more than
-    ``AskRules.max_rows`` rows, they are sampled. Raises an InputError if n exceeds the number of rows, or features are
-    not finite or too large.
+    another class than ``by_name`` (total,), the class with the nearest name. Rows are sampled if there are more than
+    ``SuggestionRules.max_rows``. Raises an InputError if n exceeds the number of rows, or features are not finite or
+    too large.
 
     Source: generalised coverage, Bae et al., "Generalized coverage for more robust low-budget active learning" (2024),
         with each row weighted by its uncertainty, as in Bae et al., "Uncertainty herding" (2025), eq. 3. Weighted
@@ -110,7 +110,7 @@ def suggest_rows(
     max_rows = min(len(x), RULES.max_rows)
     n = check_int("n", n, low=1, high=max_rows, remedy=f"Ask for at most {max_rows} of {len(x)} rows at once.")
     with torch.no_grad():
-        space: Standardised | PrototypeNetwork = network or Standardised(torch.cat([x, labelled]))
+        space: StandardisedEmbedding | PrototypeNetwork = network or StandardisedEmbedding(torch.cat([x, labelled]))
         predictions, uncertainty = None, torch.ones(len(x))
         if network is not None:
             predictions = predict_classes(network, x)._replace(by_name=None if by_name is None else by_name[indices])
@@ -128,7 +128,7 @@ def suggest_rows(
             bandwidth = max(RULES.bandwidth, median_bandwidth(embedded, RULES.neighbours))
         covered = torch.cat([embedded[:0], *parts])
         chosen = sample[maximize_coverage(embedded, weights, covered, n, bandwidth)]
-        reasons = _explain(space, x, chosen, predictions, names, bandwidth)
+        reasons = _explain_suggestions(space, x, chosen, predictions, names, bandwidth)
         return list(map(Suggestion, indices[chosen].tolist(), reasons))
 
 
@@ -196,7 +196,7 @@ def median_bandwidth(rows: Tensor, neighbours: int) -> float:
     return max(float(nearest.square().median()) / 2, torch.finfo(torch.float32).eps)
 
 
-class Standardised:
+class StandardisedEmbedding:
     """An embedding that needs no labels: columns have mean 0 and equal variance, rows a mean squared norm of 1."""
 
     def __init__(self, x: Tensor) -> None:
@@ -211,8 +211,8 @@ class Standardised:
         return ((x - self.mean) / self.scale).float()
 
 
-def _explain(
-    space: Standardised | PrototypeNetwork,
+def _explain_suggestions(
+    space: StandardisedEmbedding | PrototypeNetwork,
     x: Tensor,
     chosen: Tensor,
     predictions: ClassPredictions | None,
@@ -257,20 +257,20 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
     if pooled is None or problem.pool is None or pooled.losses is None:
         return []
     n = len(problem.rows.labels)
-    some = problem.rows.select(torch.arange(0, n, -(-n // GROUPS.max_labelled)))  # rows are sorted by label
+    some = problem.rows.select(torch.arange(0, n, -(-n // CLUSTERS.max_labelled)))  # rows are sorted by label
     rows = torch.cat([some.features, problem.pool.features])
     untrained = solution.choice._replace(views=select_pooled_views(solution.choice.views, 1.0))
     with untouched_globals():
         network = fit_rows(problem.rows, untrained)
     with torch.no_grad():
         embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
-        plain = Standardised(rows).embed(rows)
+        plain = StandardisedEmbedding(rows).embed(rows)
         joint = torch.cat([embedding, F.normalize(plain - plain.mean(dim=0), dim=1)], dim=1)
-    groups = group_rows(joint, some.labels, pooled.ranks)
+    groups = list_novel_clusters(joint, some.labels, pooled.ranks)
     return [sorted(problem.pool.indices[group].tolist()) for group in groups]
 
 
-def group_rows(embedding: Tensor, labels: Tensor, ranks: Tensor) -> list[list[int]]:
+def list_novel_clusters(embedding: Tensor, labels: Tensor, ranks: Tensor) -> list[list[int]]:
     """Cluster labelled and unlabelled rows; list the novel clusters by indices of unlabelled rows, the largest first.
 
     The embedding (n + m, dim) has n rows with labels (n,), then m unlabelled rows with ``ranks`` (m,) of
@@ -282,13 +282,15 @@ def group_rows(embedding: Tensor, labels: Tensor, ranks: Tensor) -> list[list[in
     same = (labels[:, None] == labels).triu(diagonal=1)
     if not bool(same.any()):
         return []
-    cut_distance = float(torch.cdist(embedding[:n], embedding[:n])[same].quantile(GROUPS.distance_quantile))
+    cut_distance = float(torch.cdist(embedding[:n], embedding[:n])[same].quantile(CLUSTERS.distance_quantile))
     clusters = fcluster(linkage(embedding.double().numpy(), "average"), cut_distance, "distance")
     labelled_clusters = set(clusters[:n].tolist())
     groups = []
     for cluster in np.unique(clusters[n:]).tolist():
         rows = np.flatnonzero(clusters[n:] == cluster)
-        is_novel = cluster not in labelled_clusters and float(ranks[torch.from_numpy(rows)].median()) < GROUPS.max_rank
-        if is_novel and len(rows) >= GROUPS.min_rows:
+        is_novel = (
+            cluster not in labelled_clusters and float(ranks[torch.from_numpy(rows)].median()) < CLUSTERS.max_rank
+        )
+        if is_novel and len(rows) >= CLUSTERS.min_rows:
             groups.append(rows.tolist())
     return sorted(groups, key=lambda group: (-len(group), group))

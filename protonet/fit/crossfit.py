@@ -84,7 +84,7 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
             progress(f"fold {index + 1} of {len(folds)}", index / (len(folds) + 1))
             models.append(fit_part(solution, *fold_rows, deadline))
         progress("pairs of folds", len(folds) / (len(folds) + 1))
-        offset, gain = _extrapolate(solution, folds, models, deadline)
+        offset, gain = _estimate_offset_and_gain(solution, folds, models, deadline)
     held_out_rows = torch.cat([labels[:0], *(held_out for _, held_out in folds)])
     sizes = torch.tensor([len(held_out) for _, held_out in folds], dtype=torch.int64)
     groups = torch.full_like(held_out_rows, -1) if rows.groups is None else rows.groups[held_out_rows]
@@ -154,7 +154,7 @@ def fit_part(solution: Solution, rows: Tensor, held_out: Tensor, deadline: float
     return fit_choice(replace(problem, rows=problem.rows.select(rows)), solution.choose_without(held_out), deadline)
 
 
-def _extrapolate(
+def _estimate_offset_and_gain(
     solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float
 ) -> tuple[Tensor, Tensor]:
     """Estimate the ``offset`` and the ``gain`` of `Crossfit`: how the network of all rows differs from the fold models.

@@ -27,17 +27,21 @@ class DuplicateRules:
     at one distance, the next one is tried."""
     chance: float = 5.0
     """Chance explains the neighbours of a row if there are at most this many times the expected number."""
-    explained: float = 0.9  #: Pairs are due to chance if it explains this fraction of the rows that have neighbours.
-    total: float = 2.0  #: On a fine grid, all rows together may have this many times the expected neighbours.
-    shared: float = 0.5
+    explained_fraction: float = (
+        0.9  #: Pairs are due to chance if it explains this fraction of the rows that have neighbours.
+    )
+    max_total_ratio: float = 2.0  #: On a fine grid, all rows together may have this many times the expected neighbours.
+    discrete_fraction: float = 0.5
     """A table is discrete if in each column this fraction of the distinct rows share their value. Then equal rows are
     due to chance."""
     smoothing: float = 3.0
     """Added to the numbers of values that occur equally often, which vary by chance; see `_is_sampled`."""
     neighbours: int = 16  #: Maximum number of neighbours from which the expected number is extrapolated; at most ...
     locality: int = 8  #: ... the number of rows divided by this, since neighbours in other clusters are too far.
-    often: float = 4.0  #: If values occur this many times on average, chance may repeat them.
-    dense: float = 2.0  #: Largest distance between discrete points, in steps of one column, that chance repeats.
+    min_mean_count: float = 4.0  #: If values occur this many times on average, chance may repeat them.
+    max_discrete_steps: float = (
+        2.0  #: Largest distance between discrete points, in steps of one column, that chance repeats.
+    )
     grid_parts: int = 5  #: Maximum number of steps of a grid in the smallest gap between values.
     grid_reach: float = 50.0  #: Gaps of more steps are not tested: rounding errors of float32 add up.
     grid_error: float = 0.1  #: Largest deviation of a gap from an integer number of steps.
@@ -164,7 +168,7 @@ class _Neighbours:
     def is_explained(self, radius: Tensor, dimension: float) -> bool:
         """Test whether the rows within the small distance are about as many as within radii (m,), for most points."""
         explained = self.within <= DUPLICATES.chance * self.extrapolate(radius, dimension)
-        return float(explained.double().mean()) >= DUPLICATES.explained
+        return float(explained.double().mean()) >= DUPLICATES.explained_fraction
 
 
 def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: float, neighbours: int) -> _Neighbours:
@@ -198,7 +202,7 @@ def _is_equal_by_chance(points: Tensor, counts: Tensor, chosen: Tensor) -> bool:
     rules = DUPLICATES
     if not _is_sampled(counts):
         return False
-    if int(counts.sum()) >= rules.often * len(points):
+    if int(counts.sum()) >= rules.min_mean_count * len(points):
         return True
     step, distinct = _measure_steps(points)
     has_distinct = bool(distinct.any())
@@ -216,9 +220,9 @@ def _is_equal_by_chance(points: Tensor, counts: Tensor, chosen: Tensor) -> bool:
     if grid < gap:  # equal rows are where the density is high: count all rows
         radius = everywhere.gap.clamp_max(grid) / 2
         expected = float(everywhere.extrapolate(radius, everywhere.dimension).sum())
-        if float(everywhere.within.sum()) <= rules.total * expected:
+        if float(everywhere.within.sum()) <= rules.max_total_ratio * expected:
             return True
-    return _is_discrete(points) and gap <= rules.dense * float(step.nanmedian())
+    return _is_discrete(points) and gap <= rules.max_discrete_steps * float(step.nanmedian())
 
 
 def _measure_steps(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,7 +246,7 @@ def _is_discrete(points: Tensor) -> bool:
     """Test whether, in every column, most of the distinct points (k, dim) share their value with another point."""
     for column in points.T:
         _, counts = column.unique(return_counts=True)
-        if int(counts[counts > 1].sum()) < DUPLICATES.shared * len(points):
+        if int(counts[counts > 1].sum()) < DUPLICATES.discrete_fraction * len(points):
             return False
     return True
 

@@ -22,9 +22,9 @@ SHUFFLES, PREDICTIONS = 10, 500_000
 #: Minimum number of rows for permutation importance.
 MIN_ROWS = 100
 #: Number of nearest rows in an explanation, and number of held-out rows whose cells replace those of the explained row.
-NEIGHBOURS, SAMPLE = 3, 50
+NEIGHBOURS, REPLACEMENT_ROWS = 3, 50
 #: Maximum number of rows that are embedded at once.
-EMBEDDED_ROWS = 1024
+EMBEDDING_BATCH = 1024
 
 
 class Importance(NamedTuple):
@@ -175,7 +175,7 @@ def explain_rows(
     progress: Progress = ignore,
 ) -> list[Explanation]:
     """Explain why rows x (n, dim) get the classes ``labels`` (n,), by the held-out rows of a crossfit."""
-    sample = torch.randperm(len(crossfit.labels), generator=generator)[:SAMPLE]
+    sample = torch.randperm(len(crossfit.labels), generator=generator)[:REPLACEMENT_ROWS]
     others, weights = crossfit.features[sample], crossfit.weights[sample]
     cosines = embed_rows(crossfit.whole, x) @ embed_rows(crossfit.whole, crossfit.features).T
     nearest = cosines.topk(min(NEIGHBOURS, len(crossfit.labels)), dim=1)
@@ -191,4 +191,4 @@ def explain_rows(
 @torch.no_grad()
 def embed_rows(network: PrototypeNetwork, x: Tensor) -> Tensor:
     """Compute the embeddings (n, embedding_dim) of rows (n, dim) in batches, which bounds the memory."""
-    return torch.cat([network.embed(rows) for rows in x.split(EMBEDDED_ROWS)])
+    return torch.cat([network.embed(rows) for rows in x.split(EMBEDDING_BATCH)])

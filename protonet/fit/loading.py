@@ -31,7 +31,7 @@ class RangeRules:
 
 
 RANGES = RangeRules()
-REMEDY = "Pass a DataLoader, a Dataset, a pair (x, y), or a list of such pairs."
+LOADER_REMEDY = "Pass a DataLoader, a Dataset, a pair (x, y), or a list of such pairs."
 UNLABELLED_REMEDY = "Pass a tensor (m, ...), or batches of inputs."
 #: Labelled samples: batches ``(inputs, labels)``, a dataset of samples, or one pair of all inputs and all labels.
 Samples = Iterable[Any] | Dataset[Any]
@@ -48,14 +48,16 @@ def read_loaders(
     in [0, num_classes). The metadata may set ``input_dim`` and ``num_classes``. Raises the errors of `protonet.solve`.
     """
     if train_loader is None:
-        raise_input_error("train_loader", "be a loader", "None", REMEDY, kind=InputTypeError)
+        raise_input_error("train_loader", "be a loader", "None", LOADER_REMEDY, kind=InputTypeError)
     features: list[Tensor] = []
     labels: list[Tensor] = []
     dim = metadata.get("input_dim")
     for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
         rows = non_finite = out_of_range = 0
         first = len(labels)
-        batches = [loader] if _is_pair(loader) else () if loader is None else _iterate_batches(name, loader, REMEDY)
+        batches = (
+            [loader] if _is_pair(loader) else () if loader is None else _iterate_batches(name, loader, LOADER_REMEDY)
+        )
         for batch_index, batch in enumerate(batches):
             inputs, targets = _check_batch(name, batch_index, batch)
             if not len(inputs):
@@ -250,12 +252,12 @@ def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) 
     powers = [torch.cat([value.pow(power).mean(dim=1) for value in values]) for power in (2, 3)]  # two tensors (n,)
     class_index = labels.unique(return_inverse=True)[1]
     totals = [torch.bincount(class_index, weights * values) for values in (torch.ones_like(weights), *powers)]
-    ranks = np.lexsort([_round(values) for values in reversed(totals)]).argsort()  # (classes with samples,)
-    by_statistics = [_round(values[order]) for values in reversed(powers)]
+    ranks = np.lexsort([_round_statistics(values) for values in reversed(totals)]).argsort()  # (classes with samples,)
+    by_statistics = [_round_statistics(values[order]) for values in reversed(powers)]
     return order[torch.from_numpy(np.lexsort([*by_statistics, ranks[class_index[order].numpy()]]))]
 
 
-def _round(values: Tensor) -> np.ndarray[Any, Any]:
+def _round_statistics(values: Tensor) -> np.ndarray[Any, Any]:
     """Round statistics (n,) to multiples of ``RANGES.resolution``: their integer numbers of multiples."""
     rounded: np.ndarray[Any, Any] = np.round(values.numpy() / RANGES.resolution)
     return rounded

@@ -38,7 +38,7 @@ class NameRules:
     sharper: float = 12.0
     """Without rows, the logits are multiplied by 1 plus this over the number of classes."""
     min_letters: int = 3  #: Minimum number of letters of an informative word.
-    shared: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
+    max_shared: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
 
 
 NAMES = NameRules()
@@ -82,7 +82,7 @@ def distinctive_words(names: Sequence[str | int]) -> list[str]:
     """Rewrite class names as words with spaces; "" for a name whose words do not distinguish it, such as "intent 1"."""
     texts = list(map(extract_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
-    shared = {word for word, count in counts.items() if count > max(NAMES.shared * len(texts), 2)}
+    shared = {word for word, count in counts.items() if count > max(NAMES.max_shared * len(texts), 2)}
     remaining = [" ".join(word for word in text.split() if word.lower() not in shared) for text in texts]
     return [text if extract_words(distinctive) else "" for text, distinctive in zip(texts, remaining, strict=True)]
 

@@ -359,7 +359,7 @@ def _fit_mixture(explored: SearchResult, search: Search) -> tuple[SelectedModel 
     mixture = SelectedModel(tuple(views), 1.0, explored.rows.shifts)
     if not explored.judged:
         factor = size * LOGIT_DEVIATION / float((weights * spread).sum())
-        return mixture._replace(temperature=_temperature(factor)), torch.zeros(0, dtype=torch.float64)
+        return mixture._replace(temperature=_to_temperature(factor)), torch.zeros(0, dtype=torch.float64)
     factor = size ** (LEARNED_ROWS / (LEARNED_ROWS + len(evaluator.labels)))
     return _fit_scale(mixture, explored, [_sum_cosines(cosines, weights) for cosines in partitions], factor)
 
@@ -382,7 +382,7 @@ def _fit_scale(
         repeats,
     )
     listed = () if offsets is None else tuple(offsets.tolist())
-    model = model._replace(temperature=_temperature(factor * fitted), offsets=listed)
+    model = model._replace(temperature=_to_temperature(factor * fitted), offsets=listed)
     return model, losses.view(repeats, -1).mean(dim=0)
 
 
@@ -423,6 +423,6 @@ def _drop_slow_views(
     return weights / weights.sum()
 
 
-def _temperature(factor: float) -> float:
+def _to_temperature(factor: float) -> float:
     """Convert an inverse temperature >= 0 to a temperature of at most ``1 / MIN_FACTOR``."""
     return 1 / max(factor, MIN_FACTOR)

@@ -23,7 +23,7 @@ from protonet.commands.explain import MAX_ROW_COLUMNS
 from protonet.commands.report import project
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.fit.active import Suggestion
-from protonet.fit.importance import SAMPLE, compute_contributions
+from protonet.fit.importance import REPLACEMENT_ROWS, compute_contributions
 from protonet.fit.uninformative import parse_counts, replace_uninformative
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
@@ -305,7 +305,7 @@ class LabelQueue:
         with several columns, the contribution of each to the most likely class, as ``explain`` computes it.
         """
         with self._lock:
-            x_all, done = self.session.rows.x, self.session.labelled[-SAMPLE:]
+            x_all, done = self.session.rows.x, self.session.labelled[-REPLACEMENT_ROWS:]
         names, sizes = model.column_names, model.column_sizes
         x, logits = torch.from_numpy(row.x), model.predict_logits(row.x, row.uninformative)[0]
         values, order = (part.tolist() for part in logits.softmax(dim=0).sort(descending=True, stable=True))

@@ -27,7 +27,7 @@ from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.commands.data import UnlabelledTable
 from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain, path_to_text
 from protonet.errors import raise_input_error
-from protonet.fit.active import Standardised, Suggestion, suggest_rows
+from protonet.fit.active import StandardisedEmbedding, Suggestion, suggest_rows
 from protonet.fit.solver import solve_problem
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
@@ -290,7 +290,7 @@ class LabelSession:
 @torch.no_grad()
 def embed(x: Tensor, network: PrototypeNetwork | None) -> Tensor:
     """Compute embeddings (n, dim) of rows; without a network, these are the standardized features."""
-    space = Standardised(x) if network is None else network
+    space = StandardisedEmbedding(x) if network is None else network
     return torch.cat([space.embed(batch) for batch in x.split(4096)])
 
 

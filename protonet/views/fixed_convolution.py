@@ -105,7 +105,7 @@ class FixedConvolution:
     def fit(self, rows: TrainingRows, source: Source | None) -> FixedConvolutionView:
         """Fit the ridge regression in closed form; the view has ``num_classes`` dimensions."""
         assert isinstance(source, KernelBank)  # of `ConvolutionFeatures`
-        bank, rows = source, rows.select(_subsample(rows.features))
+        bank, rows = source, rows.select(_choose_rows(rows.features))
         regression = _RidgeRegression(bank.pool(bank(rows.features), local=self.local), rows)
         readout, offset = regression.solve(self.ridge)
         config = FixedConvolutionConfig(len(offset), self.local)
@@ -263,12 +263,12 @@ class KernelBank(Source):
     def fit(cls, x: Tensor, width: int) -> KernelBank:
         """Fit the thresholds to rows (n, dim), or to a sample of many rows."""
         dim = x.shape[1]
-        x = x[_subsample(x)]
+        x = x[_choose_rows(x)]
         sample = x[:: max(1, math.ceil(x.numel() / CONVOLUTION.threshold_responses))]
         thresholds, kernels = [], make_kernels().to(x)
         for dilation in list_dilations(width, dim):
             taps = locate_taps(width, dim, dilation, 1).to(x.device)
-            responses = _respond(sample, taps, kernels).flatten(0, 1).T  # (kernels, rows * positions)
+            responses = _convolve(sample, taps, kernels).flatten(0, 1).T  # (kernels, rows * positions)
             margin = CONVOLUTION.margin * responses.std(dim=1, correction=0)
             ordered = responses.sort(dim=1).values
             ranks = [round(quantile * (responses.shape[1] - 1)) for quantile in CONVOLUTION.quantiles]
@@ -287,7 +287,7 @@ class KernelBank(Source):
         """Compute the pooled features by operators that can be traced, which is slower in eager mode."""
         kernels, columns = self.kernels.to(x.dtype), []
         for taps, thresholds in zip(self.taps.unbind(0), self.thresholds.unbind(0), strict=True):
-            responses = _respond(x, taps, kernels)
+            responses = _convolve(x, taps, kernels)
             for threshold in thresholds.unbind(1):
                 above = (responses > threshold).to(x.dtype)
                 columns.append(torch.stack([part.mean(dim=1) for part in above.split(self.counts, dim=1)], dim=2))
@@ -300,7 +300,7 @@ class KernelBank(Source):
         sums = x.new_empty(*self.thresholds.shape[::2], len(self.counts), len(x), count_kernels())
         kernels = self.kernels.to(x.dtype)
         for dilation, taps in enumerate(self.taps):
-            responses = _respond(x, taps, kernels)
+            responses = _convolve(x, taps, kernels)
             for quantile, threshold in enumerate(self.thresholds[dilation].T.contiguous()):
                 torch.gt(responses, threshold, out=above)
                 for part, out in zip(above.split(self.counts, dim=1), sums[dilation, quantile], strict=True):
@@ -331,13 +331,13 @@ class KernelBank(Source):
         return graph.add("Concat", *columns, axis=1)
 
 
-def _subsample(x: Tensor) -> Tensor:
+def _choose_rows(x: Tensor) -> Tensor:
     """Choose at most ``CONVOLUTION.max_rows`` rows, evenly spaced; return their indices."""
     n = len(x)
     return torch.linspace(0, n - 1, min(n, CONVOLUTION.max_rows)).round().long().to(x.device)
 
 
-def _respond(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
+def _convolve(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
     """Convolve rows (n, dim), padded with zeros, with all kernels: responses (n, positions, kernels)."""
     values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, CONVOLUTION.taps)
     return (values @ kernels.T).view(-1, len(taps), len(kernels))

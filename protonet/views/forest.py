@@ -83,13 +83,13 @@ class Forest:
         x, blocks = x[:, columns], blocks[columns].unique_consecutive(return_inverse=True)[1]
         trees = count_trees(len(x), x.shape[1], self.trees)
         batch = max(1, int(FOREST.batch_work / (len(x) * _count_splits(x.shape[1]))))
-        nodes, depth = TreeNodes(*(labels[:0],) * 2, x.new_zeros(0), *(labels[:0],) * 2), 0
+        batches, n_nodes, depth = list[TreeNodes](), 0, 0
         for first in range(0, trees, batch):
-            grown, levels = _grow(x, labels, weights, blocks, rows.num_classes, min(batch, trees - first), generator)
-            offset = len(nodes.child)
-            grown = grown._replace(root=grown.root + offset, child=grown.child + offset)
-            nodes = TreeNodes(*(torch.cat(pair) for pair in zip(nodes, grown, strict=True)))
-            depth = max(depth, levels)
+            n_trees = min(batch, trees - first)
+            grown, levels = _grow_trees(x, labels, weights, blocks, rows.num_classes, n_trees, generator)
+            batches.append(grown._replace(root=grown.root + n_nodes, child=grown.child + n_nodes))
+            n_nodes, depth = n_nodes + len(grown.child), max(depth, levels)
+        nodes = TreeNodes(*map(torch.cat, zip(*batches, strict=True)))
         nodes = _sort_nodes(nodes._replace(feature=columns[nodes.feature]))
         config = ForestConfig(x.shape[1], len(nodes.child), len(nodes.root), depth, rows.num_classes)
         return ForestView(config, None, nodes._asdict()).to(device)
@@ -289,7 +289,7 @@ def _count_splits(dim: int) -> int:
     return max(1, round(math.sqrt(dim)))
 
 
-def _grow(
+def _grow_trees(
     x: Tensor, labels: Tensor, weights: Tensor, blocks: Tensor, num_classes: int, trees: int, generator: torch.Generator
 ) -> tuple[TreeNodes, int]:
     """Grow trees from rows x (n, dim), whose features are in blocks (dim,); return the nodes and the depth."""

@@ -208,13 +208,13 @@ def _choose_setting(evaluator: CandidateEvaluator, settings: Sequence[KernelRidg
         halve = len(fold.held_out) >= KERNEL_RIDGE.halving_rows
         if not halve and cosines.shape[1] < PRUNING.min_rows:
             continue  # too few rows to discard a setting or the view
-        ranking = _rank(evaluator, cosines)
+        ranking = _rank_settings(evaluator, cosines)
         if evaluator.should_prune(cosines[ranking[0]]):
             return None
         if halve:  # successive halving: the worse half is not evaluated on the next fold
             better = sorted(ranking[: 1 if decisive else math.ceil(len(ranking) / 2)])
             cosines, settings = cosines[better], [settings[i] for i in better]
-    best = _rank(evaluator, cosines)[0]
+    best = _rank_settings(evaluator, cosines)[0]
     units, dim = regression.landmarks.shape
     distance_flops = dim * (KERNEL_RIDGE.difference_flops if settings[0].norm == 1 else 1)
     flops = units * (distance_flops + KERNEL_RIDGE.exponential_flops)
@@ -235,7 +235,7 @@ def _choose_bandwidth(
         """Compute the lowest log-loss at a bandwidth, the better half of its settings, and the best cosines."""
         candidates = [view for view in settings if view.bandwidth == bandwidths[index]]
         cosines = regression.cosines(bandwidths[index], [view.ridge for view in candidates])
-        ranking = _rank(evaluator, cosines)
+        ranking = _rank_settings(evaluator, cosines)
         better = [candidates[i] for i in sorted(ranking[: math.ceil(len(ranking) / 2)])]
         return float(evaluator.compute_losses(cosines[ranking[0]]).mean()), better, cosines[ranking[0]]
 
@@ -258,7 +258,7 @@ def _list_bandwidths(settings: Sequence[KernelRidge]) -> list[float]:
     return list(dict.fromkeys(view.bandwidth for view in settings))
 
 
-def _rank(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
+def _rank_settings(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
     """Sort the indices of settings by increasing log-loss of their cosines (settings, n, num_classes)."""
     if len(cosines) == 1:
         return [0]

@@ -22,18 +22,18 @@ class DescriptorRules:
 
     side: int = 64  #: Pixels per side to which a picture is resized.
     bins: int = 9  #: Number of bins of gradient orientations over half a turn, in small cells.
-    turns: int = 16  #: Number of bins of gradient orientations over a whole turn, in large cells.
+    turn_bins: int = 16  #: Number of bins of gradient orientations over a whole turn, in large cells.
     cell: int = 16  #: Pixels per side of small cells.
-    coarse: int = 32  #: Pixels per side of large cells.
+    large_cell: int = 32  #: Pixels per side of large cells.
     clip: float = 0.2  #: Maximum value of a bin in a normalized histogram (Dalal and Triggs 2005).
-    faint: float = 0.01  #: Added to the norm of histograms of gradients, so that weak gradients are not amplified.
+    gradient_offset: float = 0.01  #: Added to the norm of histograms, so that weak gradients are not amplified.
     scales: int = 4  #: Number of scales of the filters, one octave apart.
     orientations: int = 8  #: Number of orientations of the filters.
     cells: int = 4  #: Number of cells along each side in which filter responses are averaged.
-    flat: float = 0.02  #: Added to the standard deviation by which a picture is divided.
-    levels: int = 6  #: Number of bins of each of the three axes of the colour histogram.
-    hues: int = 24  #: Number of bins of the histogram of hues.
-    pale: float = 0.02  #: Saturation that is added to the normalizer of the histogram of hues.
+    contrast_offset: float = 0.02  #: Added to the standard deviation by which a picture is divided.
+    colour_bins: int = 6  #: Number of bins of each of the three axes of the colour histogram.
+    hue_bins: int = 24  #: Number of bins of the histogram of hues.
+    saturation_offset: float = 0.02  #: Saturation that is added to the normalizer of the histogram of hues.
     threshold: float = 1e-3  #: Minimum difference by which a neighbour is brighter.
     batch: int = 8  #: Number of pictures that are processed at once.
 
@@ -77,14 +77,14 @@ def describe_pictures(pixels: Tensor) -> Tensor:
 
 def _describe(x: Tensor) -> dict[str, Tensor]:
     """Compute the parts (n, features) of the descriptors of pictures (n, 3, side, side) in [0, 1], by name."""
-    opponent = _oppose(x)
+    opponent = _to_opponent_colours(x)
     grey = opponent[:, 0]
     gradients = _compute_gradients(x)
     deviation, mean = torch.std_mean(grey, dim=(1, 2), keepdim=True)
-    first, second = _scatter((grey - mean) / (deviation + DESCRIPTORS.flat))
+    first, second = _scattering_coefficients((grey - mean) / (deviation + DESCRIPTORS.contrast_offset))
     return {
         "outline": _pool_orientations(*gradients, DESCRIPTORS.bins, math.pi, DESCRIPTORS.cell),
-        "layout": _pool_orientations(*gradients, DESCRIPTORS.turns, 2 * math.pi, DESCRIPTORS.coarse),
+        "layout": _pool_orientations(*gradients, DESCRIPTORS.turn_bins, 2 * math.pi, DESCRIPTORS.large_cell),
         "responses": first.sqrt(),
         "figure": torch.fft.rfft(second, dim=-1).abs().flatten(1),
         "texture": second.mean(dim=-1).flatten(1).sqrt(),
@@ -94,7 +94,7 @@ def _describe(x: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _oppose(x: Tensor) -> Tensor:
+def _to_opponent_colours(x: Tensor) -> Tensor:
     """Convert RGB (n, 3, side, side) to opponent colours in [0, 1]: brightness, red-green and yellow-blue."""
     red, green, blue = x.unbind(1)
     return torch.stack([(red + green + blue) / 3, (red - green + 1) / 2, (red + green - 2 * blue + 2) / 4], dim=1)
@@ -123,7 +123,7 @@ def _pool_orientations(along: Tensor, across: Tensor, bins: int, period: float, 
     pooled = F.conv2d(maps.flatten(0, 1)[:, None], window, stride=cell, padding=cell // 2)
     groups = F.unfold(pooled.unflatten(0, (-1, bins))[:, :, 0], 2).transpose(1, 2)  # (n, groups, 4 * bins)
     for max_value in (DESCRIPTORS.clip, 1.0):
-        groups = groups / (groups.square().sum(dim=2, keepdim=True) + DESCRIPTORS.faint**2).sqrt()
+        groups = groups / (groups.square().sum(dim=2, keepdim=True) + DESCRIPTORS.gradient_offset**2).sqrt()
         groups = groups.clamp_max(max_value)
     return groups.flatten(1)
 
@@ -152,12 +152,12 @@ def make_filters() -> Tensor:
 
 
 @cache
-def _cut_filters(side: int) -> Tensor:
+def _crop_filters(side: int) -> Tensor:
     """Crop the filters to the low frequencies of pictures with ``side`` pixels per side."""
-    return _cut(make_filters(), side)
+    return _crop_spectrum(make_filters(), side)
 
 
-def _cut(spectrum: Tensor, side: int) -> Tensor:
+def _crop_spectrum(spectrum: Tensor, side: int) -> Tensor:
     """Crop a spectrum (..., larger, larger) to its lowest frequencies (..., side, side)."""
     half = side // 2
     if spectrum.shape[-1] == side:
@@ -166,14 +166,14 @@ def _cut(spectrum: Tensor, side: int) -> Tensor:
     return torch.cat([rows[..., :half], rows[..., -half:]], dim=-1)
 
 
-def _fold(spectrum: Tensor) -> Tensor:
+def _subsample_spectrum(spectrum: Tensor) -> Tensor:
     """Compute the spectrum of the picture subsampled by 2."""
     half = spectrum.shape[-1] // 2
     folded = spectrum[..., :half, :] + spectrum[..., half:, :]
     return (folded[..., :half] + folded[..., half:]) / 4
 
 
-def _scatter(grey: Tensor) -> tuple[Tensor, Tensor]:
+def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
     """Compute scattering coefficients of first and second order of pictures (n, side, side).
 
     The first (n, scales * orientations * cells^2) are the mean absolute responses of the filters in each cell. The
@@ -187,14 +187,14 @@ def _scatter(grey: Tensor) -> tuple[Tensor, Tensor]:
     finer = torch.arange(orientations)
     for scale in range(scales):
         size = min(side, side >> (scale - 1) if scale else side)
-        shrunk = _cut(spectrum, size) * _cut_filters(size)[scale] * (size / side) ** 2
+        shrunk = _crop_spectrum(spectrum, size) * _crop_filters(size)[scale] * (size / side) ** 2
         responses = torch.fft.ifft2(shrunk).abs()  # (n, orientations, size, size)
         first.append(F.adaptive_avg_pool2d(responses, DESCRIPTORS.cells))
         again = torch.fft.fft2(responses) if scale + 1 < scales else responses
         for coarser in range(scale + 1, scales):
             small = side >> (coarser - 1)
-            cut = _cut(again, small)[:, :, None] * _cut_filters(small)[coarser] * (small / size) ** 2
-            means = torch.fft.ifft2(_fold(cut)).abs().mean(dim=(3, 4))  # (n, finer, coarser)
+            cut = _crop_spectrum(again, small)[:, :, None] * _crop_filters(small)[coarser] * (small / size) ** 2
+            means = torch.fft.ifft2(_subsample_spectrum(cut)).abs().mean(dim=(3, 4))  # (n, finer, coarser)
             second.append(means[:, finer, turned])  # (n, turns, orientations)
     return torch.cat(first, dim=1).flatten(1), torch.stack(second, dim=1)
 
@@ -205,7 +205,7 @@ def _compare_neighbours(grey: Tensor) -> Tensor:
     for distance, smooth in RINGS:
         blurred = _blur(grey, smooth)
         brighter = torch.stack(
-            [near > blurred + DESCRIPTORS.threshold for near in _look_around(blurred, distance)], dim=1
+            [near > blurred + DESCRIPTORS.threshold for near in _interpolate_neighbours(blurred, distance)], dim=1
         )
         changes = (brighter != brighter.roll(1, dims=1)).sum(dim=1)
         kinds = torch.where(changes <= 2, brighter.sum(dim=1), 9)  # (n, side, side), 9 for non-uniform patterns
@@ -215,7 +215,7 @@ def _compare_neighbours(grey: Tensor) -> Tensor:
     return torch.cat(histograms, dim=1)
 
 
-def _look_around(grey: Tensor, distance: float) -> list[Tensor]:
+def _interpolate_neighbours(grey: Tensor, distance: float) -> list[Tensor]:
     """Interpolate the eight neighbours (n, side, side) of every pixel on a circle of this radius."""
     reach, side = math.ceil(distance) + 1, grey.shape[-1]
     padded = F.pad(grey[:, None], (reach, reach, reach, reach), mode="replicate")[:, 0]
@@ -249,7 +249,7 @@ def _blur(grey: Tensor, deviation: float) -> Tensor:
 
 def _count_colours(opponent: Tensor) -> Tensor:
     """Compute the square roots (n, levels^3) of a histogram of opponent colours."""
-    levels = DESCRIPTORS.levels
+    levels = DESCRIPTORS.colour_bins
     widened = torch.stack([opponent[:, 0], *(2 * opponent[:, axis] - 0.5 for axis in (1, 2))], dim=1)
     boxes = (widened * levels).clamp(0, levels - 1e-4).long()
     box = ((boxes[:, 0] * levels + boxes[:, 1]) * levels + boxes[:, 2]).flatten(1)
@@ -262,10 +262,10 @@ def _count_hues(opponent: Tensor) -> Tensor:
     """Compute the square roots (n, hues) of a histogram of hues, weighted by saturation."""
     red, yellow = opponent[:, 1] - 0.5, opponent[:, 2] - 0.5
     saturation = (red.square() + yellow.square()).sqrt().flatten(1)
-    angle = (torch.atan2(yellow, red) / (2 * math.pi)).remainder(1).flatten(1) * DESCRIPTORS.hues
+    angle = (torch.atan2(yellow, red) / (2 * math.pi)).remainder(1).flatten(1) * DESCRIPTORS.hue_bins
     lower = angle.floor()
-    fraction, lower = angle - lower, lower.long() % DESCRIPTORS.hues
-    counts = opponent.new_zeros(len(opponent), DESCRIPTORS.hues)
+    fraction, lower = angle - lower, lower.long() % DESCRIPTORS.hue_bins
+    counts = opponent.new_zeros(len(opponent), DESCRIPTORS.hue_bins)
     counts.scatter_add_(1, lower, saturation * (1 - fraction))
-    counts.scatter_add_(1, (lower + 1) % DESCRIPTORS.hues, saturation * fraction)
-    return (counts / (counts.sum(dim=1, keepdim=True) + DESCRIPTORS.pale * saturation.shape[1])).sqrt()
+    counts.scatter_add_(1, (lower + 1) % DESCRIPTORS.hue_bins, saturation * fraction)
+    return (counts / (counts.sum(dim=1, keepdim=True) + DESCRIPTORS.saturation_offset * saturation.shape[1])).sqrt()

@@ -61,7 +61,7 @@ class Preprocessing:
         return (pixels.float() / 255 - mean) / std
 
 
-class _Opened(NamedTuple):
+class _OpenedFile(NamedTuple):
     """The content of a backbone's file."""
 
     network: Network
@@ -138,7 +138,7 @@ def open_backbone(
     """
     digest = ""
     if callable(backbone):
-        opened = _Opened(backbone, (None, 3, None, None), {})
+        opened = _OpenedFile(backbone, (None, 3, None, None), {})
         name = getattr(backbone, "__name__", type(backbone).__name__)
     else:
         path = Path(backbone)
@@ -222,7 +222,7 @@ def embed_pictures(
     return opened.represent(None if cache is None else Path(cache)).embed(list(map(Path, paths)), shown=shown)
 
 
-def _open_onnx(path: Path) -> _Opened:
+def _open_onnx(path: Path) -> _OpenedFile:
     """Open an ONNX file as a network with the shape and settings of its input."""
     with optional_packages("onnx,pictures"):
         import onnxruntime  # noqa: PLC0415 - optional
@@ -233,7 +233,7 @@ def _open_onnx(path: Path) -> _Opened:
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        _refuse_file(path, error)
+        _raise_unusable_file(path, error)
     inputs, output = session.get_inputs(), session.get_outputs()[0].name
     shape = _check_inputs(path, [tuple(node.shape) for node in inputs])
 
@@ -241,10 +241,10 @@ def _open_onnx(path: Path) -> _Opened:
         (embeddings,) = session.run([output], {inputs[0].name: x.numpy()})
         return torch.from_numpy(np.ascontiguousarray(embeddings))
 
-    return _Opened(run, shape, dict(session.get_modelmeta().custom_metadata_map))
+    return _OpenedFile(run, shape, dict(session.get_modelmeta().custom_metadata_map))
 
 
-def _open_exported(path: Path) -> _Opened:
+def _open_exported(path: Path) -> _OpenedFile:
     """Open a file of `torch.export.save` as a network with the shape and settings of its input."""
     extra = dict.fromkeys(SETTINGS, "")
     try:
@@ -254,11 +254,11 @@ def _open_exported(path: Path) -> _Opened:
         shapes = [tuple(node.meta["val"].shape) for node in nodes]
         network = program.module()
     except Exception as error:
-        _refuse_file(path, error)
-    return _Opened(network, _check_inputs(path, shapes), {name: text for name, text in extra.items() if text})
+        _raise_unusable_file(path, error)
+    return _OpenedFile(network, _check_inputs(path, shapes), {name: text for name, text in extra.items() if text})
 
 
-def _refuse_file(path: Path, error: Exception) -> NoReturn:
+def _raise_unusable_file(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError for a file that is not a backbone."""
     reason = type(error).__name__
     raise_input_error("backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")

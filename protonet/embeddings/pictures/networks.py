@@ -34,7 +34,7 @@ LITE_MIN_SIDE = 32  #: Minimum pixels per side of the input of EfficientNet-Lite
 #: Of EfficientNet-Lite2: pixels per side, width of an embedding, and normalization (x - PIXEL_MEAN) / PIXEL_SCALE.
 LITE_SIDE, LITE_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
 #: Entries of a checkpoint that may hold the weights, and prefixes that are removed from the names of weights.
-WRAPPERS, PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
+CHECKPOINT_ENTRIES, WEIGHT_PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
 #: Names that the module with the classifier may have in torchvision's networks.
 CLASSIFIER_NAMES = ("fc", "classifier", "head", "heads")
 
@@ -137,49 +137,49 @@ def _open_file(backbone: str) -> Extractor:
 
 def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
     """Open a network of timm by its name, with weights from a file or from the cache."""
-    with _import("timm"):
+    with _importing("timm"):
         import timm  # noqa: PLC0415 - optional
 
     if not timm.is_model(name):
-        _refuse_name("timm", name, timm.list_models())
+        _raise_unknown_name("timm", name, timm.list_models())
     tag = None
     if file is not None:
-        model = _make(name, lambda: timm.create_model(name, pretrained=False, num_classes=0))
+        model = _build_network(name, lambda: timm.create_model(name, pretrained=False, num_classes=0))
         heads = model.pretrained_cfg.get("classifier") or ()
-        _load(model, file, (heads,) if isinstance(heads, str) else tuple(heads))
+        _load_weights(model, file, (heads,) if isinstance(heads, str) else tuple(heads))
     else:
-        settings = _make(name, lambda: timm.get_pretrained_cfg(name))
+        settings = _build_network(name, lambda: timm.get_pretrained_cfg(name))
         hub = None if settings is None else settings.hf_hub_id
         names = [settings.hf_hub_filename] if hub and settings.hf_hub_filename else ["model.safetensors"]
         command = f"import timm; timm.create_model('{name}', pretrained=True)"
         url = settings.url if settings else None
-        file = _locate_cached(hub, [*names, "pytorch_model.bin"], url) or _refuse_weights("timm", name, command)
+        file = _locate_cached(hub, [*names, "pytorch_model.bin"], url) or _raise_missing_weights("timm", name, command)
         tag, overlay = settings.tag or name, {"state_dict": _read_weights(file)}
-        model = _make(name, lambda: timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay))
+        model = _build_network(name, lambda: timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay))
         model.reset_classifier(0)
     transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model), is_training=False)
-    return _finish("timm", name, model, model, transform, file, tag, device)
+    return _build_extractor("timm", name, model, model, transform, file, tag, device)
 
 
 def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Extractor:
     """Open a network of torchvision by NAME or NAME:TAG, with weights from a file or from the cache."""
-    with _import("torchvision"):
+    with _importing("torchvision"):
         from torchvision import models  # noqa: PLC0415 - optional
 
     name, _, tag = text.partition(":")
     known = models.list_models(module=models)
     if name not in known:
-        _refuse_name("torchvision", name, known)
+        _raise_unknown_name("torchvision", name, known)
     choices = {weights.name: weights for weights in models.get_model_weights(name)}
     choice = choices.get(tag or "DEFAULT", None if tag else models.get_model_weights(name).DEFAULT)
     if choice is None:
         raise_input_error("backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
     if file is None:
         command = f"import torchvision; torchvision.models.get_model('{name}', weights='{choice.name}')"
-        path = _locate_cached(None, [], choice.url) or _refuse_weights("torchvision", name, command)
-        model = _make(name, lambda: models.get_model(name, weights=choice))
+        path = _locate_cached(None, [], choice.url) or _raise_missing_weights("torchvision", name, command)
+        model = _build_network(name, lambda: models.get_model(name, weights=choice))
     else:
-        path, model = file, _make(name, lambda: models.get_model(name, weights=None))
+        path, model = file, _build_network(name, lambda: models.get_model(name, weights=None))
     heads = [module for module in CLASSIFIER_NAMES if hasattr(model, module)]
     linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not heads or not linear or linear[-1].split(".")[0] not in heads:
@@ -187,20 +187,20 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
     parent, _, last = linear[-1].rpartition(".")
     setattr(model.get_submodule(parent), last, nn.Identity())
     if file is not None:
-        _load(model, file, (linear[-1],))
+        _load_weights(model, file, (linear[-1],))
     used = choice.name if file is None else None
-    return _finish("torchvision", name, model, model, choice.transforms(), path, used, device)
+    return _build_extractor("torchvision", name, model, model, choice.transforms(), path, used, device)
 
 
 def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
     """Open a network of open_clip, which also embeds texts, by NAME:TAG or by NAME with a file of weights."""
-    with _import("open_clip"):
+    with _importing("open_clip"):
         import open_clip  # noqa: PLC0415 - optional
         from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: PLC0415
 
     name, _, tag = text.partition(":")
     if name not in open_clip.list_models():
-        _refuse_name("open_clip", name, open_clip.list_models())
+        _raise_unknown_name("open_clip", name, open_clip.list_models())
     tags = open_clip.list_pretrained_tags_by_model(name)
     if (tag and tag not in tags) or not (tag or file):
         got = repr(tag) if tag else f"none for {name}"
@@ -213,21 +213,23 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
         names = [file_name.rpartition(".")[0] + ".safetensors", "open_clip_model.safetensors", file_name]
         command = f"import open_clip; open_clip.create_model('{name}', pretrained='{tag}')"
         path = _locate_cached(hub or None, names, settings.get("url"), Path.home() / ".cache" / "clip")
-        file = path or _refuse_weights("open_clip", name, command)
+        file = path or _raise_missing_weights("open_clip", name, command)
     fields = {key: settings[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in settings}
     _check_file(file)
     options = {"force_quick_gelu": bool(settings.get("quick_gelu")), "force_preprocess_cfg": fields}
-    model = _make(name, lambda: open_clip.create_model(name, pretrained=str(file), weights_only=True, **options))
+    model = _build_network(
+        name, lambda: open_clip.create_model(name, pretrained=str(file), weights_only=True, **options)
+    )
     transform = image_transform_v2(PreprocessCfg(**model.visual.preprocess_cfg), is_train=False)
 
     def embed_texts(texts: Sequence[str]) -> Tensor:
         with stay_offline():
-            tokenizer = _make(f"the tokenizer of {name}", lambda: open_clip.get_tokenizer(name))
+            tokenizer = _build_network(f"the tokenizer of {name}", lambda: open_clip.get_tokenizer(name))
         with torch.no_grad():
             embeddings: Tensor = model.encode_text(tokenizer(list(texts)).to(device))
         return embeddings.float().cpu()
 
-    extractor = _finish("open_clip", name, model, model.encode_image, transform, file, tag or None, device)
+    extractor = _build_extractor("open_clip", name, model, model.encode_image, transform, file, tag or None, device)
     return extractor._replace(embed_texts=embed_texts)
 
 
@@ -239,7 +241,7 @@ LIBRARIES: Mapping[str, Callable[[str, Path | None, torch.device], Extractor]] =
 }
 
 
-def _finish(
+def _build_extractor(
     library: str,
     name: str,
     model: nn.Module,
@@ -267,7 +269,7 @@ def _finish(
 
 
 @contextmanager
-def _import(package: str) -> Iterator[None]:
+def _importing(package: str) -> Iterator[None]:
     """Raise an InputError if the import of a package fails in the context."""
     try:
         with optional_packages("backbones"):
@@ -280,7 +282,7 @@ def _import(package: str) -> Iterator[None]:
 def _locate_cached(hub: str | None, names: Sequence[str], url: str | None, folder: Path | None = None) -> Path | None:
     """Locate weights in the hub's cache, or by URL in a folder, by default torch's; None if missing."""
     if hub:
-        with _import("huggingface_hub"):
+        with _importing("huggingface_hub"):
             from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
 
         for name in names:
@@ -293,7 +295,7 @@ def _locate_cached(hub: str | None, names: Sequence[str], url: str | None, folde
     return None
 
 
-def _make(name: str, make: Callable[[], Any]) -> Any:
+def _build_network(name: str, make: Callable[[], Any]) -> Any:
     """Call a function that makes the network of a name; raise an InputError if it fails."""
     try:
         return make()
@@ -323,19 +325,19 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # torch and safetensors raise anything of a damaged file
         got, remedy = f"{path} ({type(error).__name__})", "Save it with torch.save(network.state_dict(), path)."
         raise_input_error("weights", "be a file of tensors by name", got, remedy)
-    for wrapper in WRAPPERS:
+    for wrapper in CHECKPOINT_ENTRIES:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         remedy = "Save it with torch.save(network.state_dict(), path)."
         raise_input_error("weights", "be a file of tensors by name", f"{path} of something else", remedy)
-    for prefix in PREFIXES:
+    for prefix in WEIGHT_PREFIXES:
         if content and all(key.startswith(prefix) for key in content):
             content = {key[len(prefix) :]: value for key, value in content.items()}
     return dict(content)
 
 
-def _load(model: nn.Module, weights: Path, heads: Sequence[str]) -> None:
+def _load_weights(model: nn.Module, weights: Path, heads: Sequence[str]) -> None:
     """Load a file of weights into a network without a classifier; weights of the modules ``heads`` are ignored."""
     content = _read_weights(weights)
     content = {key: value for key, value in content.items() if not key.startswith(tuple(f"{head}." for head in heads))}
@@ -348,7 +350,7 @@ def _load(model: nn.Module, weights: Path, heads: Sequence[str]) -> None:
     model.load_state_dict(content)
 
 
-def _refuse_name(library: str, name: str, known: Sequence[str]) -> NoReturn:
+def _raise_unknown_name(library: str, name: str, known: Sequence[str]) -> NoReturn:
     """Raise an InputError for an unknown name of a network of a library."""
     near = get_close_matches(name, known)
     remedy = f"Did you mean {near[0]}?" if near else f"{library} lists its names: {library}.list_models()."
@@ -356,7 +358,7 @@ def _refuse_name(library: str, name: str, known: Sequence[str]) -> NoReturn:
     raise_input_error("backbone", f"name a network of {library}", repr(name), remedy)
 
 
-def _refuse_weights(library: str, name: str, command: str) -> NoReturn:
+def _raise_missing_weights(library: str, name: str, command: str) -> NoReturn:
     """Raise an InputError for weights that are not in the cache; nothing is downloaded."""
     got = f"none of {library}:{name}; none are fetched here"
     remedy = f'Fetch them once with python -c "{command}", or pass a file of `weights`.'

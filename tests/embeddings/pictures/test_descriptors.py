@@ -61,7 +61,7 @@ def test_texture_features_are_invariant_to_rotation() -> None:
 
 def test_responses_are_those_of_a_slow_convolution() -> None:
     grey = torch.rand(1, DESCRIPTORS.side, DESCRIPTORS.side, generator=torch.Generator().manual_seed(0))
-    first, second = descriptors._scatter(grey)
+    first, second = descriptors._scattering_coefficients(grey)
     spectrum, filters = torch.fft.fft2(grey), make_filters()
     response = torch.fft.ifft2(spectrum * filters[1, 3]).abs()
     expected = torch.nn.functional.adaptive_avg_pool2d(response, DESCRIPTORS.cells).flatten()
