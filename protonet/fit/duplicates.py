@@ -27,9 +27,7 @@ class DuplicateRules:
     at one distance, the next one is tried."""
     chance: float = 5.0
     """Chance explains the neighbours of a row if there are at most this many times the expected number."""
-    explained_fraction: float = (
-        0.9  #: Pairs are due to chance if it explains this fraction of the rows that have neighbours.
-    )
+    explained_fraction: float = 0.9  #: Pairs are due to chance if it explains this fraction of rows with neighbours.
     max_total_ratio: float = 2.0  #: On a fine grid, all rows together may have this many times the expected neighbours.
     discrete_fraction: float = 0.5
     """A table is discrete if in each column this fraction of the distinct rows share their value. Then equal rows are
@@ -39,9 +37,7 @@ class DuplicateRules:
     neighbours: int = 16  #: Maximum number of neighbours from which the expected number is extrapolated; at most ...
     locality: int = 8  #: ... the number of rows divided by this, since neighbours in other clusters are too far.
     min_mean_count: float = 4.0  #: If values occur this many times on average, chance may repeat them.
-    max_discrete_steps: float = (
-        2.0  #: Largest distance between discrete points, in steps of one column, that chance repeats.
-    )
+    max_discrete_steps: float = 2.0  #: Largest distance of discrete points, in steps of a column, that chance repeats.
     grid_parts: int = 5  #: Maximum number of steps of a grid in the smallest gap between values.
     grid_reach: float = 50.0  #: Gaps of more steps are not tested: rounding errors of float32 add up.
     grid_error: float = 0.1  #: Largest deviation of a gap from an integer number of steps.
