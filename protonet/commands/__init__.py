@@ -1,4 +1,5 @@
 """The commands of ``python -m protonet``, one per file.
 
-`arguments` parses the command line without importing torch. Each command's ``run`` then takes the parsed options.
+`protonet.commands.arguments` parses the command line without importing torch. The function ``run`` in the file of the
+command then does the work, given the parsed options.
 """

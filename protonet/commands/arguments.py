@@ -1,6 +1,6 @@
 """Parse the arguments of each command, and check them before torch is imported.
 
-New options are declared in `protonet.commands.options`. Checks that need torch are in the module of the command.
+Options are declared in `protonet.commands.options`. A check that needs torch is in the file of its command.
 """
 
 from __future__ import annotations
@@ -34,27 +34,39 @@ from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL
 from protonet.ui.command_line import Parser, check_outputs
 
-#: Packages that the servers import.
+#: Optional packages that ``page`` and ``serve`` import.
 SERVER_PACKAGES = ("uvicorn", "httptools", "msgspec", "starlette", "prometheus_client", "python_multipart")
 
 
 class Command(NamedTuple):
-    """A command: its options, and the texts of its help."""
+    """A command of the command line, such as ``fit``: its options, and the texts of its help."""
 
-    options: type  #: The dataclass of its options.
+    options: type  #: The dataclass of its options, such as `FitOptions`.
     description: str  #: The text at the beginning of the help.
-    examples: Sequence[str]  #: Examples of arguments at the end of the help.
-    check: Callable[[argparse.Namespace], None] | None = None  #: Checks, and may change, the parsed arguments.
+    examples: Sequence[str]  #: Example arguments, without ``protonet`` and the name, at the end of the help.
+    check: Callable[[argparse.Namespace], None] | None = None
+    """Raises an InputError if the parsed arguments are invalid, and may fill in defaults; None for no such check."""
 
     @property
     def summary(self) -> str:
-        """The beginning of the description, for the list of commands."""
+        """The first clause of the description, in lower case, for the list of commands in ``protonet --help``."""
         text = re.split(r"[:.;]", self.description)[0]
         return text[0].lower() + text[1:]
 
 
 def parse(name: str, arguments: Sequence[str] | None) -> Any:
-    """Parse and check the arguments of the command with a name, and return an instance of its dataclass of options."""
+    """Parse and check the arguments of a command.
+
+    Args:
+        name: The name of the command, such as "fit".
+        arguments: The words after the name; None for those of the process.
+
+    Returns:
+        The options, an instance of the command's dataclass, such as `FitOptions`.
+
+    Raises:
+        InputError: An argument is invalid.
+    """
     command = COMMANDS[name]
     options = make_parser(name).parse_args(arguments)
     for declared in fields(command.options):
@@ -77,7 +89,7 @@ def parse(name: str, arguments: Sequence[str] | None) -> Any:
 
 
 def make_parser(name: str) -> Parser:
-    """Create the argparse parser of a command from its declared options."""
+    """Create the argparse parser of the command ``name`` from the dataclass of its options."""
     command, prog = COMMANDS[name], f"protonet {name}"
     parser = Parser(prog, command.description, [f"{prog} {example}" for example in command.examples])
     groups: dict[str, Any] = {"": parser}
@@ -104,7 +116,12 @@ def make_parser(name: str) -> Parser:
 
 
 def check_output_paths(options: object, kind: type) -> None:
-    """Raise an InputError if an output has another suffix, cannot be written, or is an input."""
+    """Raise an InputError if an output file has a wrong suffix, cannot be written, or is also an input file.
+
+    Args:
+        options: The parsed options of a command.
+        kind: The dataclass of these options, whose fields declare the outputs and their suffixes.
+    """
     suffixes: dict[str, Sequence[str]] = {item.name: item.metadata.get("suffixes", ()) for item in fields(kind)}
     outputs = [name for name, allowed in suffixes.items() if allowed and getattr(options, name) is not None]
     for name in outputs:
@@ -120,14 +137,14 @@ def check_output_paths(options: object, kind: type) -> None:
 
 
 def check_packages(packages: Sequence[str], extra: str = "files") -> None:
-    """Raise a MissingPackageError if a package is not installed."""
+    """Raise a MissingPackageError if a package cannot be imported; its message names the extra to install."""
     with optional_packages(extra):
         for package in packages:
             importlib.import_module(package)
 
 
 def check_rereadable(options: argparse.Namespace) -> None:
-    """Raise an InputError if the table is standard input, which cannot be read twice, or is a model file."""
+    """Raise an InputError if the table is a model file, or is standard input, which cannot be read twice."""
     if str(options.table) == "-":
         raise_input_error("table", "be a file, since it is read twice", "standard input", "Save it to a file.")
     if options.table.suffix.lower() in MODEL_SUFFIXES:
@@ -135,7 +152,7 @@ def check_rereadable(options: argparse.Namespace) -> None:
 
 
 def check_model_path(path: Path, argument: str = "model") -> None:
-    """Raise an InputError if the path of a model file does not exist, or is a table."""
+    """Raise an InputError, which names ``argument``, if the path of a model file does not exist or is a table."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -150,7 +167,7 @@ def check_model_path(path: Path, argument: str = "model") -> None:
 
 
 def select_split(options: argparse.Namespace) -> None:
-    """Replace the folder of pictures in the options by its subfolder for ``--split``."""
+    """Replace the folder of pictures in the parsed options by its subfolder that ``--split`` names, such as "train"."""
     from protonet.embeddings.pictures.reading import find_split  # noqa: PLC0415 - imports NumPy
 
     if options.table is None or not options.table.is_dir():
@@ -169,53 +186,57 @@ def check_table_path(path: Path) -> None:
 
 
 def check_fit(options: argparse.Namespace) -> None:
-    """Check that the package is installed with which ``fit`` writes a model."""
+    """Raise a MissingPackageError if ``fit`` is to write a model and safetensors is not installed."""
     check_packages(["safetensors"] * (options.output is not None))
 
 
 def check_predict(options: argparse.Namespace) -> None:
-    """Check the options of ``predict``, unless the table is a folder: the model determines which options it allows."""
+    """Check the options of ``predict`` for a single table.
+
+    A folder is not checked here. Whether it is read as pictures or as Parquet files depends on the model, which is
+    loaded later.
+    """
     if not options.table.is_dir():
         check_single_table(options)
 
 
 def check_single_table(options: argparse.Namespace | PredictOptions) -> None:
-    """Raise an InputError if options of ``predict`` do not fit a single table, or its output cannot be written."""
+    """Raise an InputError if ``--workers`` is given for a single table, or the output of ``predict`` is unusable."""
     if options.workers is not None:
         raise_input_error("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
     check_output_paths(options, PredictOptions)
 
 
 def check_update(options: argparse.Namespace) -> None:
-    """Check that the options of ``update`` name the file to write."""
+    """Raise an InputError unless the options of ``update`` name the file to write."""
     if options.output is None and not options.in_place:
         remedy = "Pass -o FILE for a new file, or --in-place to overwrite the old one."
         raise_input_error("-o or --in-place", "name the file to write", "neither -o nor --in-place", remedy)
 
 
 def check_suggest(options: argparse.Namespace) -> None:
-    """Check the table of ``suggest``; a single positional argument is the table, not the model."""
+    """Check that the table of ``suggest`` can be read twice; a single positional argument becomes the table."""
     if options.table is None:
         options.model, options.table = None, options.model
     check_rereadable(options)
 
 
 def check_explain(options: argparse.Namespace) -> None:
-    """Check that the arguments of ``explain`` name a table, if other options need it."""
+    """Raise an InputError if an option of ``explain`` needs a table and none is given."""
     if options.table is None and (options.rows is not None or options.label or options.labels_file):
         must = "name a table for --rows, --label and --labels-file"
         raise_input_error("arguments", must, "none", "Pass it after the model.")
 
 
 def check_export(options: argparse.Namespace) -> None:
-    """Check that the options of ``export`` name a file to write, and that its packages are installed."""
+    """Raise an error if the options of ``export`` name no file to write, or if onnx is needed and not installed."""
     if options.onnx is None and options.pt2 is None:
         raise_input_error("--onnx or --pt2", "be given", "neither", "Name a file to write.")
     check_packages(["onnx"] * (options.onnx is not None), "onnx")
 
 
 def check_page(options: argparse.Namespace) -> None:
-    """Check the options of ``page``, and set the default path of its output."""
+    """Check the options and packages of ``page``, and set the default path of the labelled rows to be written."""
     check_rereadable(options)
     if options.model is not None and (options.group or options.drop or options.column_type):
         must, remedy = "come without --group, --drop, --column-type", "The model fixes the columns."
@@ -226,7 +247,7 @@ def check_page(options: argparse.Namespace) -> None:
 
 
 def check_server_packages(options: argparse.Namespace) -> None:
-    """Check that the packages of the servers are installed."""
+    """Raise a MissingPackageError if a package of the HTTP servers is not installed; the options are not used."""
     check_packages(SERVER_PACKAGES, "page")
 
 

@@ -33,14 +33,21 @@ from protonet.tables.drift import column_statistics
 from protonet.tables.features import adapt_table, encode_block, fit_features
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 
-#: Maximum number of blocks that are processed at the same time.
+#: Maximum number of blocks of rows that are processed at the same time, each by one thread.
 MAX_THREADS = 8
 
 Result = TypeVar("Result")
 
 
 def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_update: bool = False) -> TablePipeline:
-    """Load the model of a command; if it reads a table, also open the pretrained encoders of texts and pictures."""
+    """Load the model of a command, with the pretrained encoders that its text and picture columns need.
+
+    Args:
+        options: The options of the command; they may name other encoders than those of ``fit``.
+        model: The model file.
+        table: The table that the command reads; None for no table, and then no encoder is opened.
+        for_update: Whether to load also the cross-validation networks and the held-out rows.
+    """
     pipeline = TablePipeline.load(model, for_update=for_update, argument="model")
     if table is None:
         return pipeline
@@ -48,14 +55,22 @@ def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_
 
 
 def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
-    """Get the name of the label column: ``label``, or else that of the model, or else the default."""
+    """Get the name of the label column: ``label`` if it is given, else the model's, else the default."""
     return label or (DEFAULT_LABEL if pipeline is None else pipeline.label)
 
 
 def make_spec(
     options: ReadOptions, spec: ReadSpec, label: str | None = None, *, labelled: bool = False, extra: object = None
 ) -> ReadSpec:
-    """Complete the specification for reading a table by the options of a command; ``extra`` names an extra column."""
+    """Copy the specification for reading a table, with the options of a command filled in.
+
+    Args:
+        options: The options, such as the sheet of a workbook.
+        spec: The specification to be copied.
+        label: The name of the label column; None for that of ``spec``.
+        labelled: Whether the table must have labels.
+        extra: The name of a column that is read beside the features, such as that of groups; None for no such column.
+    """
     return replace(
         spec,
         label=label or spec.label,
@@ -70,27 +85,37 @@ def make_spec(
 def read_labelled(
     options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None
 ) -> tuple[Table, RowBlock]:
-    """Read all rows of the labelled table of a command; ``extra`` names an extra column, such as that of groups."""
+    """Read all rows of a labelled table, given the options of a command and its model.
+
+    Args:
+        options: How the table is read.
+        table: The path of the table.
+        pipeline: The model that determines the feature columns.
+        extra: The name of a column that is read beside the features, such as that of groups; None for no such column.
+
+    Returns:
+        The opened table with its notes, and one block with all of its rows.
+    """
     spec = make_spec(options, pipeline.read_spec, options.label, labelled=True, extra=extra)
     return pipeline.read_table(table, spec, options.labels_file)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedTable(TrainingTable):
-    """The encoded table of ``fit``, with the positions, notes and cells for its messages and report."""
+    """The encoded training rows of ``fit``, with what its messages and its report say about the table."""
 
-    positions: Sequence[int]  #: The position of each row in its file.
-    position_format: str  #: How messages name a row, given its position.
+    positions: Sequence[int]  #: The position of each row in its file, such as its line number.
+    position_format: str  #: A format string for positions, such as "line {}".
     indices: Sequence[int]  #: The index of each row in the table, from 0; unlabelled rows are counted.
-    ids: list[str] | None  #: The identifier of each row, if a column has them.
-    group_names: list[str]  #: The names of the groups, in ascending order.
+    ids: list[str] | None  #: The identifier of each row; None if the option ``--id`` names no column.
+    group_names: list[str]  #: The names of the groups of rows, in ascending order; empty without groups.
     notes: list[str]  #: Notes and warnings for the user, one line each.
     missing_counts: list[int]  #: The number of missing cells of each feature column.
     cells: list[np.ndarray]  #: The cells of the feature columns, (n,) each; empty unless requested.
-    unlabelled: Tensor | None  #: (m, dim) unlabelled rows of the table, if any.
-    unlabelled_positions: Sequence[int]  #: The position of each unlabelled row in its file.
-    has_group_columns: bool  #: Whether columns seem to identify groups of rows.
-    missing_texts: frozenset[str]  #: Texts, in lower case, that mean a missing label or cell.
+    unlabelled: Tensor | None  #: (m, dim) features of the unlabelled rows of the table; None if there are none.
+    unlabelled_positions: Sequence[int]  #: The position of each unlabelled row in its file, such as its line number.
+    has_group_columns: bool  #: Whether some columns seem to identify groups of related rows, such as patients.
+    missing_texts: frozenset[str]  #: Texts, in lower case, that mean a missing label or cell, such as "n/a".
 
     @property
     def counts(self) -> list[int]:
@@ -98,12 +123,15 @@ class EncodedTable(TrainingTable):
         return torch.bincount(self.y, minlength=len(self.classes)).tolist()
 
     def index_groups(self, solution: Solution) -> dict[str, int]:
-        """Map the name of each group to its index in the solution."""
+        """Map the name of each group of rows to its index in the groups of the fitted ``solution``."""
         indices = [] if solution.groups is None else solution.groups.tolist()
         return dict(zip(self.group_names, indices, strict=True))
 
     def locate_held_out(self, solution: Solution) -> Tensor:
-        """Get the position (held_out,) int64 of each held-out row in its file; of merged duplicates, the first one."""
+        """Get the position (held_out,) int64 in the file of each held-out row of cross-validation.
+
+        Equal rows are merged into one held-out row, which has the position of the first of them.
+        """
         held_out = held_out_indices(solution.problem)
         indices, first = np.unique(held_out.numpy(), return_index=True)
         return torch.tensor(self.positions)[first[indices >= 0]]
@@ -111,17 +139,17 @@ class EncodedTable(TrainingTable):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnlabelledTable:
-    """An encoded table for active learning."""
+    """The encoded rows of a table, all or part of them without a label, for active learning."""
 
     x: Tensor  #: (n, dim) features, float32 or float64.
     table: Table  #: The table that was read, with its notes.
     known: Tensor  #: (n,) bool, rows that already have a label and are not suggested.
-    encoding: Encoding | None = None  #: The encoding of the columns.
-    columns: tuple[str, ...] | None = None  #: The names of the encoded columns, if they have names.
-    notes: tuple[str, ...] = ()  #: Notes about the columns, one line each.
-    positions: Sequence[int] = ()  #: The position of each row in its file.
-    labels: Sequence[str] = ()  #: The label of each row, "" for none; empty without a column of labels.
-    uninformative: Tensor  #: (n,) bool, rows without an informative cell.
+    encoding: Encoding | None = None  #: Maps the columns to features; None if the columns are the features.
+    columns: tuple[str, ...] | None = None  #: The names of the feature columns; None if they have no names.
+    notes: tuple[str, ...] = ()  #: Notes for the user about the columns, one line each.
+    positions: Sequence[int] = ()  #: The position of each row in its file, such as its line number.
+    labels: Sequence[str] = ()  #: The label of each row, "" for an unlabelled row; empty without a label column.
+    uninformative: Tensor  #: (n,) bool, rows in which each cell is missing or unknown to the encoding.
 
     @property
     def remaining(self) -> Tensor:
@@ -130,11 +158,11 @@ class UnlabelledTable:
 
 
 class ColumnOverrides(NamedTuple):
-    """The user's settings of the columns of a table."""
+    """The columns of a table for which the user replaces what would be inferred."""
 
-    types: Mapping[str, str] = MappingProxyType({})  #: The types of columns, by name.
+    types: Mapping[str, str] = MappingProxyType({})  #: The types of columns, such as "category", by column name.
     dropped: tuple[str, ...] = ()  #: Columns that are not features.
-    group: str | None = None  #: The column of groups, which is not a feature either.
+    group: str | None = None  #: The column that names the group of each row, which is no feature; None for no column.
 
 
 #: Settings that change nothing.
@@ -142,7 +170,13 @@ NO_OVERRIDES = ColumnOverrides()
 
 
 def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = False) -> EncodedTable:
-    """Infer the column types of the table of ``fit`` and encode its rows; ``keep_cells`` also keeps their cells."""
+    """Infer the column types of the table of ``fit``, and encode its rows as features.
+
+    Args:
+        options: The options of ``fit``.
+        rows: The rows of the table.
+        keep_cells: Whether the result also holds the cells of the feature columns, which only the report shows.
+    """
     table, block = rows.table, rows.block
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
@@ -228,7 +262,14 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
 
 
 def raise_no_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
-    """Raise an InputError about a table without labels, for which class names are not informative either."""
+    """Raise an InputError that says why ``fit`` cannot use a table without labels.
+
+    Without labels, a classifier can only compare texts to class names. The message says what is missing for that.
+
+    Args:
+        encoding: The encoding of the columns; None if the columns are the features.
+        classes: The names of the classes.
+    """
     columns = () if encoding is None else encoding.columns
     texts = [column for column in columns if column.modality == "text"]
     if any(column.record is not None for column in texts):
@@ -242,7 +283,11 @@ def raise_no_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> 
 
 
 class UnlabelledRows:
-    """Iterates over blocks (b, dim) of unlabelled rows: of the training table, and of the table at ``path``."""
+    """An iterable of the features of all unlabelled rows of ``fit``, in blocks (b, dim).
+
+    The unlabelled rows of the training table come first, then those of the table at ``path``, if there is one. The
+    object is false if there are no unlabelled rows.
+    """
 
     def __init__(self, data: EncodedTable, path: Path | None, label: str) -> None:
         self.data, self.path = data, path
@@ -272,7 +317,7 @@ class UnlabelledRows:
             yield torch.from_numpy(np.ascontiguousarray(x))
 
     def locate(self, row: int) -> str:
-        """Format the location of an unlabelled row in its file, given its index in the order of iteration."""
+        """Format where unlabelled row number ``row``, in the order of iteration, is in its file, such as "line 2"."""
         if row < len(self.data.unlabelled_positions) or self.path is None:
             return self.data.position_format.format(self.positions[row])
         return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
@@ -287,15 +332,17 @@ def read_unlabelled(
     *,
     allow_labelled: bool = False,
 ) -> UnlabelledTable:
-    """Read and encode a table for active learning, by the columns of a model or, without a model, by inferred types.
+    """Read a table for active learning, and encode its rows as features.
+
+    A model determines which columns are read and how they are encoded. Without a model, column types are inferred.
 
     Args:
         options: How the table is read.
         path: The table.
-        model: The model whose columns are read; None for no model.
-        label: The name of the label column, which may be missing.
-        overrides: The user's settings of columns, if there is no model.
-        allow_labelled: Whether all rows may have labels.
+        model: The model whose columns are read; None to infer the columns.
+        label: The name of the label column, which the table need not have.
+        overrides: Columns whose type or use the user sets; it is ignored if there is a model.
+        allow_labelled: Whether to accept a table whose rows all have labels; otherwise it raises an InputError.
     """
     notes = list[str]()
     if model is None:
@@ -348,7 +395,7 @@ def read_unlabelled(
 
 
 def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None) -> list[np.ndarray]:
-    """Select the cells (n,) of the named columns from a block of all columns of a table."""
+    """Select the cells (n,) of each named column from a block that has all columns of the table."""
     if columns is None or table.columns is None:
         return list(block.columns)
     used, pairs = set(columns), zip(table.columns, block.columns, strict=True)
@@ -358,7 +405,18 @@ def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None
 def read_cells(
     options: ReadOptions, path: Path, model: TablePipeline | None, label: str, rows: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Read the names of all columns but the label, and the cells of all rows or of those with the indices ``rows``."""
+    """Read the cells of all columns of a table but the label, as text, to show or write rows as the user has them.
+
+    Args:
+        options: How the table is read.
+        path: The table.
+        model: The model whose settings for reading tables are used; None for the default settings.
+        label: The name of the label column, which is left out.
+        rows: The indices of the rows to be read, from 0; None for all rows.
+
+    Returns:
+        The names of the columns, and a list of cells for each row.
+    """
     spec = ReadSpec(label=label) if model is None else model.read_spec
     table = open_table(path, replace(make_spec(options, spec, label), all_extra=True))
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}
@@ -382,10 +440,10 @@ def map_blocks(
     quiet: bool = False,
     sequential: bool = False,
 ) -> Iterator[Result]:
-    """Apply a function to each block of a table, and yield the results in order.
+    """Apply a function to each block of rows of a table, and yield the results in the order of the blocks.
 
-    Each block is processed by one thread. Threads that share a block would wait for each other at each of its small
-    matrices, which takes five times as long on a busy machine.
+    Several blocks are processed at the same time, each by one thread. If threads shared a block, they would wait for
+    each other at every small matrix. On a busy machine that takes five times as long.
 
     Args:
         function: Maps a block to a result.

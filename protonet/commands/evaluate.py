@@ -35,12 +35,12 @@ from protonet.ui.html import write_outputs
 
 
 class EvaluatedBlock(NamedTuple):
-    """The predictions and labels of a block of rows."""
+    """The predictions and labels of a block of rows of the evaluated table."""
 
     logits: Tensor  #: (b, num_classes) logits.
     labels: Tensor  #: (b,) int64, class indices; -1 for a class that the model does not know.
-    unknown: Counter[str]  #: The number of rows of each unknown class.
-    rows: tuple[Tensor, RowBlock] | None  #: The features (b, dim) and the block, if a report is written.
+    unknown: Counter[str]  #: The number of rows of each class that the model does not know, by class name.
+    rows: tuple[Tensor, RowBlock] | None  #: The features (b, dim) and the block itself; None if no report is written.
 
 
 def run(options: EvaluateOptions) -> None:
@@ -90,15 +90,17 @@ def compute_details(
     rows: Sequence[tuple[Tensor, RowBlock]],
     progress: Progress,
 ) -> JsonDict:
-    """Compute the sections of the report that are neither printed nor in JSON without a report.
+    """Compute the sections that only the HTML report of ``evaluate`` needs, as a dict for JSON.
+
+    They include the column importance, the reliability diagram, the suspicious labels and the predictions of rows.
 
     Args:
         model: The evaluated model.
-        table: The table, with its notes.
+        table: The evaluated table, with its notes.
         logits: (n, num_classes) logits of all rows.
         labels: (n,) int64, class indices; -1 for classes that the model does not know.
-        rows: The features and the block of rows, of each block.
-        progress: Receives the finished fraction.
+        rows: For each block of the table, its features (b, dim) and the block itself.
+        progress: Is called with the name of the stage and its finished fraction.
     """
     names = model.column_names
     cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in rows), strict=True)]

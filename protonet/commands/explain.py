@@ -20,14 +20,14 @@ from protonet.pipeline import TablePipeline
 from protonet.tables.table import Table
 from protonet.ui.text import format_table
 
-#: Maximum number of columns in the printed table; JSON has all.
+#: Maximum number of columns in the printed table of importances; the JSON file lists all columns.
 MAX_LISTED_COLUMNS = 30
 #: Maximum number of columns, and of characters of a cell, in the printed explanation of a row.
 MAX_ROW_COLUMNS, MAX_CELL_LENGTH = 5, 40
 
 
 def run(options: ExplainOptions) -> None:
-    """Run ``explain``: print the importance of columns, or explain rows, and write the results."""
+    """Run ``explain``: print the importance of each column, or explanations of single rows, and write them as JSON."""
     seed, rows = options.seed, options.rows
     model = open_pipeline(options, options.model, options.table, for_update=True)
     generator = torch.Generator().manual_seed(seed)
@@ -42,7 +42,10 @@ def run(options: ExplainOptions) -> None:
 
 
 def compute_column_importance(options: ExplainOptions, model: TablePipeline, generator: torch.Generator) -> JsonDict:
-    """Compute the permutation importance of each column, in descending order, as a dict for JSON."""
+    """Compute the permutation importance of each column, as a dict for JSON with the most important columns first.
+
+    Importance is measured on the table that the options name, or else on the held-out rows of the model.
+    """
     table = None
     if options.table is None:
         evaluated = model.cross_validation
@@ -93,10 +96,10 @@ def explain_rows(
 
     Args:
         options: The options of the command.
-        table_path: The table.
-        model: The model.
+        table_path: The table that has the rows to be explained.
+        model: The model that predicts the rows.
         rows: The positions of the rows in the file, such as line numbers.
-        generator: Draws the held-out rows that replace cells.
+        generator: Draws held-out rows; their cells replace those of an explained row to measure each contribution.
     """
     table = model.open_table(table_path, make_spec(options, model.read_spec, options.label))
     x, cells, uninformative = read_rows(table, model, rows)
@@ -117,7 +120,15 @@ def explain_rows(
 
 
 def explanation_to_dict(model: TablePipeline, explanation: Explanation, cells: Sequence[str]) -> JsonDict:
-    """Convert the explanation of a row, which has these cells, to a dict for JSON: nearest rows and columns."""
+    """Convert the explanation of a row to a dict for JSON.
+
+    The dict lists the nearest held-out rows and the contribution of each column, with the cell of the row in it.
+
+    Args:
+        model: The model that was explained.
+        explanation: The explanation of one row.
+        cells: The cells of that row as text, in the order of the columns.
+    """
     assert model.cross_validation is not None
     held_out = [model.classes[label] for label in model.cross_validation.labels.tolist()]
     contributions, names = explanation.contributions, model.column_names
@@ -137,10 +148,11 @@ def explanation_to_dict(model: TablePipeline, explanation: Explanation, cells: S
 def read_rows(
     table: Table, model: TablePipeline, rows: Sequence[int]
 ) -> tuple[np.ndarray, list[list[str]], np.ndarray]:
-    """Read the rows with the given positions in the file.
+    """Read and encode the rows at the given positions in the file, such as line numbers.
 
     Returns:
-        The features (rows, dim), the cells of each row as text, and a mask (rows,) of uninformative rows.
+        The features (rows, dim), the cells of each row as text, and a mask (rows,) bool of rows in which each cell is
+        missing or unknown to the model.
     """
     by_position: dict[int, tuple[np.ndarray, list[str], bool]] = {}
     requested, last = set(rows), None

@@ -9,7 +9,7 @@ from protonet.ui.text import format_size
 
 
 def run(options: ExportOptions) -> None:
-    """Run ``export``: write the requested files, and print a line about each."""
+    """Run ``export``: write the ONNX file, the ``torch.export`` program, or both, and print a line about each file."""
     model = TablePipeline.load(options.model, argument="model")
     dim, classes = model.network.encoder.input_dim, len(model.classes)
     mixed = model.encoding is not None and not model.encoding.plain

@@ -53,9 +53,9 @@ from protonet.tables.table import format_names
 from protonet.ui.html import write_outputs
 from protonet.ui.text import format_probability_metrics, format_size, format_views, summarize_columns
 
-#: Fraction of the time limit after which cross-validation stops, if a report is to be computed.
+#: Fraction of the time limit after which cross-validation stops, to leave time for the computations of a report.
 REPORT_START = 0.8
-#: Maximum number of outlier groups, and of rows of each group, that are printed.
+#: Maximum number of groups of similar outliers among the unlabelled rows, and of rows of each group, to be printed.
 MAX_GROUPS, MAX_GROUP_ROWS = 5, 5
 #: Fraction of the time limit, and of the progress bar, for model selection; cross-validation takes the remainder.
 SOLVE_FRACTION = 0.6
@@ -64,11 +64,15 @@ SOLVE_FRACTION = 0.6
 def train(options: FitOptions, rows: TableRows) -> None:
     """Run ``fit``: train and cross-validate a classifier, print the results, and write the model if a path is given.
 
+    Args:
+        options: The options of ``fit``.
+        rows: The rows of the table, which were read and checked before torch was imported.
+
     Raises:
         MissingPackageError: A package that an option needs is missing.
-        KeyboardInterrupt: After Ctrl-C. The output file is unchanged; but if only the cross-validation was incomplete,
-            the model is written without it, and the summary is printed.
-        InputError: Arguments and table do not match.
+        KeyboardInterrupt: After Ctrl-C. During model selection, the output file stays unchanged. During
+            cross-validation, the model is written without its results, and the summary is printed.
+        InputError: The options do not match the table.
     """
     limit, output, started = options.time_limit, options.output, time.monotonic() - rows.seconds
     data = encode_table(options, rows, keep_cells=options.report is not None)
@@ -156,7 +160,16 @@ def summarize(
     unlabelled: UnlabelledRows,
     outliers: Sequence[Sequence[int]],
 ) -> str:
-    """Format a summary of the training table, its column types, duplicates and unlabelled rows."""
+    """Format a summary of the training table: its size, column types, duplicates and unlabelled rows.
+
+    Args:
+        name: The file name of the table.
+        data: The encoded table.
+        model: The fitted model.
+        solution: The result of model selection.
+        unlabelled: The unlabelled rows.
+        outliers: Groups of similar outliers, as the indices of their unlabelled rows.
+    """
     counts = data.counts
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.plain:
@@ -177,7 +190,10 @@ def summarize(
 
 
 def summarize_rows(problem: TrainingSet) -> list[str]:
-    """Format lines about duplicate rows and about the random sample of a large table, if there are any."""
+    """Format a line about duplicate rows, and one about the random subset to which a large table is reduced.
+
+    A line is left out if the training set has no duplicates, or is not reduced.
+    """
     lines = []
     if problem.repeated:
         rows = count(problem.repeated, "row")
@@ -196,7 +212,12 @@ def format_notes(notes: Sequence[str]) -> str:
 
 
 def format_next_step(path: Path | None, representation: Sequence[str] | None) -> str:
-    """Format the size of the written model and a command that uses it, or how to write a model."""
+    """Format the last printed line: the size of the written model and a ``predict`` command for it.
+
+    Args:
+        path: The model file. For None, the line says how to write one.
+        representation: The pretrained encoders that the user named; local paths are repeated in the command.
+    """
     if path is None:
         return "no model was written: pass -o FILE.protonet"
     size = format_size(path.stat().st_size)
@@ -206,12 +227,15 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
 
 
 def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, problem: TrainingSet) -> list[str]:
-    """Format notes about classes without a held-out row, if other classes have some.
+    """Format notes about classes that cross-validation cannot evaluate, because none of their rows is held out.
 
     Args:
         classes: The name of each class.
         y: (n,) int64, the labels of all rows.
         problem: The training set with its distinct rows.
+
+    Returns:
+        A note for each reason; empty if each class, or no class, has a held-out row.
     """
     rows, fold = problem.rows, held_out_indices(problem) >= 0
     labels = rows.labels if rows.is_class_name is None else rows.labels[~rows.is_class_name]
@@ -230,7 +254,13 @@ def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, problem: T
 def summarize_unlabelled(
     solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]
 ) -> list[str]:
-    """Format lines about the use of unlabelled rows, and about the outlier groups among them."""
+    """Format lines that say whether unlabelled rows were used in training, and list the outliers among them.
+
+    Args:
+        solution: The result of model selection.
+        unlabelled: The unlabelled rows.
+        outliers: Groups of similar outliers, as the indices of their unlabelled rows.
+    """
     pool, pooled = solution.problem.pool, solution.pooled
     if pool is None or pooled is None:
         return []
@@ -252,7 +282,11 @@ def summarize_unlabelled(
 
 
 def compare_with_baselines(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list[JsonDict]:
-    """Compare the model with its baselines on the held-out rows; an empty list if there are none."""
+    """Compare the model with its baselines on the held-out rows, as dicts for JSON.
+
+    Returns:
+        The results of the model, then of each baseline; empty if there are no held-out rows.
+    """
     if not len(crossed.labels):
         return []
     balanced = bool(model.metadata["balanced"])
@@ -262,7 +296,13 @@ def compare_with_baselines(crossed: Crossfit, solution: Solution, model: TablePi
 
 
 def format_evaluation(crossed: Crossfit, compared: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
-    """Format the results of cross-validation and the comparison with baselines."""
+    """Format the results of cross-validation as text, with a table that compares the model with its baselines.
+
+    Args:
+        crossed: The cross-validation.
+        compared: The results of `compare_baselines` that are shown.
+        classes: The name of each class.
+    """
     if not len(crossed.labels):
         return "no cross-validation: no class has two distinct rows\n"
     metrics, frequent = measure_held_out(crossed), compared[1]
@@ -286,7 +326,13 @@ def results_to_dict(
 
 
 def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]) -> JsonDict:
-    """Convert the use of unlabelled rows to a dict for JSON; an empty dict if there are none."""
+    """Convert the number, use and outliers of the unlabelled rows to a dict for JSON; empty without unlabelled rows.
+
+    Args:
+        solution: The result of model selection.
+        unlabelled: The unlabelled rows.
+        outliers: Groups of similar outliers, as the indices of their unlabelled rows.
+    """
     pool, pooled = solution.problem.pool, solution.pooled
     if pool is None or pooled is None:
         return {}
@@ -306,7 +352,19 @@ def compute_details(
     deadline: float,
     progress: Progress,
 ) -> JsonDict:
-    """Compute the sections that only the report of ``fit`` has, such as column importance and the learning curve."""
+    """Compute the sections that only the HTML report of ``fit`` needs, as a dict for JSON.
+
+    They include the column importance, the learning curve and the suspicious labels.
+
+    Args:
+        data: The encoded table.
+        model: The fitted model.
+        solution: The result of model selection.
+        crossed: The cross-validation.
+        seed: The seed of the permutations.
+        deadline: The time of ``time.monotonic()`` at which optional sections are no longer computed.
+        progress: Is called with the name of the stage and its finished fraction.
+    """
     names, held_out = model.column_names, held_out_indices(solution.problem)
     evaluated = (held_out >= 0).nonzero().flatten()
     parts = iter(range(3))

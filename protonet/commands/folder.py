@@ -1,7 +1,7 @@
 """Classify all Parquet files of a folder, by local processes or on a Dask cluster.
 
-Each file has one output, which is written atomically; existing outputs are complete. A run that is stopped or killed
-loses only the files in progress, and a file that is processed twice gets the same output.
+Each file has one output file, which is written atomically: an output that exists is complete. A run that is stopped or
+killed loses only the work on unfinished files, and the next run continues with them.
 """
 
 from __future__ import annotations
@@ -26,41 +26,44 @@ from protonet._text import count
 from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import format_names
 
-#: Name of the file in the output folder that records the model and options.
+#: Name of the file in the output folder that records the model and options of its predictions.
 SETTINGS_FILE = "_predict.json"
 #: Prefixes of the names of files and folders that hold no rows, by a convention of Hadoop.
 HIDDEN_PREFIXES = (".", "_")
-#: Time limit for a response of the cluster, and interval between checks of local processes, in seconds.
+#: Time limit for a response of the Dask cluster, and time between two checks of local processes, in seconds.
 CLUSTER_TIMEOUT, POLL_INTERVAL = 10, 0.5
-#: State that the processes of a pool share: the number of finished rows, and whether the command stops.
+#: State that the local processes share: "rows", the number of finished rows, and "stop", an event that ends the work.
 _SHARED: JsonDict = {}
 
 
 class FileTask(NamedTuple):
-    """A Parquet file of the folder, and its output."""
+    """A Parquet file to be classified, and the file to which its predictions are written."""
 
-    table: Path  #: The absolute path of the file, since other machines share the folder.
-    output: Path  #: The absolute path of its output.
-    rows: int  #: The number of its rows.
+    table: Path  #: The absolute path of the Parquet file, since workers may be on other machines.
+    output: Path  #: The absolute path of the CSV file of its predictions.
+    rows: int  #: The number of rows of the Parquet file.
 
     @property
     def done(self) -> bool:
-        """Whether the output exists and is not older than the file."""
+        """Whether the output exists and is not older than the Parquet file."""
         return self.output.exists() and self.output.stat().st_mtime_ns >= self.table.stat().st_mtime_ns
 
 
-#: Is called with the number of rows that were finished since the last call; an exception stops the work.
+#: A callback that gets the number of rows that were finished since its last call; its exception ends the work.
 CountRows = Callable[[int], None]
-#: Writes the output of a file, and returns notes for the user.
+#: A function that writes the output of one file, calls `CountRows` on the way, and returns notes for the user.
 ProcessFile = Callable[[FileTask, CountRows], Sequence[str]]
 
 
 class StoppedError(Exception):
-    """The command is stopping, so that the file in progress is abandoned."""
+    """Ends the work on a file, because the command is stopping; the output of the file is not written."""
 
 
 def list_file_tasks(folder: Path, output: Path) -> list[FileTask]:
-    """List the Parquet files of a folder and its subfolders, sorted by name, each with its path in ``output``."""
+    """List the Parquet files of a folder and its subfolders, sorted by name.
+
+    The output of a file has the same path below ``output`` as the file has below ``folder``.
+    """
     with optional_packages("parquet"):
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - optional
 
@@ -92,7 +95,15 @@ def list_file_tasks(folder: Path, output: Path) -> list[FileTask]:
 
 
 def claim_output_folder(output: Path, settings: JsonDict) -> None:
-    """Record the model and options in an output folder; raise an InputError if it has outputs of other ones."""
+    """Record in the output folder the model and options that it is used for.
+
+    Args:
+        output: The folder.
+        settings: The hash of the model file, and the options.
+
+    Raises:
+        InputError: The folder has predictions of another model or of other options.
+    """
     path, text = output / SETTINGS_FILE, json.dumps(settings, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
@@ -103,7 +114,17 @@ def claim_output_folder(output: Path, settings: JsonDict) -> None:
 
 
 def run_file_tasks(work: ProcessFile, tasks: Sequence[FileTask], *, workers: int | str, quiet: bool) -> list[str]:
-    """Process all unfinished files, by local processes or a Dask scheduler, and return distinct notes for the user."""
+    """Process all files without a complete output, by local processes or on a Dask cluster.
+
+    Args:
+        work: Processes one file.
+        tasks: All files; those that were finished by an earlier run are skipped.
+        workers: The number of local processes, or the address of a Dask scheduler.
+        quiet: Whether to show no progress bar.
+
+    Returns:
+        The distinct notes for the user.
+    """
     left = [task for task in tasks if not task.done]
     total = sum(task.rows for task in tasks)
     for task in left:
@@ -128,7 +149,7 @@ def run_file_tasks(work: ProcessFile, tasks: Sequence[FileTask], *, workers: int
 def _run_in_pool(
     work: ProcessFile, tasks: Sequence[FileTask], n_processes: int, count_rows: CountRows
 ) -> Iterator[Sequence[str]]:
-    """Process files by a pool of single-threaded processes, and yield the notes of each finished file."""
+    """Process files by ``n_processes`` local processes of one thread, and yield the notes of each finished file."""
     if not tasks:
         return
     context = multiprocessing.get_context("spawn")
@@ -152,7 +173,7 @@ def _run_in_pool(
 
 
 def _initialize_process(rows: object, stop: object) -> None:
-    """Initialize a process of the pool: it uses one thread, ignores Ctrl-C, and exits with its parent."""
+    """Initialize a local process: it uses one thread, ignores Ctrl-C, and exits with its parent; see `_SHARED`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional
     import torch  # noqa: PLC0415 - with the work
@@ -170,7 +191,7 @@ def _initialize_process(rows: object, stop: object) -> None:
 
 
 def _process_in_pool(work: ProcessFile, task: FileTask) -> Sequence[str]:
-    """Process a file in a process of the pool, and count its rows in the shared state."""
+    """Process a file in a local process, add its rows to the shared count, and return its notes."""
 
     def count_rows(rows: int) -> None:
         if _SHARED["stop"].is_set():
@@ -184,7 +205,7 @@ def _process_in_pool(work: ProcessFile, task: FileTask) -> Sequence[str]:
 def _run_on_dask(
     work: ProcessFile, tasks: Sequence[FileTask], address: str, count_rows: CountRows
 ) -> Iterator[Sequence[str]]:
-    """Process files on a Dask cluster, and yield the notes of each; if a worker is killed, another repeats its file."""
+    """Process files on the Dask cluster at ``address``, and yield the notes of each finished file."""
     with optional_packages("dask"):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
@@ -206,13 +227,17 @@ def _run_on_dask(
 
 
 def _process_on_worker(work: ProcessFile, task: FileTask) -> Sequence[str]:
-    """Process a file on a Dask worker, unless a worker that was killed later has already finished it."""
+    """Process a file on a Dask worker and return its notes; skip it if a worker that was killed had finished it."""
     return [] if task.done else work(task, lambda rows: None)
 
 
 @contextmanager
 def _connect(address: str) -> Iterator[Any]:
-    """Connect to a Dask cluster; raise an InputError unless its workers have this version of protonet."""
+    """Connect to a Dask cluster; the value of the context is the ``distributed.Client``.
+
+    Raises:
+        InputError: The scheduler does not answer, or its workers have another version of protonet than this process.
+    """
     from distributed import Client  # noqa: PLC0415 - optional
 
     logger = logging.getLogger("distributed")  # silences long messages about a missing cluster
@@ -245,7 +270,7 @@ def _connect(address: str) -> Iterator[Any]:
 
 
 def add_file_name(error: UserError, task: FileTask) -> UserError:
-    """Copy an error with the name of the file in its message."""
+    """Copy an error and add the name of the Parquet file of a task to its message, unless the message has it."""
     if task.table.name in str(error):
         return error
     return type(error)(f"{error} In {task.table.name}.", argument=error.argument)

@@ -20,7 +20,7 @@ from protonet.ui.text import (
     summarize_columns,
 )
 
-#: The settings of fit in the metadata of a model file, and their headings in the printed text.
+#: The heading in the printed text of each option of ``fit`` that the metadata of a model file record.
 FIT_SETTINGS = {
     "label": "label",
     "effort": "effort",
@@ -30,7 +30,7 @@ FIT_SETTINGS = {
     "id": "id",
     "balanced": "balanced",
 }
-#: Maximum number of column names in the printed text; JSON has all.
+#: Maximum number of column names in the printed text; the JSON output lists all columns.
 MAX_INFO_COLUMNS = 20
 
 
@@ -48,7 +48,12 @@ def run(options: InfoOptions) -> None:
 
 
 def describe_model(path: Path, header: JsonDict) -> JsonDict:
-    """Convert the config of a model file to a dict for JSON; missing and invalid metadata are None."""
+    """Convert the config of a model file to the dict that ``info --json`` prints; invalid metadata become None.
+
+    Args:
+        path: The model file.
+        header: Its config, which `protonet.files.archive.read_config` reads without loading any tensor.
+    """
     metadata, classes = header["metadata"], header["classes"]
     samples = subtract_name_samples(header["counts"], classes, metadata.get("named"))
     dropped, groups, views = (metadata.get(name) for name in ("left_out", "groups", "views"))
@@ -76,7 +81,7 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
 
 
 def _validate_metrics(metrics: object) -> JsonDict | None:
-    """Return the metrics of cross-validation in a model file if they are valid, else None."""
+    """Return the cross-validation metrics of a model file if they have the expected entries and types, else None."""
     required = ("rows", "accuracy", "log_loss", "calibration_error")
     if not isinstance(metrics, dict) or not all(isinstance(metrics.get(name), int | float) for name in required):
         return None
@@ -89,7 +94,7 @@ def _validate_metrics(metrics: object) -> JsonDict | None:
 
 
 def format_contents(contents: JsonDict) -> str:
-    """Format the result of `describe_model` as text without control characters."""
+    """Format the result of `describe_model` as text; control characters of names are escaped."""
     classes, columns = contents["classes"], contents["columns"]
     sizes = [
         count(len(classes), "class"),
@@ -123,7 +128,7 @@ def format_contents(contents: JsonDict) -> str:
 
 
 def _format_metrics(metrics: JsonDict | None) -> str:
-    """Format the metrics of cross-validation in a line."""
+    """Format the cross-validation metrics of a model file as a line; None means that the file has none."""
     if metrics is None:
         return "cross-validation: none"
     accuracy, interval = format_percent(metrics["accuracy"], metrics["interval"])

@@ -20,19 +20,19 @@ from protonet.ui.command_line import check_name, parse_number, parse_whole
 
 #: File suffixes of HTML reports.
 REPORT_SUFFIXES = (".html", ".htm")
-#: The names of `protonet.fit.search.EFFORTS`, and `protonet.fit.solver.TIME_LIMIT`; a test compares them.
+#: Copies of the names in `protonet.fit.search.EFFORTS` and of `protonet.fit.solver.TIME_LIMIT`, in seconds.
 EFFORT_NAMES, DEFAULT_TIME_LIMIT = ("fast", "default", "best"), 900.0
 
 OptionsT = TypeVar("OptionsT")
 
 
 def positional(text: str, **settings: Any) -> Any:
-    """Declare a positional argument with a help text and further settings of argparse."""
+    """Declare a positional argument as a field of a dataclass; ``text`` is its help, ``settings`` are of argparse."""
     return field(metadata={"help": text, "names": (), "group": "", **settings})
 
 
 def path_exists(path: Path) -> bool:
-    """Test whether a path exists, also if it is too long for the file system."""
+    """Test whether a path exists; a path that is too long for the file system does not."""
     try:
         return path.exists()
     except OSError:
@@ -80,7 +80,7 @@ def parse_rows(name: str, text: str) -> list[int]:
 
 
 def parse_rate(name: str, text: str) -> float:
-    """Parse a rate; the model, which is read later, determines its range."""
+    """Parse a false-rejection rate; its range is checked later, with the model."""
     try:
         return float(text)
     except ValueError:
@@ -131,7 +131,7 @@ class ReadOptions(CommandOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelOptions(ReadOptions):
-    """Options of commands that read a labelled table."""
+    """Options of commands that read a table with labels."""
 
     label: str | None = option("the column of the labels (default: as in fit)")
     labels_file: Path | None = option("the labels of an NPY table, also NPY", group=_READ_GROUP)
@@ -253,7 +253,7 @@ class UpdateOptions(LabelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SuggestOptions(ReadOptions):
-    """The options of ``suggest``; ``model`` is None if the user passes only a table."""
+    """The options of ``suggest``, which needs no model."""
 
     model: Path | None = positional(_MODEL_HELP)
     table: Path = positional(_TABLE_HELP, nargs="?")
@@ -354,7 +354,7 @@ _OPTION_CLASSES = (
     ExplainOptions,
     PageOptions,
 )
-#: The option or positional argument of the command line for each argument that error messages of functions name.
+#: The name on the command line, such as "--drop", of each function argument that a message has in backquotes.
 COMMAND_LINE_NAMES = {
     **{declared.name: flag_of(declared) for kind in (*_OPTION_CLASSES, ServeOptions) for declared in fields(kind)},
     **{"ignored": "--drop", "labels": "--labels-file", "rate": "--unknown", "model": "model", "table": "table"},
@@ -363,24 +363,27 @@ COMMAND_LINE_NAMES = {
 
 
 def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
-    """Print notes to stderr unless ``quiet``; commands call it after their work, because errors are printed alone."""
+    """Print notes to stderr, one line each, unless ``quiet``.
+
+    Commands call this function after their work, so that a failed command prints its error alone.
+    """
     for note in name_options(notes) if not quiet else ():
         prefix = "" if note.startswith("warning: ") else "note: "
         print(f"{prefix}{note}", file=sys.stderr)
 
 
 def name_options(notes: Sequence[str]) -> list[str]:
-    """Replace each argument name in backquotes by the name of its option, in notes for the user."""
+    """Replace argument names in backquotes by the names that users know, such as ``--drop``, in each note."""
     return [re.sub(r"`(\w+)`", lambda name: COMMAND_LINE_NAMES.get(name[1], name[0]), note) for note in notes]
 
 
 def make_options(kind: type[OptionsT], parsed: object) -> OptionsT:
-    """Create options of a type from an object with attributes of the same names, such as parsed arguments."""
+    """Create an options dataclass from an object with attributes of the same names, such as parsed arguments."""
     return kind(**{declared.name: getattr(parsed, declared.name) for declared in fields(kind)})  # type: ignore[arg-type]
 
 
 def to_arguments(options: object) -> list[str]:
-    """Convert options to the words of a command line, from the name of the command; defaults are omitted."""
+    """Convert options to the words of a command line, such as ``["fit", "train.csv"]``; defaults are omitted."""
     arguments, last = [type(options).__name__.removesuffix("Options").lower()], list[str]()
     for declared in fields(options):  # type: ignore[arg-type]
         value = getattr(options, declared.name)
@@ -395,5 +398,5 @@ def to_arguments(options: object) -> list[str]:
 
 
 def format_command(options: object) -> str:
-    """Format options as a line for the shell, from ``protonet``."""
+    """Format an options dataclass as a line for the shell, such as ``protonet fit train.csv``."""
     return shlex.join(["protonet", *to_arguments(options)])

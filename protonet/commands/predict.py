@@ -42,24 +42,27 @@ from protonet.tables.table import RowBlock, Table
 from protonet.ui.command_line import check_writable
 from protonet.ui.text import format_csv
 
-#: The class name of rejected rows.
+#: The class name that rejected rows have in the output.
 UNKNOWN_CLASS = "unknown"
 #: The name of the output column of row numbers.
 ROW_NUMBER_COLUMN = "row"
 
 
 class OutputSpec(NamedTuple):
-    """The columns of the predictions, and the rejection threshold."""
+    """The columns of the CSV output of ``predict``, and the score below which rows are rejected."""
 
-    threshold: float | None  #: Rows with at most this score are "unknown"; None to reject no row.
-    all_probabilities: bool  #: Whether to append the probabilities of all classes.
-    row_numbers: bool  #: Whether to begin with the line number of each row, or its row number in a spreadsheet.
-    picture_paths: bool = False  #: Whether to add the path of the picture of each row.
-    keep_columns: bool = False  #: Whether to copy all columns of the table.
+    threshold: float | None  #: Rows with at most this score get the class "unknown"; None to reject no row.
+    all_probabilities: bool  #: Whether the last columns are the probabilities of all classes.
+    row_numbers: bool  #: Whether the first column is the line number of each row, or its number in a spreadsheet.
+    picture_paths: bool = False  #: Whether a column has the path of the picture of each row.
+    keep_columns: bool = False  #: Whether all columns of the table are copied to the output.
 
 
 def run(options: PredictOptions) -> None:
-    """Run ``predict``: classify the rows of a table or of a folder; each output is complete or not written."""
+    """Run ``predict``: classify the rows of a table, or of the files of a folder, and write the predictions as CSV.
+
+    An output file is written completely or not at all.
+    """
     model = TablePipeline.load(options.model, argument="model")
     if options.table.is_dir():
         pictures, model_has_pictures = hold_pictures(options.table), model.has_pictures
@@ -93,7 +96,10 @@ def run(options: PredictOptions) -> None:
 
 
 def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
-    """Classify the rows of all Parquet files of a folder; outputs of an earlier run are kept."""
+    """Classify the rows of all Parquet files of a folder, and write a file of predictions for each.
+
+    Files whose predictions an earlier run wrote are skipped.
+    """
     workers = count_cores() if options.workers is None else options.workers
     if options.sheet is not None:
         raise_input_error("sheet", "come with an Excel workbook", options.table, "Leave it out.")
@@ -117,14 +123,14 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
 def predict_file(
     path: str, digest: str, names: tuple[str, ...] | None, spec: OutputSpec, task: FileTask, count_rows: CountRows
 ) -> list[str]:
-    """Classify the rows of one file of a folder by one thread, and write its output.
+    """Classify the rows of one Parquet file of a folder by one thread, and write its output.
 
     Args:
         path: The path of the model file.
         digest: The hash that the model file must have.
-        names: The pretrained encoders that the user named.
+        names: The pretrained encoders that the user named; None for those of ``fit``.
         spec: The columns of the output.
-        task: The file and its output.
+        task: The Parquet file and the path of its output.
         count_rows: Is called with the number of rows of each finished block.
 
     Returns:
@@ -155,7 +161,13 @@ def predict_file(
 
 @lru_cache(maxsize=1)
 def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> TablePipeline:
-    """Load a model, once per process; raise an InputError unless its file has the hash ``digest``."""
+    """Load a model with its pretrained encoders; later calls in the same process return the same object.
+
+    Args:
+        path: The path of the model file.
+        digest: The hash of the file; an InputError is raised if the file has another one.
+        names: The pretrained encoders that the user named; None for those of ``fit``.
+    """
     model = TablePipeline.load(path, argument="model").attach_encoders(names, shown=False)
     if hash_file(Path(path)) != digest:
         raise_input_error("model", "remain unchanged", path, "Do not replace it until the folder is finished.")
@@ -168,19 +180,27 @@ def count_cores() -> int:
 
 
 def make_output_spec(model: TablePipeline, options: PredictOptions) -> OutputSpec:
-    """Create the specification of the output from the options of the command."""
+    """Create the specification of the output of ``predict`` from its options and the model."""
     threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
     return OutputSpec(threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns)
 
 
 def open_table(model: TablePipeline, spec: OutputSpec, options: ReadOptions, path: Path) -> Table:
-    """Open the table of the command, with the columns that are copied to the output as extra columns."""
+    """Open the table at ``path`` for prediction.
+
+    The columns that ``predict`` copies to its output, such as identifiers, are read as extra columns.
+    """
     read_spec = make_spec(options, model.read_spec, extra=model.metadata.get("id"))
     return model.open_table(path, replace(read_spec, all_extra=spec.keep_columns))
 
 
 def choose_threshold(model: TablePipeline, rate: float) -> float:
-    """Choose the score at and below which rows are rejected as unknown, for a false-rejection rate."""
+    """Choose the score at and below which rows are rejected as unknown.
+
+    Args:
+        model: The model, with the scores of its held-out rows.
+        rate: The false-rejection rate: the fraction of rows of known classes that may be rejected.
+    """
     if UNKNOWN_CLASS in map(str, model.classes):
         got, remedy = f"one with a class {UNKNOWN_CLASS!r}", "Rename that class and fit it again."
         raise_input_error("unknown", f"come with a model without a class {UNKNOWN_CLASS!r}", got, remedy)
@@ -192,7 +212,10 @@ def choose_threshold(model: TablePipeline, rate: float) -> float:
 
 
 def format_header(model: TablePipeline, spec: OutputSpec, extra: Sequence[str]) -> str:
-    """Format the CSV header of the predictions; column names that equal one of the ``extra`` columns get a suffix."""
+    """Format the CSV header of the predictions; ``extra`` names the columns that are copied from the table.
+
+    A column of predictions that would have the name of a copied column gets a suffix.
+    """
     first = [*extra, *[PICTURE_COLUMN] * spec.picture_paths]
     names = [ROW_NUMBER_COLUMN] * spec.row_numbers + ["class", "probability"]
     names += [f"P({name})" for name in model.classes] if spec.all_probabilities else []
@@ -205,7 +228,16 @@ def format_header(model: TablePipeline, spec: OutputSpec, extra: Sequence[str]) 
 
 
 def predict_classes(names: Sequence[str], logits: Tensor, threshold: float | None) -> list[tuple[str, str]]:
-    """Convert logits (n, num_classes) to the class name and the formatted probability ("" if rejected) of each row."""
+    """Convert logits to the predicted class and its probability, as texts for the output.
+
+    Args:
+        names: The name of each class.
+        logits: (n, num_classes) logits.
+        threshold: The score at and below which a row is rejected; None to reject no row.
+
+    Returns:
+        For each row, the class name and the formatted probability; ("unknown", "") for a rejected row.
+    """
     probabilities, labels = (values.tolist() for values in logits.softmax(dim=1).max(dim=1))
     rows = [(names[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]
     if threshold is not None:
@@ -215,7 +247,7 @@ def predict_classes(names: Sequence[str], logits: Tensor, threshold: float | Non
 
 
 def format_predictions(model: TablePipeline, table: Table, spec: OutputSpec, block: RowBlock) -> str:
-    """Classify the rows of a block and format the predictions as lines of CSV."""
+    """Classify the rows of a block, and format their predictions and copied cells as lines of CSV."""
     names = [escape_formula(str(name)) for name in model.classes]
     logits = model.predict_logits(model.encode(table, block), block.uninformative)
     lines = [[name, probability] for name, probability in predict_classes(names, logits, spec.threshold)]

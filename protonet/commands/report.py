@@ -1,4 +1,4 @@
-"""Compute the results of ``fit`` and ``evaluate``, as text, as dicts for JSON, and for the HTML report."""
+"""Compute the results of ``fit`` and ``evaluate`` as dicts for JSON and the HTML report, and format them as text."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ from protonet.tables.columns.encoding import Encoding, list_columns
 from protonet.tables.columns.parsing import format_cells
 from protonet.ui.text import MAX_LISTED_CLASSES, format_percent, format_probability_metrics, format_table
 
-#: Maximum number of pairs of classes in the printed list of confusions.
+#: Maximum number of class pairs in the printed list of the most frequent confusions.
 MAX_CONFUSIONS = 5
 
 
 def compare_baselines(
     logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: Sample, *, balanced: bool
 ) -> list[JsonDict]:
-    """Compare a model with baselines on the same labelled rows, as dicts for JSON.
-
-    Each dict of a baseline has the paired "difference" of the model and the baseline, and the "half_width" of its 95 %
-    interval. "compared_by" is the metric of the difference.
+    """Compare the accuracy of a model with that of baselines on the same labelled rows, as dicts for JSON.
 
     Args:
         logits: (n, num_classes) logits of the model.
-        labels: (n,) int64.
+        labels: (n,) int64, class indices.
         baselines: The logits (n, num_classes) of each baseline, by name.
-        sample: The weights of the rows, and the correction of intervals.
-        balanced: Whether the difference is that of the balanced accuracy.
+        sample: The weights and groups of the rows, by which confidence intervals are computed.
+        balanced: Whether the model is compared by balanced accuracy instead of accuracy.
+
+    Returns:
+        The results of the model, then of each baseline. The dict of a baseline also has the paired "difference" of the
+        model and the baseline, the "half_width" of its 95 % interval, and "compared_by", the metric of both.
     """
     correct, paired = (logits.argmax(dim=1) == labels).double(), sample
     if balanced:  # the mean over classes: rows are weighted inversely to the size of their class
@@ -90,7 +91,12 @@ def format_baselines(compared: Sequence[JsonDict]) -> str:
 
 
 def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
-    """Format the most frequent confusions of a matrix (num_classes, num_classes) of counts, whose rows are labels."""
+    """Format the most frequent pairs of label and wrong prediction, one line each.
+
+    Args:
+        confusion: (num_classes, num_classes) counts, by label and by predicted class.
+        classes: The name of each class.
+    """
     cells = confusion.nonzero()  # of thousands of classes, few pairs occur
     cells = cells[cells[:, 0] != cells[:, 1]]
     order = confusion[cells[:, 0], cells[:, 1]].argsort(descending=True, stable=True)
@@ -104,14 +110,14 @@ def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
 def evaluate_to_dict(
     name: str, model: TablePipeline, logits: Tensor, labels: Tensor, unknown: Mapping[str, int]
 ) -> JsonDict:
-    """Measure the predictions of a model for a labelled table, as a dict for JSON.
+    """Compute the metrics of a model on a labelled table, as a dict for JSON.
 
     Args:
         name: The name of the table.
-        model: The model.
+        model: The evaluated model.
         logits: (n, num_classes) logits.
         labels: (n,) int64, class indices; -1 for classes that the model does not know.
-        unknown: The number of rows of each unknown class.
+        unknown: The number of rows of each class that the model does not know, by class name.
     """
     known, counts = labels >= 0, torch.tensor(model.sample_counts)
     metrics, scores, rows = measure(logits[known], labels[known]), score_known(logits), int(known.sum())
@@ -123,7 +129,7 @@ def evaluate_to_dict(
 
 
 def format_results(results: JsonDict, frequent: str | int) -> str:
-    """Format the result of `evaluate_to_dict` as text; ``frequent`` is the most frequent class of fit."""
+    """Format the result of `evaluate_to_dict` as text; ``frequent`` is the most frequent class of the training rows."""
     accuracy, interval = format_percent(results["accuracy"], results["interval"])
     rows, unknown, names = results["rows"], results["unknown"], [entry["name"] for entry in results["classes"]]
     lines = [f"{results['table']}: accuracy {accuracy} % on {count(rows, 'row')}, 95 % interval {interval}"]
@@ -139,7 +145,10 @@ def format_results(results: JsonDict, frequent: str | int) -> str:
 
 
 def format_classes(results: JsonDict) -> str:
-    """Format a table of recall, precision and F1 of each class; of many classes, those with the lowest F1 are shown."""
+    """Format a table of recall, precision and F1 of each class, given the result of `evaluate_to_dict`.
+
+    If there are more than `MAX_LISTED_CLASSES` classes, only those with the lowest F1 are shown.
+    """
     names = ("recall", "precision", "f1")
     occurring = [entry for entry in results["classes"] if entry["rows"] + entry["predicted"]]
     shown = occurring
@@ -157,7 +166,13 @@ def format_classes(results: JsonDict) -> str:
 
 
 def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -> JsonDict:
-    """Convert metrics, and the metrics of each class, to a dict for JSON; ``name`` is the table that was measured."""
+    """Convert the overall metrics, and the metrics of each class, to a dict for JSON.
+
+    Args:
+        name: The name of the evaluated table.
+        classes: The name of each class.
+        metrics: The metrics, with the confusion matrix that gives those of each class.
+    """
     measured = measure_classes(metrics.confusion)
     by_class = [
         {"name": name, **{field: getattr(measured, field)[label].item() for field in ClassMetrics._fields}}
@@ -168,15 +183,15 @@ def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -
     return results | {"mean": measured.macro, "classes": by_class}
 
 
-#: Number of bins of the histogram that `project` makes of two classes.
+#: Number of bins of the histogram as which `project` arranges the rows if there are only two classes.
 HISTOGRAM_BINS = 48
 
 
 def project(logits: Tensor) -> Tensor:
-    """Project logits (n, num_classes) to points (n, 2) float64 in [-1, 1], by their two principal components.
+    """Project logits (n, num_classes) to points (n, 2) float64 in [-1, 1] for a scatter plot, by principal components.
 
-    Logits are projected, since the embeddings of different cross-validation networks are not comparable. With up to two
-    classes there is one component only: the points of rows in the same bin are stacked, as in a histogram.
+    Logits are projected, not embeddings, because embeddings of different cross-validation networks are not comparable.
+    Up to two classes have a single component. It is binned, and rows in the same bin are stacked, as in a histogram.
     """
     rows = torch.where(logits > torch.finfo(logits.dtype).min, logits, 0.0).double()
     rows = rows - rows.mean(dim=1, keepdim=True)
@@ -195,30 +210,30 @@ def project(logits: Tensor) -> Tensor:
     return torch.stack([x, 2 * heights / counts.max().clamp_min(2).sub(1) - 1], dim=1)
 
 
-#: Number of bins of the reliability diagram, fewer than for the calibration error, because each is drawn.
+#: Number of bins of the reliability diagram. The calibration error has more, but each bin here is drawn.
 RELIABILITY_BINS = 10
-#: Maximum numbers of rows, and of suspicious labels, in the report.
+#: Maximum number of rows whose predictions the report has, and of suspicious labels that it lists.
 MAX_PREDICTIONS, MAX_LISTED_SUSPECTS = 2000, 100
-#: Maximum number of columns of a row, and of characters of a cell, in the report.
+#: Maximum number of columns that the report shows of a row, and of characters that it shows of a cell.
 MAX_CONTENT_COLUMNS, MAX_TEXT_LENGTH = 6, 40
-#: Approximate number of predictions for column importance, and time limit of the learning curve, s.
+#: Approximate number of predictions to compute column importance, and time limit of the learning curve in seconds.
 IMPORTANCE_PREDICTIONS, LEARNING_SECONDS = 100_000, 60.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluatedRows:
-    """Labelled rows and their held-out predictions."""
+    """Labelled rows, their cells, and the logits of networks that were not trained on them."""
 
     logits: Tensor  #: (n, num_classes) logits.
     labels: Tensor  #: (n,) int64, class indices.
     indices: Sequence[int]  #: The index of each row in the table, from 0.
     locations: Sequence[str]  #: The location of each row in its file, such as "line 2".
-    ids: Sequence[str] | None  #: The identifiers of the rows, if a column has them.
-    names: Sequence[str]  #: The names of the columns.
+    ids: Sequence[str] | None  #: The identifier of each row; None if no column has identifiers.
+    names: Sequence[str]  #: The name of each column.
     cells: Sequence[np.ndarray]  #: The cells (n,) of each column.
 
     def take(self, indices: Sequence[int]) -> EvaluatedRows:
-        """Select rows by index."""
+        """Copy the rows at these indices, counted from 0 among these rows, in this order."""
         rows = torch.tensor(indices, dtype=torch.long)
         return replace(
             self,
@@ -232,7 +247,13 @@ class EvaluatedRows:
 
 
 def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: Sequence[int]) -> list[JsonDict]:
-    """Convert the name, the type and the number of missing cells of each column to dicts for JSON."""
+    """Convert columns to dicts for JSON, each with the name, the type and the number of missing cells of a column.
+
+    Args:
+        names: The name of each column.
+        encoding: The encoding of the columns, which has their types; None for numbers.
+        missing: The number of missing cells of each column.
+    """
     types = [column.summary() for column in list_columns(encoding, len(names))]
     return [
         {"name": name, "type": re.sub(r", \S+ % missing$", "", column_type), "missing": total}
@@ -243,7 +264,15 @@ def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: S
 def table_to_dict(
     model: TablePipeline, labels: Tensor, rows: int, missing: Sequence[int], notes: Sequence[str]
 ) -> JsonDict:
-    """Convert the rows per class, the columns and the notes of a table with labels (n,) int64 to a dict for JSON."""
+    """Describe a table by a dict for JSON: its rows, rows per class, columns and notes.
+
+    Args:
+        model: The model, which has the names of the classes and columns.
+        labels: (n,) int64, the class indices of the rows whose class the model knows.
+        rows: The number of all rows.
+        missing: The number of missing cells of each column.
+        notes: The notes and warnings about the table.
+    """
     counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
     columns = columns_to_dicts(model.column_names, model.encoding, missing)
@@ -251,7 +280,10 @@ def table_to_dict(
 
 
 def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
-    """Compute the mean confidence and the accuracy in bins of confidence, as dicts for JSON."""
+    """Compute a reliability diagram: a dict for JSON for each bin of confidence that has rows.
+
+    Each dict has the bounds of the bin, its number of rows, their mean confidence, their accuracy and its interval.
+    """
     confidence, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
     bins = fill_bins(confidence, predicted == rows.labels, RELIABILITY_BINS)
     return [
@@ -269,11 +301,13 @@ def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
 
 
 def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict]:
-    """Rank rows by the score that their label is wrong, as dicts for JSON; a "score" above 0 means probably wrong.
+    """List the rows whose labels are most likely wrong, the most suspicious first, as dicts for JSON.
+
+    At most `MAX_LISTED_SUSPECTS` rows are listed. A "score" above 0 means that the label is probably wrong.
 
     Args:
         rows: The labelled rows.
-        logits: (n, num_classes) held-out logits of these rows by `repeat_held_out`.
+        logits: (n, num_classes) logits of these rows by networks that were not trained on them.
     """
     scores, p = score_label_errors(logits, rows.labels), logits.double().softmax(dim=1)
     other = p.scatter(1, rows.labels[:, None], -1.0).max(dim=1)
@@ -294,11 +328,14 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict
 
 
 def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
-    """Collect predictions as lists for JSON; many rows are reduced to the likeliest label errors and a regular sample.
+    """Collect the rows, predictions and points of the report's scatter plot, as lists for JSON with an entry per row.
+
+    More than `MAX_PREDICTIONS` rows are reduced: half of the remaining ones are the most likely label errors, and the
+    others are evenly spaced in the table.
 
     Args:
         rows: The labelled rows and their predictions.
-        order: The indices of the columns by importance, of which the first have their cells shown.
+        order: The indices of the columns, the most important first. Cells of the first `MAX_CONTENT_COLUMNS` are kept.
     """
     total, points = len(rows.labels), project(rows.logits)
     if total > MAX_PREDICTIONS:
@@ -329,7 +366,19 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
 def compute_importance(
     evaluated: Crossfit, names: Sequence[str], sizes: Sequence[int], seed: int, deadline: float, progress: Progress
 ) -> JsonDict | None:
-    """Compute permutation importance by `rank_columns`; None if the deadline passes or an embedding overflows."""
+    """Compute the permutation importance of each column, as `rank_columns` returns it.
+
+    Args:
+        evaluated: The held-out rows, and the networks that predict them.
+        names: The name of each column.
+        sizes: The number of features of each column.
+        seed: The seed of the permutations.
+        deadline: The time of ``time.monotonic()`` at which the computation is given up.
+        progress: Is called with the name of the stage and its finished fraction.
+
+    Returns:
+        The importances as a dict for JSON; None if the deadline passed or an embedding overflowed.
+    """
 
     def check_deadline(stage: str, fraction: float) -> None:
         if time.monotonic() >= deadline:
@@ -344,7 +393,18 @@ def compute_importance(
 
 
 def compute_learning_curve(solution: Solution, crossed: Crossfit, deadline: float, progress: Progress) -> JsonDict:
-    """Compute the accuracy for fewer rows per class, and extrapolate it to twice as many, as a dict for JSON."""
+    """Compute the learning curve: the held-out accuracy of models that are fitted to fewer rows per class.
+
+    Args:
+        solution: The result of model selection, with the training rows.
+        crossed: The cross-validation with all rows.
+        deadline: The time of ``time.monotonic()`` at which the computation stops.
+        progress: Is called with the name of the stage and its finished fraction.
+
+    Returns:
+        A dict for JSON: "points" has the accuracies by rows per class, and "twice" the accuracy that is extrapolated to
+        twice as many rows as there are, or None if it cannot be extrapolated.
+    """
     limit = min(deadline, time.monotonic() + LEARNING_SECONDS)
     curve, sample = measure_learning_curve(solution, crossed, deadline=limit, progress=progress), crossed.sample
     correct = curve.correct.double()
@@ -362,9 +422,11 @@ def compute_learning_curve(solution: Solution, crossed: Crossfit, deadline: floa
 def compute_report_sections(rows: EvaluatedRows, repeated: Tensor, importance: JsonDict | None) -> JsonDict:
     """Compute the sections that the reports of ``fit`` and ``evaluate`` share, as a dict for JSON.
 
+    The sections are the reliability diagram, the suspicious labels, the column importance and the predictions.
+
     Args:
         rows: The labelled rows and their predictions.
-        repeated: (n, num_classes) logits to score the labels.
+        repeated: (n, num_classes) logits that score the labels, in ``fit`` the mean of repeated cross-validations.
         importance: The result of `compute_importance`.
     """
     columns = range(len(rows.names)) if importance is None else [column["index"] for column in importance["columns"]]

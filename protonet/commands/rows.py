@@ -1,4 +1,4 @@
-"""Read the table of ``fit`` before torch is imported, and check class names, spellings and contradicting labels."""
+"""Read the table of ``fit`` before torch is imported, and check its class names and labels."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_table
 from protonet.ui.command_line import check_name
 
-#: Maximum number of sets of contradicting rows, and of rows of each set, in a warning.
+#: Maximum number of sets of equal rows with different labels, and of rows of each set, that a warning lists.
 MAX_LISTED_CONTRADICTIONS = 3
-#: The form of labels that are integers, also if a file has them as text.
+#: The form of integer labels in text files.
 _INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
 
 
 def parse_integers(labels: np.ndarray) -> np.ndarray:
-    """Convert labels (n,) to integers if all are integers, so that 2 sorts before 10, or else to text."""
+    """Convert labels (n,) to integers if each of them is an integer, and to text otherwise.
+
+    Classes are sorted, and integers sort 2 before 10.
+    """
     if labels.dtype.kind in "iu":
         return labels
     texts = labels.astype(str)
@@ -41,7 +44,17 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
 
 
 def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dict[str, str]:
-    """Map unknown names to the known classes that they equal except for number format, case, spaces or Unicode form."""
+    """Find names that are another spelling of a known class.
+
+    Two spellings of a class differ only in number format, case, spaces or Unicode form.
+
+    Args:
+        names: The names of classes; known classes among them are ignored.
+        known: The known classes.
+
+    Returns:
+        The known class of each such name, by that name.
+    """
     texts = set(map(str, known))
     forms = {_normalize_name(name): name for name in sorted(texts, reverse=True)}
     unknown = {str(name) for name in names} - texts
@@ -49,13 +62,13 @@ def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dic
 
 
 def check_spellings(names: Iterable[object], known: Sequence[str | int], remedy: str) -> None:
-    """Raise an InputError if names are other spellings of known classes."""
+    """Raise an InputError, with the remedy, if `find_respellings` finds other spellings of known classes."""
     if respellings := find_respellings(names, known):
         raise_input_error("table", "spell known classes as the model does", _format_respellings(respellings), remedy)
 
 
 def warn_similar_names(names: Sequence[str | int]) -> list[str]:
-    """Warn of classes that may be other spellings of each other."""
+    """Return a warning about names that may be spellings of the same class; an empty list if there are none."""
     first = {_normalize_name(str(name)): name for name in reversed(names)}
     respellings = find_respellings(names, [*first.values()])
     if not respellings:
@@ -64,7 +77,7 @@ def warn_similar_names(names: Sequence[str | int]) -> list[str]:
 
 
 def _format_respellings(respellings: Mapping[str, str]) -> str:
-    """Format results of `find_respellings`; invisible differences are named, and a long list is cut."""
+    """Format the first results of `find_respellings`; differences that cannot be seen are named."""
     pairs = []
     for name, known in respellings.items():
         visible = [unicodedata.normalize("NFC", " ".join(text.split())) for text in (name, known)]
@@ -73,7 +86,7 @@ def _format_respellings(respellings: Mapping[str, str]) -> str:
 
 
 def _normalize_name(name: str) -> str | Decimal:
-    """Normalize the name of a class: all spellings become the same number or the same case-folded words.
+    """Convert the name of a class to a number or to case-folded words, which are the same for all of its spellings.
 
     Source: The Unicode standard, sec. 3.13, default caseless matching (D145).
     """
@@ -88,7 +101,13 @@ def _normalize_name(name: str) -> str | Decimal:
 
 
 def warn_contradictions(x: np.ndarray, labels: Sequence[str | int], locations: Sequence[str]) -> list[str]:
-    """Warn of equal rows x (n, dim) with different labels (n,), given the location of each row."""
+    """Return a warning about equal rows with different labels; an empty list if there are none.
+
+    Args:
+        x: (n, dim) features of the rows.
+        labels: (n,) the label of each row.
+        locations: (n,) the location of each row in its file, such as "line 2".
+    """
     equal: dict[int, list[int]] = {}
     for row, values in enumerate(x + 0.0):  # -0.0 becomes 0.0
         equal.setdefault(hash(values.tobytes()), []).append(row)
@@ -104,11 +123,13 @@ def warn_contradictions(x: np.ndarray, labels: Sequence[str | int], locations: S
     return [f"warning: contradicting labels: {total} rows equal rows of another class: {'; '.join(shown)}{more}"]
 
 
-#: Maximum number of classes with a row each, or with fractions: more are probably identifiers or measurements.
+#: Maximum number of classes that all have a single row, or of numbers with fractions: more are probably no classes,
+#: but identifiers or measurements.
 MAX_SINGLETONS = 20
-#: Maximum median rows per class of whole numbers that are probably measurements, such as ages.
+#: Whole numbers are probably measurements, such as ages, if the median number of rows per class is at most this.
 MAX_ROWS_OF_RARE_CLASS = 3
-#: Minimum count of distinct measurements, relative to the rows, or else their minimum range, relative to their count.
+#: Such whole numbers must also have more distinct values than this fraction of the rows, or a difference of the largest
+#: and the smallest that is at least this multiple of the number of distinct values.
 LARGE_FRACTION, WIDE_SPAN = 0.5, 2
 
 #: The names of the columns of a table of classes; the second is optional.
@@ -117,27 +138,27 @@ CLASS_COLUMN, DESCRIPTION_COLUMN = "class", "description"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableRows:
-    """The validated rows of the table of ``fit``."""
+    """The rows of the table of ``fit``, after their labels and groups were checked."""
 
     table: Table  #: The table that was read, with its notes.
     block: RowBlock  #: The labelled rows; all rows if none is labelled.
-    unlabelled: RowBlock | None  #: The unlabelled rows of a partly labelled table, for semi-supervised learning.
+    unlabelled: RowBlock | None  #: The unlabelled rows of a partly labelled table; None if all or no rows have labels.
     column_types: Mapping[str, str]  #: The types of columns that the user set, by name.
     classes: tuple[str, ...] | tuple[int, ...]  #: The names of the classes, in ascending order.
     labels: np.ndarray  #: (n,) int64, class indices.
-    group_names: np.ndarray  #: (groups,) str, the names in ascending order; empty without groups.
-    groups: np.ndarray | None  #: (n,) int64, group indices.
-    seconds: float  #: The time that reading took, s.
-    descriptions: list[str]  #: The description of each class, "" for none.
+    group_names: np.ndarray  #: (groups,) str, the names of the groups in ascending order; empty without groups.
+    groups: np.ndarray | None  #: (n,) int64, the index in ``group_names`` of each row's group; None without groups.
+    seconds: float  #: The time that reading took, in seconds.
+    descriptions: list[str]  #: The description of each class; "" for a class without one.
 
     @property
     def all_unlabelled(self) -> bool:
-        """Whether no row has a label: the classes come from another file, and the block holds all rows."""
+        """Whether no row has a label, so that the classes come from the option ``--classes``."""
         return not len(self.labels)
 
 
 def read_rows(options: FitOptions) -> TableRows:
-    """Read the table of ``fit`` and the table of classes, and check them by the options."""
+    """Read the table of ``fit``, and the classes of ``--classes``; raise an InputError if they are unusable."""
     started = time.monotonic()
     label = options.label or DEFAULT_LABEL
     types = get_column_types(options.table, parse_column_types(options.column_type))
@@ -205,7 +226,12 @@ def read_rows(options: FitOptions) -> TableRows:
 
 
 def get_column_types(table: Path, types: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the types of columns by name: those that the user set, or "picture" for a folder of pictures."""
+    """Return the types of columns by name, without those to be inferred.
+
+    Args:
+        table: The path of the table. The column of a folder of pictures gets the type "picture".
+        types: The types that the user set, by column name.
+    """
     return {PICTURE_COLUMN: "picture"} if are_pictures(table) else types
 
 
@@ -222,10 +248,13 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
 
 
 def read_classes(path: Path) -> dict[str, str]:
-    """Read the description of each class from a table with columns ``class`` and, optionally, ``description``.
+    """Read the names and descriptions of classes that option ``--classes`` gives.
 
     Args:
-        path: The table; or the names of the classes, separated by commas.
+        path: A table with the columns ``class`` and, optionally, ``description``; or class names with commas between.
+
+    Returns:
+        The description of each class by its name; "" for a class without one.
     """
     if "," in str(path) and not path_exists(path):
         return _check_class_names([name.strip() for name in str(path).split(",")], path)
@@ -248,7 +277,7 @@ def read_classes(path: Path) -> dict[str, str]:
 
 
 def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
-    """Raise an InputError if class names are missing or repeated; return an empty description for each."""
+    """Return a dict of class names without descriptions (""); raise an InputError if names are missing or repeated."""
     if not names:
         raise_input_error("classes", "name classes", f"{path} without rows", "Add a row for each class.")
     if "" in names:
@@ -262,13 +291,13 @@ def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
 def check_classes(
     labels: np.ndarray, label: str, *, allow_many: bool, described: Sequence[str] = ()
 ) -> tuple[tuple[str, ...] | tuple[int, ...], np.ndarray]:
-    """Determine the classes of labels (n,), and raise an InputError if they do not look like classes.
+    """Determine the classes of labels; raise an InputError if the labels look like identifiers or measurements.
 
     Args:
-        labels: (n,) labels as read.
+        labels: (n,) labels as read from the file.
         label: The name of the label column, for messages.
         allow_many: Whether to accept many classes with few rows each.
-        described: Further classes, which may have no row.
+        described: Classes that are listed in ``--classes``; they need not have rows.
 
     Returns:
         The class names in ascending order, and the class index (n,) int64 of each row.
@@ -295,7 +324,13 @@ def check_classes(
 
 
 def describe_dubious_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -> str | None:
-    """Describe why labels look like identifiers or measurements, given the number of rows of each class; else None."""
+    """Describe why labels look like identifiers or measurements; return None if they look like classes.
+
+    Args:
+        classes: The name of each class.
+        rows: (num_classes,) the number of rows of each class.
+        label: The name of the label column.
+    """
     if rows.max() == 1:
         return f"{len(classes)} classes in {label}, 1 row per class"
     try:

@@ -13,7 +13,7 @@ from protonet.ui.text import format_csv, format_table
 
 
 def run(options: SuggestOptions) -> None:
-    """Run ``suggest``: print the suggested rows with reasons, and write them with an empty label column."""
+    """Run ``suggest``: print the rows to label next, each with a reason, and write them with an empty label column."""
     model = None if options.model is None else open_pipeline(options, options.model, options.table)
     label = get_label_column(options.label, model)
     rows = read_unlabelled(options, options.table, model, label)

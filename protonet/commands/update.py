@@ -24,7 +24,7 @@ from protonet.ui.command_line import check_writable
 
 
 def run(options: UpdateOptions) -> None:
-    """Run ``update``: add samples to a model, write it, and print the change of accuracy on held-out rows."""
+    """Run ``update``: add samples to a model, write the model, and print the change of accuracy on held-out rows."""
     model = open_pipeline(options, options.model, options.table, for_update=True)
     output = options.output or check_writable("model", options.model)
     table, block = read_labelled(options, options.table, model, model.metadata.get("group"))
@@ -65,7 +65,7 @@ def run(options: UpdateOptions) -> None:
 
 
 def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
-    """Append the new classes among labels (n,) to the known classes; the result is all integers or all strings."""
+    """Append the new classes among labels (n,) to the known classes; return all as integers, or all as strings."""
     texts = {str(name) for name in known}
     names = [*known, *(name for name in np.unique(parse_integers(labels)).tolist() if str(name) not in texts)]
     integers = tuple(name for name in names if type(name) is int)
@@ -79,14 +79,14 @@ def warn_contradicted(
     classes: Sequence[str | int],
     locations: Sequence[str],
 ) -> list[str]:
-    """Warn of new rows that equal a held-out row of fit with another label.
+    """Return a warning about new rows that equal a held-out row with another label; an empty list if there are none.
 
     Args:
-        crossed: The held-out rows of fit.
+        crossed: The held-out rows of ``fit``.
         x: (n, dim) features of the new rows.
         labels: (n,) the class name of each new row.
         classes: The names of all classes, in the order of their indices.
-        locations: (n,) the location of each new row in its file.
+        locations: (n,) the location of each new row in its file, such as "line 2".
     """
     indices = {str(name): index for index, name in enumerate(classes)}
     given = torch.tensor([indices[str(label)] for label in labels], dtype=torch.int64)
@@ -101,12 +101,12 @@ def warn_contradicted(
 
 
 def format_accuracy_change(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:
-    """Format the change of accuracy on held-out rows, and the classes whose recall decreased.
+    """Format the accuracy on held-out rows before and after an update, and the classes whose recall decreased.
 
     Args:
         before: (n, known classes) logits before the update.
-        after: (n, num_classes) logits after the update.
-        labels: (n,) int64, class indices.
+        after: (n, num_classes) logits after the update, which may have added classes.
+        labels: (n,) int64, class indices of the held-out rows.
         classes: The name of each class.
     """
     correct = torch.stack([logits.argmax(dim=1) == labels for logits in (before, after)]).double()
