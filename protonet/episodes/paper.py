@@ -29,7 +29,7 @@ from protonet.episodes.evaluation.suite import SuiteMember, run_suite
 from protonet.episodes.features.sources import RowsPlan, load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid
 from protonet.episodes.methods.keywords import parse_source
-from protonet.episodes.samplers.options import read_setting
+from protonet.episodes.samplers.options import read_episode_config
 from protonet.ui.text import format_table
 
 FIGURE_PANEL_SIZE = 4.2  #: The width of the figure's panel for each number of shots, in inches.
@@ -58,7 +58,7 @@ def run_paper(options: argparse.Namespace) -> None:
             EvaluationPlan(
                 rows=rows,
                 methods=methods,
-                sampler=read_setting(options, shot),
+                sampler=read_episode_config(options, shot),
                 n_episodes=options.episodes,
                 seed=options.seed,
                 device=options.device,

@@ -16,7 +16,7 @@ from protonet.episodes.evaluation.run import EvaluationRun, ShowProgress
 from protonet.episodes.evaluation.statistics import Evaluation
 from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods import Method, MethodSpec
-from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, plug_in
+from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, make_plugin_method
 from protonet.episodes.names import NORMALIZATIONS
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
@@ -162,7 +162,7 @@ def _convert_methods(methods: Sequence[str] | Mapping[str, Method]) -> list[Chos
             elif isinstance(method, MethodSpec):
                 chosen.append(ChosenMethod(name, name, method))
             else:
-                chosen.append(plug_in(name, method, "function"))
+                chosen.append(make_plugin_method(name, method, "function"))
         return chosen
     constraint = "be a list of names, or a mapping from names to functions"
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:

@@ -261,7 +261,7 @@ def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor
     """
     spec = method.spec if isinstance(method, ChosenMethod) and method.origin is None else method
     if not isinstance(spec, MethodSpec):
-        hidden, positions = episodes.hide_classes(episode_ids, seed)
+        hidden, positions = episodes.shuffle_rows(episode_ids, seed)
         with torch.enable_grad():
             logits = _check_logits(name, method(hidden), episodes, episode_ids)
         return logits.gather(1, positions[..., None].expand_as(logits))

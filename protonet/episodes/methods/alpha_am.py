@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import adam, one_hot, unit_rows
 from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount
-from protonet.episodes.methods.transport import OFFSET
+from protonet.episodes.methods.transport import POWER_OFFSET
 from protonet.episodes.samplers.batch import Episodes
 
 
@@ -78,7 +78,7 @@ def alpha_am(
     n_neighbours = DEFAULTS_BY_SHOTS.n_neighbours[many] if n_neighbours is None else n_neighbours
     spread = DEFAULTS_BY_SHOTS.spread[many] if spread is None else spread
     n_support, n_way = episodes.support.shape[1], episodes.n_way
-    rows = _transform(episodes) if plc else unit_rows(episodes)
+    rows = _power_transform(episodes) if plc else unit_rows(episodes)
     row_distances = torch.cdist(rows, rows)
     hot = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)
     centroids = hot / hot.sum(dim=2, keepdim=True) @ rows[:, :n_support]
@@ -105,10 +105,10 @@ def alpha_am(
     return logits(parameters)[:, n_support:]
 
 
-def _transform(episodes: Episodes) -> Tensor:
+def _power_transform(episodes: Episodes) -> Tensor:
     """Apply the power transform to support and query rows, centre them on their mean, and scale them to unit norm."""
     rows = torch.cat([episodes.support, episodes.query], dim=1)
-    rows = F.normalize((rows.abs() + OFFSET).sqrt().copysign(rows), dim=2)
+    rows = F.normalize((rows.abs() + POWER_OFFSET).sqrt().copysign(rows), dim=2)
     return F.normalize(rows - rows.mean(dim=1, keepdim=True), dim=2)
 
 
@@ -143,11 +143,11 @@ def _compute_loss(logits: Tensor, hot: Tensor, weights: tuple[float, float, floa
     entropy = -(hot * log_p[:, :n_support]).sum() / n_support
     log_p = log_p[:, n_support:]
     mean = log_p.exp().mean(dim=1)
-    entropies = _entropy(log_p, alpha).mean(dim=1)
-    return cross * entropy + (conditional * entropies - marginal * _entropy(mean.log(), alpha)).sum()
+    entropies = _alpha_entropy(log_p, alpha).mean(dim=1)
+    return cross * entropy + (conditional * entropies - marginal * _alpha_entropy(mean.log(), alpha)).sum()
 
 
-def _entropy(log_p: Tensor, alpha: float) -> Tensor:
+def _alpha_entropy(log_p: Tensor, alpha: float) -> Tensor:
     """Compute the alpha-entropy (1 - sum p^alpha) / (alpha - 1) over the last dimension; Shannon's if alpha is 1."""
     if alpha == 1:
         return -(log_p.exp() * log_p).sum(dim=-1)

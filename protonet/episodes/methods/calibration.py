@@ -14,7 +14,7 @@ from protonet.episodes.samplers.batch import BaseClasses, Episodes
 from protonet.errors import raise_input_error
 
 #: The decrement at which the logistic regression ends (see `fit_logistic`), in nats: far below the sampling error.
-DECREMENT = 1e-2
+NEWTON_DECREMENT = 1e-2
 CLASSES_PER_BLOCK = 8  #: Base classes whose noise is computed at a time.
 MAX_SAMPLED_FEATURES = 2**24  #: At most this many sampled features are in memory, but at least one episode's.
 
@@ -70,7 +70,7 @@ def _classify(
     episodes: Episodes, base: BaseClasses, power: float, n_nearest: int, spread: float, n_samples: int, seed: int
 ) -> Tensor:
     """Compute the logits of a block of episodes, whose samples fit into memory together."""
-    support, query = _tukey(episodes.support, power), _tukey(episodes.query, power)
+    support, query = _apply_tukey_transform(episodes.support, power), _apply_tukey_transform(episodes.query, power)
     means = base.class_means.to(support.dtype)
     distances = squared_distances(support, means.expand(len(support), -1, -1))
     nearest = distances.topk(n_nearest, dim=2, largest=False).indices  # (episodes, n_support, n_nearest): eq. 5
@@ -100,11 +100,11 @@ def _classify(
     rows = torch.cat([support, samples.flatten(1, 2)], dim=1)
     sampled = torch.arange(episodes.n_way, device=support.device).repeat_interleave(n_samples).expand(len(support), -1)
     target = one_hot(torch.cat([episodes.support_labels, sampled], dim=1), episodes.n_way, support.dtype)
-    weight, intercept = fit_logistic(rows, target, decrement=DECREMENT)
+    weight, intercept = fit_logistic(rows, target, decrement=NEWTON_DECREMENT)
     return query @ weight + intercept
 
 
-def _tukey(x: Tensor, power: float) -> Tensor:
+def _apply_tukey_transform(x: Tensor, power: float) -> Tensor:
     """Raise the absolute values of features to a power, with their signs (eq. 3)."""
     return x.sign() * x.abs() ** power
 

@@ -121,7 +121,7 @@ def _find_method(key: str, option: str) -> ChosenMethod:
         name = METHOD_ALIASES.get(key, key)
         return ChosenMethod(name, key, METHODS[name])
     if PLUGIN.fullmatch(key):
-        return plug_in(key, *load_plugin("method", key, METHOD_KIND))
+        return make_plugin_method(key, *load_plugin("method", key, METHOD_KIND))
     offered = _list_entry_points()
     check_name(option, key, [*METHODS, *METHOD_ALIASES, *offered, "FILE.py:FUNCTION"])
     try:
@@ -131,10 +131,10 @@ def _find_method(key: str, option: str) -> ChosenMethod:
     package = offered[key].dist
     version = "" if package is None else f"{package.name} {package.version}"
     check_callable("method", key, function, METHOD_KIND)
-    return plug_in(key, function, version)
+    return make_plugin_method(key, function, version)
 
 
-def plug_in(key: str, function: Callable[..., Tensor], origin: str) -> ChosenMethod:
+def make_plugin_method(key: str, function: Callable[..., Tensor], origin: str) -> ChosenMethod:
     """Make a method of a function from outside the package, which may use everything that episodes have."""
     return ChosenMethod(key, key, MethodSpec(function, transductive=True, uses_base=True), origin=origin)
 

@@ -36,7 +36,8 @@ def semi_kmeans(episodes: Episodes, *, temperature: Positive = 1.0, steps: Count
     """
     rows, prototypes = get_unlabelled(episodes), support_means(episodes)
     for _ in range(steps):
-        prototypes = _refine(episodes, rows, (-squared_distances(rows, prototypes) / temperature).softmax(dim=2))
+        memberships = (-squared_distances(rows, prototypes) / temperature).softmax(dim=2)
+        prototypes = _refine_prototypes(episodes, rows, memberships)
     return -squared_distances(episodes.query, prototypes) / temperature
 
 
@@ -69,7 +70,7 @@ def semi_kmeans_cluster(
     for _ in range(steps):
         distances = squared_distances(rows, torch.cat([prototypes, centre], dim=1)) / temperature
         memberships = (-distances / (2 * radii**2) - radii.log()).softmax(dim=2)
-        prototypes = _refine(episodes, rows, memberships[..., :-1])
+        prototypes = _refine_prototypes(episodes, rows, memberships[..., :-1])
     return -squared_distances(episodes.query, prototypes) / temperature
 
 
@@ -105,7 +106,7 @@ def semi_kmeans_masked(
         distances = squared_distances(rows, prototypes)  # (episodes, n_unlabelled, n_way)
         mean = distances.mean(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
         mask = (slope * (threshold - distances / mean)).sigmoid()
-        prototypes = _refine(episodes, rows, (-distances / temperature).softmax(dim=2) * mask)
+        prototypes = _refine_prototypes(episodes, rows, (-distances / temperature).softmax(dim=2) * mask)
     return -squared_distances(episodes.query, prototypes) / temperature
 
 
@@ -117,7 +118,7 @@ def get_unlabelled(episodes: Episodes) -> Tensor:
     return episodes.unlabelled
 
 
-def _refine(episodes: Episodes, rows: Tensor, memberships: Tensor) -> Tensor:
+def _refine_prototypes(episodes: Episodes, rows: Tensor, memberships: Tensor) -> Tensor:
     """Compute class means (episodes, n_way, dim) of the support and of rows with memberships (episodes, n, n_way)."""
     hot = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
     both, weights = torch.cat([episodes.support, rows], dim=1), torch.cat([hot, memberships], dim=1)

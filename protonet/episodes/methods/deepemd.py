@@ -11,7 +11,7 @@ from torch import Tensor
 from protonet.episodes.methods.common import draw_orders, one_hot
 from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount
 from protonet.episodes.methods.maps import split_positions
-from protonet.episodes.methods.svm import INTERIOR, compute_max_step
+from protonet.episodes.methods.svm import INTERIOR_POINT, compute_max_step
 from protonet.episodes.samplers.batch import Episodes
 
 WEIGHT_OFFSET = 1e-3 + 1e-5  #: Added to the weights of positions, as in the authors' code.
@@ -110,9 +110,9 @@ def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     flow = supply[:, :, None] * demand[:, None, :] / supply.sum(dim=1)[:, None, None]
     slack = costs - costs.amin(dim=(1, 2), keepdim=True) + 1  # the costs less the prices of both ends
     first = (flow * slack).mean(dim=(1, 2), keepdim=True)
-    for _ in range(INTERIOR.steps):
+    for _ in range(INTERIOR_POINT.steps):
         gap = (flow * slack).mean(dim=(1, 2), keepdim=True)
-        going = gap > INTERIOR.gap * first
+        going = gap > INTERIOR_POINT.gap * first
         if not bool(going.any()):
             break
         barrier_ratio = flow / slack
@@ -129,8 +129,8 @@ def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
         predicted = predicted_flow * (slack + compute_max_step(slack, slack_step) * slack_step)
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         flow_step, slack_step = system.solve(flow * slack + flow_step * slack_step - centre)
-        flow = (flow + INTERIOR.boundary * compute_max_step(flow, flow_step) * flow_step).where(going, flow)
-        slack = (slack + INTERIOR.boundary * compute_max_step(slack, slack_step) * slack_step).where(going, slack)
+        flow = (flow + INTERIOR_POINT.boundary * compute_max_step(flow, flow_step) * flow_step).where(going, flow)
+        slack = (slack + INTERIOR_POINT.boundary * compute_max_step(slack, slack_step) * slack_step).where(going, slack)
     return flow
 
 

@@ -25,7 +25,7 @@ MAML_FEATURES_PER_BATCH, MAML_WEIGHTS_PER_BATCH = 2**21, 2**22
 FINETUNE_FEATURES_PER_BATCH, FINETUNE_WEIGHTS_PER_BATCH = 2**20, 2**22
 
 
-def get_trained(episodes: Episodes, objective: str | None = None) -> TrainedEncoder:
+def get_trained_encoder(episodes: Episodes, objective: str | None = None) -> TrainedEncoder:
     """Get the meta-trained encoder of episodes.
 
     Raises an InputError if there is none, or if it was trained with another objective or for another number of classes.
@@ -63,7 +63,7 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), sec.
         4.1. https://arxiv.org/abs/1812.03664
     """
-    head = get_trained(episodes, "feat").head
+    head = get_trained_encoder(episodes, "feat").head
     weight = next(head.parameters())
     prototypes = head(support_means(episodes).to(weight)).to(episodes.query)
     return cosines(episodes.query, prototypes) / temperature
@@ -99,7 +99,7 @@ def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
     Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017),
         algorithm 2. https://arxiv.org/abs/1703.03400
     """
-    trained = get_trained(episodes, "maml")
+    trained = get_trained_encoder(episodes, "maml")
     return _classify_adapted(episodes, trained, trained.encoder, *trained.gather(), steps=steps, rate=rate)
 
 
@@ -122,7 +122,7 @@ def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
     Source: Raghu, Raghu, Bengio and Vinyals, "Rapid learning or feature reuse? Towards understanding the effectiveness
         of MAML" (2020), sec. 4.1. https://arxiv.org/abs/1909.09157
     """
-    trained, rows = get_trained(episodes, "anil"), (episodes.support, episodes.query)
+    trained, rows = get_trained_encoder(episodes, "anil"), (episodes.support, episodes.query)
     return _classify_adapted(episodes, trained, nn.Identity(), *rows, steps=steps, rate=rate)
 
 
@@ -241,7 +241,7 @@ def finetune(
         sec. 3.3, https://arxiv.org/abs/2204.07305; linear: Guo et al., "A broader study of cross-domain few-shot
         learning" (2020), sec. 4.2, with SGD. https://arxiv.org/abs/1912.07200
     """
-    trained = get_trained(episodes)
+    trained = get_trained_encoder(episodes)
     if head not in FINETUNE_HEADS:
         raise_input_error("finetune:head", f"be one of {', '.join(FINETUNE_HEADS)}", repr(head), "Pick one of them.")
     support, query = trained.gather()

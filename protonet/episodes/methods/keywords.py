@@ -80,7 +80,7 @@ class Keyword:
         """A description of the values, such as "a whole number or none"."""
         if get_origin(self.type) is tuple:
             return f"{len(get_args(self.type))} numbers with commas between"
-        kind, optional = _split_none(self.type)
+        kind, optional = _split_optional_type(self.type)
         return VALUE_PARSERS[kind][0] + (" or none" if optional else "")
 
 
@@ -102,7 +102,7 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     for parameter, given in parameters.items():
         kind = hints.get(parameter, type(given.default))
         if given.kind is given.KEYWORD_ONLY and _is_parsable_type(kind):
-            name, notes = parameter.rstrip("_"), list(_list_notes(annotated.get(parameter)))
+            name, notes = parameter.rstrip("_"), list(_list_annotations(annotated.get(parameter)))
             keywords[name] = Keyword(
                 name=name,
                 parameter=parameter,
@@ -115,14 +115,14 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     return keywords
 
 
-def _list_notes(kind: object) -> Iterator[object]:
+def _list_annotations(kind: object) -> Iterator[object]:
     """Yield the annotations in a type, such as `Bound`, including nested types."""
     yield from getattr(kind, "__metadata__", ())
     for part in get_args(kind):
-        yield from _list_notes(part)
+        yield from _list_annotations(part)
 
 
-def _split_none(kind: object) -> tuple[object, bool]:
+def _split_optional_type(kind: object) -> tuple[object, bool]:
     """Split an optional type into the type without None, and whether None was part of it."""
     parts = get_args(kind)
     if len(parts) != 2 or NoneType not in parts:
@@ -134,7 +134,7 @@ def _is_parsable_type(kind: object) -> bool:
     """Test whether values of a type can be parsed from text."""
     if get_origin(kind) is tuple:
         return all(part in (int, float) for part in get_args(kind))
-    return _split_none(kind)[0] in VALUE_PARSERS
+    return _split_optional_type(kind)[0] in VALUE_PARSERS
 
 
 def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
@@ -174,10 +174,10 @@ def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str,
             got = f"{setting!r}" if known else f"{setting!r}, which has none"
             raise_input_error("method", f"have settings of {name} that exist", got, remedy)
     chosen = [(keyword, texts[setting]) for setting, keyword in known.items() if setting in texts]
-    return {keyword.parameter: _parse(name, keyword, text) for keyword, text in chosen}
+    return {keyword.parameter: _parse_setting(name, keyword, text) for keyword, text in chosen}
 
 
-def _parse(name: str, keyword: Keyword, text: str) -> object:
+def _parse_setting(name: str, keyword: Keyword, text: str) -> object:
     """Parse the value of a setting, and check its bounds."""
     got = f"{text!r} for {keyword.name} of {name}"
     try:
@@ -197,7 +197,7 @@ def _parse_value(kind: object, text: str) -> object:
     """Parse a value of a type; raise a KeyError or a ValueError for an invalid text."""
     if get_origin(kind) is tuple:
         return tuple(_parse_value(*item) for item in zip(get_args(kind), text.split(","), strict=True))
-    kind, optional = _split_none(kind)
+    kind, optional = _split_optional_type(kind)
     if optional and text.lower() == "none":
         return None
     value = VALUE_PARSERS[kind][1](text)

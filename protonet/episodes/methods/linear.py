@@ -105,7 +105,7 @@ def fit_logistic(
     penalty[-1] = 0  # the intercept's
     weight = rows.new_zeros(len(rows), rows.shape[2], target.shape[2])
     logits = torch.zeros_like(target)
-    loss = _objective(logits, target, weight, penalty)
+    loss = _compute_objective(logits, target, weight, penalty)
     going = torch.ones_like(loss, dtype=torch.bool)  # (episodes, 1, 1): converged episodes stay as they are
     for _ in range(LOGISTIC_NEWTON.steps):
         probability = logits.softmax(dim=2)
@@ -113,12 +113,12 @@ def fit_logistic(
         # A constant on all classes changes no probability; conjugate gradients would follow one from rounding errors.
         gradient = gradient - gradient.mean(dim=2, keepdim=True)
         step = _newton_step(rows, probability, penalty, gradient)
-        going = going & (-_inner(gradient, step) > decrement)
+        going = going & (-_inner_product(gradient, step) > decrement)
         if not bool(going.any()):
             break
         size, change = going.to(rows.dtype), rows @ step
         for _ in range(LOGISTIC_NEWTON.halvings):
-            trial = _objective(logits + size * change, target, weight + size * step, penalty)
+            trial = _compute_objective(logits + size * change, target, weight + size * step, penalty)
             worse = trial > loss * (1 + LOGISTIC_NEWTON.rounding * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
@@ -128,15 +128,15 @@ def fit_logistic(
     return weight, intercept - mean @ weight
 
 
-def _objective(logits: Tensor, target: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
+def _compute_objective(logits: Tensor, target: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
     """Compute the sum of cross-entropies plus the penalty, (episodes, 1, 1)."""
-    return 0.5 * _inner(penalty * weight, weight) - _inner(logits.log_softmax(dim=2), target)
+    return 0.5 * _inner_product(penalty * weight, weight) - _inner_product(logits.log_softmax(dim=2), target)
 
 
 def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: Tensor) -> Tensor:
     """Solve Hessian @ step = -gradient, (episodes, dim, n_way), by conjugate gradients."""
     step, residual = torch.zeros_like(gradient), -gradient
-    direction, square = residual, _inner(residual, residual)
+    direction, square = residual, _inner_product(residual, residual)
     enough = LOGISTIC_NEWTON.residual**2 * square
     for _ in range(LOGISTIC_NEWTON.gradient_steps):
         going = square > enough
@@ -145,9 +145,9 @@ def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: T
         change = probability * (rows @ direction)
         change = change - probability * change.sum(dim=2, keepdim=True)
         curved = _multiply_transpose(rows, change) + penalty * direction
-        size = torch.where(going, square / _inner(direction, curved), 0)
+        size = torch.where(going, square / _inner_product(direction, curved), 0)
         step, residual = step + size * direction, residual - size * curved
-        last, square = square, _inner(residual, residual)
+        last, square = square, _inner_product(residual, residual)
         direction = residual + torch.where(going, square / last, 0) * direction
     return step
 
@@ -157,7 +157,7 @@ def _multiply_transpose(rows: Tensor, change: Tensor) -> Tensor:
     return (change.transpose(1, 2) @ rows).transpose(1, 2)
 
 
-def _inner(a: Tensor, b: Tensor) -> Tensor:
+def _inner_product(a: Tensor, b: Tensor) -> Tensor:
     """Compute the inner product of each episode's two matrices, (episodes, 1, 1)."""
     return (a * b).sum(dim=(1, 2), keepdim=True)
 

@@ -14,7 +14,7 @@ from protonet.episodes.methods.common import compute_centre, cosines, one_hot, s
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
 
-CONVERGED = 1e-6  #: LaplacianShot's updates end once no assignment changes by this much.
+ASSIGNMENT_TOLERANCE = 1e-6  #: LaplacianShot's updates end once no assignment changes by this much.
 
 
 def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,7 +154,7 @@ def laplacian_shot(
     for _ in range(steps):
         logits = torch.baddbmm(unary, assigned, affinity)
         before, assigned = assigned, logits.softmax(dim=1)
-        if float((assigned - before).abs().max()) < CONVERGED:
+        if float((assigned - before).abs().max()) < ASSIGNMENT_TOLERANCE:
             break
     return logits.transpose(1, 2)
 

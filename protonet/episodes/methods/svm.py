@@ -95,7 +95,7 @@ class InteriorPoint:
     boundary: float = 0.995  #: Most of the way to the boundary that a step takes, as a fraction below 1.
 
 
-INTERIOR = InteriorPoint()
+INTERIOR_POINT = InteriorPoint()
 
 
 def metaopt_svm(
@@ -126,12 +126,12 @@ def metaopt_svm(
     gram = support @ support.transpose(1, 2) / size
     gram = gram + torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device) * (ridge / size)
     hot = one_hot(episodes.support_labels, episodes.n_way, gram.dtype).transpose(1, 2)
-    dual = solve_program(gram, hot, inverse_penalty * size) / size  # (episodes, n_way, n_support)
+    dual = solve_quadratic_program(gram, hot, inverse_penalty * size) / size  # (episodes, n_way, n_support)
     products = query @ (dual @ support).to(query.dtype).transpose(1, 2)
     return scale * products
 
 
-def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
+def solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
     """Minimise ``sum_m a_m' gram a_m / 2 - sum(hot * a)``, a <= limit * hot, each row's a summing to 0 over classes.
 
     The coefficients a (episodes, n_way, n) of the rows in each class's weight are returned. The Gram matrix is
@@ -145,7 +145,7 @@ def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
     slack, multiplier = bound.clamp_min(1), torch.ones_like(bound)
     price = torch.zeros_like(bound[:, :1])  # (episodes, 1, n), multipliers of the rows' sums
     first: Tensor | None = None
-    for _ in range(INTERIOR.steps):
+    for _ in range(INTERIOR_POINT.steps):
         wrong_bound = dual_variables + slack - bound
         wrong_slope = dual_variables @ gram - hot + multiplier + price
         wrong_sum = dual_variables.sum(dim=1, keepdim=True)
@@ -153,7 +153,7 @@ def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
         errors = [error.abs().amax(dim=(1, 2), keepdim=True) for error in (wrong_bound, wrong_slope, wrong_sum)]
         error = torch.cat([*errors, gap], dim=1).amax(dim=1, keepdim=True)
         first = error if first is None else first
-        going = error > INTERIOR.gap * first
+        going = error > INTERIOR_POINT.gap * first
         if not bool(going.any()):
             break
         inverse = torch.linalg.inv(gram[:, None] + torch.diag_embed(multiplier / slack))  # (episodes, n_way, n, n)
@@ -172,7 +172,7 @@ def solve_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
         predicted = (slack + size * predictor.slack) * (multiplier + size * predictor.multiplier)
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         step = system.solve(slack * multiplier + predictor.slack * predictor.multiplier - centre)
-        size = INTERIOR.boundary * system.max_step(step) * going
+        size = INTERIOR_POINT.boundary * system.max_step(step) * going
         dual_variables, price = dual_variables + size * step.dual_variables, price + size * step.price
         slack, multiplier = slack + size * step.slack, multiplier + size * step.multiplier
     return dual_variables
@@ -184,7 +184,7 @@ def compute_max_step(values: Tensor, change: Tensor) -> Tensor:
 
 
 class KktStep(NamedTuple):
-    """The changes of all variables in one step of `solve_program`."""
+    """The changes of all variables in one step of `solve_quadratic_program`."""
 
     dual_variables: Tensor  #: (episodes, n_way, n).
     price: Tensor  #: (episodes, 1, n).
@@ -194,7 +194,7 @@ class KktStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KktSystem:
-    """The linear equations of a step of `solve_program`."""
+    """The linear equations of a step of `solve_quadratic_program`."""
 
     inverse: Tensor  #: (episodes, n_way, n, n), the inverse matrix of each class.
     joint: Tensor  #: (episodes, n, n), the Cholesky factor of the sum of the inverse matrices.
@@ -206,10 +206,10 @@ class KktSystem:
 
     def solve(self, product: Tensor) -> KktStep:
         """Compute the step that removes all residuals and lowers the products slack * multiplier by ``product``."""
-        free = self._multiply((product - self.multiplier * self.wrong_bound) / self.slack - self.wrong_slope)
+        free = self._multiply_by_inverse((product - self.multiplier * self.wrong_bound) / self.slack - self.wrong_slope)
         excess = (free.sum(dim=1, keepdim=True) + self.wrong_sum).transpose(1, 2)
         price = torch.cholesky_solve(excess, self.joint).transpose(1, 2)
-        dual_variables = free - self._multiply(price.expand_as(free))
+        dual_variables = free - self._multiply_by_inverse(price.expand_as(free))
         slack = -self.wrong_bound - dual_variables
         return KktStep(dual_variables, price, slack, -(product + self.multiplier * slack) / self.slack)
 
@@ -218,6 +218,6 @@ class KktSystem:
         before = torch.cat([self.slack, self.multiplier], dim=1)
         return compute_max_step(before, torch.cat([step.slack, step.multiplier], dim=1))
 
-    def _multiply(self, right: Tensor) -> Tensor:
+    def _multiply_by_inverse(self, right: Tensor) -> Tensor:
         """Multiply the inverse matrices with vectors (episodes, n_way, n)."""
         return (self.inverse @ right[..., None])[..., 0]

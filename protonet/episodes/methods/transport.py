@@ -28,7 +28,7 @@ class Sinkhorn:
 SINKHORN = Sinkhorn()
 MIN_ROW_NORM = 1e-12  #: Rows are divided by at least this norm.
 QUERY_FLOATS_IN_CACHE = 2**20  #: Floats of queries that are transformed and multiplied at a time.
-OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of the paper.
+POWER_OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of the paper.
 
 
 def pt_map(
@@ -72,7 +72,7 @@ def pt_map(
         cross = (probabilities * (products + rates * products_of_means)).sum(dim=2, keepdim=True)
         logits = lambda_ * (2 * products - (rates.square() * squares + cross))  # -lambda_ * d^2, but for a constant
         kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(SINKHORN.min_exponent).exp_()
-        scale = balance(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
+        scale = compute_class_scales(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
         if epoch < n_epochs:
             plan = kernel.mul_(scale)
             plan /= plan.sum(dim=1, keepdim=True)
@@ -89,7 +89,7 @@ def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Te
     blocks = []
     for start in range(0, len(episodes.query), size):
         some = slice(start, start + size)
-        support, query = transform(episodes.support[some], beta), transform(episodes.query[some], beta)
+        support, query = power_transform(episodes.support[some], beta), power_transform(episodes.query[some], beta)
         means = support_means(replace(episodes, support=support, support_labels=episodes.support_labels[some]))
         turned = query.transpose(1, 2)
         blocks.append((query @ turned, means @ turned, means.square().sum(dim=2, keepdim=True)))
@@ -98,19 +98,19 @@ def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Te
     return query_gram, products_of_means, squares
 
 
-def transform(rows: Tensor, beta: float) -> Tensor:
+def power_transform(rows: Tensor, beta: float) -> Tensor:
     """Raise rows (episodes, n, dim) to the power ``beta`` > 0 with their signs; scale to norm 1, centre, scale again.
 
     Source: Hu, Gripon and Pateux (2020), eq. 1.
     """
-    rows = rows.abs().add_(OFFSET).pow_(beta).copysign_(rows)
+    rows = rows.abs().add_(POWER_OFFSET).pow_(beta).copysign_(rows)
     rows /= rows.norm(dim=2, keepdim=True)
     rows -= rows.mean(dim=1, keepdim=True)
     norms: Tensor = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
     return rows.div_(norms.clamp_min_(MIN_ROW_NORM))
 
 
-def balance(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tensor:
+def compute_class_scales(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tensor:
     """Compute the scales (episodes, n_way, 1) of classes with which each class of a transport plan gets its quota.
 
     The plan is ``kernel * scale`` (episodes, n_way, rows), each row scaled to its ``mass`` (episodes, 1, rows). The
@@ -180,7 +180,7 @@ def proto_lp(
         logits = -lambda_ * squared_distances(rows[:, n_support:], prototypes).transpose(1, 2)
         if balanced:
             kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(SINKHORN.min_exponent).exp()
-            scales[0] = balance(kernel, mass, quota, scales[0])
+            scales[0] = compute_class_scales(kernel, mass, quota, scales[0])
             logits += scales[0].log()
         if epoch == n_epochs:
             break
@@ -188,7 +188,7 @@ def proto_lp(
         label = _propagate_by_prototypes(torch.cat([hot, assigned], dim=2), count, gamma, paper=paper)[..., n_support:]
         label = label.clamp_min(torch.finfo(rows.dtype).tiny)
         if balanced:
-            scales[1] = balance(label, mass, quota, scales[1])
+            scales[1] = compute_class_scales(label, mass, quota, scales[1])
             label = label * scales[1]
         label = label / label.sum(dim=1, keepdim=True)
         joined = torch.cat([hot, mixing_weight * label + (1 - mixing_weight) * assigned], dim=2)
@@ -199,7 +199,7 @@ def proto_lp(
 def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
     """Transform rows (episodes, n, dim) by a power, reduce them to their first singular vectors, and normalise them."""
     rows = rows.double()
-    rows = F.normalize(rows.abs().add_(OFFSET).pow_(beta).copysign_(rows), dim=2)
+    rows = F.normalize(rows.abs().add_(POWER_OFFSET).pow_(beta).copysign_(rows), dim=2)
     values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
     n_singular = min(n_dims, *rows.shape[1:])
     rows = vectors[..., -n_singular:] * values[:, None, -n_singular:].clamp_min(0).sqrt()
@@ -218,7 +218,7 @@ def _propagate_by_prototypes(assigned: Tensor, count: Tensor, gamma: float, *, p
 
 
 @dataclass(frozen=True)
-class LogisticSettings:
+class IlpcClassifierSettings:
     """The gradient descent of iLPC's linear classifier, as in the authors' code (iterative_graph_functions.py)."""
 
     learning_rate: float = 0.1  #: The learning rate of all steps.
@@ -226,7 +226,7 @@ class LogisticSettings:
     weight_decay: float = 5e-4  #: Factor on the outputs that are added to their gradient.
 
 
-CLASSIFIER = LogisticSettings()
+ILPC_CLASSIFIER = IlpcClassifierSettings()
 
 
 def ilpc(
@@ -265,7 +265,7 @@ def ilpc(
         n_way, minus the queries that moved. Their code starts the bias at random and stops when fewer than five queries
         move; here it starts at 0 and all queries move.
     """
-    rows = transform(torch.cat([episodes.support, episodes.query], dim=1), beta)
+    rows = power_transform(torch.cat([episodes.support, episodes.query], dim=1), beta)
     gram = rows @ rows.transpose(1, 2)
     n_way, n_support, n_queries = episodes.n_way, episodes.support.shape[1], episodes.query.shape[1]
     spread = _propagate_by_neighbours(gram, n_neighbours, gamma, alpha)[..., n_support:]  # (episodes, rows, n_queries)
@@ -281,7 +281,7 @@ def ilpc(
         kernel = reached.clamp_min(torch.finfo(rows.dtype).eps) ** tau
         quota = (n_queries / n_way - moved.sum(dim=2, keepdim=True)).clamp_min(0)
         quota = quota * (left.sum(dim=2, keepdim=True) / quota.sum(dim=1, keepdim=True))
-        plan = kernel * balance(kernel, left, quota, torch.ones_like(quota))  # up to the scale of its rows
+        plan = kernel * compute_class_scales(kernel, left, quota, torch.ones_like(quota))  # up to the scale of its rows
         guess = one_hot(plan.argmax(dim=1), n_way, rows.dtype).transpose(1, 2) * left
         guesses = torch.cat([hot, moved + guess], dim=2)
         losses = _compute_average_losses(gram, labels, guesses, n_steps)[:, None, n_support:]
@@ -322,7 +322,7 @@ def _compute_average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps
     for _ in range(n_steps):
         log_probabilities = outputs.log_softmax(dim=1)
         total += log_probabilities
-        gradient = torch.baddbmm(outputs, log_probabilities.exp() - labels, kernel, beta=CLASSIFIER.weight_decay)
-        velocity = gradient.add_(velocity, alpha=CLASSIFIER.momentum)
-        outputs.sub_(velocity, alpha=CLASSIFIER.learning_rate)
+        gradient = torch.baddbmm(outputs, log_probabilities.exp() - labels, kernel, beta=ILPC_CLASSIFIER.weight_decay)
+        velocity = gradient.add_(velocity, alpha=ILPC_CLASSIFIER.momentum)
+        outputs.sub_(velocity, alpha=ILPC_CLASSIFIER.learning_rate)
     return -(labels * total).sum(dim=1) / n_steps

@@ -91,7 +91,7 @@ class Episodes:
             trained = trained._replace(query=trained.query[:, queries])
         return replace(self, query=self.query[:, queries], trained=trained)
 
-    def hide_classes(self, episode_ids: Tensor, seed: int) -> tuple[Episodes, Tensor]:
+    def shuffle_rows(self, episode_ids: Tensor, seed: int) -> tuple[Episodes, Tensor]:
         """Copy the episodes with queries and unlabelled rows in random order, for a method from outside the package.
 
         They are sampled class by class, so that their positions and their row indices would reveal their labels.

@@ -14,7 +14,7 @@ from protonet.episodes.samplers.sampler import NO_ROW, RowPool, SampledEpisodes,
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct, index_pieces, list_pieces
 
-HELD_OUT = 5  #: Every fifth row of a base class is a query and not part of its mean. Our own choice.
+HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query and not part of its mean. Our own choice.
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Generalized(Sampler):
             raise_input_error("base classes", constraint, got, "Leave it out.")
         seen, queries = [], []
         for rows in list_pieces(base):
-            held_out = torch.arange(len(rows)) % HELD_OUT == min(HELD_OUT, len(rows)) - 1
+            held_out = torch.arange(len(rows)) % HELD_OUT_STRIDE == min(HELD_OUT_STRIDE, len(rows)) - 1
             seen.append(rows[~held_out])
             queries.append(torch.cat([rows[~held_out][:1], rows[held_out]]))
         return index_pieces(seen), index_pieces(queries)

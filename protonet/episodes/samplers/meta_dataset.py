@@ -115,7 +115,9 @@ class MetaDataset(Sampler):
             way = MIN_WAY + (uniform(Stream.WAY) * (max_way - MIN_WAY + 1)).long()
         classes = table[group[:, None], draw_distinct(uniform(Stream.CLASS, MAX_WAY), sizes[group])]
         drawn = torch.arange(MAX_WAY) < way[:, None]
-        queries, shots = split_rows(index.size[classes], drawn, uniform(Stream.SHOT, 1), uniform(Stream.SIZE, MAX_WAY))
+        queries, shots = count_queries_and_shots(
+            index.size[classes], drawn, uniform(Stream.SHOT, 1), uniform(Stream.SIZE, MAX_WAY)
+        )
         return classes, queries, shots
 
     def describe(self) -> dict[str, object]:
@@ -136,7 +138,7 @@ class MetaDataset(Sampler):
         return "Meta-Dataset's ways and shots" + (f", {len(self.groups)} {kind}" if self.groups else "")
 
 
-def split_rows(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+def count_queries_and_shots(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the numbers of queries and shots of each class, (episodes, classes) int64, from the class sizes.
 
     Classes have ``size`` (episodes, classes) rows, >= 2; those that are not ``drawn`` get 0. ``beta`` (episodes, 1) in

@@ -54,13 +54,13 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: C
         raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
     if protocol == "fixed-split":  # the classes follow from the data
         return {shot: FixedSplit(parse_whole("--shot", shot, low=1), (), options.allow_small) for shot in shots}
-    settings = {shot: read_setting(options, shot) for shot in shots}
+    settings = {shot: read_episode_config(options, shot) for shot in shots}
     if protocol == "generalized":
         return {shot: Generalized(setting) for shot, setting in settings.items()}
     return {**settings}
 
 
-def read_setting(options: argparse.Namespace, shot: str) -> EpisodeConfig:
+def read_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig:
     """Create the config of episodes with a number or a span of shots from options."""
     return EpisodeConfig(
         way=parse_span("--way", options.way, low=2),

@@ -14,7 +14,7 @@ from protonet import solve
 from protonet.episodes import methods
 from protonet.episodes.methods import Method, Need
 from protonet.episodes.methods.baseline import linear_finetune
-from protonet.episodes.methods.rectification import CONVERGED
+from protonet.episodes.methods.rectification import ASSIGNMENT_TOLERANCE
 from protonet.episodes.methods.solver import solver
 from protonet.episodes.samplers.batch import Episodes, make_row_reader, summarize_base
 from protonet.errors import InputError
@@ -89,8 +89,9 @@ def test_better_than_chance_and_alone_in_a_batch(name: str) -> None:
     together = METHODS[name](replace(parts[0], **joined))
     for index in (2, 3, 8):
         alone = replace(parts[0], **{field: rows[index : index + 1] for field, rows in joined.items()})
-        # LaplacianShot's updates end for all episodes of a batch together, once none changes by more than CONVERGED.
-        rtol, atol = (1e-5, 10 * CONVERGED) if name.startswith("laplacian") else (1e-7, 1e-9)
+        # LaplacianShot's updates end for all episodes of a batch together, once no assignment changes by more than
+        # ASSIGNMENT_TOLERANCE.
+        rtol, atol = (1e-5, 10 * ASSIGNMENT_TOLERANCE) if name.startswith("laplacian") else (1e-7, 1e-9)
         assert torch.allclose(METHODS[name](alone)[0], together[index], rtol=rtol, atol=atol)
 
 

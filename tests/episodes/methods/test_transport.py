@@ -15,7 +15,7 @@ from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
 
 from protonet.episodes.methods import transport as module
-from protonet.episodes.methods.transport import balance, ilpc, proto_lp, pt_map
+from protonet.episodes.methods.transport import compute_class_scales, ilpc, proto_lp, pt_map
 from tests.episodes.cases import agree, make_episodes
 
 Array = NDArray[np.float64]
@@ -79,7 +79,7 @@ def test_balance_keeps_both_margins() -> None:
     quota = torch.rand(3, 4, 1, generator=generator, dtype=torch.float64)
     quota[1, 2] = 0
     quota *= mass.sum(dim=2, keepdim=True) / quota.sum(dim=1, keepdim=True)
-    plan = kernel * balance(kernel, mass, quota, torch.ones_like(quota))
+    plan = kernel * compute_class_scales(kernel, mass, quota, torch.ones_like(quota))
     plan *= mass / plan.sum(dim=1, keepdim=True)
     assert torch.allclose(plan.sum(dim=2, keepdim=True), quota, rtol=2 * module.SINKHORN.tolerance)
 
