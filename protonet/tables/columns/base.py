@@ -19,94 +19,118 @@ from protonet.tables.columns.parsing import format_cells, is_missing
 from protonet.views.config import Stored
 from protonet.views.view import Graph
 
-#: Opens the pretrained representation that a record in a model file identifies.
+#: Function that loads the pretrained network (representation) that a record of a model file identifies.
 OpenRepresentation = Callable[[Record], Representation]
 
 
 class FittedColumn(ABC):
-    """A fitted column. Its methods take cells (n,): stripped text (object), numbers, or datetime64."""
+    """Base class of the fitted columns of a table. A fitted column encodes its cells as numeric features.
 
-    kind: ClassVar[str]  #: The name of the type in model files, messages and options.
-    modality: ClassVar[str | None] = None  #: "text" or "picture", if a pretrained representation can embed it.
-    may_be_group: ClassVar[bool] = True  #: Whether its values may identify groups of rows, such as persons.
-    max_invalid_fraction: ClassVar[float] = 0.5  #: Maximum fraction of invalid new cells; above it, they are an error.
-    dominates: ClassVar[bool] = False  #: Whether its features would dominate other columns in a common view.
+    The methods take cells (n,) of one of three types: text without surrounding spaces (object), numbers or datetime64.
+    """
+
+    kind: ClassVar[str]  #: Name of the column type, such as "number", in model files, messages and options.
+    #: "text" or "picture" if a pretrained network of this modality can embed the cells; None for other types.
+    modality: ClassVar[str | None] = None
+    #: Whether rows with equal cells may belong together, as the rows of one person do.
+    may_be_group: ClassVar[bool] = True
+    #: Maximum fraction of cells in new rows that `is_invalid` marks; a larger fraction is an error.
+    max_invalid_fraction: ClassVar[float] = 0.5
+    #: Whether the features would outweigh those of other columns in the same feature map (view).
+    dominates: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The suffix of each feature, which follows the name of the column in the name of the feature."""
+        """The suffix of each feature's name, such as " missing"; the name of the column precedes it."""
 
     @property
     def plain(self) -> bool:
-        """Whether the column holds numbers without missing values, which may be used unchanged."""
+        """Whether the training cells are numbers without missing values, so that they may be used without scaling."""
         return False
 
     @property
     def rare_fraction(self) -> float:
-        """The fraction of training cells with a rare category, which has no feature."""
+        """The fraction of training cells whose category is too rare to have a feature; 0 for other column types."""
         return 0.0
 
     @property
     def block_sizes(self) -> list[int]:
-        """The number of features of each block that is rescaled as a whole."""
+        """The number of features of each block, in order. Feature maps scale all features of a block by one factor."""
         return [len(self.feature_suffixes)]
 
     @property
     def standalone_sizes(self) -> list[int]:
-        """The number of features of each block that a view may use without the other columns."""
+        """The number of features of each block that a feature map (view) may use alone; empty if there is none."""
         return []
 
     @property
     def record(self) -> Record | None:
-        """The record of the pretrained representation that embeds the column; None if there is none."""
+        """The record that identifies the pretrained network of the column; None if no network embeds its cells."""
         return None
 
     def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> FittedColumn:
-        """Return the column with its pretrained representation opened, if it has one."""
+        """Return a copy of the column with its pretrained network loaded; return the column itself if it has none.
+
+        Args:
+            open_representation: The function that loads the network.
+            show_progress: Whether the copy shows a progress bar when it embeds cells.
+        """
         return self
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray | None:
-        """Embed class names (n,) to the first features of the column; None if it has no text encoder."""
+        """Embed class names (n,) by the pretrained text encoder of the column.
+
+        Returns:
+            Embeddings (n, width) float32, which correspond to the first ``width`` features of the column; None if it
+            has no text encoder.
+        """
         return None
 
     def preparse(self, cells: np.ndarray) -> np.ndarray:
-        """Parse cells (n,) in advance, so that they can be encoded repeatedly in less time."""
+        """Convert cells (n,) to cells (n,) that the other methods process faster, such as text to numbers."""
         return cells
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray | None:
-        """Convert cells (n,) to ordered numbers (n,) float64, NaN if missing; None for columns without an order."""
+        """Convert cells (n,) to numbers (n,) float64, NaN if missing; None if the type has no order."""
         return None
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
-        """Convert cells (n,) to numbers with missing values filled in, or to text for columns without an order."""
+        """Convert cells (n,) to values (n,) that can be compared and sorted.
+
+        Returns:
+            Numbers, the median for missing cells; or text if values of the type have no order.
+        """
         return format_cells(cells).astype(str)
 
     @abstractmethod
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Compute the features (n, features) float32, with a total variance of about 1 over the training rows."""
+        """Compute the features (n, features) float32 of cells (n,).
+
+        Over the training rows, the sum of the variances of the features is of the order of 1.
+        """
 
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
-        """Compute a mask (n,) bool of non-missing cells that have another type or an unknown category."""
+        """Compute a mask (n,) bool of the non-missing cells that have another type or category than in training."""
         return np.zeros(len(cells), bool)
 
     def is_rare_or_unknown(self, cells: np.ndarray) -> np.ndarray:
-        """Compute a mask (n,) bool of cells with a rare or unknown category, which has no feature."""
+        """Compute a mask (n,) bool of the cells whose category has no feature: rare or absent in the training rows."""
         return np.zeros(len(cells), bool)
 
     def is_uninformative(self, cells: np.ndarray) -> np.ndarray:
-        """Compute a mask (n,) bool of cells that are missing or encoded as missing."""
+        """Compute a mask (n,) bool of the cells that are missing, or that `encode` treats as missing."""
         numeric = self.to_numeric(cells)
         missing = is_missing(cells) | self.is_invalid(cells) if numeric is None else np.isnan(numeric)
         return np.asarray(missing, bool)
 
     def describe_other_spelling(self, cells: np.ndarray) -> str:
-        """Describe the first of cells (n,) that is another spelling of a known value; "" if there is none."""
+        """Describe the first cell that spells a value otherwise than in training, as "'yes' is 1"; "" if none does."""
         return ""
 
     @property
     def invalid_reason(self) -> str:
-        """The reason in messages why cells are invalid."""
+        """The phrase by which messages explain an invalid cell, such as "not a number, treated as missing"."""
         return f"not a {self.kind}, treated as missing"
 
     @abstractmethod
@@ -114,20 +138,20 @@ class FittedColumn(ABC):
         """Summarize the type and the format of the column in one line, for users."""
 
     def format_value(self, value: float) -> str:
-        """Format a number of `to_numeric` for users."""
+        """Format a number that `to_numeric` returned as text for users."""
         return f"{value:.4g}"
 
     def describe(self) -> dict[str, object]:
-        """Return the fields of the column other than its arrays, by name, as JSON values."""
+        """Return the fields of the column that are not arrays, as a dict of field names and JSON values."""
         values = {name: value for name, value in self._values().items() if not isinstance(value, np.ndarray)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the array fields of the column by name, float32."""
+        """Return the fields of the column that are arrays, as a dict of field names and float32 arrays."""
         return {name: value for name, value in self._values().items() if isinstance(value, np.ndarray)}
 
     def _values(self) -> dict[str, object]:
-        """Return the values of all fields by name."""
+        """Return all fields as a dict of names and values."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
@@ -139,11 +163,11 @@ class FittedColumn(ABC):
         """Add the encoding of the column to an ONNX graph.
 
         Args:
-            graph: The graph.
-            cells: The name of the input (n, 1): DOUBLE with NaN for missing values, or STRING.
+            graph: The graph, to which nodes are added.
+            cells: The name of the graph input (n, 1) with the cells: DOUBLE with NaN for missing values, or STRING.
 
         Returns:
-            The names of the features (n, features) FLOAT, and of the mask (n, 1) BOOL of uninformative cells; None if
-            ONNX does not support the type: dates, texts and pictures.
+            Two names of values in the graph: the features (n, features) FLOAT, and the mask (n, 1) BOOL of
+            uninformative cells. None for dates, texts and pictures, which ONNX does not support.
         """
         return None

@@ -22,26 +22,27 @@ from protonet.views.view import Graph
 class CategoryRules:
     """Thresholds for the levels (distinct categories) of a column that get a feature."""
 
-    max_always: int = 5  #: Maximum number of levels that all get a feature, however rare.
-    min_rows: int = 2  #: Minimum rows of a level in columns of more levels.
-    max_levels: int = 64  #: Maximum number of levels with a feature, the most frequent ones.
+    max_always: int = 5  #: In columns of at most this many levels, each level gets a feature, however rare it is.
+    min_rows: int = 2  #: Minimum number of training rows of a level with a feature, in columns of more levels.
+    max_levels: int = 64  #: Maximum number of levels with a feature; the most frequent levels are used.
 
 
 CATEGORY_RULES = CategoryRules()
-#: Functions that spell a level or a missing value in the ways that an ONNX graph accepts, since it cannot ignore case.
+#: Functions that convert a level to the spellings that an ONNX graph accepts. The graph cannot ignore the letter case.
 ONNX_SPELLINGS = (str, str.lower, str.upper, str.capitalize, str.title, lambda text: text.replace("nan", "NaN"))
 _ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
 
 
 @dataclass(frozen=True)
 class Category(FittedColumn):
-    """A column of categories, encoded one-hot."""
+    """A fitted column of categories, encoded one-hot."""
 
-    levels: tuple[str, ...]  #: The categories that have a feature, in ascending order; a missing value is "".
+    #: The categories that have a feature, in ascending order. The level "" stands for missing values.
+    levels: tuple[str, ...]
     counts: tuple[int, ...]  #: The number of training rows of each level.
     rows: int  #: The number of training rows.
     kind: ClassVar[str] = "category"
-    max_invalid_fraction: ClassVar[float] = 1.0  #: Unknown categories are always possible.
+    max_invalid_fraction: ClassVar[float] = 1.0  #: Unknown categories are never an error.
 
     @classmethod
     def fit(cls, cells: np.ndarray) -> Category:
@@ -55,7 +56,7 @@ class Category(FittedColumn):
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The suffix of each level; a binary column has only that of the second level."""
+        """The suffix of each feature's name, such as "=red" for a level; two levels have a single feature."""
         levels = self.levels[1:] if self._is_binary else self.levels
         return tuple(f"={level}" if level else " missing" for level in levels)
 
@@ -76,13 +77,14 @@ class Category(FittedColumn):
 
     @property
     def invalid_reason(self) -> str:
-        """The reason in messages why cells are invalid: their category is unknown."""
+        """The phrase by which messages explain an invalid cell: the category is unknown."""
         return "a category that fit never saw"
 
     def _level_features(self) -> np.ndarray:
         """Compute the features (levels + 1, features) float32 of each level and, in the last row, of other categories.
 
-        These are centred zeros if the training rows had other categories, or else 0, the mean of the training rows.
+        If training rows had categories without a feature, the last row is that of zeros before centring. Otherwise it
+        is 0, the mean of the training rows.
         """
         fractions = np.array(self.counts) / self.rows
         one_hot = np.eye(len(fractions) + 1, len(fractions)) - fractions
@@ -99,7 +101,7 @@ class Category(FittedColumn):
         return features
 
     def _level_indices(self, cells: np.ndarray) -> np.ndarray:
-        """Compute the index (n,) int64 of the level of each cell, also in other spellings; -1 for other categories."""
+        """Compute the index (n,) int64 of the level of each cell, in any known spelling; -1 for other categories."""
         normalized = {_normalize_level(level): index for index, level in reversed(list(enumerate(self.levels)))}
         others = self._other_spellings()
         exact = {level: index for index, level in enumerate(self.levels)}
@@ -113,7 +115,7 @@ class Category(FittedColumn):
         return np.fromiter((indices[cell] for cell in texts), np.int64, len(cells))
 
     def _other_spellings(self) -> dict[str, int]:
-        """Map other spellings to the index of their level: of yes and no, or codes without leading zeros."""
+        """Map other spellings of the levels to their indices: words for yes and no, or codes without leading zeros."""
         normalized = {index: _normalize_level(level) for index, level in enumerate(self.levels) if level}
         booleans = {index: BOOLEANS.get(level) for index, level in normalized.items()}
         if sorted(map(str, booleans.values())) == ["0", "1"]:
@@ -126,7 +128,7 @@ class Category(FittedColumn):
         return {text: index for index, text in stripped.items() if counts[text] == 1}
 
     def describe_other_spelling(self, cells: np.ndarray) -> str:
-        """Describe the first of cells (n,) that is another spelling of a level; "" if there is none."""
+        """Describe the first cell that is another spelling of a level, as "'7' is '007'"; "" if there is none."""
         known, spellings = {_normalize_level(level) for level in self.levels}, self._other_spellings()
         for cell in dict.fromkeys(format_cells(cells)):
             text = _normalize_level(cell)
@@ -136,15 +138,18 @@ class Category(FittedColumn):
         return ""
 
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
-        """Compute a mask (n,) bool of unknown categories; no cell is invalid if rare categories have no feature."""
+        """Compute a mask (n,) bool of the non-missing cells with an unknown category.
+
+        If rare categories of the training rows have no feature, unknown ones are treated like them: no cell is invalid.
+        """
         return np.asarray(self.is_rare_or_unknown(cells) & (format_cells(cells) != "") & self._is_complete)
 
     def is_rare_or_unknown(self, cells: np.ndarray) -> np.ndarray:
-        """Compute a mask (n,) bool of cells with a rare or unknown category, which has no feature."""
+        """Compute a mask (n,) bool of the cells whose category has no feature: rare or absent in the training rows."""
         return self._level_indices(cells) < 0
 
     def summary(self) -> str:
-        """Summarize the first levels of the column in one line."""
+        """Summarize the first levels of the column in one line, for users."""
         names = [to_printable(level) if level else "missing" for level in self.levels[:4]]
         names += ["..."] * (len(self.levels) > 4) + ["others"] * (not self._is_complete)
         return f"category: {', '.join(names)}"
@@ -159,7 +164,11 @@ class Category(FittedColumn):
         return cls(levels, tuple(counts), rows)
 
     def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
-        """Add the one-hot encoding to an ONNX graph; "" and any of ``MISSING_TEXTS`` are missing values."""
+        """Add the one-hot encoding to an ONNX graph, in which any of ``MISSING_TEXTS`` is a missing value.
+
+        Returns:
+            The names of the features (n, features), and of the mask (n, 1) of uninformative cells.
+        """
         features, other = self._level_features(), len(self.levels)
         rows = {level: index for index, level in enumerate(self.levels)}
         if "" not in rows:  # a missing value has the features of other categories
@@ -180,10 +189,10 @@ class Category(FittedColumn):
 
 
 def _normalize_level(level: str) -> str:
-    """Normalize the spelling of a level: its letter case, and a fraction of zeros of an integer."""
+    """Convert a level to lower case, and remove a fraction of zeros: "3.0" becomes "3"."""
     return _ZERO_FRACTION.sub("", level.casefold())
 
 
 def _strip_zeros(level: str) -> str:
-    """Remove the leading zeros of a code of digits, which programs lose or add; other levels are unchanged."""
+    """Remove the leading zeros of a level of digits only, as programs may lose or add them; keep other levels."""
     return (level.lstrip("0") or "0") if level.isdecimal() else level

@@ -1,4 +1,4 @@
-"""The encoding of a table by its fitted columns."""
+"""Encode the rows of a table as features, by a fitted column for each column of the table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
 
 
 def list_columns(encoding: Encoding | None, count: int) -> Sequence[FittedColumn]:
-    """List the fitted columns of an encoding, or ``count`` columns of plain numbers if there is no encoding."""
+    """List the fitted columns of an encoding; without an encoding, ``count`` columns of numbers without a scale."""
     return [Numeric("plain", 0.0, 0.0, 1.0, 0.0)] * count if encoding is None else encoding.columns
 
 
@@ -33,11 +33,11 @@ def list_columns(encoding: Encoding | None, count: int) -> Sequence[FittedColumn
 class Encoding:
     """Encodes the rows of a table as features, by one or more fitted columns.
 
-    If all columns are numbers without missing values, they are used unchanged: users who do not scale their columns may
-    rely on their variances. Otherwise each column is encoded with a variance of about 1.
+    If all columns are numbers without missing values, they are used unchanged, because their variances may have a
+    meaning for the user. Otherwise each column is encoded with a variance of the order of 1.
     """
 
-    columns: tuple[FittedColumn, ...]
+    columns: tuple[FittedColumn, ...]  #: The fitted columns, in the order of the table.
 
     @property
     def plain(self) -> bool:
@@ -46,7 +46,7 @@ class Encoding:
 
     @property
     def summary(self) -> list[str] | None:
-        """A one-line summary of each column; None if all are numbers without missing values."""
+        """A one-line summary of each column; None if all columns are numbers without missing values."""
         return None if self.plain else [column.summary() for column in self.columns]
 
     @property
@@ -56,19 +56,21 @@ class Encoding:
 
     @property
     def blocks(self) -> Tensor | None:
-        """The index (dim,) of the block of each feature; None if each feature is a block.
+        """The index (dim,) of the block to which each feature belongs; None if each feature is a block of its own.
 
-        A block is rescaled as a whole: a column, a kind of picture descriptor, the embedding or the words of a text.
+        Feature maps (views) scale all features of a block by one factor. A block is a column or, for texts and
+        pictures, a part of the column: the embedding of a text, its words, or an image descriptor.
         """
         sizes = self.sizes if self.plain else [size for column in self.columns for size in column.block_sizes]
         return None if max(sizes) == 1 else torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The ranges [start, end) of features that a view may use without the others.
+        """The ranges [start, end) of features that a feature map (view) may use without the other features.
 
-        These are the standalone blocks of pictures. If there are embedded texts beside other columns, they are also
-        each of these texts and each run of columns between them, so that the embeddings do not dominate.
+        The embedding of a picture column is such a range, and so is each of its descriptors. If a table has embedded
+        texts and other columns, the ranges also include each of these texts, and the columns between two of them. The
+        embeddings of the texts would outweigh the other columns in a view of all features.
         """
         spans: list[tuple[int, int]] = []
         split = any(column.dominates for column in self.columns) and len(self.columns) > 1
@@ -83,14 +85,15 @@ class Encoding:
         return spans + [(run_start, first)] * (split and first > run_start)
 
     def feature_range(self, index: int) -> range:
-        """Return the range of the features of the column with an index."""
+        """Return the indices of the features of column ``index``, as a range."""
         first = sum(self.sizes[:index])
         return range(first, first + self.sizes[index])
 
     def encode(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Compute the features (n, sum of ``sizes``) of the cells (n,) of each column.
+        """Compute the features (n, sum of ``sizes``) of rows, given the cells (n,) of each column.
 
-        They are float32; numbers that are used unchanged are float64 if float32 has too few digits for them.
+        The features are float32. If all columns are used unchanged, and float32 may have too few digits for them, the
+        features are float64.
         """
         pairs = list(zip(self.columns, cells, strict=True))
         if self.plain:
@@ -98,7 +101,11 @@ class Encoding:
         return np.concatenate([column.encode(values) for column, values in pairs], axis=1)
 
     def is_uninformative(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Compute a mask (n,) bool of rows without an informative cell, from the cells (n,) of each column."""
+        """Compute a mask (n,) bool of the rows in which all cells are uninformative, such as missing.
+
+        Args:
+            cells: The cells (n,) of each column.
+        """
         uninformative = np.ones(len(cells[0]), bool)
         # Embedded columns come last: they are slow, and few rows remain.
         pairs = sorted(zip(self.columns, cells, strict=True), key=lambda pair: pair[0].record is not None)
@@ -116,7 +123,12 @@ class Encoding:
         return np.stack(columns, axis=1).astype(np.float64 if exact else np.float32)
 
     def describe(self) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
-        """Describe the columns by JSON values and by tensors by name, for a model file."""
+        """Describe the columns for a model file.
+
+        Returns:
+            A list with a dict of JSON values for each column, and a dict of all tensors. The names of the tensors begin
+            with the index of their column.
+        """
         described = [{"kind": column.kind, **column.describe()} for column in self.columns]
         tensors = {
             f"{index}.{name}": torch.from_numpy(values)

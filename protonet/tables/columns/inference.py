@@ -30,33 +30,41 @@ from protonet.tables.columns.text import Text, count_grams
 class InferenceRules:
     """Thresholds to distinguish categories, texts and identifiers."""
 
-    max_levels: int = 5  #: Maximum distinct cells of a column of categories, however few rows there are.
-    max_levels_per_row: float = 0.5  #: Maximum distinct cells of a column of categories, relative to the rows.
-    min_words: int = 3  #: Minimum median number of words of texts that are all different.
-    min_digit_fraction: float = 0.5  #: Minimum fraction of cells with a digit in a column of identifiers.
+    max_levels: int = 5  #: Maximum number of distinct cells of a column of categories, however few rows there are.
+    #: Maximum number of distinct cells per non-missing cell of a column of categories. The larger maximum is valid.
+    max_levels_per_row: float = 0.5
+    #: Minimum median number of words per cell of a column of free text whose cells all differ.
+    min_words: int = 3
+    min_digit_fraction: float = 0.5  #: Minimum fraction of distinct cells with a digit in a column of identifiers.
 
 
 INFERENCE_RULES = InferenceRules()
 
 
 class InferredType(NamedTuple):
-    """The fitted column of the inferred type, or the reason to drop the column."""
+    """The result of type inference for a column: a fitted column of the inferred type, or the reason to drop it."""
 
     column: FittedColumn | None  #: The fitted column; None if the column is dropped.
-    reason: str = ""  #: The reason why the column is dropped.
+    reason: str = ""  #: The reason why the column is dropped; "" if it is not.
     is_text: bool = False  #: Whether the column holds free text, which a pretrained representation can embed.
 
     @property
     def modality(self) -> str | None:
-        """The modality "text" or "picture" if a pretrained representation can embed the column, else None."""
+        """The kind of pretrained network that can embed the column: "text" or "picture"; None for other columns."""
         return "text" if self.is_text else None if self.column is None else self.column.modality
 
 
 def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) -> InferredType:
-    """Infer the type of cells (n,), which are stripped text (object), numbers or datetime64, and fit a column to them.
+    """Infer the type of a column from its cells, and fit a column of this type.
 
-    Of the numeric formats in ``order``, the first wins among those that match equally many cells. A column is dropped
-    if it is empty, constant, an identifier, or text without shared words.
+    Args:
+        cells: (n,) the cells: text without surrounding spaces (object), numbers or datetime64.
+        order: The numeric formats, in the order in which they are tried. The first wins among those that match equally
+            many cells.
+
+    Returns:
+        The fitted column, or the reason to drop the column: it is empty, constant, an identifier of the rows, dates in
+        contradictory formats, or text without shared words.
     """
     present = cells[~is_missing(cells)]
     distinct = list(dict.fromkeys(present.tolist()))
@@ -94,9 +102,9 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST) 
 
 
 def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, named: bool = False) -> str:
-    """Infer the format of numbers, intervals or durations; "" if cells have another type.
+    """Infer the format of the numbers, intervals or durations in a column; "" if it has another type.
 
-    Codes of digits and times of day count as numbers only if the user ``named`` the column a number.
+    Codes with leading zeros, and times of day, are numbers only if ``named``: the user has set the type to number.
     """
     if numeric_format := infer_numeric_format(distinct, allow_codes=named, order=order):
         return numeric_format
@@ -106,7 +114,7 @@ def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, 
 
 
 def are_sentences(distinct: Sequence[object], rows: int) -> bool:
-    """Test whether the distinct cells of a column of ``rows`` cells are texts: all differ and have several words."""
+    """Test whether a column holds sentences: its cells, ``rows`` in number, all differ and have several words."""
     word_counts = sorted(len(str(cell).split()) for cell in distinct)
     return len(distinct) == rows and word_counts[len(word_counts) // 2] >= INFERENCE_RULES.min_words
 
@@ -120,15 +128,18 @@ def fit_column_as(
     has_text_encoder: bool = False,
     order: Sequence[str] = POINT_FIRST,
 ) -> InferredType:
-    """Fit a column of the type that the user named to cells (n,); raise an InputError if they have another type.
+    """Fit a column of a type that the user has set.
 
     Args:
         name: The name of the column.
-        kind: Its type, one of ``COLUMN_TYPES``.
-        cells: (n,) its cells.
+        kind: The type of the column, one of ``COLUMN_TYPES``.
+        cells: (n,) the cells of the column.
         argument: The name of ``kind`` in error messages.
-        has_text_encoder: Whether texts are embedded, so that they need not share words.
-        order: The order in which numeric formats are tried.
+        has_text_encoder: Whether a pretrained network will embed texts. Texts without shared words are then accepted.
+        order: The numeric formats, in the order in which they are tried.
+
+    Raises:
+        InputError: The column is empty, or its cells are not of this type.
     """
     distinct = list(dict.fromkeys(cells[~is_missing(cells)].tolist()))
     text = format_cells(cells)

@@ -26,24 +26,31 @@ from protonet.tables.columns.parsing import (
 from protonet.views.config import Stored, expect
 from protonet.views.view import Graph
 
-#: The largest absolute value of a number in a table.
+#: The largest absolute value that a number in a table may have.
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
-#: Length of each cycle in days, and minimum time span in days of the dates for which it is used.
+#: The length in days of each cycle that dates may follow. Dates are encoded by their phase in a cycle if their time span
+#: in days is longer than its minimum span.
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 MIN_SPANS = {"day": 0.0, "week": 7.0, "year": 60.0}
-#: Radius of the features of a cycle; the linear time, which is more often informative, has standard deviation 1.
+#: The cosine and the sine of a date's phase in a cycle are multiplied by this factor. It is less than 1, the standard
+#: deviation of the linear time, because the linear time is more often informative.
 CYCLE_RADIUS = 0.4
-#: Minimum circular variance (1 minus the mean resultant length) of dates over a cycle.
+#: Minimum circular variance (1 minus the mean resultant length) of dates that are encoded by their phase in a cycle.
 MIN_CYCLE_SPREAD = 0.01
-#: Maximum distinct days of the month of dates whose weekdays are accidental, as those of the first of each month.
+#: If dates are on at most this many distinct days of the month, such as the first, their weekdays are accidental: the
+#: cycle of the week is then not encoded.
 MAX_FIXED_MONTH_DAYS = 2
 
 
 @dataclass(frozen=True)
 class OrderedColumn(FittedColumn):
-    """A column of numbers or times. It is standardized; missing values become the median and have an indicator."""
+    """Base class of fitted columns of numbers and of dates.
 
-    format: str  #: The format in which cells are written.
+    The first feature is the standardized number. The median replaces missing values, and the last feature indicates
+    them, if training rows had any.
+    """
+
+    format: str  #: The name of the notation in which cells are written.
     median: float  #: The median of the training rows, which replaces missing values.
     mean: float  #: The mean of the training rows, with missing values replaced.
     scale: float  #: The standard deviation of the training rows, with missing values replaced; 1 instead of 0.
@@ -51,11 +58,20 @@ class OrderedColumn(FittedColumn):
 
     @abstractmethod
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
-        """Parse cells (n,) to numbers (n,) float64, NaN if missing or in another format."""
+        """Parse cells (n,) to numbers (n,) float64, NaN for cells that are missing or in another format."""
 
     @staticmethod
     def fit_statistics(values: np.ndarray, usable: np.ndarray) -> tuple[float, float, float, float]:
-        """Compute median, mean, scale and missing fraction of values (n,); other than ``usable`` ones are replaced."""
+        """Compute the statistics by which a column is standardized.
+
+        Args:
+            values: (n,) float64, NaN for missing values.
+            usable: (n,) bool, the values that determine the median. The median replaces all others.
+
+        Returns:
+            The median; the mean and the standard deviation after the replacement, 1 instead of a deviation of 0; and
+            the fraction of missing values.
+        """
         median = float(np.median(values[usable])) if usable.any() else 0.0
         filled = np.where(usable, values, median)
         mean = float(filled.mean())
@@ -63,11 +79,15 @@ class OrderedColumn(FittedColumn):
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The suffixes of the standardized value and of the missing indicator."""
+        """The suffix of each feature's name: the standardized value and, if there is one, the missing indicator."""
         return ("", " missing") if 0 < self.missing < 1 else ("",)
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Compute the features (n, features) float32, standardized in float64; values beyond float32 are infinite."""
+        """Compute the features (n, features) float32 of cells (n,).
+
+        In this order, they are the standardized value, the `further_features`, and the missing indicator, if any.
+        Values beyond float32 become infinite.
+        """
         values = self.to_numeric(cells)
         missing = np.isnan(values)
         filled = np.where(missing, self.median, values)
@@ -78,46 +98,53 @@ class OrderedColumn(FittedColumn):
             return np.stack(features, axis=1).astype(np.float32)
 
     def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
-        """Compute further features (n,) of values (n,) whose missing values are replaced."""
+        """Compute a list of features (n,) other than the standardized value; there are none by default.
+
+        Args:
+            filled: (n,) float64, the values, with the median for missing ones.
+        """
         return []
 
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
-        """Compute a mask (n,) bool of non-missing cells that are in another format."""
+        """Compute a mask (n,) bool of the non-missing cells that are in another format than in training."""
         unparsed: np.ndarray = np.isnan(self.to_numeric(cells))
         return unparsed & ~is_missing_or_word(cells) if unparsed.any() else unparsed
 
     @property
     def missing_note(self) -> str:
-        """The fraction of missing values in a summary, such as ", 12 % missing"; "" for 0."""
+        """The phrase about missing values for a summary, such as ", 12 % missing"; "" if there are none."""
         return f", {100 * self.missing:.2g} % missing" if self.missing else ""
 
     @staticmethod
     def restore_statistics(stored: Stored) -> tuple[float, float, float, float]:
-        """Restore the result of `fit_statistics` from the untrusted entries of a model file."""
+        """Restore median, mean, scale and fraction of missing values from the untrusted entries of a model file."""
         median, mean = stored.get_float("median"), stored.get_float("mean")
         return median, mean, stored.get_float("scale", math.ulp(0.0)), stored.get_float("missing", 0, 1)
 
 
 @dataclass(frozen=True)
 class Numeric(OrderedColumn):
-    """A column of numbers in one of ``NUMERIC_FORMATS``."""
+    """A fitted column of numbers, written in one of ``NUMERIC_FORMATS``."""
 
     kind: ClassVar[str] = "number"
 
     @classmethod
     def fit(cls, cells: np.ndarray, numeric_format: str = "plain") -> Numeric:
-        """Fit a column of numbers to cells (n,); other text and numbers beyond float32 are replaced by the median."""
+        """Fit a column of numbers to cells (n,).
+
+        Cells that are no numbers of ``numeric_format``, or beyond float32, are replaced by the median of the others.
+        """
         numeric = parse_numeric_column(cells, numeric_format)
         return cls(numeric_format, *cls.fit_statistics(numeric, np.abs(numeric) <= MAX_FLOAT32))  # False for NaN
 
     @property
     def plain(self) -> bool:
-        """Whether no value of the training rows is missing."""
+        """Whether no training cell is missing, so that the numbers may be used without scaling."""
         return not self.missing
 
     @property
     def _is_binary(self) -> bool:
-        """Whether all training values are 0 or 1, judged by their mean and mean square without missing values."""
+        """Whether all training values are 0 or 1, which their mean and their mean square show."""
         if self.format != "plain" or self.missing >= 1:
             return False
         # No other values in [0, 1] have as large a mean square. The statistics include medians for missing values.
@@ -126,33 +153,39 @@ class Numeric(OrderedColumn):
         return 0 < mean < 1 and math.isclose(mean, mean_square, rel_tol=1e-9)
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
-        """Parse cells (n,) to numbers (n,) float64; a binary column also accepts words such as yes and no."""
+        """Parse cells (n,) to numbers (n,) float64, NaN for other text.
+
+        If all training values are 0 or 1, words such as yes and no are accepted as well.
+        """
         if cells.dtype.kind == "O" and self._is_binary:
             cells = np.array([BOOLEANS.get(cell.casefold(), cell) for cell in cells], object)
         return parse_numeric_column(cells, self.format)
 
     def describe_other_spelling(self, cells: np.ndarray) -> str:
-        """Describe the first of cells (n,) that spells 0 or 1 as a word; "" if there is none."""
+        """Describe the first cell that spells 0 or 1 as a word, as "'yes' is 1"; "" if there is none."""
         if cells.dtype.kind != "O" or not self._is_binary:
             return ""
         words = (cell for cell in cells if cell.isalpha() and cell.casefold() in BOOLEANS)
         return next((f"{to_printable(cell)!r} is {BOOLEANS[cell.casefold()]}" for cell in words), "")
 
     def preparse(self, cells: np.ndarray) -> np.ndarray:
-        """Convert cells (n,) to numbers, unless one is too large: an error message will quote its text."""
+        """Convert cells (n,) of text to numbers (n,) float64.
+
+        If a number is beyond float32, the cells are returned as they are, so that an error message can quote the text.
+        """
         if cells.dtype.kind != "O":
             return cells
         numeric = self.to_numeric(cells)
         return cells if (np.abs(numeric) > MAX_FLOAT32).any() else numeric
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
-        """Convert cells (n,) to numbers with missing values filled in; floats keep their type, others are float64."""
+        """Convert cells (n,) to numbers (n,), the median for missing ones; all but floats are converted to float64."""
         numeric = cells if cells.dtype.kind == "f" else self.to_numeric(cells)
         missing = np.isnan(numeric)
         return np.where(missing, numeric.dtype.type(self.median), numeric) if missing.any() else numeric
 
     def summary(self) -> str:
-        """Summarize the number format and the fraction of missing values in one line."""
+        """Summarize the number format and the fraction of missing values in one line, for users."""
         formats = {
             "plain": "",
             "point": ", as 1,234.5",
@@ -170,7 +203,7 @@ class Numeric(OrderedColumn):
         return cls(numeric_format, *cls.restore_statistics(stored))
 
     def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
-        """Add the standardized numbers and the missing indicator to an ONNX graph."""
+        """Add the features to an ONNX graph; return the names of the features and of the mask of missing cells."""
         missing = graph.add("IsNaN", cells)
         filled = graph.add("Where", missing, np.float64(self.median), cells)
         z = graph.add("Div", graph.add("Sub", filled, np.float64(self.mean)), np.float64(self.scale))
@@ -183,14 +216,14 @@ class Numeric(OrderedColumn):
 
 @dataclass(frozen=True)
 class Date(OrderedColumn):
-    """A column of dates, times or both, in days since 1970.
+    """A fitted column of dates, times or both. They are converted to days since 1970.
 
     The format is one of ``DATE_FORMATS``, or several joined by ``FORMAT_SEPARATOR``.
     """
 
-    cycles: tuple[str, ...]  #: The names of the ``CYCLES`` that are encoded: the dates are spread over them.
+    cycles: tuple[str, ...]  #: The names of the ``CYCLES`` by which dates are encoded, as they are spread over them.
     kind: ClassVar[str] = "date"
-    may_be_group: ClassVar[bool] = False  #: Most tables have many rows of the same day.
+    may_be_group: ClassVar[bool] = False  #: Equal dates identify no group: most tables have many rows of the same day.
 
     @classmethod
     def fit(cls, cells: np.ndarray, date_format: str = "iso") -> Date:
@@ -202,12 +235,12 @@ class Date(OrderedColumn):
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The suffixes of the linear time, of two features for each cycle, and of the missing indicator."""
+        """The suffix of each feature's name: linear time, two features for each cycle, missing indicator, if any."""
         time, *missing = super().feature_suffixes
         return (time, *(f" {part} of {name}" for name in self.cycles for part in ("cosine", "sine")), *missing)
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
-        """Parse cells (n,) to days (n,) since 1970, NaN if missing.
+        """Parse cells (n,) to days (n,) float64 since 1970, NaN for cells that are missing or in another format.
 
         If the training times are below an hour, cells such as 2:27 are minutes and seconds.
         """
@@ -218,7 +251,7 @@ class Date(OrderedColumn):
         return days
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
-        """Convert cells (n,) to days (n,) since 1970, with missing values filled in."""
+        """Convert cells (n,) to days (n,) float64 since 1970, the median for missing ones."""
         days = self.to_numeric(cells)
         return np.where(np.isnan(days), self.median, days)
 
@@ -227,12 +260,12 @@ class Date(OrderedColumn):
         return str(np.datetime64(0, "D") + np.timedelta64(round(value), "D"))
 
     def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
-        """Compute the cosine and the sine (n,) of days (n,) in each cycle."""
+        """Compute two features (n,) for each cycle: cosine and sine of the phase of days (n,), on a small circle."""
         angles = [2 * math.pi * filled / CYCLES[name] for name in self.cycles]
         return [CYCLE_RADIUS * function(angle) for angle in angles for function in (np.cos, np.sin)]
 
     def summary(self) -> str:
-        """Summarize the format, the cycles and the fraction of missing values in one line."""
+        """Summarize the format, the cycles and the fraction of missing values in one line, for users."""
         date_format = "" if self.format == "iso" else f" as {self.format}"
         cycles = f", in {', '.join(self.cycles)}" if self.cycles else ""
         return f"date{date_format}{cycles}{self.missing_note}"
@@ -247,7 +280,7 @@ class Date(OrderedColumn):
 
 
 def _covers_cycle(cycle: str, days: np.ndarray) -> bool:
-    """Test whether dates (n,), in days since 1970, span enough time for a cycle and are spread over it."""
+    """Test whether dates (n,), in days since 1970, span enough time for a cycle of ``CYCLES`` and are spread over it."""
     if np.ptp(days) <= MIN_SPANS[cycle]:
         return False
     if cycle == "week":

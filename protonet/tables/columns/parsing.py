@@ -1,7 +1,7 @@
 """Parse numbers, intervals, durations and dates as people write them, and recognize missing values.
 
-A *format* is the notation of all cells of a column, by which "1,234" is the same number and "3/4/2020" the same day in
-all rows. It is inferred from the training rows and stored by name.
+A *format* is the notation of the cells of a column. All rows have the same format, so that "1,234" is the same number
+and "3/4/2020" the same day in each of them. Formats are inferred from the training rows; model files store their names.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from protonet.tables.delimited import MISSING_TEXTS
 
 #: Minimum fraction of the cells of a column that must match its format; the other cells count as missing.
 MIN_PARSED_FRACTION = 0.9
-#: The letters of cells that mean "missing" in columns of numbers or dates, in lower case; elsewhere, such cells may be
-#: categories.
+#: Words that mean "missing" in columns of numbers or dates, in lower case and without other characters than letters. In
+#: columns of other types, these words may be categories.
 MISSING_WORDS = frozenset(
     {"", "na", "nan", "nat", "nil", "null", "none", "missing", "unknown", "undefined", "unspecified", "blank", "empty"}
     | {"notavailable", "notapplicable", "notknown", "notmeasured", "notrecorded", "nodata", "novalue", "nd", "tbd"}
     | {"err"}
 )
-#: "1" or "0" for each spelling of yes and no, in lower case.
+#: The spellings of true and false, in lower case. Spellings of true are mapped to "1", those of false to "0".
 BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), "1")
 BOOLEANS |= dict.fromkeys(("false", "f", "no", "n", "off", "0"), "0")
-#: Maximum number of date formats in a column, and the minimum fraction of its cells for every format but the first.
+#: Maximum number of different date formats in a column, and the fraction of its cells that every further format must
+#: exceed.
 MAX_DATE_FORMATS, MIN_EXTRA_FORMAT_FRACTION = 3, 0.02
-#: Separates the formats in the name of a combined date format.
+#: Separates the single formats in the name of a date format that combines several.
 FORMAT_SEPARATOR = " or "
-#: Number of cells that are tried before all cells of a column are parsed.
+#: Number of cells on which formats are tried first, to rule out most formats before all cells are parsed.
 PROBE_CELLS = 100
 SECONDS_PER_DAY = 86_400.0
 
@@ -82,27 +83,36 @@ DATE_FORMATS = (
     *("iso", COMPACT_DATE, *_DAY_FORMATS, *_TIME_FORMATS),
     *(f"{day} {time}" for day, time in product(_DAY_FORMATS, _TIME_FORMATS)),
 )
+#: Formats of numbers: as Python writes them, with a decimal point, with a decimal comma, intervals, and durations.
 NUMERIC_FORMATS = ("plain", "point", "comma", "interval", "duration")
-#: Order in which formats are tried, given the likely decimal mark; the first wins among those that match equally many.
+#: Orders in which formats are tried, for tables that prefer a decimal point and a decimal comma. The first format wins
+#: among those that match equally many cells.
 POINT_FIRST, COMMA_FIRST = ("plain", "point", "comma"), ("comma", "point", "plain")
-#: Order for files with semicolons between cells: an ambiguous comma is a decimal mark, an ambiguous point as well,
-#: unless `are_grouped`.
+#: Order in which formats are tried for files with semicolons between cells. The comma of "1,234" is then a decimal mark.
+#: So is the point of "1.234", unless `are_grouped` is true for its column.
 COMMA_OVER_POINT = ("plain", "comma", "point")
 
 
 def is_missing(values: np.ndarray) -> np.ndarray:
-    """Compute a mask (n,) bool of the missing values of a column (n,) of any type, after `blank_missing`."""
+    """Compute a mask (n,) bool of the missing values of a column (n,) of any type: "", NaN and NaT.
+
+    Texts such as "N/A" are not missing values, unless the caller has replaced them by `blank_missing` before.
+    """
     if values.dtype.kind == "O":
         return np.asarray(values == "", bool)
     return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values))
 
 
 def blank_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) -> np.ndarray:
-    """Replace the cells of a column (n,) that mean "missing" by "", NaN or NaT; a column without any is not copied.
+    """Replace the cells of a column (n,) that mean "missing" by "", NaN or NaT, according to the type of the column.
 
     Args:
-        values: (n,) the cells; numbers and dates are compared by value.
-        missing: The texts that mean "missing", in lower case.
+        values: (n,) the cells: text (object), numbers or datetime64.
+        missing: The texts that mean "missing", in lower case. A number or date is missing if one of the texts has its
+            value, as "-999" for -999.0.
+
+    Returns:
+        A copy (n,), float64 if integers were replaced; ``values`` itself if no cell means "missing".
     """
     if values.dtype.kind != "O":
         return _blank_missing_values(values, frozenset(missing))
@@ -114,7 +124,7 @@ def blank_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) 
 
 
 def _blank_missing_values(values: np.ndarray, missing: frozenset[str]) -> np.ndarray:
-    """Replace numbers or dates (n,) that mean "missing" by NaN or NaT; integers become float64 if there are any."""
+    """Replace numbers or dates (n,) that mean "missing" by NaN or NaT; integers become float64 if one is replaced."""
     numbers, days = _parse_missing_values(missing)
     if values.dtype.kind == "M":
         mask = np.isin(parse_dates(values, ""), days)
@@ -128,7 +138,7 @@ def _blank_missing_values(values: np.ndarray, missing: frozenset[str]) -> np.nda
 
 @cache
 def _parse_missing_values(missing: frozenset[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Parse the finite numbers and the ISO dates, in days since 1970, among texts that mean "missing"."""
+    """Parse texts that mean "missing"; return those that are numbers, and those that are dates in days since 1970."""
     numbers = np.array([parse_plain(text) for text in missing])
     days = np.array([parse_date(text.upper(), "iso") for text in missing])
     return numbers[np.isfinite(numbers)], days[np.isfinite(days)]
@@ -140,13 +150,13 @@ def count_missing_cells(values: np.ndarray) -> int:
 
 
 def is_missing_word(cell: str) -> bool:
-    """Test whether a cell among numbers or dates means "missing", such as "n.a.", "(unknown)" or "***"."""
+    """Test whether a cell of a column of numbers or dates means "missing", such as "n.a.", "(unknown)" or "***"."""
     visible = cell.isascii() or not any(unicodedata.category(char) == "Cf" for char in cell)
     return visible and not any(map(str.isdigit, cell)) and "".join(filter(str.isalpha, cell)).lower() in MISSING_WORDS
 
 
 def is_missing_or_word(values: np.ndarray) -> np.ndarray:
-    """Compute a mask (n,) bool of the cells of a column of numbers or dates that are missing or mean "missing"."""
+    """Compute a mask (n,) bool of the cells that are missing or a word for it, in a column of numbers or dates."""
     missing = is_missing(values)
     if values.dtype.kind != "O":
         return missing
@@ -167,7 +177,7 @@ def format_cells(values: np.ndarray) -> np.ndarray:
 
 
 def map_unique(parse: Callable[[str], float], cells: np.ndarray) -> np.ndarray:
-    """Parse text cells (n,) to numbers (n,) float64 by a function, which is called once for each distinct cell."""
+    """Parse text cells (n,) to numbers (n,) float64; the function ``parse`` is called once for each distinct cell."""
     return np.fromiter(map(cache(parse), cells), np.float64, len(cells))
 
 
@@ -180,9 +190,16 @@ def parse_plain(cell: str) -> float:
 
 
 def parse_formatted(cell: str, decimal: str) -> float:
-    """Parse a number with a decimal "point" or "comma" and perhaps currency, unit, per cent sign or separators.
+    """Parse a number with a given decimal mark, such as "1,234.50 EUR" or "(3 %)".
 
-    The result is NaN for other text.
+    Thousands separators, a unit, a currency sign and a per cent sign are ignored. Parentheses mean a negative number.
+
+    Args:
+        cell: The text to parse.
+        decimal: The name of the decimal mark, "point" or "comma".
+
+    Returns:
+        The number; NaN for other text.
     """
     text = join_digit_groups(_UNIT.sub("", cell))
     if _TWO_NUMBERS.search(text):
@@ -212,7 +229,10 @@ def parse_duration(cell: str) -> float:
 
 
 def are_durations(cells: Iterable[str], *, allow_times_of_day: bool = False) -> bool:
-    """Test whether most of the distinct, non-missing cells are durations that are not all possible times of day."""
+    """Test whether most of the distinct cells of a column are durations, such as 37:02:11.
+
+    If all of them may be times of day, such as 13:02, the result is False, unless ``allow_times_of_day``.
+    """
     cells = [cell for cell in cells if not is_missing_word(cell)]
     if not cells or all(math.isnan(parse_duration(cell)) for cell in cells[:PROBE_CELLS]):
         return False
@@ -222,10 +242,10 @@ def are_durations(cells: Iterable[str], *, allow_times_of_day: bool = False) -> 
 
 
 def parse_numeric(cell: str, numeric_format: str) -> float:
-    """Parse a number in any format other than "interval"; NaN for other text.
+    """Parse a number in one of ``NUMERIC_FORMATS`` other than "interval"; NaN for other text.
 
-    In a plain column, new cells may also have thousands separators, units or durations. In a column of durations, they
-    may be numbers of seconds.
+    The format "plain" also accepts thousands separators, units and durations, which may occur in new rows. The format
+    "duration" also accepts numbers of seconds.
     """
     if numeric_format not in {"plain", "duration"}:
         return parse_formatted(cell, numeric_format)
@@ -235,7 +255,11 @@ def parse_numeric(cell: str, numeric_format: str) -> float:
 
 
 def parse_numeric_column(values: np.ndarray, numeric_format: str) -> np.ndarray:
-    """Parse the cells (n,) of a column of numbers to (n,) float64, NaN for missing values and other text."""
+    """Parse the cells (n,) of a column of numbers, in one of ``NUMERIC_FORMATS``.
+
+    Returns:
+        The numbers (n,) float64, NaN for missing values and other text. Durations are in seconds.
+    """
     if values.dtype.kind == "M":  # Excel stores durations below a day as times
         seconds = SECONDS_PER_DAY * parse_dates(values, "")
         return seconds if numeric_format == "duration" else np.full(len(values), math.nan)
@@ -250,7 +274,10 @@ def parse_numeric_column(values: np.ndarray, numeric_format: str) -> np.ndarray:
 
 
 def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
-    """Detect the decimal marks, "point" or "comma", that cells such as "1.5" and "0,205" require."""
+    """Detect the decimal marks that the cells require, as a set of the names "point" and "comma".
+
+    "1.5" requires a point, "0,205" a comma. "1,234" requires neither, as its comma may be between thousands.
+    """
     marked = [cell for cell in cells if "," in cell or "." in cell]
     return {
         mark
@@ -262,10 +289,16 @@ def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
 
 
 def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, order: Sequence[str] = POINT_FIRST) -> str:
-    """Infer the number format that most of the distinct, non-missing cells match; "" if few match any.
+    """Infer the number format that most cells of a column match: "plain", "point" or "comma".
 
-    Of the formats in ``order``, the first wins among equals. Zero-padded cells of equal length are codes, which are
-    numbers only if ``allow_codes``.
+    Args:
+        cells: The distinct, non-missing cells of the column.
+        allow_codes: Whether cells of equal length with leading zeros are numbers; otherwise they are codes.
+        order: The formats in the order in which they are tried. The first wins among those that match equally many
+            cells.
+
+    Returns:
+        The name of the format; "" if the column does not hold numbers.
     """
     cells = list(cells)
     if not (plain := _are_plain(cells)):
@@ -297,13 +330,16 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
 
 
 def are_grouped(cells: Sequence[str]) -> bool:
-    """Test whether points in plain numbers are between thousands: exactly the numbers of 1000 or more have them."""
+    """Test whether the points in numbers are thousands separators, as in a column of "950" and "1.200".
+
+    The numbers of 1000 or more must have points, and the smaller ones must not.
+    """
     others = [float(cell) for cell in cells if "." not in cell]
     return are_ambiguous_points(cells) and bool(others) and max(map(abs, others)) < 1000
 
 
 def are_ambiguous_points(cells: Iterable[str]) -> bool:
-    """Test whether cells have points, each of which may be a decimal point or between thousands, as in "22.361"."""
+    """Test whether cells have points, and all of them may be decimal points or between thousands, as in "22.361"."""
     marked = [cell for cell in cells if "." in cell]
     return bool(marked) and all(re.fullmatch(rf"[-+]?{_GROUPED_POINTS}", cell) for cell in marked)
 
@@ -325,7 +361,7 @@ def parse_interval(cell: str) -> float:
 
 
 def are_intervals(cells: Iterable[str]) -> bool:
-    """Test whether all distinct cells are intervals or numbers, and not all are numbers."""
+    """Test whether the distinct cells of a column, at least three, are intervals or numbers, and one is an interval."""
     cells = [cell for cell in cells if not is_missing_word(cell)]
     return (
         len(cells) > 2
@@ -359,7 +395,7 @@ def parse_date(cell: str, date_format: str) -> float:
 
 
 def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
-    """Parse the cells (n,) of a column of dates to days (n,) float64 since 1970, NaN for missing and other cells."""
+    """Parse the cells (n,) of a column of dates to days (n,) float64 since 1970; NaN for cells that are not dates."""
     if values.dtype.kind == "M":
         days = values.astype("datetime64[us]").astype(np.int64) / (1e6 * SECONDS_PER_DAY)
         return np.where(np.isnat(values), math.nan, days)
@@ -375,10 +411,13 @@ def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
 
 
 def infer_date_format(cells: Iterable[str]) -> str:
-    """Infer the date format that most of the distinct, non-missing cells match; "" if few match any.
+    """Infer the date format that most of the distinct, non-missing cells of a column match.
 
-    The first format wins among equals. Several formats are combined if one alone is not enough and no cell is a
-    different day in two of them.
+    The first of ``DATE_FORMATS`` wins among those that match equally many cells. If one format is not enough, several
+    are joined by ``FORMAT_SEPARATOR``, unless a cell is a different day in two of them.
+
+    Returns:
+        The format; "" if the column does not hold dates, or their formats contradict each other.
     """
     cells = [cell for cell in cells if not is_missing_word(cell)]
     formats, unmatched = list[str](), cells
@@ -407,7 +446,7 @@ def are_mixed_dates(cells: Iterable[str]) -> bool:
 
 
 def _best_date_format(cells: list[str]) -> tuple[str, int]:
-    """Find the date format that most cells match, the first among equals; return it and the number of its matches."""
+    """Return the date format that most cells match, the first among equals, and the number of cells that match it."""
     probe = [cell for cell in cells if any(map(str.isdigit, cell))][:PROBE_CELLS]
     best, best_count = "", 0
     for date_format in DATE_FORMATS:

@@ -16,18 +16,18 @@ from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.text import ColumnEmbedding
 from protonet.views.config import Stored, expect
 
-#: Version of the descriptors, incremented if `protonet.embeddings.pictures.descriptors` computes other ones.
+#: Version of the image descriptors. Increase it if `protonet.embeddings.pictures.descriptors` computes other values.
 DESCRIPTOR_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Picture(FittedColumn):
-    """A column of paths of pictures."""
+    """A fitted column of picture paths. Its features are an embedding, if there is a network, and image descriptors."""
 
-    #: Number of descriptors of each kind.
+    #: The number of features of each image descriptor.
     sizes: tuple[int, ...] = field(default_factory=lambda: tuple(list_sizes().values()))
     side: int = DESCRIPTORS.side  #: Side length in pixels to which pictures are resized for the descriptors.
-    #: The embedding by a network, whose features precede the descriptors; None for descriptors only.
+    #: The embedding by a pretrained network. Its features precede the descriptors. None if there is no network.
     embedding: ColumnEmbedding | None = field(default=None, compare=False)
     show_progress: bool = field(default=False, compare=False, repr=False)  #: Whether to show a progress bar.
     kind: ClassVar[str] = "picture"
@@ -36,7 +36,13 @@ class Picture(FittedColumn):
 
     @classmethod
     def fit(cls, cells: np.ndarray, representation: Representation | None, *, show_progress: bool = False) -> Picture:
-        """Fit a column of pictures to their paths (n,); None for no pretrained network."""
+        """Fit a column of pictures.
+
+        Args:
+            cells: (n,) the paths of the pictures.
+            representation: The pretrained network that embeds pictures; None to use image descriptors only.
+            show_progress: Whether to show a progress bar.
+        """
         if representation is None:
             return cls(show_progress=show_progress)
         embedding = ColumnEmbedding.fit(representation, _to_paths(cells), show_progress=show_progress)
@@ -49,17 +55,17 @@ class Picture(FittedColumn):
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The suffix of each feature: its index."""
+        """The suffix of each feature's name: a space and the index of the feature."""
         return tuple(f" {index}" for index in range(self.embedding_width + sum(self.sizes)))
 
     @property
     def block_sizes(self) -> list[int]:
-        """The number of features of each block that is rescaled as a whole: dimensions, and kinds of descriptors."""
+        """The number of features of each block: 1 for each dimension of the embedding, then each descriptor's size."""
         return [1] * self.embedding_width + list(self.sizes)
 
     @property
     def standalone_sizes(self) -> list[int]:
-        """The number of features of the embedding, if there is one, and of each kind of descriptor."""
+        """The size of each block that a feature map (view) may use alone: the embedding, if any; each descriptor."""
         return [*[self.embedding_width] * bool(self.embedding_width), *self.sizes]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
@@ -74,23 +80,27 @@ class Picture(FittedColumn):
         return np.concatenate([self.embedding.encode(paths), descriptors], axis=1)
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray | None:
-        """Embed class names (n,) by a network of pictures and texts; None if there is no such network."""
+        """Embed class names (n,) in the embedding space of the pictures, by a joint network such as CLIP.
+
+        Returns:
+            Embeddings (n, width) float32; None if the column has no network that embeds texts as well.
+        """
         return None if self.embedding is None else self.embedding.encode_class_names(texts.tolist())
 
     @property
     def record(self) -> Record | None:
-        """The record of the pretrained network; None if there is none."""
+        """The record that identifies the pretrained network; None if there is none."""
         return None if self.embedding is None else self.embedding.record
 
     def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> Picture:
-        """Return the column with its pretrained network opened, if it has one."""
+        """Return a copy of the column with its pretrained network loaded; return the column itself if it has none."""
         if self.embedding is None:
             return self
         embedding = self.embedding.attach(open_representation, show_progress=show_progress)
         return replace(self, embedding=embedding, show_progress=show_progress)
 
     def summary(self) -> str:
-        """Summarize the network and the number of descriptors in one line."""
+        """Summarize the network and the number of descriptor features in one line, for users."""
         network = "" if self.embedding is None else f"by {self.embedding.record.summary()}, and "
         return f"pictures, {network}{sum(self.sizes):,} features of {self.side} x {self.side} pixels"
 
@@ -100,12 +110,12 @@ class Picture(FittedColumn):
         return {"sizes": list(self.sizes), "side": self.side, "version": DESCRIPTOR_VERSION, **embedding}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the mean of the embedding by the name of its tensor."""
+        """Return a dict with the mean of the embedding as "centre"; an empty dict if there is no embedding."""
         return {} if self.embedding is None else {"centre": self.embedding.mean}
 
     @classmethod
     def restore(cls, stored: Stored) -> Picture:
-        """Restore the column, without its network, from the untrusted entries of a model file."""
+        """Restore the column from the untrusted entries of a model file. Its network is not loaded yet."""
         sizes, side = stored.entry("sizes", list), stored.get_int("side", 2**15)
         embedding = ColumnEmbedding.restore(stored) if "representation" in stored.description else None
         same = tuple(sizes) == tuple(list_sizes().values()) and side == DESCRIPTORS.side
@@ -117,5 +127,5 @@ class Picture(FittedColumn):
 
 
 def _to_paths(cells: np.ndarray) -> list[Path]:
-    """Convert cells (n,) to a list of paths."""
+    """Convert cells (n,) of text to a list of n paths."""
     return [text_to_path(str(cell)) for cell in cells.tolist()]

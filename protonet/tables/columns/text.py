@@ -25,23 +25,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TextRules:
-    """Which n-grams and how many components are used; chosen on the data sets of docs/decisions/texts.md."""
+    """The n-grams of texts that are counted, and the principal components that are computed from their weights.
+
+    The values were chosen on the data sets of docs/decisions/texts.md.
+    """
 
     sizes: tuple[int, ...] = (2, 3, 4, 5)  #: Lengths of character n-grams of a word with a space at both ends.
     bigrams: bool = True  #: Whether pairs of adjacent words are counted as well.
-    min_rows: int = 1  #: Minimum rows of an n-gram: new rows may share one that a single training row has.
-    min_shared_rows: int = 2  #: Minimum rows of the most frequent n-gram; otherwise the column has no features.
+    #: Minimum number of training rows with an n-gram. 1 is enough, as new rows may have the n-gram as well.
+    min_rows: int = 1
+    #: Minimum number of training rows with the most frequent n-gram; otherwise the column has no features.
+    min_shared_rows: int = 2
     max_grams: int = 16384  #: Maximum number of words, and of character n-grams: the most frequent ones are used.
     max_rows: int = 4096  #: Maximum training rows that are used, equally spaced in sorted order.
     max_rank: int = 512  #: Maximum number of components.
     rank_per_row: float = 1.0  #: Maximum number of components per training row.
-    max_basis_size: float = 4e6  #: Maximum number of values in the basis, which the model file stores.
-    separate_norms: bool = True  #: Whether words and character n-grams are normalized separately.
-    variance_exponent: float = 0.25  #: Exponent of the components' variances: 1 leaves them, 0 whitens.
+    max_basis_size: float = 4e6  #: Maximum number of n-grams times components, whose weights the model file stores.
+    #: Whether the weights of words and those of character n-grams are scaled to norm 1 separately, before their sum is.
+    separate_norms: bool = True
+    #: The variance of each component is raised to this power: 1 keeps the variances, 0 makes them equal (whitening).
+    variance_exponent: float = 0.25
 
 
 TEXT_RULES = TextRules()
-#: Rules for texts beside other columns, which would be dominated by many components.
+#: Rules for a text in a table with other columns. It gets fewer components, so that it does not outweigh these columns.
 SECONDARY_TEXT_RULES = TextRules(
     (3, 4, 5),
     bigrams=False,
@@ -57,7 +64,7 @@ SECONDARY_TEXT_RULES = TextRules(
 
 @dataclass(frozen=True, eq=False)
 class Text(FittedColumn):
-    """A column of free text, encoded by the principal components of its TF-IDF weights.
+    """A fitted column of free text, encoded by the principal components of its TF-IDF weights.
 
     Source: Manning, Raghavan and Schuetze, "Introduction to Information Retrieval" (2008), sec. 6.4 (weights) and 18.4
         (components by singular values).
@@ -65,17 +72,22 @@ class Text(FittedColumn):
 
     grams: tuple[str, ...]  #: The words and character n-grams of the vocabulary, in lower case.
     scales: np.ndarray  #: (grams,) inverse document frequencies.
-    basis: np.ndarray  #: (grams, components) the map from TF-IDF weights to components.
-    mean: np.ndarray  #: (components,) the mean of the training rows.
-    apart: bool = True  #: Whether words and character n-grams are normalized separately.
+    basis: np.ndarray  #: (grams, components) the matrix by which TF-IDF weights are multiplied to get components.
+    mean: np.ndarray  #: (components,) the mean of the training rows, which is subtracted.
+    apart: bool = True  #: Whether the weights of words and of character n-grams are scaled to norm 1 separately.
     kind: ClassVar[str] = "text"
     modality: ClassVar[str | None] = "text"
 
     @classmethod
     def fit(cls, cells: np.ndarray, *, secondary: bool = False) -> Text:
-        """Fit a column of text to cells (n,); it has no features if rows share no n-gram.
+        """Fit a column of text.
 
-        ``secondary`` says whether the table has other columns, so that the text gets fewer components.
+        Args:
+            cells: (n,) the texts of the training rows.
+            secondary: Whether the table has other columns. The text then gets fewer components.
+
+        Returns:
+            The fitted column. It has no features if no two rows share an n-gram.
         """
         rules = SECONDARY_TEXT_RULES if secondary else TEXT_RULES
         cells = np.sort(format_cells(cells))  # the row order must not influence components of equal variance
@@ -118,7 +130,7 @@ class Text(FittedColumn):
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The suffix of each component, in the order of decreasing variance."""
+        """The suffix of each feature's name. The features are components in the order of decreasing variance."""
         return tuple(f" text {index + 1}" for index in range(len(self.mean)))
 
     @cached_property
@@ -127,7 +139,7 @@ class Text(FittedColumn):
         return {gram: index for index, gram in enumerate(self.grams)}
 
     def _tf_idf(self, cells: np.ndarray) -> sparse.csr_matrix:
-        """Compute the TF-IDF weights (n, grams) of texts (n,), with unit norm; 0 for texts without a known n-gram."""
+        """Compute the TF-IDF weights (n, grams) of texts (n,), with norm 1; zeros if a text has no known n-gram."""
         from scipy import sparse  # noqa: PLC0415 - slow to import
 
         row_ends, indices, values = [0], [], []
@@ -147,15 +159,15 @@ class Text(FittedColumn):
         return _normalize_rows(parts[0] + parts[1])
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Compute the components (n, components) float32 of texts (n,)."""
+        """Compute the principal components (n, components) float32 of texts (n,)."""
         return np.asarray(self._tf_idf(format_cells(cells)) @ self.basis - self.mean, np.float32)
 
     def is_uninformative(self, cells: np.ndarray) -> np.ndarray:
-        """Compute a mask (n,) bool of the cells without a known n-gram."""
+        """Compute a mask (n,) bool of the cells without an n-gram of the training vocabulary."""
         return np.asarray(self._tf_idf(format_cells(cells)).getnnz(axis=1) == 0)
 
     def summary(self) -> str:
-        """Summarize the number of components and of n-grams in one line."""
+        """Summarize the number of components and of n-grams in one line, for users."""
         return f"text: {len(self.mean)} components of {len(self.grams)} words and character n-grams"
 
     @classmethod
@@ -176,19 +188,28 @@ def _normalize_rows(x: sparse.csr_matrix) -> sparse.csr_matrix:
 
 
 def _centred_gram_matrix(x: sparse.csr_matrix, mean: np.ndarray) -> np.ndarray:
-    """Compute the Gram matrix (n, n) of rows minus their mean (grams,), without dense rows."""
+    """Compute the Gram matrix (n, n) of sparse rows minus their mean (grams,), without making the rows dense."""
     products = (x @ x.T).toarray()
     projections = np.asarray(x @ mean).ravel()
     return np.asarray(products - projections[:, None] - projections[None, :] + mean @ mean)
 
 
 def is_word(gram: str) -> bool:
-    """Test whether an n-gram is a word or a pair of words, which have a space at both ends."""
+    """Test whether an n-gram of `count_grams` is a word or a pair of words: only these have a space at both ends."""
     return len(gram) > 2 and gram[0] == gram[-1] == " "
 
 
 def count_grams(text: str, sizes: tuple[int, ...] = TEXT_RULES.sizes, *, bigrams: bool = False) -> Counter[str]:
-    """Count the words of a text, with a space at both ends, their character n-grams and, optionally, word pairs."""
+    """Count the words of a text, their character n-grams and, optionally, pairs of adjacent words.
+
+    Args:
+        text: The text. Its letters are converted to lower case.
+        sizes: The lengths of the character n-grams.
+        bigrams: Whether pairs of adjacent words are counted as well.
+
+    Returns:
+        The count of each n-gram. Words and pairs of words have a space at both ends.
+    """
     counts: Counter[str] = Counter()
     words = [f" {word} " for word in re.findall(r"\w+", text.lower())]
     for word in words:
@@ -200,26 +221,31 @@ def count_grams(text: str, sizes: tuple[int, ...] = TEXT_RULES.sizes, *, bigrams
     return counts
 
 
-#: Weight of words relative to an embedding, and of an embedded text relative to other columns; chosen in
-#: docs/decisions/representations.md.
+#: Factor of the components of words beside an embedding of the same text, and factor of all features of an embedded
+#: text in a table with other columns; chosen in docs/decisions/representations.md.
 WORD_WEIGHT, SECONDARY_WEIGHT = 0.5, 0.3
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnEmbedding:
-    """Embeds the cells of a column by a pretrained network, scaled to a total variance of 1 over the training rows."""
+    """Embeds the cells of a column by a pretrained network (representation).
 
-    record: Record  #: Identifies the pretrained representation.
-    mean: np.ndarray  #: (width,) the mean of the training rows, which is subtracted.
+    The embeddings are centred and scaled. The sum of their variances over the training rows is 1.
+    """
+
+    record: Record  #: Identifies the pretrained network.
+    mean: np.ndarray  #: (width,) the mean embedding of the training rows, which is subtracted.
     scale: float  #: The divisor of embeddings, > 0.
-    #: The opened representation, which model files do not store; None to open it when it is needed.
+    #: The loaded network, which model files do not store; None to load it when it is needed.
     representation: Representation | None = field(default=None, repr=False)
     show_progress: bool = False  #: Whether to show a progress bar.
-    path: str = ""  #: The folder or file that the user opened, to open it again; model files do not store it.
+    #: The folder or file from which the user loaded the network; "" for a network of an installed package. Model files
+    #: do not store it.
+    path: str = ""
 
     @classmethod
     def fit(cls, representation: Representation, items: Sequence[Any], *, show_progress: bool) -> ColumnEmbedding:
-        """Fit the mean and the scale to non-missing items (n,): texts, or paths of pictures."""
+        """Fit the mean and the scale to the embeddings of non-missing items (n,): texts, or paths of pictures."""
         rows = representation.embed(items, shown=show_progress).astype(np.float64)
         mean = rows.mean(axis=0) if len(rows) else np.zeros(representation.record.width)
         scale = math.sqrt(float(np.square(rows - mean).sum(axis=1).mean())) if len(rows) else 0.0
@@ -227,7 +253,10 @@ class ColumnEmbedding:
         return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.source)
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
-        """Compute the embeddings (n, width) float32 of items; texts without a known word are zeros, as the mean is."""
+        """Compute the centred and scaled embeddings (n, width) float32 of items (n,): texts, or paths of pictures.
+
+        A text without a word that the network knows gets zeros, the mean of the training rows.
+        """
         rows = self._get_representation().embed(items, shown=self.show_progress)
         x = (rows - self.mean) / np.float32(self.scale)
         if self.record.modality == "text":
@@ -239,7 +268,12 @@ class ColumnEmbedding:
         return ~self._get_representation().contains_known_words(texts)
 
     def encode_class_names(self, texts: Sequence[str]) -> np.ndarray | None:
-        """Embed class names (n,) to (n, width) float32, at the norm of items; None if the network embeds no texts."""
+        """Embed class names (n,) by the text encoder of the network.
+
+        Returns:
+            Embeddings (n, width) float32, scaled to the root mean square norm of the training embeddings before
+            centring; None if the network embeds no texts.
+        """
         embed_texts = self._get_representation().embed_texts
         if embed_texts is None:
             return None
@@ -249,25 +283,25 @@ class ColumnEmbedding:
         return np.asarray(rows / norms * norm / self.scale, np.float32)
 
     def _get_representation(self) -> Representation:
-        """Return the representation, which is opened again after pickling or loading."""
+        """Return the pretrained network; load it again if the object comes from a pickle or a model file."""
         return self.representation or reopen(self.record, [self.path] if self.path else None)
 
     def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> ColumnEmbedding:
-        """Return the embedding with its pretrained representation opened."""
+        """Return a copy of the embedding with its pretrained network loaded."""
         representation = open_representation(self.record)
         return replace(self, representation=representation, show_progress=show_progress, path=representation.source)
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state without the representation, which pickles omit."""
+        """Return the state for a pickle, without the loaded network."""
         return {**vars(self), "representation": None}
 
     def describe(self) -> dict[str, object]:
-        """Return the record and the scale as JSON values."""
+        """Return the record of the network and the scale as JSON values."""
         return {"representation": self.record.describe(), "scale": float(self.scale)}
 
     @classmethod
     def restore(cls, stored: Stored) -> ColumnEmbedding:
-        """Restore the embedding, without its representation, from the untrusted entries of a model file."""
+        """Restore the embedding from the untrusted entries of a model file. Its network is not loaded yet."""
         record = Record.restore(Stored(stored.entry("representation", dict), {}))
         scale = stored.get_float("scale", 1e-30)
         return cls(record, stored.pop("centre", record.width).numpy(), scale)
@@ -275,15 +309,19 @@ class ColumnEmbedding:
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedText(FittedColumn):
-    """A column of free text, encoded by a pretrained embedding and by components of its words."""
+    """A fitted column of free text, encoded by a pretrained network and by the words of the text.
 
-    embedding: ColumnEmbedding  #: The pretrained embedding.
-    words: Text  #: The components of the words, of which there may be none.
-    weight: float = 1.0  #: The factor of all features, less than 1 if they would dominate other columns.
+    The features are the embedding, followed by the principal components of the TF-IDF weights of the words.
+    """
+
+    embedding: ColumnEmbedding  #: The embedding by the pretrained network.
+    words: Text  #: The principal components of the words; the column may have no such features.
+    weight: float = 1.0  #: The factor of all features, less than 1 if they would outweigh other columns.
     kind: ClassVar[str] = "embedded text"
     modality: ClassVar[str | None] = "text"
     dominates: ClassVar[bool] = True
-    max_invalid_fraction: ClassVar[float] = 1.0  #: Rows without a known word get the class frequencies.
+    #: Texts without a known word are never an error. The prediction for such rows is the class frequencies.
+    max_invalid_fraction: ClassVar[float] = 1.0
 
     @classmethod
     def fit(
@@ -298,11 +336,12 @@ class EmbeddedText(FittedColumn):
         """Fit a column of text to cells (n,).
 
         Args:
-            cells: (n,) the texts.
-            representation: The pretrained representation.
+            cells: (n,) the texts of the training rows.
+            representation: The pretrained network that embeds texts.
             show_progress: Whether to show a progress bar.
-            words: The components of the words, fitted to the same cells; None to fit them.
-            secondary: Whether the table has other columns.
+            words: The column of principal components of the words, if it is already fitted to these cells; None to fit
+                it.
+            secondary: Whether the table has other columns. The features then get a smaller weight.
         """
         present = [text for text in format_cells(cells).tolist() if text.strip()]
         embedding = ColumnEmbedding.fit(representation, present, show_progress=show_progress)
@@ -310,18 +349,18 @@ class EmbeddedText(FittedColumn):
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The suffixes of the dimensions of the embedding and of the components of the words."""
+        """The suffix of each feature's name: the dimensions of the embedding, then the components of the words."""
         meanings = (f" meaning {index + 1}" for index in range(self.embedding.record.width))
         return (*meanings, *self.words.feature_suffixes)
 
     @property
     def block_sizes(self) -> list[int]:
-        """The number of dimensions of the embedding and of components of the words, which are rescaled separately."""
+        """The sizes of the blocks: the dimensions of the embedding, and the components of the words, if any."""
         return [size for size in (self.embedding.record.width, len(self.words.feature_suffixes)) if size]
 
     @property
     def standalone_sizes(self) -> list[int]:
-        """The number of all features, which a view may use without the other columns."""
+        """The number of all features: a feature map (view) may use them without the other columns."""
         return [len(self.feature_suffixes)]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
@@ -331,7 +370,7 @@ class EmbeddedText(FittedColumn):
         return np.concatenate([embeddings, np.float32(WORD_WEIGHT) * words], axis=1) * np.float32(self.weight)
 
     def is_uninformative(self, cells: np.ndarray) -> np.ndarray:
-        """Compute a mask (n,) bool of the cells without a word or n-gram that the network or the vocabulary knows."""
+        """Compute a mask (n,) bool of the cells without a word that the network or the training vocabulary knows."""
         cells = format_cells(cells)
         return np.asarray(self.embedding.has_no_known_word(cells.tolist()) & self.words.is_uninformative(cells))
 
@@ -343,38 +382,38 @@ class EmbeddedText(FittedColumn):
 
     @property
     def invalid_reason(self) -> str:
-        """The reason in messages why cells are invalid: they have no known word."""
+        """The phrase by which messages explain an invalid cell: it has no known word."""
         return "a text without a word that the model knows, treated as missing"
 
     @property
     def record(self) -> Record:
-        """The record of the pretrained representation."""
+        """The record that identifies the pretrained network."""
         return self.embedding.record
 
     def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> EmbeddedText:
-        """Return the column with its pretrained representation opened."""
+        """Return a copy of the column with its pretrained network loaded."""
         return replace(self, embedding=self.embedding.attach(open_representation, show_progress=show_progress))
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray:
-        """Embed class names (n,) as cells are embedded."""
+        """Compute the features (n, features) float32 of class names (n,), in the same way as those of cells."""
         return self.encode(texts)
 
     def summary(self) -> str:
-        """Summarize the representation and the components of the words in one line."""
+        """Summarize the network and the components of the words in one line, for users."""
         words = f", and {self.words.summary().removeprefix('text: ')}" if self.words.feature_suffixes else ""
         return f"text by {self.record.summary()}{words}"
 
     def describe(self) -> dict[str, object]:
-        """Return the settings of the embedding, the words and the weight as JSON values."""
+        """Return the settings of the embedding and of the words, and the weight, as a dict of JSON values."""
         return self.embedding.describe() | self.words.describe() | {"share": self.weight}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the mean of the embedding and the arrays of the words by the names of their tensors."""
+        """Return a dict of the arrays by name: the mean of the embedding as "centre", and the arrays of the words."""
         return {"centre": self.embedding.mean, **self.words.tensors()}
 
     @classmethod
     def restore(cls, stored: Stored) -> EmbeddedText:
-        """Restore the column, without its representation, from the untrusted entries of a model file."""
+        """Restore the column from the untrusted entries of a model file. Its network is not loaded yet."""
         embedding = ColumnEmbedding.restore(stored)
         expect(embedding.record.modality == "text", "a text column whose representation does not take texts")
         weight = stored.get_float("share", 1e-3, 1.0)
