@@ -23,7 +23,18 @@ OPTIONAL_ARRAYS = {"split", "maps"}
 
 
 def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Read the arrays with these names from an NPZ file; all but "x" become labels (n,)."""
+    """Read arrays from an untrusted NPZ file.
+
+    Args:
+        path: The file.
+        names: The names of the arrays to read. Only ``OPTIONAL_ARRAYS`` may be absent from the file.
+
+    Returns:
+        The arrays by name. All arrays other than "x" are converted to labels (n,) by `decode_labels`.
+
+    Raises:
+        InputError: The file cannot be read, holds pickled objects, or lacks an array.
+    """
     available: list[str] | None = None
     arrays: dict[str, np.ndarray] = {}
     try:
@@ -56,7 +67,7 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
 
 
 def memory_map(argument: str, path: Path) -> np.ndarray:
-    """Map the array of an NPY file into memory, without reading it; errors name the file as ``argument``."""
+    """Map the array of an NPY file into memory, without reading it; error messages call the file ``argument``."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about headers that Python 2 wrote
@@ -69,7 +80,11 @@ def memory_map(argument: str, path: Path) -> np.ndarray:
 
 
 def decode_labels(argument: str, values: np.ndarray) -> np.ndarray:
-    """Convert an array of labels of any shape to (n,) integers or strings; bytes are decoded as UTF-8."""
+    """Convert labels of any shape, with n elements, to integers or strings (n,); bytes are decoded as UTF-8.
+
+    Raises:
+        InputError: The labels are neither integers nor strings. The message calls them ``argument``.
+    """
     try:
         labels = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
     except UnicodeDecodeError as error:

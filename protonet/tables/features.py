@@ -25,8 +25,9 @@ from protonet.tables.numeric_formats import describe_numeric_formats, detect_num
 from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_leakage, detect_row_index
 from protonet.tables.table import RowBlock, Table
 
-#: Number of cells that are tested to be paths of pictures.
+#: Number of cells of a column that are examined to detect paths of pictures.
 MAX_PROBED_PATHS = 3
+#: No pretrained network for texts, and none for pictures.
 NO_REPRESENTATION = RepresentationChoice(None, None)
 
 
@@ -35,7 +36,7 @@ class TableFeatures(NamedTuple):
 
     x: np.ndarray  #: (n, dim) features, float32, or float64 if float32 may have too few digits.
     encoding: Encoding | None  #: The fitted columns; None for arrays without missing values, which are used unchanged.
-    columns: tuple[str, ...] | None  #: The names of the encoded columns, if the file has any.
+    columns: tuple[str, ...] | None  #: The names of the encoded columns; None if the file has no column names.
     dropped: tuple[str, ...]  #: The names of the dropped columns.
     notes: tuple[str, ...]  #: Notes for the user.
     group_columns: tuple[int, ...] = ()  #: Indices of encoded columns that seem to identify groups of rows.
@@ -54,13 +55,21 @@ def fit_features(
     """Infer the type of each column of a training table, drop useless columns, and encode the others.
 
     Args:
-        table: The table.
-        block: All of its labelled rows.
-        kinds: Column types that the user named, by column.
-        keep_hint: How the user can keep a column that is dropped as a row index; None to keep such columns.
-        groups: (n,) int64, groups of rows that are held out together; None for no groups.
-        selection: The pretrained encoders of texts and pictures.
-        decimal: The decimal mark of numbers; None to detect it.
+        table: The training table.
+        block: All labelled rows of the table, n in number.
+        kinds: The column types that the user has set, by the names of the columns.
+        keep_hint: Advice to the user on how to keep a column that is dropped as a row index; None to keep such columns.
+        groups: (n,) int64, the group of each row. Cross-validation holds out the rows of a group together. None if
+            there are no groups.
+        selection: The pretrained networks that embed texts and pictures.
+        decimal: The decimal mark of numbers, "." or ","; None to detect it.
+
+    Returns:
+        The features, the fitted columns, and notes for the user.
+
+    Raises:
+        InputError: No column can be used, a cell cannot be encoded, or ``kinds`` or ``selection`` do not match the
+            columns.
     """
     if table.columns is None:
         encoding = Encoding(tuple(map(Numeric.fit, block.columns)))
@@ -111,16 +120,19 @@ def fit_columns(
     decimal: str | None = None,
     semicolons: bool = False,
 ) -> dict[str, InferredType]:
-    """Infer and fit the type of each column, given its cells (n,).
+    """Infer the type of each column of a table, and fit a column of this type.
 
     Args:
-        columns: The cells of each column, by name.
-        kinds: Column types that the user named, by column.
-        keep_hint: How the user can keep a column that is dropped as a row index; None to keep such columns.
+        columns: The cells (n,) of each column, by name.
+        kinds: The column types that the user has set, by the names of the columns.
+        keep_hint: Advice to the user on how to keep a column that is dropped as a row index; None to keep such columns.
         argument: The name of ``kinds`` in error messages.
-        selection: The pretrained encoders of texts and pictures.
-        decimal: The decimal mark of numbers; None to detect it.
-        semicolons: Whether semicolons separate cells, so that ambiguous commas are decimal marks.
+        selection: The pretrained networks that embed texts and pictures.
+        decimal: The decimal mark of numbers, "." or ","; None to detect it.
+        semicolons: Whether semicolons separate the cells of the file. The comma of "1,234" is then a decimal mark.
+
+    Returns:
+        For the name of each column, the fitted column or the reason to drop it.
     """
     for name in kinds:
         if name not in columns:
@@ -153,14 +165,18 @@ def fit_columns(
 
 
 def _numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]:
-    """Select the columns that hold numbers, by name."""
+    """Select the fitted columns that hold numbers; return them by name."""
     return {name: column for name, (column, *_) in inferred.items() if isinstance(column, Numeric)}
 
 
 def _attach_representations(
     inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: RepresentationChoice
 ) -> dict[str, InferredType]:
-    """Fit the columns of texts and pictures with the selected encoders; raise an InputError for unused ones."""
+    """Refit the columns of texts and pictures for the selected networks; return all columns by name.
+
+    Raises:
+        InputError: The user requested a network for which there is no column.
+    """
     result, used = dict(inferred), set[str | None]()
     n_used = sum(inferred_type.column is not None or inferred_type.is_text for inferred_type in inferred.values())
     for name, inferred_type in inferred.items():
@@ -198,7 +214,11 @@ def _attach_representations(
 def check_columns(
     table: Table, block: RowBlock, encoding: Encoding, groups: np.ndarray | None = None
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Warn of columns that may leak the labels or identify groups of rows; also return the indices of group columns."""
+    """Detect columns that may leak the labels, and columns that seem to identify groups of rows.
+
+    Returns:
+        The warnings for the user, and the indices of the columns that seem to identify groups.
+    """
     notes, group_columns = [], dict[int, GroupColumn]()
     for index, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
         name = table.column_name(index)
@@ -223,7 +243,7 @@ def check_columns(
 
 
 def _distinct_rows(values: np.ndarray, present: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
-    """Return the indices (m,) of the present values (n,); of equal values in a group, only that of the first row."""
+    """Return the indices (m,) of the rows with a value; equal values of a group are represented by its first row."""
     rows = np.flatnonzero(present)
     if groups is None:
         return rows
@@ -246,7 +266,11 @@ def describe_group_columns(groups: Mapping[str, GroupColumn]) -> list[str]:
 
 
 def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> list[str]:
-    """Note cells of other types or spellings than in training; raise an InputError if most are invalid."""
+    """Describe cells of other types or spellings than in training, in notes for the user.
+
+    Raises:
+        InputError: More cells of a column are invalid than `FittedColumn.max_invalid_fraction` allows.
+    """
     notes = []
     for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
         name = table.column_name(index)
@@ -270,7 +294,17 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
 def adapt_table(
     table: Table, encoding: Encoding | None, *, decimal: str | None = None, argument: str = "path"
 ) -> Table:
-    """Convert the numbers of new rows to the fitted formats, and add notes about the cells of the first block."""
+    """Return a table of new rows whose numbers are rewritten in the formats that the encoding was fitted to.
+
+    Notes about the cells of the first block are added to the notes of the table: another decimal mark than in training,
+    and cells of other types or spellings.
+
+    Args:
+        table: The table. Its first block is read.
+        encoding: The fitted columns; None if the columns are features already.
+        decimal: The decimal mark of the table, "." or ","; None to detect it.
+        argument: The name of the table in error messages.
+    """
     first = next(table.blocks)
     conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal)
     first = conversion.apply(first)
@@ -280,9 +314,11 @@ def adapt_table(
 
 
 def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> np.ndarray:
-    """Compute the features (b, dim) of a block of rows; without an encoding, the columns are the features.
+    """Compute the features (b, dim) of a block of b rows. Without an encoding, the columns are the features.
 
-    An InputError names the first cell that is infinite or beyond float32, or missing if there is no encoding.
+    Raises:
+        InputError: A cell is infinite or beyond float32; or a cell is missing, and there is no encoding. The message
+            names the first such cell.
     """
     if encoding is not None:
         x = encoding.encode(block.columns)

@@ -33,10 +33,10 @@ from protonet.tables.delimited import (
 
 #: Number of cells that are read at a time.
 CELLS_PER_CHUNK = 2**20
-#: Suffixes of delimited text; the files may be compressed as well (.csv.gz).
+#: Suffixes of files of delimited text. A second suffix .gz means that the file is compressed.
 TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 TABLE_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES), ".npz", ".npy", ".parquet", ".xlsx")
-#: How messages name a row of a file that has no lines.
+#: The format string for the position of a row in messages, for files that have no lines.
 ROW_FORMAT = "row {} (counted from 0)"
 #: Name of the column of paths in tables of pictures, and number of pictures that are read at a time.
 PICTURE_COLUMN, PICTURES_PER_CHUNK = "picture", 256
@@ -45,9 +45,10 @@ PICTURE_COLUMN, PICTURES_PER_CHUNK = "picture", 256
 class Chunk(NamedTuple):
     """Consecutive rows of a file, column by column."""
 
-    #: The requested columns, (b,) each. Text, booleans ("True", "False"), categories and all columns of delimited text
-    #: are objects of stripped str, "" if missing. Numbers are integers or floats of up to 64 bits; with missing values
-    #: float64 and NaN. Dates and times are datetime64[us] in UTC, NaT if missing.
+    #: The cells (b,) of each requested column. Text, booleans ("True", "False"), categories and all columns of
+    #: delimited text are arrays of objects: str without surrounding spaces, "" if missing. Numbers are integers or
+    #: floats of up to 64 bits; if some are missing, they are float64 with NaN. Dates and times are datetime64[us] in
+    #: UTC, NaT if missing.
     columns: list[np.ndarray]
     positions: Sequence[int]  #: The position of each row: a line of text, a row of a sheet, or an index from 0.
 
@@ -57,12 +58,12 @@ class TableSource:
     """An open table file, whose rows can be read once."""
 
     header: list[str] | None  #: The column names, "" for unnamed ones; None for files without names.
-    width: int  #: The number of columns; without names, the number of features.
-    position_format: str  #: How messages name a row, given its position.
+    width: int  #: The number of columns; in files without column names, the label column is not counted.
+    position_format: str  #: The format string for the position of a row in messages, such as "line {}".
     read: Callable[[Sequence[int]], Iterator[Chunk]]  #: Reads the columns with the given indices, chunk by chunk.
     notes: list[str]  #: Notes for the user on how the file is read; more may follow as rows are read.
     n_rows: int | None = None  #: The number of rows; None if it is unknown before they are read.
-    sheet_note: str = ""  #: The name of the sheet and of the other sheets of a workbook, for messages.
+    sheet_note: str = ""  #: A phrase for messages with the names of the sheet and of all sheets of a workbook.
     semicolons: bool = False  #: Whether semicolons separate cells, as in files with decimal commas.
 
 
@@ -77,17 +78,21 @@ def open_source(
     sheet: str | None = None,
     text_column: str = "text",
 ) -> TableSource:
-    """Open a table file by its suffix.
+    """Open a table file in the format that its suffix names, and read its header.
 
     Args:
-        path: The file; "-" is delimited text from the standard input; pictures are opened as a table of paths.
+        path: The file; "-" is delimited text from the standard input. A picture, or a folder of pictures, is opened as
+            a table of paths.
         labels: The NPY file of labels, if ``path`` is an NPY file of rows.
-        label: The name of the column of labels that class folders of pictures give.
+        label: The name of the label column of a table of pictures with one folder per class.
         labelled: Whether labels are required in arrays and folders of pictures.
         skip_broken: Whether pictures that cannot be decoded are skipped.
         names: Names of expected columns, which help to detect header and separator.
-        sheet: The sheet of an Excel workbook; None for the first.
-        text_column: The name of the column of a list of texts, a .txt file without a header.
+        sheet: The name of the sheet of an Excel workbook; None for the first sheet.
+        text_column: The name of the only column of a list of texts: a .txt file with one text per line and no header.
+
+    Raises:
+        InputError: There is no such file, its suffix is not supported, or it cannot be read.
     """
     name = path.name.lower()
     if sheet is not None and not name.endswith(".xlsx"):
@@ -108,7 +113,7 @@ def open_source(
 
 
 def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) -> TableSource:
-    """Open a picture, or a folder of pictures, as a column of paths and, for class folders, a column of labels."""
+    """Open a picture, or a folder of pictures, as a table of paths; one folder per class gives a label column, too."""
     paths, classes, notes = list_pictures(path, labelled=labelled)
     if skip_broken:
         broken = find_broken(paths)
@@ -146,7 +151,7 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
 
 
 def open_csv(path: Path, names: Collection[str] = (), text_column: str | None = None) -> TableSource:
-    """Open a file of delimited text as a table."""
+    """Open a file of delimited text as a table; ``names`` and ``text_column`` are those of `open_source`."""
     notes: list[str] = []
     lines = read_rows(path, notes, names=names, text_column=text_column)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
@@ -177,7 +182,7 @@ def text_array(cells: Iterable[str], n: int) -> np.ndarray:
 
 
 def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSource:
-    """Open an NPZ file of ``x`` and ``y``, or NPY files of rows and of labels, as a table with the labels last."""
+    """Open an NPZ file of ``x`` and ``y``, or NPY files of rows and of labels; the label column is the last one."""
     if path.suffix.lower() == ".npz":
         arrays = read_arrays(path, {"x", "y"} if labelled else {"x"})
         y = arrays.get("y")
@@ -216,7 +221,7 @@ def native_dtype(values: np.ndarray) -> np.ndarray:
 
 
 def _to_label_column(labels: np.ndarray) -> np.ndarray:
-    """Convert integer labels to native integers, and other labels to text."""
+    """Convert integer labels (n,) to native byte order, and other labels to text."""
     if labels.dtype.kind in "iu":
         return native_dtype(labels)
     return text_array(map(clean_text, labels.astype(str).tolist()), len(labels))
@@ -268,7 +273,7 @@ def open_parquet(path: Path) -> TableSource:
 
 
 def arrow_to_numpy(values: Any) -> np.ndarray:
-    """Convert an Arrow array (b,) to a column of a `Chunk`; raise an ArrowException for nested types."""
+    """Convert an Arrow array (b,) to one of the types of `Chunk.columns`; raise an ArrowException for nested types."""
     import pyarrow as pa  # noqa: PLC0415 - optional
 
     types, dtype = pa.types, values.type
@@ -300,7 +305,7 @@ def arrow_to_numpy(values: Any) -> np.ndarray:
 
 
 def _decode_dictionary(texts: Iterable[str], indices: Any) -> np.ndarray:
-    """Look up the texts (b,) of Arrow indices (b,) in a list of texts; null becomes ""."""
+    """Look up Arrow indices (b,) in a list of texts; return the texts (b,), "" for a null index."""
     dictionary = [*texts, ""]
     filled = indices.cast("int64").fill_null(len(dictionary) - 1)
     return np.asarray(text_array(dictionary, len(dictionary))[_to_numpy(filled)])
@@ -403,7 +408,7 @@ def _to_seconds(cell: object) -> float:
 
 
 def excel_column(cells: Sequence[object]) -> np.ndarray:
-    """Convert a list of Excel cells, None if missing, to a column of a `Chunk`."""
+    """Convert a list of n Excel cells, None if missing, to an array (n,) of one of the types of `Chunk.columns`."""
     types = {type(cell) for cell in cells} - {type(None)}
     if types and types <= {int, float}:
         integral = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in cells)

@@ -26,7 +26,7 @@ COMMON_LABEL_NAMES = frozenset(
 MAX_CLASSES, MIN_ROWS_PER_CLASS = 50, 3
 #: Maximum number of suggestions in a message.
 MAX_SUGGESTIONS = 4
-#: Maximum ratio of the steps between column names that are numbers of a scale, such as wavelengths.
+#: Maximum ratio of the largest to the smallest step between column names that form a scale, such as wavelengths.
 MAX_STEP_RATIO = 2
 #: The remedy for a file that may lack a header.
 HEADER_HINT = "The first line looks like a row: if it is one, put a line of names above it. "
@@ -37,34 +37,41 @@ class ReadSpec:
     """Specifies which columns of a table are read, and how."""
 
     label: str  #: The name of the label column, in files that name their columns.
-    labelled: bool = True  #: Whether labels are required; otherwise the label column may be missing.
-    columns: tuple[str, ...] | None = None  #: The names of the features, in this order; None for all.
+    labelled: bool = True  #: Whether the label column is read and must exist.
+    #: The names of the columns that are features, in this order; None for all other than labels and extra columns.
+    columns: tuple[str, ...] | None = None
     width: int | None = None  #: The required number of features; None for any number.
     extra_columns: Mapping[str, str] = field(default_factory=dict)
-    """Columns that are also read as text, such as groups, by name; the values are the arguments that named them."""
-    ignored: tuple[str, ...] = ()  #: Columns that are not features, if the table has them.
-    partly_labelled: bool = False  #: Whether labels may be missing: they are read as text, "" if missing.
+    """Columns that are read as text and are not features, such as groups. Each name of a column is mapped to the name
+    of the argument that requests it, for error messages."""
+    ignored: tuple[str, ...] = ()  #: Names of columns that are not features, if the table has them.
+    #: Whether rows may have no label. All labels are then read as text, "" if missing.
+    partly_labelled: bool = False
     skip_broken: bool = False  #: Whether pictures that cannot be decoded are skipped; otherwise they are an error.
-    user_columns: bool = False  #: Whether the user named ``columns`` and ``ignored``; otherwise a model did.
-    sheet: str | None = None  #: The sheet of an Excel workbook; None for the first.
-    all_extra: bool = False  #: Whether all columns are extra columns, including the features.
-    drop_unlabelled: bool | None = None  #: Whether rows without a required label are dropped; None if it is no option.
+    #: Whether ``columns`` and ``ignored`` come from the user; otherwise they come from a model file.
+    user_columns: bool = False
+    sheet: str | None = None  #: The name of the sheet of an Excel workbook; None for the first sheet.
+    all_extra: bool = False  #: Whether all columns, including the features, are also read as extra columns.
+    #: Whether rows without a label are dropped; otherwise they are an error. None means the same as False, but the error
+    #: message does not suggest to drop the rows.
+    drop_unlabelled: bool | None = None
     missing_texts: frozenset[str] = MISSING_TEXTS  #: Texts, in lower case, that mean a missing label or cell.
-    for_training: bool = (
-        False  #: Whether a model is trained on the rows: blank rows are dropped, as they are if labels are required.
-    )
+    #: Whether a model is trained on the rows. Blank rows are then dropped, even if no labels are required.
+    for_training: bool = False
     decimal_mark: str | None = None  #: The decimal mark of numbers, "." or ","; None to detect it.
 
 
 class RowBlock(NamedTuple):
     """Consecutive rows of a table, column by column."""
 
-    columns: list[np.ndarray]  #: The cells of the features, (b,) each, as in `protonet.tables.formats.Chunk`.
-    labels: np.ndarray  #: (b,) labels, numbers or strings; (0,) without labels.
-    extra_columns: tuple[np.ndarray, ...]  #: The cells (b,) of each extra column, as strings.
-    positions: Sequence[int]  #: The position of each row in the file.
-    indices: Sequence[int]  #: The index of each row in the table, from 0; dropped rows count.
-    uninformative: np.ndarray | None = None  #: (b,) bool, rows without an informative cell; None if unknown.
+    columns: list[np.ndarray]  #: The cells (b,) of each feature column; types as in `protonet.tables.formats.Chunk`.
+    labels: np.ndarray  #: (b,) labels, numbers or strings; (0,) if no labels are read.
+    #: The cells (b,) of each extra column (`ReadSpec.extra_columns`), as strings.
+    extra_columns: tuple[np.ndarray, ...]
+    positions: Sequence[int]  #: The position of each row in the file, such as the number of its line.
+    indices: Sequence[int]  #: The index of each row in the table, from 0; rows that are dropped are counted as well.
+    #: (b,) bool, whether all cells of a row are uninformative, such as missing; None if this is not computed.
+    uninformative: np.ndarray | None = None
 
     def take(self, rows: np.ndarray) -> RowBlock:
         """Select rows by their indices (m,) in the block."""
@@ -82,19 +89,19 @@ class RowBlock(NamedTuple):
 class Table:
     """An open table, whose rows can be read once."""
 
-    columns: tuple[str, ...] | None  #: The names of the features, if the file has any.
-    position_format: str  #: How messages name a row, given its position.
+    columns: tuple[str, ...] | None  #: The names of the feature columns; None if the file has no column names.
+    position_format: str  #: The format string for the position of a row in messages, such as "line {}".
     blocks: Iterator[RowBlock] = field(default_factory=lambda: iter(()))  #: The rows, block by block.
     notes: list[str] = field(default_factory=list)
     """Notes for the user on how the table is read; more may follow as rows are read."""
     unused: tuple[str, ...] = ()  #: The names of the columns that are not read.
     n_rows: int | None = None  #: The number of rows, including unlabelled ones; None if it is not known yet.
-    extra_columns: tuple[str, ...] = ()  #: The names of the extra columns.
-    semicolons: bool = False  #: Whether semicolons separate cells.
+    extra_columns: tuple[str, ...] = ()  #: The names of the extra columns (`ReadSpec.extra_columns`).
+    semicolons: bool = False  #: Whether semicolons separate the cells of the file.
 
     @property
     def all_notes(self) -> list[str]:
-        """The notes for the user, with a last one about the columns that are not used."""
+        """The notes for the user, followed by a note about the columns that are not read, if there are any."""
         if not self.unused:
             return self.notes
         noun = "column" if len(self.unused) == 1 else "columns"
@@ -121,9 +128,15 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
     """Open a table, and validate its header and first block; the other blocks are validated as they are read.
 
     Args:
-        path: The file. Columns are matched by name if it has names. NPZ files hold ``x`` (n, ...) and ``y`` (n,).
-        spec: The columns to read.
+        path: The file. NPZ files hold ``x`` (n, ...) and ``y`` (n,).
+        spec: The columns to read. If the file has column names, columns are matched by name.
         labels: The NPY file of labels (n,), if ``path`` is an NPY file of rows (n, ...).
+
+    Returns:
+        The open table. Iterate over its blocks to read its rows.
+
+    Raises:
+        InputError: The file cannot be read, or does not have the columns, labels or rows that ``spec`` requires.
     """
     is_npy = path.suffix.lower() == ".npy"
     if labels is not None and not is_npy:
@@ -186,7 +199,11 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
 
 
 def read_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[Table, RowBlock]:
-    """Open a table and read all of its rows; arguments and errors as `open_table`."""
+    """Open a table and read all of its rows. The arguments and the errors are those of `open_table`.
+
+    Returns:
+        The table, whose blocks are used up, and a single block of all rows.
+    """
     table = open_table(path, spec, labels)
     blocks = list(table.blocks)
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
@@ -236,7 +253,10 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
 
 
 def numeric_names(header: Sequence[str]) -> list[str]:
-    """Return the column names that are numbers, as in a row of data, unless they count columns or form a scale."""
+    """Return the column names that are numbers, which suggest that the file lacks a header.
+
+    The result is empty if the numbers count the columns, or form a scale such as wavelengths.
+    """
     values = [name for name in header if is_numeric(name)]
     numeric = [float(name.replace(",", ".")) for name in values]
     steps = [after - before for before, after in pairwise(numeric)]
@@ -246,7 +266,7 @@ def numeric_names(header: Sequence[str]) -> list[str]:
 
 
 def _check_user_columns(argument: str, names: Sequence[str], path: str, available: Sequence[str]) -> None:
-    """Raise an InputError with a similar name if the user named a column that the table does not have."""
+    """Raise an InputError if the user named a column that the table does not have; suggest a similar name."""
     if unknown := [name for name in names if name not in available]:
         got = f"{format_names(unknown)}, and {path} has {format_names([name for name in available if name])}"
         similar = closest_match(unknown[0], available)
@@ -255,7 +275,7 @@ def _check_user_columns(argument: str, names: Sequence[str], path: str, availabl
 
 
 def _suggest_columns(missing: Sequence[str], unused: Sequence[str]) -> str:
-    """Format a remedy for missing columns of the model: unused columns with similar names."""
+    """Format the advice of an error about missing feature columns: it suggests unused columns with similar names."""
     if list(missing) == [PICTURE_COLUMN]:
         return "The model was fitted to pictures: pass a folder of them."
     pairs = [(name, similar) for name in missing if (similar := closest_match(name, unused))][:MAX_SUGGESTIONS]
@@ -265,7 +285,7 @@ def _suggest_columns(missing: Sequence[str], unused: Sequence[str]) -> str:
 
 
 def _suggest_label(source: TableSource, label: str) -> str:
-    """Format a remedy for a missing label column: the most similar name, and columns that look like labels."""
+    """Format the advice of an error about a missing label column: a similar name, and columns that may be labels."""
     header = source.header or []
     similar = closest_match(label, header)
     chunk = next(source.read(range(len(header))), None)
@@ -290,7 +310,10 @@ def format_names(names: Sequence[str]) -> str:
 def _read_blocks(
     source: TableSource, chunks: Iterator[Chunk], n_features: int, n_extra: int, spec: ReadSpec
 ) -> Iterator[RowBlock]:
-    """Convert chunks to blocks with parsed labels; blank and unlabelled rows are dropped as ``spec`` requires."""
+    """Yield chunks of a file as blocks with parsed labels, without the blank and unlabelled rows that ``spec`` drops.
+
+    Notes about the dropped rows are added to ``source.notes`` after the last block.
+    """
     start = n_blank = n_unlabelled = n_kept = 0
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
     for columns, positions in chunks:
@@ -334,7 +357,10 @@ def _read_blocks(
 
 
 def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
-    """Format a note about non-empty texts that are read as missing; an empty list if there are none."""
+    """Format a note about texts such as "N/A" that are read as missing; an empty list if there are none.
+
+    ``counts`` has the number of cells with each text, for "label" and for "cell".
+    """
     parts = []
     for noun, counter in counts.items():
         texts = ", ".join(f"{to_printable(text)!r} {n:,}" for text, n in counter.most_common(MAX_SUGGESTIONS))
@@ -343,12 +369,16 @@ def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
 
 
 def _is_empty_cell(cells: np.ndarray) -> np.ndarray:
-    """Compute a mask (n,) bool of empty cells; words that mean "missing" are not empty."""
+    """Compute a mask (n,) bool of empty cells (n,); words that mean "missing" are not empty."""
     return np.asarray(cells == "") if cells.dtype.kind == "O" else is_missing(cells)
 
 
 def parse_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Convert cells (b,) to labels (b,), integers if possible, and a mask (b,) bool of missing labels."""
+    """Convert cells (b,) to labels.
+
+    Returns:
+        The labels (b,), integers if possible, otherwise floats or strings; and a mask (b,) bool of missing labels.
+    """
     if cells.dtype.kind == "O":
         return cells.astype(np.str_), is_missing(cells)
     if cells.dtype.kind == "M":

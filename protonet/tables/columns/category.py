@@ -37,7 +37,7 @@ _ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
 class Category(FittedColumn):
     """A fitted column of categories, encoded one-hot."""
 
-    #: The categories that have a feature, in ascending order. The level "" stands for missing values.
+    #: The categories that have a feature, in ascending order. The level "" is that of missing values.
     levels: tuple[str, ...]
     counts: tuple[int, ...]  #: The number of training rows of each level.
     rows: int  #: The number of training rows.

@@ -28,8 +28,8 @@ from protonet.views.view import Graph
 
 #: The largest absolute value that a number in a table may have.
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
-#: The length in days of each cycle that dates may follow. Dates are encoded by their phase in a cycle if their time span
-#: in days is longer than its minimum span.
+#: The length in days of each cycle that dates may follow. Dates are encoded by their phase in a cycle if they span more
+#: days than its minimum span.
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 MIN_SPANS = {"day": 0.0, "week": 7.0, "year": 60.0}
 #: The cosine and the sine of a date's phase in a cycle are multiplied by this factor. It is less than 1, the standard
@@ -280,7 +280,7 @@ class Date(OrderedColumn):
 
 
 def _covers_cycle(cycle: str, days: np.ndarray) -> bool:
-    """Test whether dates (n,), in days since 1970, span enough time for a cycle of ``CYCLES`` and are spread over it."""
+    """Test whether dates (n,), in days since 1970, span more than the minimum of a cycle and are spread over it."""
     if np.ptp(days) <= MIN_SPANS[cycle]:
         return False
     if cycle == "week":

@@ -88,8 +88,8 @@ NUMERIC_FORMATS = ("plain", "point", "comma", "interval", "duration")
 #: Orders in which formats are tried, for tables that prefer a decimal point and a decimal comma. The first format wins
 #: among those that match equally many cells.
 POINT_FIRST, COMMA_FIRST = ("plain", "point", "comma"), ("comma", "point", "plain")
-#: Order in which formats are tried for files with semicolons between cells. The comma of "1,234" is then a decimal mark.
-#: So is the point of "1.234", unless `are_grouped` is true for its column.
+#: Order in which formats are tried for files with semicolons between cells. The comma of "1,234" is then a decimal
+#: mark. So is the point of "1.234", unless `are_grouped` is true for its column.
 COMMA_OVER_POINT = ("plain", "comma", "point")
 
 
