@@ -1,7 +1,7 @@
 """Stream the rows of delimited text. Encoding, separator and header are determined before the first row is read.
 
-Comments and titles are above the header. Every line below it is a row, even if all its cells are empty; only blank
-lines are not.
+Comments and titles are above the header. Every line below the header is a row, even if all its cells are empty. Blank
+lines are skipped.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _GROUPED_NUMBER = re.compile(r"[-+]?\d{1,3}(?:(?:,\d{3})+(?:\.\d+)?|(?:\.\d{3})+
 MAX_LINE_CHARS = 2**26  #: Maximum characters of a line, so that a file without line ends does not fill the memory.
 #: Maximum characters of a cell; the default limit of the csv module is too small for long texts.
 MAX_CELL_CHARS = 2**24
-#: Separators and their names. The first wins among those that split the sample equally well: commas are more often part
-#: of a number or a text than semicolons are.
+#: Separators of cells and their names. The first wins among those that split the first rows equally well: commas are
+#: more often part of a number or a text than semicolons are.
 DELIMITERS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
 #: The separator for tables of one column, whose cells may contain any of the others: a character that no text contains.
 NO_DELIMITER = "\uffff"
-#: Maximum comment lines that are searched for a header, and maximum titles above a header of a single cell.
+#: Maximum number of comment lines that are searched for a header, and of rows above a header of a single cell.
 MAX_COMMENT_LINES, MAX_TITLE_ROWS = 10_000, 10
-#: The note about the separator, unless it is a comma.
+#: The note to the user that names the separator, unless it is a comma.
 DELIMITER_NOTE = "cells are separated by {}"
 SAMPLE_ROWS = 100  #: Number of rows from which the separator and the header are detected.
-#: The first line of files that declare their separator for Excel.
+#: Matches the first line of files that declare their separator for Excel, such as "sep=;".
 EXCEL_DELIMITER_LINE = re.compile(r'"?sep=([^"\w\s]|\t)"?')
 SCAN_BYTES = 2**22  #: Number of bytes that `_detect_encoding` decodes at a time.
 BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-#: Characters that do not occur in text of Windows-1252; undecoded bytes are surrogates.
+#: Matches characters that do not occur in text of Windows-1252. Bytes that are not UTF-8 are decoded as surrogates.
 BINARY_CHARS = re.compile("[\0-\x08\x0e-\x1f\udc81\udc8d\udc8f\udc90\udc9d]")
 UNDECODED_BYTES = re.compile("[\udc80-\udcff]")
 #: Error values of spreadsheets, in lower case.
@@ -60,7 +60,7 @@ MISSING_TEXTS = SPREADSHEET_ERRORS | {"", *map(str.lower, MISSING_VALUES)}
 
 
 def parse_missing(values: Iterable[str]) -> frozenset[str]:
-    """Convert the user's missing values to lower case, and add "" and the error values of spreadsheets."""
+    """Return the texts that mean "missing", in lower case: those of the user, "", and error values of spreadsheets."""
     return SPREADSHEET_ERRORS | {"", *(value.strip().lower() for value in values)}
 
 
@@ -82,8 +82,12 @@ def read_rows(
         notes: Notes for the user are added to this list: before the header is yielded, how the file is read; after the
             last row, the number of blank lines.
         names: Names of expected columns, which help to detect the separator and the header.
-        text_column: The header of a list of texts: a file without separators and without this header is such a list,
-            and the header is yielded as line 0.
+        text_column: The name of the only column, if the file may be a list of texts with one text per line. If it has
+            no separators, and no header with this name, it is such a list. This name is then yielded as the header, at
+            line 0.
+
+    Raises:
+        InputError: The file cannot be read, its rows have different numbers of cells, or a second table begins.
     """
     text, notes = None, [] if notes is None else notes
     try:
@@ -129,7 +133,7 @@ def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
     so, or if most of its non-ASCII bytes are valid UTF-8: then invalid bytes are an error.
 
     Returns:
-        The length of the byte order mark, the encoding, and whether there are control characters.
+        The length of the byte order mark in bytes, the name of the encoding, and whether there are control characters.
     """
     file.seek(0)
     head = file.read(3)
@@ -173,7 +177,7 @@ class _TextFile:
         self.row_start = 0  #: The number of the line on which the last row begins.
         self.is_blank = False  #: Whether the last row is a line of spaces, without quotes or separators.
         self._row_ended = True  #: Whether the last line ends a row, rather than continues within a quoted cell.
-        self._has_apostrophe = False  #: Whether the last row may have an escaped formula.
+        self._has_apostrophe = False  #: Whether the last row has an apostrophe, which may escape a formula.
         self.start, self.encoding, self.has_control_chars = _detect_encoding(path, file)
 
     def read_lines(self, skip: int = 0) -> Generator[str, None, None]:
@@ -204,7 +208,11 @@ class _TextFile:
                 yield [unescape_formula(cell.strip()) for cell in cells] if may_have_formula else cells
 
     def sample(self, delimiter: str, skip: int) -> tuple[list[tuple[int, list[str]]], bool]:
-        """Return the line number and the cells of the first non-empty rows, and whether all could be parsed."""
+        """Parse the first non-empty rows below the first ``skip`` lines.
+
+        Returns:
+            The line number and the cells of at most ``SAMPLE_ROWS`` rows, and whether all of them could be parsed.
+        """
         rows: list[tuple[int, list[str]]] = []
         try:
             with closing(self.read_records(delimiter, skip)) as records:
@@ -218,7 +226,16 @@ class _TextFile:
 def _detect_layout(
     text: _TextFile, names: Collection[str], text_column: str | None
 ) -> tuple[str, int, list[str], bool]:
-    """Detect the separator, the number of lines above the header, notes, and whether the file is a list of texts."""
+    """Detect the separator of a text file and the line of its header.
+
+    Args:
+        text: The file.
+        names: Names of expected columns.
+        text_column: The name of the only column, if the file may be a list of texts; None for other files.
+
+    Returns:
+        The separator, the number of lines above the header, notes for the user, and whether it is a list of texts.
+    """
     skip, declared = 0, None
     comments: list[tuple[int, str]] = []  # they may contain single quotes: each line is parsed by itself
     with closing(text.read_lines()) as lines:
@@ -232,7 +249,7 @@ def _detect_layout(
             skip = text.line
 
     def try_delimiter(delimiter: str) -> tuple[list[tuple[int, list[str]]], int, tuple[bool, bool, int, float]]:
-        """Parse the first rows with a separator; return them, the index of their header, and a score to compare."""
+        """Parse the first rows with a separator; return the rows, the index of the header, and a score to maximize."""
         sample, readable = text.sample(delimiter, skip)
         split = csv.reader((line for _, line in comments), delimiter=delimiter, quoting=csv.QUOTE_NONE)
         rows = [
@@ -271,9 +288,9 @@ def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *,
     such as "#,name,weight" or the comment that numpy.savetxt writes, or else the first row below comments and titles.
 
     Args:
-        rows: The stripped cells of the first rows.
-        names: The expected names of columns.
-        certain: Whether the separator is known with certainty.
+        rows: The cells of the first rows, without surrounding spaces.
+        names: Names of expected columns.
+        certain: Whether the separator is known with certainty. Otherwise the rows may be texts with commas.
     """
     n_comments = next((index for index, cells in enumerate(rows) if not _is_comment(cells)), 0)
     max_title_cells = 0
@@ -289,10 +306,10 @@ def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *,
 
 
 def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-    """Test whether a comment is the header of the rows ``below`` it, which otherwise begin with their header.
+    """Test whether a comment is the header of the rows ``below`` it; otherwise the first of these rows is the header.
 
-    A comment is the header if the first row below has numbers; or if the comment looks like names ("#id", unlike
-    "# by hand") and, in no column, the first row is a name above numbers.
+    A comment is the header if the first row below it has numbers. It is also the header if it looks like names ("#id",
+    unlike "# by hand") and the first row below it has no name above numbers in any column.
     """
     first, *others = below
     if len(comment) != len(first):
@@ -307,12 +324,14 @@ def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]])
 
 
 def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
-    """Count the titles above the header among the first rows of a table.
+    """Count the titles above the header among the first rows of a table; 0 if the first row is the header.
 
     The header is the first row with the most frequent number of cells. The rows above it are titles if it consists of
-    names, and either each title is one cell followed by separators, or there are numbers below the names and at most
-    one title has several cells. If the separator is uncertain, the lines may be texts with commas: then all rows must
-    have the same number of cells, and either three cells or two numbers.
+    names, and one of two conditions is met. Either each title is one cell followed by separators. Or there are numbers
+    below the names, and at most one title has several cells.
+
+    If the separator is not ``certain``, the lines may be texts with commas. Then the second condition also requires
+    that all rows below the header have the same number of cells, and either three cells or two numbers.
     """
     width_counts = Counter(len(cells) for cells in rows if len(cells) > 1)
     width = max(width_counts, key=lambda width: (width_counts[width], width), default=0)
@@ -332,16 +351,19 @@ def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
 
 
 def _is_comment(cells: Sequence[str]) -> bool:
-    """Test whether a row above the header is a comment."""
+    """Test whether a row is a comment: its first cell starts with "#"."""
     return cells[0][:1] == "#"
 
 
 def _check_rows(
     path: Path, text: _TextFile, records: Iterator[list[str]], notes: list[str], header: list[str] | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the cells of each row, the header first; raise an InputError if a second table begins.
+    """Yield the line number and the cells of each row, beginning with the header.
 
-    The header is the first row unless it is given.
+    The header is the first row unless ``header`` is given. A note about skipped blank lines is added to ``notes``.
+
+    Raises:
+        InputError: A row has another number of cells than the header, or a second table begins.
     """
     header = header or next((cells for cells in records if not text.is_blank), None)
     if header is None:
@@ -386,7 +408,7 @@ def _check_rows(
 
 
 def add_title_notes(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
-    """Add notes about comments and titles, which are the rows above the header, to the notes for the user."""
+    """Add notes about the ``rows`` above the header, which are comments and titles, to the notes for the user."""
     titles = [next(filter(None, cells)) for cells in rows if not _is_comment(cells)]
     n_comments, several = len(rows) - len(titles), len(titles) > 1
     if n_comments:
@@ -413,7 +435,7 @@ def _could_be_names(cells: Sequence[str]) -> bool:
 
 
 def _is_second_header(cells: list[str], numeric: list[int]) -> bool:
-    """Test whether a row may be a second header: it has only names, although the ``numeric`` columns held numbers."""
+    """Test whether a row may be a second header: it has only names, even in the columns ``numeric`` of numbers."""
     names = [cell.strip() for cell in cells]
     replaced = [names[column].lower() for column in numeric]
     return all(names) and _could_be_names(names) and MISSING_TEXTS.isdisjoint(replaced)

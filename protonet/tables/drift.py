@@ -5,14 +5,16 @@ and a warning is given for each drifted column. Predictions do not change.
 
 A column is reported if both conditions hold:
 
-- **The difference is large**: most rows are outside the training range, or missing, or of other categories, and in
-  training at least 50 % fewer were; or all rows are in an interval with few training rows of any class; or a row is
-  outside the training range by many times its width, in a column without long tails.
-- **The difference is significant**: rows from the training distribution would cause any report in at most one of a
-  hundred tables, whatever the distribution: Fisher's exact test of the two fractions, and the range of a sample, each
-  with a Bonferroni correction for all columns. New rows may be of a single class, so that only as many training rows
-  count as a class has on average; the minimum and the maximum of these count as outside. The distance of a single row
-  has no such bound; it is ignored for long tails, whose range is many times as wide as the interquartile range.
+- **The difference is large**. There are three cases. Most new cells are outside the training range, or missing, or of
+  rare or unknown categories, and in training that fraction was lower by at least 0.5. Or all new cells are in an
+  interval with few training rows of any class. Or a cell is outside the training range by many times the width of the
+  range, in a column without long tails.
+- **The difference is significant**. If new rows had the training distribution, at most one of a hundred tables would
+  have any report, whatever the distribution is. The tests are Fisher's exact test of the two fractions, and a bound for
+  the range of all new cells, each with a Bonferroni correction for all columns. New rows may be of a single class:
+  therefore the tests count only as many training rows as a class has on average, and the minimum and the maximum of
+  these as outside. The distance of a single cell has no such bound. It is ignored in columns with long tails, whose
+  range is many times as wide as the interquartile range.
 """
 
 from __future__ import annotations
@@ -38,28 +40,36 @@ class DriftRules:
     quantile_steps: tuple[int, int] = (16, 64)
     """Minimum and maximum number of intervals between the stored quantiles of a column, both multiples of four."""
     max_quantiles: int = 2**17  #: Maximum number of stored quantiles of all columns together.
-    max_rows: int = 4096  #: Maximum rows of a block that are examined, equally spaced.
-    min_increase: float = 0.5  #: Minimum increase of the fraction of unusual rows.
-    max_relative_count: float = (
-        0.5  #: Maximum training rows in the range of all new rows, relative to the smallest class.
-    )
-    min_distance: float = 100.0  #: Minimum distance of a single reported row from the training range, in range widths.
-    max_relative_range: float = 6.0  #: Maximum range width, in interquartile ranges, for reports of single rows.
-    min_class_rows: int = 16  #: Minimum training rows per class for reports of single rows: fewer do not show tails.
+    max_rows: int = 4096  #: Maximum number of rows of a block that are examined, equally spaced.
+    #: Minimum increase from training to new rows of the fraction of cells that are missing, outside the training range,
+    #: or of rare categories.
+    min_increase: float = 0.5
+    #: Maximum number of training rows in the interval that holds all new cells, relative to the smallest class.
+    max_relative_count: float = 0.5
+    #: Minimum distance of a single reported cell from the training range, as a multiple of the width of the range.
+    min_distance: float = 100.0
+    #: Maximum width of the training range, in interquartile ranges, of a column in which single cells are reported.
+    max_relative_range: float = 6.0
+    #: Minimum number of training rows per class for reports of single cells. Fewer rows do not show long tails.
+    min_class_rows: int = 16
     max_false_alarms: float = 0.01  #: Maximum fraction of tables without drift in which any column is reported.
-    max_test_rows: int = 1000  #: Maximum rows that a significance test counts; larger counts are scaled down.
+    max_test_rows: int = 1000  #: Maximum number of rows that a significance test counts; more are scaled down to it.
 
 
 DRIFT_RULES = DriftRules()
 
 
 def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
-    """Compute the statistics of training rows for `DriftMonitor`, as JSON values.
+    """Compute the statistics of training rows with which `DriftMonitor` compares new rows.
 
     Args:
         cells: The cells (n,) of each column.
         encoding: The fitted columns; None if the columns are features already.
         class_rows: The number of rows of each class.
+
+    Returns:
+        A dict of JSON values: for each column, the fraction of missing cells and, for numbers and dates, quantiles;
+        the mean number of rows per class; and the fraction of the rows that are in the smallest class.
     """
     statistics: list[JsonDict] = []
     n_steps = sorted([*DRIFT_RULES.quantile_steps, DRIFT_RULES.max_quantiles // (4 * len(cells)) * 4])[1]
@@ -77,12 +87,12 @@ def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, cl
 
 @dataclass
 class ColumnCounts:
-    """Statistics of the new cells of a column."""
+    """Counts of the cells of a column in new rows, compared with the training rows."""
 
     rows: int = 0  #: The number of cells.
     missing: int = 0  #: The number of missing cells.
     outside: int = 0  #: The number of values outside the training range.
-    distant: int = 0  #: The number of values so far outside that a single one is reported.
+    distant: int = 0  #: The number of values so far outside the training range that a single one is reported.
     last_distant: float = math.nan  #: The last of the distant values.
     rare: int = 0  #: The number of cells with a rare or unknown category.
     minimum: float = math.inf  #: The smallest value.
@@ -97,14 +107,14 @@ class DriftMonitor:
     statistics: Any
     encoding: Encoding | None  #: The columns fitted to the training rows; None if the columns are features already.
     count: int  #: The number of columns.
-    counts: list[ColumnCounts] = field(init=False)
+    counts: list[ColumnCounts] = field(init=False)  #: The counts of the new cells of each column.
 
     def __post_init__(self) -> None:
         self.statistics = self.statistics if _is_valid_statistics(self.statistics, self.count) else None
         self.counts = [ColumnCounts() for _ in range(self.count if self.statistics else 0)]
 
     def update(self, block: RowBlock) -> None:
-        """Add the rows of a block to the statistics of the new rows."""
+        """Add the rows of a block to the counts of the new rows."""
         columns = list_columns(self.encoding, self.count)
         step = -(-len(block.positions) // DRIFT_RULES.max_rows)
         for index, counts in enumerate(self.counts):
@@ -126,7 +136,7 @@ class DriftMonitor:
                 counts.maximum = max(counts.maximum, present.max())
 
     def summary(self, table: Table) -> list[str]:
-        """Return a warning for each drifted column of the table."""
+        """Format a warning for each drifted column of a table, after `update` has received all its blocks."""
         columns, warnings = list_columns(self.encoding, self.count), []
         for index, (column, counts) in enumerate(zip(columns, self.counts, strict=False)):
             if reason := self._describe_drift(column, counts, self.statistics["columns"][index]):
@@ -134,7 +144,7 @@ class DriftMonitor:
         return warnings
 
     def _describe_drift(self, column: FittedColumn, counts: ColumnCounts, statistics: JsonDict) -> str:
-        """Describe the drift of a column; "" if there is none."""
+        """Describe the drift of a column from its ``counts`` in new rows and its training statistics; "" for none."""
         n_present = counts.rows - counts.missing
         if self._is_significant_increase(counts.missing, counts.rows, statistics["missing"]):
             return f"most cells are missing; in training {_format_percentage(statistics['missing'])} were"
@@ -166,7 +176,15 @@ class DriftMonitor:
         return ""
 
     def _is_significant_increase(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
-        """Test for a significant increase over the training ``fraction``, by `min_increase` above ``subtract``."""
+        """Test whether a fraction of the new rows is significantly larger than in training.
+
+        Args:
+            count: The number of new rows that are counted, such as those with a missing cell.
+            rows: The number of all new rows.
+            fraction: The fraction of the training rows, for Fisher's exact test.
+            subtract: The fraction that ``count / rows`` must exceed by `DriftRules.min_increase`; None to use
+                ``fraction``.
+        """
         if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT_RULES.min_increase:
             return False
         n = self.statistics["per_class"]
@@ -180,7 +198,7 @@ class DriftMonitor:
 
 
 def monitor_drift(blocks: Iterator[RowBlock], monitor: DriftMonitor, table: Table) -> Iterator[RowBlock]:
-    """Yield blocks unchanged; after the last one, add warnings about drifted columns to the table's notes."""
+    """Yield the blocks of a table unchanged; after the last block, add warnings about drift to the table's notes."""
     for block in blocks:
         monitor.update(block)
         yield block
@@ -188,14 +206,17 @@ def monitor_drift(blocks: Iterator[RowBlock], monitor: DriftMonitor, table: Tabl
 
 
 def _max_fraction_between(quantiles: np.ndarray, low: float, high: float) -> float:
-    """Compute an upper bound of the fraction of training rows in [low, high] from equally spaced quantiles."""
+    """Compute an upper bound of the fraction of training cells in [low, high], given their equally spaced quantiles."""
     n_steps = len(quantiles) - 1
     first = max(0, int(np.searchsorted(quantiles, low, side="left")) - 1)
     return (min(n_steps, int(np.searchsorted(quantiles, high, side="right"))) - first) / n_steps
 
 
 def _max_distance(quantiles: Sequence[float]) -> float:
-    """Compute the distance from the training range beyond which a single row is reported, from quantiles."""
+    """Compute the distance from the training range beyond which a single cell is reported, given training quantiles.
+
+    The distance is infinite in columns with long tails.
+    """
     width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
     interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
     has_no_long_tails = 0 < width <= DRIFT_RULES.max_relative_range * interquartile_range
@@ -203,12 +224,12 @@ def _max_distance(quantiles: Sequence[float]) -> float:
 
 
 def _format_percentage(fraction: float) -> str:
-    """Format a fraction in per cent."""
+    """Format a fraction in per cent; "none" for 0."""
     return f"{100 * fraction:.2g} %" if fraction else "none"
 
 
 def _is_valid_statistics(statistics: Any, count: int) -> bool:
-    """Test whether an untrusted value is a result of `column_statistics` for ``count`` columns."""
+    """Test whether an untrusted value has the form of a result of `column_statistics` for ``count`` columns."""
     if not isinstance(statistics, dict):
         return False
     columns, per_class, smallest = (statistics.get(key) for key in ("columns", "per_class", "smallest"))
@@ -218,7 +239,7 @@ def _is_valid_statistics(statistics: Any, count: int) -> bool:
 
 
 def _is_valid_column(column: object) -> bool:
-    """Test whether an untrusted value holds valid statistics of a column."""
+    """Test whether an untrusted value has the form of the statistics of one column."""
     if not isinstance(column, dict) or type(column.get("missing")) is not float or not 0 <= column["missing"] <= 1:
         return False
     quantiles = column.get("quantiles", [0.0, 0.0])

@@ -29,8 +29,8 @@ from protonet.tables.table import make_table
 class Frame(NamedTuple):
     """The rows of a data frame or an array, column by column."""
 
-    names: tuple[str, ...]
-    columns: list[np.ndarray]  #: The cells (n,) of each column, as in `protonet.tables.formats.Chunk`.
+    names: tuple[str, ...]  #: The names of the columns; x0, x1, ... for an array.
+    columns: list[np.ndarray]  #: The cells (n,) of each column; types as in `protonet.tables.formats.Chunk`.
     categorical: tuple[str, ...] = ()  #: The names of the columns of a categorical type.
     original: object = None  #: The data frame; None for an array, whose columns all hold numbers.
 
@@ -58,21 +58,27 @@ class FrameEncoding(NamedTuple):
         return tuple(names[index] for index in self.indices) if names else None
 
     def encode(self, frame: Frame) -> np.ndarray:
-        """Encode the rows of a frame as features (n, dim)."""
+        """Compute the features (n, dim) of the rows of a frame, with the columns of the frame that was fitted."""
         names, columns = zip(*((frame.names[index], frame.columns[index]) for index in self.indices), strict=True)
         table = adapt_table(make_table(list(columns), names), self.encoding, argument="X")
         return encode_block(table, next(table.blocks), self.encoding, "X")
 
     def is_uninformative(self, frame: Frame) -> np.ndarray:
-        """Compute a mask (n,) bool of the rows of a frame without an informative cell."""
+        """Compute a mask (n,) bool of the rows of a frame in which all cells are uninformative, such as missing."""
         return self.encoding.is_uninformative([frame.columns[index] for index in self.indices])
 
 
 def read_frame(x: Any) -> Frame | None:
     """Read the columns of a data frame of pandas, or of any library with the Arrow PyCapsule interface.
 
-    An array or a list of rows that holds dates, or text other than numbers, becomes a frame with columns x0, x1, ...;
-    other objects give None.
+    An array or a list of rows is read as well if it holds dates, or text other than numbers. Its columns get the names
+    x0, x1, and so on.
+
+    Returns:
+        The frame; None for other objects, such as arrays of numbers.
+
+    Raises:
+        InputError: The frame has no rows, duplicate column names, infinite numbers, or a column of an unsupported type.
     """
     pandas = sys.modules.get("pandas")
     _reject_series_of_texts(x)
@@ -127,7 +133,7 @@ def _reject_series_of_texts(x: object) -> None:
 
 
 def check_numbers(frame: Frame | None) -> None:
-    """Raise an InputError if a frame has text other than numbers and booleans; None passes."""
+    """Raise an InputError if a frame has text other than numbers and booleans; do nothing if there is no frame."""
     for name, cells in () if frame is None else zip(frame.names, frame.columns, strict=True):
         texts = cells if cells.dtype.kind == "O" else ()
         other = (cell for cell in texts if cell not in {"", "True", "False"} and math.isnan(parse_plain(cell)))
@@ -142,7 +148,7 @@ def array_frame(x: np.ndarray) -> Frame:
 
 
 def _text_cells(x: object) -> np.ndarray | None:
-    """Convert an array or a list of rows to objects (n, columns) if it has text or dates; None for other objects."""
+    """Convert an array or a list of rows with text or dates to objects (n, columns); return None for other inputs."""
     if isinstance(x, list) and x and all(isinstance(row, (list, tuple)) and len(row) == len(x[0]) for row in x):
         x = np.array(x, object)
     if not isinstance(x, np.ndarray) or x.dtype.kind not in "OUSMm" or x.ndim != 2:
@@ -187,7 +193,7 @@ def _simplify_cell(cell: Any) -> Any:
 
 
 def _convert_pandas(name: str, column: Any) -> np.ndarray:
-    """Convert a pandas series (n,) to the cells of a column, named for error messages."""
+    """Convert a pandas series (n,) to one of the types of `Chunk.columns`; ``name`` is its name in error messages."""
     if str(column.dtype).startswith("period"):
         column = column.dt.to_timestamp()
     kind, missing = column.dtype.kind, column.isna().to_numpy()
@@ -212,7 +218,7 @@ def _convert_pandas(name: str, column: Any) -> np.ndarray:
 
 
 def _convert_arrow(name: str, column: Any) -> np.ndarray:
-    """Convert a chunked Arrow array (n,) to the cells of a column, named for error messages."""
+    """Convert a chunked Arrow array (n,) to one of the types of `Chunk.columns`; errors name the column ``name``."""
     import pyarrow  # noqa: PLC0415 - optional
 
     try:
@@ -228,9 +234,17 @@ def _raise_column_type(got: str) -> NoReturn:
 
 
 def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: RepresentationChoice) -> FrameEncoding:
-    """Infer and fit the types of the columns of a frame; ``kinds`` are types that the caller named, by column.
+    """Infer the type of each column of a frame, fit columns of these types, and drop useless columns.
 
-    The columns of arrays, and frames of numbers without missing values, are used unchanged, including row indices.
+    The columns of arrays, and frames of numbers without missing values, are used unchanged, even if one is a row index.
+
+    Args:
+        frame: The frame of the training rows.
+        kinds: The column types that the caller has set, by the names of the columns; None for none.
+        selection: The pretrained networks that embed texts and pictures.
+
+    Raises:
+        InputError: No column can be used, or ``kinds`` does not match the columns.
     """
     kinds = _validate_kinds(frame, kinds)
     if frame.original is None or (frame.plain and not kinds):
@@ -252,7 +266,7 @@ def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Represen
 
 
 def _validate_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
-    """Validate the column types that the caller named, and return them as a dict."""
+    """Validate the column types that the caller has set, and return them as a dict; empty for None."""
     if kinds is None:
         return {}
     if not isinstance(kinds, Mapping):
@@ -269,25 +283,34 @@ def _validate_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, 
 
 
 def _has_repeated_level(cells: np.ndarray) -> bool:
-    """Test whether cells have two or more levels, of which at least one has several rows."""
+    """Test whether cells (n,) have two or more distinct values, and at least one of these occurs in several rows."""
     counts = Counter(cells.tolist())
     return len(counts) > 1 and max(counts.values()) > 1
 
 
 def to_dense(x: object) -> np.ndarray:
-    """Convert rows, which may be sparse, to a dense, contiguous and writable float64 array."""
+    """Convert rows (n, dim) to a dense array; rows that are not sparse become contiguous, writable float64."""
     return x.toarray() if hasattr(x, "toarray") else np.require(x, np.float64, ["C", "W"])
 
 
 def iter_dense(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
-    """Yield the rows of arrays and sparse matrices as dense arrays of at most ``size`` rows."""
+    """Yield the rows of several arrays and sparse matrices as dense arrays of at most ``size`` rows."""
     for part in parts:
         for start in range(0, part.shape[0], size):
             yield to_dense(part[start : start + size])
 
 
 def describe_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
-    """Describe the columns of a frame, and the name of the labels, as metadata of a model file."""
+    """Describe the columns of a frame as metadata of a model file.
+
+    Args:
+        encoding: The fitted columns; None for arrays.
+        label: The name of the labels. Underscores are appended if a column has this name.
+
+    Returns:
+        A dict: the name of the labels as "label", the names of the columns that are not used as "left_out", and a
+        one-line summary of each column as "features".
+    """
     summary = {} if encoding is None else encoding.summary
     used = () if encoding is None else encoding.used_names or ()
     while label in summary:  # commands need distinct names
@@ -298,12 +321,15 @@ def describe_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
 def restore_frame_encoding(
     encoding: Encoding | None, used: tuple[str, ...] | None, summary: object
 ) -> FrameEncoding | None:
-    """Restore the fitted columns of a frame from a pipeline.
+    """Restore the fitted columns of a frame from parts of a model file.
 
     Args:
         encoding: The fitted columns that are used; None for arrays without missing values.
         used: The names of these columns; None for arrays.
-        summary: The summary of all columns in a model file, which may be missing or invalid.
+        summary: The summary of all columns by name, which may be missing or invalid.
+
+    Returns:
+        The fitted columns; None if ``encoding`` is None.
     """
     if encoding is None:
         return None

@@ -29,18 +29,19 @@ from protonet.tables.table import RowBlock, Table
 DECIMAL_FORMATS = {".": "point", ",": "comma"}
 #: Maximum number of distinct cells of a column that are examined.
 MAX_EXAMINED_CELLS = 1000
-#: Minimum magnitude of the numbers of a column, of which the logarithm is taken.
+#: Smaller magnitudes of the numbers of a column are replaced by this one, so that their logarithm is finite.
 MIN_MAGNITUDE = 1e-30
 
 
 class NumericConversion(NamedTuple):
     """The conversion of a table's numbers to the formats that a model was fitted to."""
 
-    formats: Mapping[int, tuple[str, str]] = {}  #: The formats of the table and of fit, by column, if they differ.
+    #: For the index of each column to convert: the number format of the table, and that to which the model was fitted.
+    formats: Mapping[int, tuple[str, str]] = {}
     notes: tuple[str, ...] = ()  #: Notes for the user.
 
     def apply(self, block: RowBlock) -> RowBlock:
-        """Convert the cells of a block to the fitted formats."""
+        """Return a block whose numbers are rewritten in the formats to which the model was fitted."""
         columns = list(block.columns)
         for index, formats in self.formats.items():
             columns[index] = _rewrite_numbers(columns[index], *formats)
@@ -55,7 +56,7 @@ def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str
         numeric: The fitted columns of numbers, by name.
 
     Returns:
-        The order; None if no column has a decimal comma, so that the fitted columns are kept.
+        The order for fitting the columns again; None if no column has a decimal comma, so that they can be kept.
     """
     if not any(column.format == "comma" for column in numeric.values()):
         return None
@@ -67,12 +68,13 @@ def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str
 def describe_numeric_formats(
     columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric], *, ambiguous_points: bool = False
 ) -> list[str]:
-    """Format notes about how ambiguous marks in numbers are read, each with an example.
+    """Format notes about how ambiguous points, commas and colons in numbers are read, each with an example.
 
     Args:
         columns: The cells of each column, by name.
         numeric: The fitted columns of numbers, by name.
-        ambiguous_points: Whether points in plain numbers may be between thousands, as in files with semicolons.
+        ambiguous_points: Whether points may be between thousands even in numbers that Python can read, as in files with
+            semicolons between cells.
     """
     meanings = {
         "point": {",": "commas between thousands"},
@@ -98,7 +100,17 @@ def describe_numeric_formats(
 def detect_numeric_conversion(
     table: Table, block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None
 ) -> NumericConversion:
-    """Detect how the numbers of a table's first block are written, or by ``decimal``, unlike those of training."""
+    """Detect whether new rows write numbers otherwise than the training rows, and how to convert them.
+
+    Args:
+        table: The table of new rows.
+        block: The first block of the table.
+        encoding: The columns fitted to the training rows; None if the columns are features already.
+        decimal: The decimal mark of the table, "." or ","; None to detect it.
+
+    Returns:
+        The conversion, which is empty if the numbers are written as in training.
+    """
     texts = {
         index: (column, _list_distinct(cells)[:MAX_EXAMINED_CELLS])
         for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False))
@@ -139,13 +151,22 @@ def _list_distinct(cells: np.ndarray) -> list[str]:
 
 
 def _is_read_differently(cell: str, numeric_format: str, fitted_format: str) -> bool:
-    """Test whether a cell is a number in a format, but no number or another one in the fitted format."""
+    """Test whether a cell is a number in one format, but another number, or none, in the fitted format."""
     value = parse_numeric(cell, numeric_format)
     return math.isfinite(value) and value != parse_numeric(cell, fitted_format)
 
 
 def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_format: str) -> float:
-    """Compute the mean distance, in powers of ten, of the magnitudes of columns in a format from those of training."""
+    """Compute how far numbers are from those of training if they are read in a given format.
+
+    Args:
+        texts: For each column, the column fitted to the training rows, and the distinct cells of the new rows.
+        numeric_format: The format, "point" or "comma".
+
+    Returns:
+        The mean over the columns of the difference between the root mean squares, in powers of ten; infinity if no cell
+        is a number in this format.
+    """
     distances = []
     for column, cells in texts:
         numeric = np.array([parse_numeric(cell, numeric_format) for cell in cells])
@@ -157,7 +178,7 @@ def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_fo
 
 
 def _rewrite_numbers(cells: np.ndarray, numeric_format: str, fitted_format: str) -> np.ndarray:
-    """Rewrite cells (n,) of text that are numbers in a format as texts in the fitted format."""
+    """Rewrite the numbers among text cells (n,) from one format to the fitted format; other cells are unchanged."""
     converted: dict[str, str] = {}
     for cell in set(cells.tolist()):
         if _is_read_differently(cell, numeric_format, fitted_format):

@@ -1,7 +1,7 @@
 """Detect columns that leak the labels, and columns that identify groups of rows, such as persons.
 
-The values of a group column repeat, nearly always with the same class. This also holds for a feature that determines
-the class, as the city determines the country; therefore other evidence is counted as well.
+The values of a group column occur in several rows, which nearly always have the same class. This is also true of a
+feature that determines the class, as the city determines the country; therefore other evidence is counted as well.
 """
 
 from __future__ import annotations
@@ -16,24 +16,34 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GroupColumnRules:
-    """Thresholds to detect a group column; tests/tables/test_suspicious.py has tables that were not used for tuning."""
+    """Thresholds to detect a column that identifies groups of rows. A repeated value is one that several rows have.
+
+    The tables of tests/tables/test_suspicious.py were not used to choose the thresholds.
+    """
 
     min_values: int = 8  #: Minimum number of repeated values.
-    min_values_per_class: int = 3  #: Minimum repeated values per class: features of fewer may well determine the class.
-    min_coverage: float = 0.5  #: Minimum fraction of rows whose value repeats.
-    max_mixed: float = 0.13  #: Maximum fraction of repeated values with another class than most rows of the value.
-    piece_size: int = 4  #: Number of rows of a value in a piece; the test counts pieces of a single class.
-    max_chance: float = 1e-3  #: Maximum probability of as many such pieces if class and value were independent.
-    max_chance_named: float = 0.05  #: Maximum such probability for a column that is named like a group.
+    #: Minimum number of repeated values per class. An ordinary feature with fewer values may well determine the class.
+    min_values_per_class: int = 3
+    min_coverage: float = 0.5  #: Minimum fraction of rows that have a repeated value.
+    #: Maximum fraction of the rows with a repeated value whose class is not that of most rows with this value.
+    max_mixed: float = 0.13
+    #: A significance test divides the rows of each value into pieces of this many rows. It counts the pieces whose rows
+    #: have a single class.
+    piece_size: int = 4
+    #: Maximum probability of at least that many pieces of a single class if class and value were independent.
+    max_chance: float = 1e-3
+    max_chance_named: float = 0.05  #: The same maximum for a column that is named like a group.
+    #: Maximum variance of the numbers of rows per value, relative to their mean, to call these numbers equal. For
+    #: rows with random values, the ratio is about 1.
     max_dispersion: float = 0.25
-    """Maximum variance of the rows per value, relative to their mean, for values of about equal numbers of rows; for
-    random rows it is about 1."""
-    min_digits: int = 4  #: Minimum digits of integers that may be codes.
-    min_code_length: int = 6  #: Minimum length of words of digits and letters that may be codes, all of one length.
-    min_alike: float = 0.9  #: Minimum fraction of values of the same pattern.
-    max_range_per_value: float = 1.2  #: Maximum range of running numbers, relative to their count.
-    min_points: int = 2  #: Minimum points of evidence for a question to the user.
-    certain_points: int = 3  #: Minimum points of evidence for the advice to use `--group`.
+    min_digits: int = 4  #: Minimum number of digits of integers that may be codes.
+    #: Minimum length of values of digits and letters that may be codes. All values must have the same length.
+    min_code_length: int = 6
+    min_alike: float = 0.9  #: Minimum fraction of the values that follow a pattern of codes.
+    #: Maximum range (maximum minus minimum) of integers that may be running numbers, relative to their count.
+    max_range_per_value: float = 1.2
+    min_points: int = 2  #: Minimum points of evidence to ask the user whether a column identifies groups.
+    certain_points: int = 3  #: Minimum points of evidence to advise the user to hold out its groups together.
 
 
 GROUP_RULES = GroupColumnRules()
@@ -61,7 +71,7 @@ class GroupColumn(NamedTuple):
     """The evidence that a column identifies groups of rows."""
 
     points: int  #: Points of evidence, at least `GroupColumnRules.min_points`.
-    size: int  #: The number of repeated values.
+    size: int  #: The number of values that several rows have.
 
     @property
     def is_certain(self) -> bool:
@@ -70,19 +80,26 @@ class GroupColumn(NamedTuple):
 
 
 def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, ordered: bool) -> GroupColumn | None:
-    """Detect whether a column identifies groups of rows; None if it does not.
+    """Detect whether a column identifies groups of rows, such as persons.
 
-    The values must determine the class of nearly all rows. Further evidence gives points: three if the column is named
-    like a group (subject, patient, session, in several languages), one if it is named "id"; two if values are written
-    like codes (s01, P-17, 3f9a2c01), one for running numbers and numbers of many digits; one if the rows of each value
-    are adjacent; one if all values have about the same number of rows, more equal than by chance.
+    The values must determine the class of nearly all rows. Further evidence gives points:
+
+    - three points if the column is named like a group (subject, patient, session, in several languages), or one point
+      if it is named "id";
+    - two points if the values are written like codes (s01, P-17, 3f9a2c01), or one point if they are running numbers or
+      numbers of many digits;
+    - one point if the rows of each value are adjacent;
+    - one point if the numbers of rows per value are more equal than by chance.
 
     Args:
         name: The name of the column.
-        values: (n,) its values, in file order.
+        values: (n,) the values of the column, in file order.
         labels: (n,) the label of each row.
-        ordered: Whether the values have an order, as numbers do: the column is then a feature if the class seldom
-            changes along the order, unless it is named like a group.
+        ordered: Whether the values have an order, as numbers do. If the class seldom changes along this order, the
+            column is a feature, unless it is named like a group or the rows of each value are adjacent.
+
+    Returns:
+        The evidence; None if the column identifies no groups.
     """
     sorted_values = np.sort(values)
     if not (sorted_values[1:] == sorted_values[:-1]).any():  # fast exit: no value repeats in most columns
@@ -112,9 +129,13 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
 
 
 def score_name(name: str) -> int:
-    """Score the name of a column as the name of a group, by its last word or the word before "id", "no" or similar.
+    """Compute the points of evidence that the name of a column gives for a group column.
 
-    "patient", "Patient_ID", "id_paciente", "subjectNo" and "Probandennummer" name groups, "patient_age" does not.
+    The last word counts, or the word before "id", "no" or similar. "patient", "Patient_ID", "id_paciente", "subjectNo"
+    and "Probandennummer" name groups, "patient_age" does not.
+
+    Returns:
+        `GroupColumnRules.certain_points` for the name of a group, 1 for another name with "id", 0 for other names.
     """
     plain = "".join(char for char in unicodedata.normalize("NFKD", name) if not unicodedata.combining(char))
     plain = unicodedata.normalize("NFC", plain)  # NFKD splits Korean syllables
@@ -128,7 +149,14 @@ def score_name(name: str) -> int:
 
 
 def score_values(levels: np.ndarray) -> int:
-    """Score the distinct values (m,) of a column, in ascending order, by how they are written: as codes or numbers."""
+    """Compute the points of evidence that the spelling of values gives for a group column.
+
+    Args:
+        levels: (m,) the distinct values of the column, in ascending order.
+
+    Returns:
+        2 for codes, 1 for running numbers and integers of many digits, 0 for other values.
+    """
     words = levels.tolist() if levels.dtype.kind in "US" else []
     min_alike = GROUP_RULES.min_alike * len(levels)
     if words and not all(word.isdecimal() for word in words):
@@ -147,7 +175,14 @@ def score_values(levels: np.ndarray) -> int:
 
 
 def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
-    """Bound the log-probability of as many pieces of a single class, if labels (n,) and levels (n,) are independent.
+    """Compute an upper bound of the log-probability that labels agree so well with values by chance.
+
+    The rows of each value are divided into pieces of `GroupColumnRules.piece_size` rows. The bound is for at least as
+    many pieces of a single class as observed, if the labels were independent of the values.
+
+    Args:
+        level_of: (n,) the index of the value of each row.
+        labels: (n,) the index of the class of each row.
 
     Source: Hoeffding, "Probability inequalities for sums of bounded random variables" (1963), theorem 1.
     """
@@ -171,7 +206,7 @@ def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _changes_seldom(classes: np.ndarray) -> bool:
-    """Test whether classes (m,), in the order of the values, change less often than by chance."""
+    """Test whether the classes (m,) of ascending values change less often than classes in random order."""
     change_rate = 1 - float(np.square(np.bincount(classes) / len(classes)).sum())
     expected = (len(classes) - 1) * change_rate
     lower = expected - 2 * float(np.sqrt(expected * (1 - change_rate)))
@@ -182,17 +217,21 @@ def _changes_seldom(classes: np.ndarray) -> bool:
 class LeakageRules:
     """Thresholds to detect row indices, and columns that leak the labels."""
 
-    min_rows: int = 10  #: Minimum number of rows: fewer may be in order by chance.
+    min_rows: int = 10  #: Minimum number of rows of a table; fewer rows may be in order by chance.
+    #: Maximum range (maximum minus minimum) of distinct integers that are row indices, relative to the number of rows.
+    #: Ten random integers from twelve are all different in only four of a thousand cases.
     max_range_per_row: float = 1.2
-    """Maximum range of distinct integers that are row indices, relative to the number of rows: ten draws from twelve
-    values are all different in four of a thousand cases."""
 
 
 LEAKAGE_RULES = LeakageRules()
 
 
 def detect_row_index(column: np.ndarray) -> str:
-    """Detect whether a column (n,), in file order, is an index or identifier of the rows; return the reason, or ""."""
+    """Detect whether the numbers (n,) of a column, in file order, are an index or identifier of the rows.
+
+    Returns:
+        The reason, as a phrase for users; "" if they are no index.
+    """
     n = len(column)
     if n < LEAKAGE_RULES.min_rows or not np.array_equal(column, np.rint(column)):
         return ""
@@ -205,7 +244,11 @@ def detect_row_index(column: np.ndarray) -> str:
 
 
 def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
-    """Detect whether a column (n,) may leak the labels (n,) of the training rows; return the reason, or ""."""
+    """Detect whether a column of numbers (n,) may leak the labels (n,) of the training rows.
+
+    Returns:
+        The reason, as a phrase that follows the name of the column; "" if there is no sign of a leak.
+    """
     n, ordered = len(column), np.sort(column)
     if n < LEAKAGE_RULES.min_rows or ordered[0] == ordered[-1]:
         return ""

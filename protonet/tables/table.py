@@ -52,8 +52,8 @@ class ReadSpec:
     user_columns: bool = False
     sheet: str | None = None  #: The name of the sheet of an Excel workbook; None for the first sheet.
     all_extra: bool = False  #: Whether all columns, including the features, are also read as extra columns.
-    #: Whether rows without a label are dropped; otherwise they are an error. None means the same as False, but the error
-    #: message does not suggest to drop the rows.
+    #: Whether rows without a label are dropped; otherwise they are an error. None means the same as False, but the
+    #: error message does not suggest to drop the rows.
     drop_unlabelled: bool | None = None
     missing_texts: frozenset[str] = MISSING_TEXTS  #: Texts, in lower case, that mean a missing label or cell.
     #: Whether a model is trained on the rows. Blank rows are then dropped, even if no labels are required.
