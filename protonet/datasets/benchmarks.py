@@ -1,14 +1,14 @@
-"""Published image benchmarks of few-shot learning, read from the folders, lists or pickles of their releases.
+"""Load published image benchmarks of few-shot learning from the folders, lists or pickles of their releases.
 
 Each loader takes the folder of the release, and the pixels per side to resize pictures to: an int >= 1, or None for the
-size of the papers, which is 32 for CIFAR-FS and FC100, 28 for Omniglot, and 84 for the others. Each loader returns what
-`protonet.datasets.pictures.load_pictures` returns, hardly any of it in memory. The cached file of mini-ImageNet takes
-1.3 GB of the disk, of tiered-ImageNet 16.5 GB (its pickles are read whole, once), of CIFAR-FS and FC100 0.2 GB each,
-and of CUB 0.25 GB.
+size of the papers. Each loader returns a data set from `protonet.datasets.pictures.load_pictures`, whose rows are
+memory-mapped from a cached file, so that hardly any of them are in memory. On the disk, this file takes 1.3 GB for
+mini-ImageNet, 16.5 GB for tiered-ImageNet (whose pickles are first read into memory), 0.2 GB each for CIFAR-FS and
+FC100, and 0.25 GB for CUB.
 
 A loader raises a MissingPackageError without Pillow, and an InputTypeError if the size is not a number. It raises an
-InputError if the folder has none of the published forms, a file is missing or cannot be read, or a class is on two
-sides.
+InputError if the folder has none of the published layouts, a file is missing or cannot be read, or a class is on two
+sides of the split.
 """
 
 from __future__ import annotations
@@ -38,32 +38,34 @@ from protonet.embeddings.pictures.images import list_folders, list_images
 from protonet.errors import raise_input_error
 
 META_PREFIX = "meta-"  #: The names of Meta-Dataset's class lists begin with this prefix.
-MIN_CLASS_FRACTION = 0.9  #: A folder with this share of a list's classes must have all classes of the list.
+#: A folder that has at least this fraction of the classes of a list is taken for that data set, and must then have all.
+MIN_CLASS_FRACTION = 0.9
 
 
 @dataclass(frozen=True)
 class ClassList:
-    """The classes of a benchmark, as ``class_lists.json`` lists them by side."""
+    """The classes on each side of a benchmark's split: an entry of ``class_lists.json``."""
 
-    of: str  #: Describes the benchmark, after "the classes of".
-    source: str  #: The repository that the list was taken from, the commit, and the file.
-    pictures: Mapping[str, int]  #: Maps each side of ``SPLIT_SIDES`` to the number of its pictures.
-    sha256: str  #: SHA-256 of lines ``side<tab>class``, sorted by side, then by the name of the class.
-    base: tuple[str, ...]
-    validation: tuple[str, ...]
-    novel: tuple[str, ...]
-    #: Maps each node of a hierarchy of classes to the nodes and classes right below it, separated by blanks.
+    of: str  #: The benchmark in words, to be written after "the classes of".
+    source: str  #: The repository, the commit and the file that the list was taken from.
+    pictures: Mapping[str, int]  #: The number of pictures on each side of ``SPLIT_SIDES``.
+    sha256: str  #: SHA-256 of the lines ``side<tab>class``, sorted by side, then by class.
+    base: tuple[str, ...]  #: The names of the base classes.
+    validation: tuple[str, ...]  #: The names of the validation classes.
+    novel: tuple[str, ...]  #: The names of the novel classes.
+    #: The hierarchy of the classes, such as WordNet's: for each node its children (nodes and classes), separated by
+    #: blanks. Empty for most benchmarks.
     children: Mapping[str, str]
 
     @property
     def side_of(self) -> dict[str, str]:
-        """A dictionary from each class to its side."""
+        """The side of the split that each class is on, by the name of the class."""
         return {name: side for side in SPLIT_SIDES for name in getattr(self, side)}
 
 
 @cache
 def read_class_lists() -> dict[str, ClassList]:
-    """Read all class lists, by name."""
+    """Read the class lists of all known benchmarks from ``class_lists.json``, by the benchmark's name."""
     entries = json.loads(Path(__file__).with_name("class_lists.json").read_text(encoding="utf-8"))
     return {
         name: ClassList(**{"children": {}, **entry, **{side: tuple(entry[side]) for side in SPLIT_SIDES}})
@@ -72,12 +74,12 @@ def read_class_lists() -> dict[str, ClassList]:
 
 
 def meta_dataset_keys() -> list[str]:
-    """List the names of Meta-Dataset's data sets."""
+    """List the names of Meta-Dataset's data sets, such as "meta-dtd"."""
     return [name for name in read_class_lists() if name.startswith(META_PREFIX)]
 
 
 def format_class_lists() -> str:
-    """Format all class lists as text for people: of each the counts, the hash and the source."""
+    """Format an overview of all class lists as text: the counts of classes and pictures, the hash and the source."""
     lines = []
     for name, known in read_class_lists().items():
         counts = ", ".join(
@@ -90,14 +92,20 @@ def format_class_lists() -> str:
 
 
 def simplify(name: str) -> str:
-    """Drop marks and blanks of a class's name and lower its case, as copies of a data set differ in them."""
+    """Reduce a class's name to letters and digits in lower case, because copies of a data set spell it differently."""
     return re.sub(r"[\W_]", "", name).lower()
 
 
 def detect_listed_classes(key: str, *subfolders: str) -> Callable[[Path], Layout | None]:
-    """Make a function that finds ``root/SUBFOLDER/CLASS/*.png``, with classes and sides of the class list ``key``.
+    """Make a function that finds the pictures ``root/SUBFOLDER/CLASS/*.png`` of the classes on a class list.
 
-    Pictures of several subfolders are taken together. Classes that are not on the list are left out.
+    The function takes ``root``, and returns a `Layout` with the split of the list; or None if no subfolder has most of
+    the classes. If it has most but not all, an InputError names a missing class. Pictures of several subfolders are
+    joined, and classes that are not on the list are left out.
+
+    Args:
+        key: The name of the class list, see `read_class_lists`.
+        subfolders: The possible subfolders; "" is ``root`` itself.
     """
 
     def detect(root: Path) -> Layout | None:
@@ -129,17 +137,17 @@ def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) ->
 
     Args:
         key: The name of the data set's class list, such as ``meta-dtd``; `meta_dataset_keys` lists all names.
-        root: The folder of the classes. A class's folder has the name on the list, but for marks: ``F-16A/B`` may be
-            ``F-16A_B``. ImageNet is ``root/train/SYNSET`` or ``root/SYNSET``.
+        root: The folder of the classes. The name of a class's folder is that on the list, except for case and
+            punctuation: ``F-16A/B`` may be ``F-16A_B``. ImageNet is ``root/train/SYNSET`` or ``root/SYNSET``.
         size: Pixels per side to resize pictures to, >= 1; None for 84.
 
     Returns:
-        The rows of `protonet.datasets.pictures.load_pictures`.
+        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
 
     Raises:
         MissingPackageError: Pillow is missing.
         InputTypeError: The size is not a number.
-        InputError: There is no such list, a class of it is missing, or a file cannot be read.
+        InputError: There is no such list, one of its classes has no folder, or a file cannot be read.
 
     Source: Triantafillou et al., "Meta-Dataset: a dataset of datasets for learning to learn from few examples" (2020),
         https://arxiv.org/abs/1903.03096, and the lists of its code.
@@ -150,10 +158,15 @@ def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) ->
 
 
 def describe_difference(text: str, counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """Describe in a line how a data set ``KIND:ROOT`` differs from the benchmark KIND; no line if both are equal.
+    """Describe how the classes of a data set ``KIND:ROOT`` differ from the class list of the benchmark KIND.
 
-    ``counts`` has the number of the data set's pictures for each pair of class and side. If none of these classes is on
-    the benchmark's class list, only numbers of classes and pictures are compared.
+    Args:
+        text: The data set, as the command line names it.
+        counts: The number of the data set's pictures for each pair (class, side of the split). If none of these classes
+            is on the list, only the numbers of classes and pictures are compared.
+
+    Returns:
+        A list of one line of text; an empty list if nothing differs, or if ``text`` names no known benchmark.
     """
     key, colon, _ = text.partition(":")
     known = read_class_lists().get(key)
@@ -180,13 +193,13 @@ def describe_difference(text: str, counts: Mapping[tuple[str, str], int]) -> lis
 
 
 class Benchmark:
-    """How to find the pictures of a benchmark.
+    """The size of a benchmark's pictures, and the layouts in which its files may be published.
 
     Args:
         size: Pixels per side that papers resize pictures to.
-        expected: Describes the layouts for the message that none was found.
-        layouts: Functions that look for one layout each in a folder, and return None if it is not there.
-        folder: The folder that the authors' archive unpacks to, which may be in the folder that the user names.
+        expected: The layouts in words, for the message that none of them was found.
+        layouts: Functions that each look for one layout in a folder, and return None if it is not there.
+        folder: The name of the folder in the authors' archive. Users may pass this folder, or the folder above it.
     """
 
     def __init__(self, size: int, expected: str, *layouts: Callable[[Path], Layout | None], folder: str = "") -> None:
@@ -194,7 +207,10 @@ class Benchmark:
 
 
 def _detect_cub_archive(root: Path) -> Layout | None:
-    """Find the lists in CUB's own archive, and split the classes by the rule of Chen et al."""
+    """Find the pictures of CUB's own archive, by its lists, and split the classes by the rule of Chen et al.
+
+    Returns None if the lists are not there.
+    """
     lists = [root / "images.txt", root / "image_class_labels.txt"]
     if not all(path.is_file() for path in lists):
         return None
@@ -215,7 +231,7 @@ def _detect_cub_archive(root: Path) -> Layout | None:
 
 
 def _read_pairs(path: Path) -> dict[str, str]:
-    """Read a list whose lines are a number and a value; return the value of each number."""
+    """Read a list whose lines are a number and a value; return the values by the number, as text."""
     try:
         rows = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -273,7 +289,10 @@ BENCHMARKS = {
 
 
 def locate_benchmark(key: str, root: str | Path) -> ImageSet:
-    """Find the pictures of a key of ``BENCHMARKS`` or of `meta_dataset_keys`, in the first layout that is there."""
+    """Find the pictures of a published benchmark in the folder ``root``, in the first of its layouts that is there.
+
+    ``key`` is a key of ``BENCHMARKS`` or one of `meta_dataset_keys`. An InputError says that no layout was found.
+    """
     name, benchmark = key.replace("-", "_"), BENCHMARKS.get(key)
     if benchmark is None:
         layout, expected = detect_listed_classes(key, "", "train", "images"), read_class_lists()[key].of
@@ -290,15 +309,22 @@ def locate_benchmark(key: str, root: str | Path) -> ImageSet:
 
 
 def load_mini_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load mini-ImageNet from one of its published layouts.
+    """Load mini-ImageNet from the folder ``root``, in one of its published layouts.
 
     - ``root/images/*.jpg`` with ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and ``label``);
     - ``root/mini-imagenet-cache-train.pkl``, ``-val.pkl`` and ``-test.pkl``;
     - ``root/miniImageNet_category_split_train_phase_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``;
     - ``root/train/CLASS/*.jpg``, ``val`` and ``test``;
-    - ``root/CLASS/*.jpg``, split by Ravi's list.
+    - ``root/CLASS/*.jpg``, split by the class list of Ravi and Larochelle.
 
     Classes of train, val and test are base, validation and novel.
+
+    Args:
+        root: The folder of the release.
+        size: Pixels per side to resize pictures to, >= 1; None for 84.
+
+    Returns:
+        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
 
     Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 4.1.2, https://arxiv.org/abs/1606.04080;
         split: Ravi and Larochelle, "Optimization as a model for few-shot learning" (2017), sec. 5.1. Pickles: Ren et
@@ -308,15 +334,22 @@ def load_mini_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
 
 
 def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load tiered-ImageNet from one of its published layouts.
+    """Load tiered-ImageNet from the folder ``root``, in one of its published layouts.
 
     - ``root/train_images_png.pkl`` or ``train_images.npz``, with ``train_labels.pkl``; likewise ``val`` and ``test``;
     - ``root/train/CLASS/*.jpg``, ``val`` and ``test``;
     - ImageNet's own ``root/train/SYNSET`` or ``root/SYNSET``, split by the authors' ``root/train.csv``, ``val.csv`` and
       ``test.csv`` if they are there, otherwise by the class list of this library.
 
-    Classes of train, val and test are base, validation and novel. Colours of NPZ files keep their order, which is blue
-    first if OpenCV wrote the file.
+    Classes of train, val and test are base, validation and novel. The colour channels of NPZ files are not reordered:
+    blue is first if OpenCV wrote the file.
+
+    Args:
+        root: The folder of the release.
+        size: Pixels per side to resize pictures to, >= 1; None for 84.
+
+    Returns:
+        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
 
     Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 4.1,
         https://arxiv.org/abs/1803.00676.
@@ -325,7 +358,7 @@ def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Datase
 
 
 def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load CIFAR-FS from one of its published layouts.
+    """Load CIFAR-FS from the folder ``root``, in one of its published layouts.
 
     - ``root/data/CLASS/*.png`` with the lists ``root/splits/bertinetto/train.txt``, ``val.txt`` and ``test.txt``;
     - ``root/CIFAR_FS_train.pickle``, ``..._val.pickle`` and ``..._test.pickle``;
@@ -334,6 +367,13 @@ def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
 
     Classes of train, val and test are base, validation and novel.
 
+    Args:
+        root: The folder of the release.
+        size: Pixels per side to resize pictures to, >= 1; None for 32.
+
+    Returns:
+        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
+
     Source: Bertinetto et al., "Meta-learning with differentiable closed-form solvers" (2019), sec. 4.1,
         https://arxiv.org/abs/1805.08136. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
     """
@@ -341,13 +381,20 @@ def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
 
 
 def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load FC100 from one of its published layouts.
+    """Load FC100 from the folder ``root``, in one of its published layouts.
 
     - ``root/FC100_train.pickle``, ``FC100_val.pickle`` and ``FC100_test.pickle``;
     - all classes of CIFAR-100 as folders in ``root`` or ``data``, or in ``train`` and ``test``, which are joined;
     - ``root/train/CLASS/*.png``, ``val`` and ``test``.
 
     Classes of train, val and test are base, validation and novel.
+
+    Args:
+        root: The folder of the release.
+        size: Pixels per side to resize pictures to, >= 1; None for 32.
+
+    Returns:
+        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
 
     Source: Oreshkin, Rodríguez and Lacoste, "TADAM: task dependent adaptive metric for improved few-shot learning"
         (2018), sec. 4.1, https://arxiv.org/abs/1805.10123. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
@@ -356,14 +403,23 @@ def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
 
 
 def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
-    """Load CUB-200-2011: ``root/images/CLASS/*.jpg``, ``images.txt`` and ``image_class_labels.txt``.
+    """Load CUB-200-2011 from the folder ``root``, in one of its published layouts.
 
-    The split is taken from ``base.json``, ``val.json`` and ``novel.json`` of Chen et al. beside ``images``, or from
-    ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and ``label``). Without such lists, classes are
-    split by the rule of Chen et al.: in the order of the classes' names every other class is base, and the remaining
-    classes are validation and novel in turn. ``root/train/CLASS/*.jpg``, ``val`` and ``test`` can be loaded as well, or
-    all classes as ``root/CLASS/*.jpg``. The folder is ``CUB_200_2011`` of the archive, or the folder above it. Pictures
-    are not cropped.
+    - ``root/images/CLASS/*.jpg`` with ``base.json``, ``val.json`` and ``novel.json`` of Chen et al., or with
+      ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and ``label``);
+    - ``root/images/CLASS/*.jpg`` with ``images.txt`` and ``image_class_labels.txt``, as in the authors' archive. Chen et
+      al.'s rule splits the classes: by name every other class is base, the others are validation and novel in turn;
+    - ``root/train/CLASS/*.jpg``, ``val`` and ``test``;
+    - ``root/CLASS/*.jpg``, split by the class list of this library.
+
+    Pictures are not cropped.
+
+    Args:
+        root: The folder ``CUB_200_2011`` of the archive, or the folder above it.
+        size: Pixels per side to resize pictures to, >= 1; None for 84.
+
+    Returns:
+        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
 
     Source: Wah et al., "The Caltech-UCSD Birds-200-2011 dataset" (2011). Split: Chen et al., "A closer look at few-shot
         classification" (2019), sec. 4.1, https://arxiv.org/abs/1904.04232.
@@ -372,24 +428,26 @@ def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
 
 
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"  #: The two folders of Omniglot.
-VALIDATION_FRACTION = 0.2  #: At least this share of the background's characters is for validation. Our own choice.
+#: At least this fraction of the characters in the folder ``BACKGROUND`` is for validation. Our own choice.
+VALIDATION_FRACTION = 0.2
 
 
 def load_omniglot(root: str | Path, *, size: int | None = None, rotations: bool = False) -> Dataset:
-    """Load Omniglot: ``root/images_background/ALPHABET/character01/*.png`` and ``root/images_evaluation/...``.
+    """Load Omniglot from ``root/images_background/ALPHABET/CHARACTER/*.png`` and ``root/images_evaluation/...``.
 
-    Alphabets of the background are base, but for its last alphabets by name, which are for validation: as many as have
-    a fifth of the background's characters together. Alphabets of the evaluation are novel.
+    A class is a character. The characters of ``images_evaluation`` are novel classes, and those of
+    ``images_background`` base classes. Only the last alphabets of the latter by name are validation classes: as many
+    alphabets as together have a fifth of the characters.
 
     Args:
         root: The folder with both folders, or with a folder ``omniglot-py`` that has both.
-        size: Pixels per side to resize the drawings of 105 x 105 pixels to.
-        rotations: Whether each character turned by 90, 180 and 270 degrees is a further class, on the character's side
-            of the split: 6,492 classes instead of 1,623.
+        size: Pixels per side to resize the drawings of 105 x 105 pixels to, >= 1; None for 28.
+        rotations: Whether to add the rotations of each character by 90, 180 and 270 degrees as three further classes,
+            on the character's side of the split. This gives 6,492 classes instead of 1,623.
 
     Returns:
-        Rows of one channel, ink being 1. Classes are named "ALPHABET/characterNN"; turned classes have " rot090",
-        " rot180" or " rot270" behind the name.
+        A data set of grey pixels, uint8 in [0, 255], ink being 255 (see `protonet.datasets.pictures.load_pictures`).
+        Classes are named "ALPHABET/characterNN", followed by " rot090", " rot180" or " rot270" for rotations.
 
     Source: Lake, Salakhutdinov and Tenenbaum, "Human-level concept learning through probabilistic program induction"
         (2015). https://github.com/brendenlake/omniglot. Rotations: Santoro et al., "Meta-learning with memory-augmented
@@ -399,7 +457,7 @@ def load_omniglot(root: str | Path, *, size: int | None = None, rotations: bool 
 
 
 def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
-    """Find Omniglot's drawings; arguments and errors are as in `load_omniglot`."""
+    """Find the pictures of Omniglot without reading them; arguments and errors are as in `load_omniglot`."""
     root = Path(root)
     home = root / "omniglot-py" if (root / "omniglot-py").is_dir() else root
     background, evaluation = (_list_characters(home / part) for part in (BACKGROUND, EVALUATION))
@@ -428,7 +486,7 @@ def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
 
 
 def _list_characters(folder: Path) -> list[Path]:
-    """List the folders of characters in a folder of alphabets; raise an InputError if there are none."""
+    """List the folders ``folder/ALPHABET/CHARACTER``; raise an InputError if there are none."""
     characters = [character for alphabet in list_folders(folder) for character in list_folders(alphabet)]
     if not characters:
         constraint = f"hold {BACKGROUND}/ALPHABET/CHARACTER/*.png and {EVALUATION}/... (or omniglot-py with both)"

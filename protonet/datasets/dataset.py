@@ -1,4 +1,4 @@
-"""`Dataset`, the form of every data set: rows, a class of each row, and perhaps a side of the split for each class."""
+"""`Dataset`: rows of features, the class of each row and, if the classes are split, the side of each class."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from protonet._text import shorten_list
 from protonet._validation import check_int, check_labels
 from protonet.errors import raise_input_error
 
-RowNames = Sequence[str] | np.ndarray  #: A name for each row: of its class, or of its side of the split.
+#: One name per row: the name of the row's class, or the name of the side of the split that the class is on.
+RowNames = Sequence[str] | np.ndarray
 #: The sides of a split by class: methods learn from base classes, settings are chosen on validation classes, and novel
 #: classes give the final scores.
 SPLIT_SIDES = ("base", "validation", "novel")
-#: Maps a name that files use for a side to the side.
+#: Maps other names of sides, which are common in files, to the names of ``SPLIT_SIDES``.
 SIDE_ALIASES = {"train": "base", "val": "validation", "valid": "validation", "test": "novel"}
 BYTES_PER_CHECK = 2**26  #: How many bytes of features `check_finite` checks at a time.
-#: How many rows of a mapped file are read at a time: the system may keep a few megabytes around each row.
+#: How many rows of a memory-mapped file are read before memory is released. The operating system may keep a few
+#: megabytes of the file in memory for each row that is read.
 MAPPED_ROWS_PER_READ = 32
 MAX_PICTURE_CHANNELS = 3  #: Pictures have at most this many channels.
 
@@ -30,15 +32,16 @@ MAX_PICTURE_CHANNELS = 3  #: Pictures have at most this many channels.
 class Dataset(NamedTuple):
     """Rows of features, with the class of each row."""
 
-    #: Features (n, dim), float32. Features that are mapped from a file (see `map_npz`) have any floating dtype, and
-    #: must not be written to. The features of pictures may be uint8, in 255ths: `get_rows` returns them in [0, 1].
+    #: Features (n, dim), float32. Features that are memory-mapped from a file (see `map_npz`) may have another floating
+    #: dtype, and must not be written to. Pixels may be uint8 in [0, 255]: `get_rows` returns them divided by 255.
     x: Tensor
     y: Tensor  #: Labels (n,), int64, in [0, num_classes); every class has a row.
     class_names: tuple[str, ...]  #: One name per class.
-    sides: tuple[str, ...] | None = None  #: For each class one of ``SPLIT_SIDES``; None without a split by class.
-    mapping: mmap.mmap | None = None  #: The file that ``x`` is mapped from, or None.
-    #: Channels, height and width, if each row is a picture or the maps of a network, flattened in this order of the
-    #: axes; None for other rows.
+    #: For each class its side of the split, one of ``SPLIT_SIDES``; None if the classes are not split.
+    sides: tuple[str, ...] | None = None
+    mapping: mmap.mmap | None = None  #: The memory-mapped file that holds ``x``; None if ``x`` is in memory.
+    #: (channels, height, width) if each row is a picture or the feature maps of a convolutional network, flattened in
+    #: this order of the axes; None for other rows.
     shape: tuple[int, int, int] | None = None
 
     @property
@@ -48,12 +51,12 @@ class Dataset(NamedTuple):
 
     @property
     def has_maps(self) -> bool:
-        """Whether each row holds the maps of a network, which have more channels than pictures have."""
+        """Whether each row holds feature maps of a convolutional network, recognised by more channels than pictures."""
         return self.shape is not None and self.shape[0] > MAX_PICTURE_CHANNELS
 
     @property
     def is_plain(self) -> bool:
-        """Whether `get_rows` returns rows of ``x`` as they are: ``x`` is in memory and floating."""
+        """Whether ``x`` is in memory and floating, so that its rows can be used without `get_rows`."""
         return self.mapping is None and self.x.is_floating_point()
 
     def select_classes(self, class_ids: Sequence[int]) -> Dataset:
@@ -63,7 +66,7 @@ class Dataset(NamedTuple):
             class_ids: Different whole numbers in [0, num_classes).
 
         Returns:
-            The rows, in the order of this data set.
+            A data set of the rows of these classes, in the order that the rows have here.
 
         Raises:
             InputError: A class is named twice or does not exist.
@@ -85,7 +88,7 @@ class Dataset(NamedTuple):
             side: One of ``SPLIT_SIDES``.
 
         Returns:
-            The rows, in the order of this data set.
+            A data set of these classes and their rows, both in the order that they have here.
 
         Raises:
             InputError: There is no split, or no class on the side.
@@ -96,13 +99,16 @@ class Dataset(NamedTuple):
         return self.select_classes([c for c, side_of_class in enumerate(self.sides) if side_of_class == side])
 
     def get_rows(self, rows: Tensor) -> Tensor:
-        """Copy rows by their indices. Of a mapped file, memory keeps hardly more than the copied rows.
+        """Copy rows by their indices.
+
+        If ``x`` is memory-mapped, the memory of the file is released on the way. Memory then holds hardly more than
+        the copies.
 
         Args:
             rows: Indices (k,) of rows of ``x``, int64 in [0, n), in any order.
 
         Returns:
-            Features (k, dim) of the dtype of ``x``; float32 in [0, 1] where ``x`` is uint8.
+            Features (k, dim) in the order of ``rows`` and of the dtype of ``x``; float32 in [0, 1] if ``x`` is uint8.
         """
         if self.is_plain:
             return self.x.index_select(0, rows)
@@ -114,7 +120,10 @@ class Dataset(NamedTuple):
         return copied if self.x.is_floating_point() else copied.div_(255)
 
     def release(self) -> None:
-        """Free the memory of a mapped file's pages, which the system reads again when needed; else do nothing."""
+        """Free the memory that a memory-mapped ``x`` takes. The operating system reads the file again when needed.
+
+        Does nothing if ``x`` is in memory.
+        """
         if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
@@ -127,7 +136,8 @@ def split_classes(data: Dataset, seed: int) -> Dataset:
         seed: >= 0. A class's side depends only on the seed and on the names of the classes.
 
     Returns:
-        The same rows with 25 % of the classes novel, at least 2; 15 % for validation, at least 1; the others base.
+        The same rows with new ``sides``: 25 % of the classes are novel (at least 2), 15 % are validation classes (at
+        least 1), and the others are base classes.
 
     Raises:
         InputTypeError: The seed is not a number.
@@ -145,9 +155,11 @@ def split_classes(data: Dataset, seed: int) -> Dataset:
 
 
 def make_dataset(argument: str, x: Tensor, labels: RowNames, sides: RowNames | None = None) -> Dataset:
-    """Make a data set of float32 rows from ``x`` (n, ...), and number the classes in the order of ``labels`` (n,).
+    """Make a data set from rows ``x`` (n, ...), the label (n,) of each row and perhaps the side (n,) of its class.
 
-    Names are in alphabetical order, integer labels in ascending order. ``sides`` are as in `assign_sides`.
+    Rows are flattened and converted to float32. Classes are numbered by their sorted labels: texts alphabetically,
+    integers in ascending order. An InputError about ``argument`` is raised for rows that are not finite, missing labels
+    or sides, fewer than two classes, or a class on two sides.
     """
     x = x.flatten(1).float()  # (n, dim)
     check_finite(argument, x)
@@ -161,7 +173,11 @@ def make_dataset(argument: str, x: Tensor, labels: RowNames, sides: RowNames | N
 
 
 def assign_sides(argument: str, data: Dataset, sides: RowNames | None) -> Dataset:
-    """Set each class's side from the sides of its rows (n,), each of ``SPLIT_SIDES`` or ``SIDE_ALIASES``; or None."""
+    """Return the data set with the side of each class, which is the side that all rows of the class have.
+
+    ``sides`` (n,) has a name of ``SPLIT_SIDES`` or ``SIDE_ALIASES`` for each row; if it is None, ``data`` is returned.
+    An InputError about ``argument`` is raised for other names, and for a class on two sides.
+    """
     if sides is None:
         return data
     if len(sides) != len(data.y):
@@ -180,7 +196,11 @@ def assign_sides(argument: str, data: Dataset, sides: RowNames | None) -> Datase
 
 
 def check_finite(argument: str, x: Tensor, release: Callable[[], None] = lambda: None) -> None:
-    """Raise an InputError that names rows of ``x`` (n, dim) with NaN or infinity; ``release`` runs after each piece."""
+    """Raise an InputError about ``argument`` that lists the rows of ``x`` (n, dim) with NaN or infinity, if any.
+
+    Rows are checked in blocks of about ``BYTES_PER_CHECK``. ``release`` is called after each block: it may free the
+    memory of a memory-mapped ``x``.
+    """
     step = max(1, BYTES_PER_CHECK // max(1, x.shape[1] * x.element_size()))
     bad: list[int] = []
     for start in range(0, len(x), step):

@@ -1,4 +1,4 @@
-"""Features in the files of other programs: NPY with labels beside it, files of torch, and pickles."""
+"""Load features from files of other programs: NPY files with a file of labels beside them, torch files and pickles."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from protonet.datasets.unpickling import load_pickle
 from protonet.errors import raise_input_error, raise_missing_file
 from protonet.tables.arrays import decode_labels, memory_map
 
-#: The keys of a dictionary that may hold the features; the first key that is there is taken.
+#: Keys under which a dictionary may hold the features; the first key of this list that it has is used.
 FEATURES = ("x", "features", "feats", "embeddings", "concat_features", "data")
-#: The keys of a dictionary that may hold the labels; the first key that is there is taken.
+#: Keys under which a dictionary may hold the labels; the first key of this list that it has is used.
 LABELS = ("y", "labels", "targets", "concat_labels")
-#: The file of labels beside ``NAME.npy`` has one of these names, with NAME for the braces.
+#: Possible names of the file with the labels of ``NAME.npy``, in the same folder; the braces stand for NAME.
 LABEL_FILES = ("{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy")
 
 
 class LabelledArrays(NamedTuple):
-    """The arrays of a file, not yet checked."""
+    """The features, labels and sides that were read from a file, not yet checked."""
 
     x: np.ndarray  #: Features (n, ...).
     y: np.ndarray  #: The class (n,) of each row, as integers, strings or bytes.
-    split: np.ndarray | None = None  #: The side (n,) of each row's class, as strings; None without a split.
+    #: For each row (n,) the side of the split that its class is on, as strings; None without a split.
+    split: np.ndarray | None = None
 
 
 def load_features(path: str | Path) -> Dataset:
-    """Load features from a file of another program. Code in the file is not run.
+    """Load features and labels from a file of another program. Code in the file is not run.
 
     Args:
         path: One of
 
             - ``NAME.npy``: rows (n, ...), with ``NAME.labels.npy``, ``NAME_labels.npy``, ``labels.npy`` or ``y.npy``
               beside it, one label per row;
-            - ``*.pt``, ``*.pth``: what ``torch.save`` wrote, read with ``weights_only``;
+            - ``*.pt``, ``*.pth``: a file of ``torch.save``, read with ``weights_only``;
             - ``*.plk``, ``*.pkl``, ``*.pickle``: a pickle of arrays, tensors, text and containers (`load_pickle`).
 
             Files of torch and pickles hold one of
@@ -49,7 +50,7 @@ def load_features(path: str | Path) -> Dataset:
             - a list of four, whose third entry is such a dictionary, as LaplacianShot writes it.
 
     Returns:
-        The rows, flattened and not scaled. Integer classes are numbered in ascending order.
+        A data set of the rows, flattened and not scaled. Integer classes are numbered in ascending order.
 
     Raises:
         InputError: There is no such file, it holds no features and labels, a feature is not finite, the numbers of
@@ -69,7 +70,7 @@ def load_features(path: str | Path) -> Dataset:
 
 
 def _read_npy(path: Path) -> LabelledArrays:
-    """Read an NPY file of features and the file of labels beside it."""
+    """Read the features of an NPY file, and their labels from the file of labels in the same folder."""
     names = [name.format(path.stem) for name in LABEL_FILES]
     label_paths = [path.with_name(name) for name in names if path.with_name(name).is_file() and name != path.name]
     if not path.is_file():
@@ -81,7 +82,7 @@ def _read_npy(path: Path) -> LabelledArrays:
 
 
 def _read_torch(path: Path) -> LabelledArrays:
-    """Read a file that ``torch.save`` wrote."""
+    """Read features and labels from a file that ``torch.save`` wrote."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (FileNotFoundError, IsADirectoryError):
@@ -101,7 +102,7 @@ FEATURE_READERS: Mapping[str, Callable[[Path], LabelledArrays]] = {
 
 
 def _find_arrays(path: Path, content: object) -> LabelledArrays:
-    """Return the features and labels in the content of a file, in any of the forms of `load_features`."""
+    """Find features and labels in the object that a file holds, in any of the forms that `load_features` lists."""
     if isinstance(content, (list, tuple)) and len(content) == 4 and isinstance(content[2], dict):
         content = content[2]  # LaplacianShot: the other entries are means and scores
     if isinstance(content, (list, tuple)) and len(content) == 2:
@@ -120,7 +121,7 @@ def _find_arrays(path: Path, content: object) -> LabelledArrays:
 
 
 def _join_classes(path: Path, rows_by_class: Mapping[object, object]) -> LabelledArrays:
-    """Join the rows of a dictionary from classes to rows."""
+    """Join a dictionary from classes to their rows into one array of features and one array of labels."""
     arrays = {key: _to_array(path, value) for key, value in rows_by_class.items()}
     arrays = {key: array for key, array in arrays.items() if array.size}
     if len({array.shape[1:] for array in arrays.values()}) != 1:
@@ -131,7 +132,7 @@ def _join_classes(path: Path, rows_by_class: Mapping[object, object]) -> Labelle
 
 
 def _to_array(path: Path, value: object) -> np.ndarray:
-    """Convert a tensor, a list of tensors, or what NumPy takes to an array; the InputError names ``path``."""
+    """Convert a tensor, a list of tensors, or an array-like value to an array; errors name the file ``path``."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         value = value.float() if value.is_floating_point() else value  # NumPy has no bfloat16
@@ -145,6 +146,6 @@ def _to_array(path: Path, value: object) -> np.ndarray:
 
 
 def _raise_no_features(path: Path, got: str) -> NoReturn:
-    """Raise an InputError about a file that holds no features with labels."""
+    """Raise an InputError about a file that holds no features with labels; ``got`` says what it holds instead."""
     remedy = "Save it with numpy.savez(path, x=x, y=y); pictures are read as KIND:FOLDER."
     raise_input_error("path", "hold features and labels, or rows by class", f"{got} in {path}", remedy)

@@ -29,12 +29,12 @@ from protonet.tables.delimited import read_rows
 
 
 def load_images(folder: str | Path, *, size: int | None = None, colour: bool = False) -> Dataset:
-    """Load a folder of images by class: ``folder/class/*.png`` (or any other common format).
+    """Load images from a folder with one folder per class: ``folder/class/*.png`` (or any other common format).
 
     Args:
         folder: A folder with one folder per class; hidden folders are ignored.
         size: Pixels per side to resize every image to; None keeps the size, which all images must share.
-        colour: Keep red, green and blue; otherwise images are turned grey.
+        colour: Whether to keep red, green and blue; otherwise images are converted to grey.
 
     Returns:
         One row per image, of ``channels * height * width`` values in [0, 1], in this order of the axes. There are 3
@@ -73,7 +73,7 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
 
 
 def load_npz(path: str | Path) -> Dataset:
-    """Load an NPZ file with arrays ``x``, ``y`` and, if there is a split by class, ``split``.
+    """Load features and labels from an NPZ file with arrays ``x``, ``y`` and, if there is a split by class, ``split``.
 
     Args:
         path: A file of ``numpy.savez``, with
@@ -82,16 +82,16 @@ def load_npz(path: str | Path) -> Dataset:
             - ``y`` (n,), the class of each row, as integers or strings;
             - perhaps ``split`` (n,), the side of each row's class: "base", "validation" or "novel", or "train", "val"
               (or "valid") or "test";
-            - perhaps ``maps`` (3,), channels, height and width, if each row holds the maps of a network.
+            - perhaps ``maps`` (3,), channels, height and width, if each row is the feature maps of a network.
 
             Strings may be bytes in UTF-8.
 
     Returns:
-        The rows, flattened and not scaled. Integer classes are numbered in ascending order.
+        A data set of the rows, flattened and not scaled. Integer classes are numbered in ascending order.
 
     Raises:
-        InputError: There is no such file, it is not an NPZ file, x or y is missing, there are object arrays or NaN,
-            shapes do not fit, or a class is on two sides.
+        InputError: There is no such file, it is not an NPZ file, ``x`` or ``y`` is missing, there are object arrays or
+            NaN, the lengths of the arrays differ, or a class is on two sides.
     """
     arrays = read_arrays(Path(path), {"x", "y", "split", "maps"})
     x = arrays["x"]
@@ -101,7 +101,10 @@ def load_npz(path: str | Path) -> Dataset:
 
 
 def _label_rows(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap | None = None) -> Dataset:
-    """Make a data set of rows ``x`` (n, ...), perhaps mapped, and of the arrays ``y``, ``split`` and ``maps``."""
+    """Make a data set from rows ``x`` (n, ...), perhaps memory-mapped, and the other ``arrays`` of an NPZ file.
+
+    These are ``y`` and perhaps ``split`` and ``maps``, as `load_npz` describes them.
+    """
     x = x.flatten(1)
     data = make_dataset("x", torch.empty(len(x), 0), arrays["y"])
     data = assign_sides("split", data, arrays.get("split"))
@@ -111,7 +114,10 @@ def _label_rows(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap 
 
 
 def read_shape(shape: np.ndarray | None, dim: int) -> tuple[int, int, int] | None:
-    """Convert the array ``maps`` of an NPZ file to channels, height and width of rows of ``dim`` features."""
+    """Check the array ``maps`` of an NPZ file whose rows have ``dim`` features; return (channels, height, width).
+
+    Returns None if the file has no such array.
+    """
     if shape is None:
         return None
     if shape.shape != (3,) or shape.dtype.kind not in "iu" or math.prod(shape.tolist()) != dim or shape.min() < 1:
@@ -130,7 +136,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
         label: The name of the column that holds the class of each row.
 
     Returns:
-        The rows, not scaled; features are in the order of the file's columns.
+        A data set of the rows, not scaled; features are in the order of the file's columns.
 
     Raises:
         InputError: The file does not exist or cannot be read, has no column ``label`` or no further column, a row has
@@ -155,30 +161,30 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
 
 
 def _parse_float(cell: str, line: int) -> float:
-    """Parse the number in a cell of a line; an empty cell is NaN."""
+    """Parse the number in a cell of the table; an empty cell is NaN. An InputError names the line."""
     try:
         return float(cell) if cell.strip() else math.nan
     except ValueError:
         raise_input_error("path", "hold numbers beside the label", f"{cell!r} in line {line}", "Encode it as numbers.")
 
 
-FLOATING = ("float16", "float32", "float64")  #: The dtypes of features that `map_npz` maps.
-#: Maps the version of an NPY header to the function that reads the header.
+FLOATING = ("float16", "float32", "float64")  #: The dtypes of features that `map_npz` can memory-map.
+#: For each version of the NPY format, the function that reads the header of an array.
 HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def map_npz(path: str | Path) -> Dataset:
-    """Load an NPZ file as `load_npz` does, but leave its features on disk where possible.
+    """Load an NPZ file as `load_npz` does, but memory-map its features where possible instead of reading them.
 
-    Features stay on disk if ``x`` is as ``numpy.savez`` writes it: not compressed, row after row, of float16, float32
-    or float64, which is kept. Rows are read when they are used, and `Dataset.release` frees their memory. `map_npz`
-    itself reads all rows once, a piece at a time, to find NaN.
+    Features are memory-mapped if ``x`` is as ``numpy.savez`` writes it: not compressed, in C order, and of dtype
+    float16, float32 or float64. The dtype is kept. Rows are read from the disk when they are used, and
+    `Dataset.release` frees their memory. This function reads all rows once, block by block, to find NaN.
 
     Args:
         path: As in `load_npz`. The file must not change while the data are in use.
 
     Returns:
-        The rows, flattened and not scaled. Writing to ``x`` would end the process.
+        A data set of the rows, flattened and not scaled. Writing to a memory-mapped ``x`` would end the process.
 
     Raises:
         InputError: As in `load_npz`.
@@ -191,7 +197,11 @@ def map_npz(path: str | Path) -> Dataset:
 
 
 def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> tuple[Tensor, mmap.mmap] | None:
-    """Map the array ``name`` (n, ...) of an NPZ file; return it and its mapping, or None if it cannot be mapped."""
+    """Memory-map the array ``name`` (n, ...) of an NPZ file.
+
+    Returns a read-only tensor and the mapping of the whole file; or None if the array is compressed, of a dtype other
+    than ``dtypes``, or cannot be memory-mapped for another reason.
+    """
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             member = archive.getinfo(f"{name}.npy")
@@ -218,7 +228,18 @@ def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> t
 def write_npz(
     file: BinaryIO, shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray], more: Mapping[str, np.ndarray]
 ) -> None:
-    """Write an NPZ file that `map_rows` maps: ``x`` of ``shape``, from blocks of rows (k, ...); and ``more`` arrays."""
+    """Write an NPZ file whose array ``x`` can be memory-mapped by `map_rows`, without holding all of ``x`` in memory.
+
+    Args:
+        file: The file, open for writing.
+        shape: The shape (n, ...) of ``x``.
+        dtype: The dtype of ``x``.
+        blocks: The rows of ``x`` in order, in blocks of any number of rows (k, ...).
+        more: Further arrays to write, by name.
+
+    Raises:
+        ValueError: The blocks do not make up an array of this shape and dtype.
+    """
     left = shape[0]
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         with archive.open("x.npy", "w", force_zip64=True) as member:
@@ -237,10 +258,10 @@ def write_npz(
 
 
 def load_digits() -> Dataset:
-    """Load scikit-learn's digits.
+    """Load the handwritten digits that come with scikit-learn.
 
     Returns:
-        1,797 rows of 64 grey values in [0, 1], and the classes "0" to "9".
+        A data set of 1,797 rows of 64 grey values in [0, 1] (8 x 8 pixels), with the classes "0" to "9".
 
     Raises:
         MissingPackageError: scikit-learn is missing; the message says how to install it.

@@ -1,8 +1,8 @@
-"""Glyphs, a data set of printed characters: each class is a character, each row a font face's drawing of it.
+"""Glyphs, a data set of printed characters: each class is a character, each row an image of it in one font face.
 
-The data set is like Omniglot, but without a download: some 3,000 letters, digits and symbols are in eight or more of
-the DejaVu faces that come with matplotlib. Each drawing is jittered by a small random affine map. The split by class
-is by alphabets: all characters of an alphabet are on one side.
+The data set resembles Omniglot, but needs no download. Some 3,000 letters, digits and symbols are in eight or more of
+the DejaVu font faces that come with matplotlib. Each image is distorted by a small random affine map (jitter). The
+classes are split by alphabet: all characters of an alphabet are on one side of the split.
 """
 
 from __future__ import annotations
@@ -33,29 +33,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rendering:
-    """How a character is drawn. All values are our own choice; a change needs a new cache version."""
+    """How a character is drawn. All values are our own choice; after a change, increase ``GLYPH_CACHE_VERSION``."""
 
     size: int = 28  #: Pixels per side of an image, as in MNIST and most uses of Omniglot.
-    canvas: int = 56  #: Pixels per side of the canvas that a character is drawn on, twice the size.
+    canvas: int = 56  #: Pixels per side of the canvas that a character is drawn on. It is then reduced to ``size``.
     em: int = 38  #: Font size, in pixels of the canvas.
-    reach: float = 25.0  #: Most pixels of the canvas from its centre to ink, along an axis; larger glyphs are shrunk.
-    ink: int = 127  #: A drawing without a pixel above this, of 255, is blank.
+    #: The largest distance of ink from the centre of the canvas along an axis, in pixels. Larger characters are drawn
+    #: in a smaller font size.
+    reach: float = 25.0
+    ink: int = 127  #: A drawing is blank, and left out, if no pixel is above this value in [0, 255].
 
 
 @dataclass(frozen=True)
 class Jitter:
-    """The random affine map of each image. All values are our own choice; a change needs a new cache version."""
+    """Limits of the random affine map that distorts each image.
+
+    All values are our own choice; after a change, increase ``GLYPH_CACHE_VERSION``.
+    """
 
     rotation: float = np.pi / 15  #: Largest rotation to either side, in radians.
     shear: float = 0.15  #: Largest shear to either side.
-    scale: float = 1.15  #: Largest factor along either axis; the smallest one is its inverse.
+    scale: float = 1.15  #: Largest scale factor along either axis; the smallest factor is 1 / 1.15.
     shift: float = 4  #: Largest shift along either axis, in pixels of the canvas.
 
 
 RENDERING, GLYPH_JITTER = Rendering(), Jitter()
-SIDE_FRACTIONS = (0.6, 0.15, 0.25)  #: The share of the classes on each side of ``SPLIT_SIDES``.
+SIDE_FRACTIONS = (0.6, 0.15, 0.25)  #: The fraction of the classes on each side, in the order of ``SPLIT_SIDES``.
 SMALL_ALPHABET = 20  #: Alphabets of fewer characters are pooled into one alphabet.
-#: For each block of characters other than letters, its first code point and the alphabet that its characters belong to.
+#: Alphabets of characters other than letters: the first code point of each range, and the alphabet of its characters.
 BLOCKS = [
     *((0x0000, "PUNCTUATION"), (0x0300, "SYMBOLS"), (0x2000, "PUNCTUATION"), (0x2070, "NUMBERS")),
     *((0x20A0, "SYMBOLS"), (0x2150, "NUMBERS"), (0x2190, "ARROWS"), (0x2200, "MATHEMATICAL")),
@@ -63,14 +68,15 @@ BLOCKS = [
     *((0x27C0, "MATHEMATICAL"), (0x27F0, "ARROWS"), (0x2800, "BRAILLE"), (0x2900, "ARROWS")),
     *((0x2980, "MATHEMATICAL"), (0x2B00, "ARROWS"), (0x2E00, "SYMBOLS")),
 ]
-GLYPH_CACHE_VERSION = 1  #: To be increased whenever rendering changes, so that cached files are made again.
+#: The version of the rendering. Increase it whenever images change, so that cached files are made again.
+GLYPH_CACHE_VERSION = 1
 
 
 class Face(NamedTuple):
-    """A font file and the characters that it has glyphs for."""
+    """A font file and the characters that it can draw."""
 
-    path: Path
-    characters: frozenset[str]
+    path: Path  #: The font file.
+    characters: frozenset[str]  #: The characters that the font has glyphs for.
 
 
 def load_glyphs(
@@ -81,29 +87,32 @@ def load_glyphs(
     min_faces: int = 8,
     seed: int = 0,
 ) -> Dataset:
-    """Render characters in every face that has them, or read them from the cache.
+    """Load a data set of printed characters: images of each character in every font face that has it.
 
-    A character is left out if its drawings have no ink, or if it looks exactly like an earlier character (as Greek and
-    Cyrillic A do). An image depends only on its character, face, copy and seed, not on other images. The cache is in
-    ``$PROTONET_CACHE``; without it, in ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    Images are rendered at the first call and read from a cached file later. The cache is the folder
+    ``$PROTONET_CACHE``; if this is not set, the folder ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    A character is left out if its images are blank, or if it looks exactly like an earlier character (as Greek and
+    Cyrillic A do). An image depends only on its character, font face, copy and seed, not on other images.
 
     Args:
         characters: The classes to keep; None for all letters, numbers, punctuation and symbols.
-        fonts: A folder with more faces (``*.ttf``, ``*.otf``), searched with its subfolders.
-        copies: Images per face and character, >= 1, each with its own jitter: up to 12 degrees of rotation, 15 % of
-            scale and shear, and 2 pixels of shift.
-        min_faces: Characters that fewer faces have are left out, >= 1.
+        fonts: A folder with further font faces (``*.ttf``, ``*.otf``), searched with its subfolders.
+        copies: Images per font face and character, >= 1, each distorted by another random affine map (jitter): up to 12
+            degrees of rotation, 15 % of scale and shear, and 2 pixels of shift.
+        min_faces: Characters that fewer font faces have are left out, >= 1.
         seed: The seed of the jitter, >= 0.
 
     Returns:
-        Rows of 28 * 28 grey values in [0, 1], ink being 1, and one class per character. ``sides`` splits by alphabets
-        (see `alphabet_of`): about 60 % of the classes are base, 15 % validation and 25 % novel, among letters as well
-        as among other characters.
+        A data set of rows of 28 * 28 grey values in [0, 1], ink being 1, with one class per character. The classes are
+        split by alphabet (see `alphabet_of`): about 60 % are base, 15 % validation and 25 % novel classes, among
+        letters as well as among other characters.
 
     Raises:
         MissingPackageError: matplotlib, Pillow or fontTools is missing; the message says how to install it.
         InputTypeError: A count or the seed is not a number.
-        InputError: A count is out of range, ``fonts`` has no faces, or fewer than two characters are in enough faces.
+        InputError: A count is out of range, ``fonts`` has no font faces, or fewer than two characters are in enough of
+            them.
     """
     copies = check_int("copies", copies, low=1)
     min_faces = check_int("min_faces", min_faces, low=1)
@@ -141,16 +150,21 @@ def load_glyphs(
 
 
 def alphabet_of(character: str) -> str:
-    """Return a letter's alphabet, the first word of its Unicode name, or another character's alphabet by ``BLOCKS``."""
+    """Return the name of a character's alphabet, such as "GREEK" or "ARROWS".
+
+    For a letter it is the first word of the Unicode name; for another character, ``BLOCKS`` has it by code point.
+    """
     if unicodedata.category(character)[0] == "L":
         return unicodedata.name(character, "SYMBOLS").split()[0]
     return BLOCKS[bisect(BLOCKS, (ord(character), "~")) - 1][1]
 
 
 def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
-    """Assign each alphabet, the largest first, to the side that lacks most characters; return each character's side.
+    """Split characters by alphabet; return the side of each character, one of ``SPLIT_SIDES``.
 
-    Letters and other characters are split separately, so that every side has both. Small alphabets are pooled.
+    Alphabets are assigned one after another, the largest first, each to the side that lacks most characters to its
+    fraction. Letters and other characters are split separately, so that every side has both. All alphabets of fewer
+    than ``SMALL_ALPHABET`` characters count as one.
     """
     names = [alphabet_of(character) for character in characters]
     counts = Counter(names)
@@ -170,7 +184,7 @@ def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
 
 
 def list_font_faces(fonts: str | Path | None = None) -> list[Face]:
-    """List matplotlib's DejaVu faces, sorted by name, then the faces below the folder ``fonts``, sorted by path."""
+    """List font faces: matplotlib's DejaVu faces, sorted by name, then those below the folder ``fonts``, by path."""
     with optional_packages():
         import matplotlib as mpl  # noqa: PLC0415 - optional
         from fontTools.ttLib import TTFont, TTLibError  # type: ignore[import-untyped]  # noqa: PLC0415
@@ -193,9 +207,12 @@ def list_font_faces(fonts: str | Path | None = None) -> list[Face]:
 
 
 def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int) -> tuple[list[np.ndarray], list[str]]:
-    """Draw characters in every face that has them: images (28, 28) uint8 on white, and the character of each image.
+    """Draw each character in every font face that has it, and distort each image.
 
     A progress bar appears after two seconds.
+
+    Returns:
+        The images, (28, 28) uint8 in black on white; and for each image its character.
     """
     with optional_packages():
         from PIL import ImageFont  # noqa: PLC0415 - optional
@@ -221,7 +238,7 @@ def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int
 
 
 def _draw(character: str, font: FreeTypeFont) -> Image:
-    """Draw a character in the middle of the canvas, in a smaller font if the character would not fit."""
+    """Draw a character in white in the middle of a black canvas, in a smaller font size if it would not fit."""
     from PIL import Image, ImageDraw  # noqa: PLC0415 - optional
 
     side = RENDERING.canvas
@@ -234,7 +251,7 @@ def _draw(character: str, font: FreeTypeFont) -> Image:
 
 
 def _jitter(image: Image, generator: np.random.Generator) -> np.ndarray:
-    """Apply a random affine map to a canvas, and halve its size: (28, 28) uint8."""
+    """Distort the image of a canvas by a random affine map, and halve its size; return it as (28, 28) uint8."""
     from PIL.Image import Resampling, Transform  # noqa: PLC0415 - optional
 
     centre = RENDERING.canvas / 2

@@ -1,4 +1,4 @@
-"""Layouts in which authors publish pictures: folders by class, lists of files, and files of many pictures."""
+"""Find the pictures of a data set in the layouts that authors publish: folders by class, lists, and packed files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from protonet.embeddings.pictures.images import list_folders, list_images
 from protonet.errors import InputError, raise_input_error
 from protonet.tables.arrays import READ_ERRORS
 
-#: All files of a data set, and a function that reads its pictures, classes and sides from the files.
+#: A pair: all files of a data set of pictures, and a function that returns the pictures with their classes and sides.
 Layout = tuple[Sequence[Path], Callable[[], Pictures]]
-#: What most authors call the sides in names of files, in the order of ``SPLIT_SIDES``.
+#: The names of the sides in most authors' file names, in the order of ``SPLIT_SIDES``.
 AUTHORS_SIDES = ("train", "val", "test")
 
 
 def detect_folders(root: Path) -> Layout | None:
-    """Find ``root/SIDE/CLASS/*.png``, the folders of sides being named as `detect_side_folders` takes them."""
+    """Find pictures in ``root/SIDE/CLASS/*.png``; return None if there are no such folders.
+
+    The folders of the sides are those that `detect_side_folders` finds, such as ``train`` or ``meta-train``.
+    """
     folders = detect_side_folders(root)
     if folders is None:
         return None
@@ -33,7 +36,10 @@ def detect_folders(root: Path) -> Layout | None:
 
 
 def detect_side_folders(root: Path) -> dict[str, Path] | None:
-    """Map sides to folders such as ``root/train`` and ``root/meta-val``; None without a base and a novel folder."""
+    """Find the folder of each side of a split, such as ``root/train`` or ``root/meta-val``, and return it by side.
+
+    Returns None if a folder of ``root`` is not that of a side, or if the base or the novel side has no folder.
+    """
     folders: dict[str, Path] = {}
     for folder in list_folders(root):
         side = folder.name.lower().removeprefix("meta-")
@@ -45,7 +51,7 @@ def detect_side_folders(root: Path) -> dict[str, Path] | None:
 
 
 def list_classes(root: Path) -> Pictures:
-    """List the pictures of ``root/CLASS/*.png``, classes and pictures in the order of their names."""
+    """List the pictures ``root/CLASS/*.png`` with their classes, which are not split; both are sorted by name."""
     pictures: list[Path] = []
     labels: list[str] = []
     for folder in list_folders(root):
@@ -58,14 +64,15 @@ def list_classes(root: Path) -> Pictures:
 
 
 def detect_class_folders(root: Path) -> Layout:
-    """Find ``root/CLASS/*.png``."""
+    """Find pictures in ``root/CLASS/*.png``, without a split; raise an InputError if there are none."""
     return make_layout(list_classes(root))
 
 
 def read_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path], list[tuple[Path, str]]]) -> Layout | None:
-    """Find pictures in ``folder`` by lists, one per side; None without the folder or the first list.
+    """Find the pictures of a split from ``lists``, one file for each side in the order of ``SPLIT_SIDES``.
 
-    ``read`` reads a list: the path and the class of each picture on the list.
+    ``read`` reads one list and returns the path and the class of each picture on it. Returns None if ``folder`` or the
+    first list does not exist, and raises an InputError if a list cannot be read.
     """
     if not lists[0].is_file() or not folder.is_dir():
         return None
@@ -82,9 +89,10 @@ def read_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path], list[
 
 
 def detect_csv(root: Path) -> Layout | None:
-    """Find ``root/images`` and ``root/train.csv``, ``val.csv`` and ``test.csv`` with columns filename and label.
+    """Find the pictures of ``root/images`` that ``train.csv``, ``val.csv`` and ``test.csv`` list; None without these.
 
-    If a filename has a folder, as in ``001.Black_footed_Albatross/1.jpg``, the folder is the class, not the label.
+    The lists are in ``root`` and have the columns filename and label. If a filename has a folder, as in
+    ``001.Black_footed_Albatross/1.jpg``, the folder is the class, not the label.
     """
 
     def read(path: Path) -> list[tuple[Path, str]]:
@@ -102,9 +110,10 @@ def detect_csv(root: Path) -> Layout | None:
 
 
 def detect_json(root: Path) -> Layout | None:
-    """Find ``root/images/CLASS/*.jpg`` with ``base.json``, ``val.json`` and ``novel.json``, lists of ``image_names``.
+    """Find the pictures of ``root/images`` that ``base.json``, ``val.json``, ``novel.json`` list; None without these.
 
-    An image name is a path on the authors' machine; only its last two parts, the class and the file, are used.
+    The lists are in ``root``. Their entry ``image_names`` has paths on the authors' machine. Only the last two parts of
+    a path are used: the class and the file.
     """
 
     def read(path: Path) -> list[tuple[Path, str]]:
@@ -116,9 +125,11 @@ def detect_json(root: Path) -> Layout | None:
 
 
 def detect_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | None]:
-    """Make a function that finds ``root/folder/CLASS/*.png`` and, by ``pattern``, a list of classes for each side.
+    """Make a function that finds the pictures ``root/folder/CLASS/*.png`` of the classes that lists name for each side.
 
-    A line of a list begins with a class; a comma and anything else may follow.
+    The path of a list is ``pattern`` below ``root``, with one of ``AUTHORS_SIDES`` for the braces. A line of a list
+    begins with a class; a comma and anything else may follow. The function returns None if ``folder`` or the first list
+    does not exist.
     """
 
     def detect(root: Path) -> Layout | None:
@@ -136,7 +147,10 @@ def detect_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | N
 
 
 def detect_pickles(pattern: str, *sides: str) -> Callable[[Path], Layout | None]:
-    """Make a function that finds a pickle for each side: ``pattern`` with one of ``sides``, or ``AUTHORS_SIDES``."""
+    """Make a function that finds pictures in one pickle for each side of a split, and returns None without the pickles.
+
+    The path of a pickle is ``pattern`` below ``root``, with one of ``sides`` (or of ``AUTHORS_SIDES``) for the braces.
+    """
 
     def detect(root: Path) -> Layout | None:
         files = [root / pattern.format(side) for side in sides or AUTHORS_SIDES]
@@ -148,7 +162,10 @@ def detect_pickles(pattern: str, *sides: str) -> Callable[[Path], Layout | None]
 
 
 def _read_pickle(path: Path) -> Pictures:
-    """Read a pickle of ``image_data`` and ``class_dict`` (indices of pictures by class), or ``data`` and ``labels``."""
+    """Read pictures and their classes from a pickled dictionary in one of two published forms.
+
+    Its keys are ``image_data`` and ``class_dict`` (indices of the pictures of each class), or ``data`` and ``labels``.
+    """
     content = load_pickle("root", path)
     content = content if isinstance(content, dict) else {}
     if isinstance(by_class := content.get("class_dict"), dict) and "image_data" in content:
@@ -167,7 +184,11 @@ def _read_pickle(path: Path) -> Pictures:
 
 
 def detect_tiered(root: Path) -> Layout | None:
-    """Find tiered-ImageNet's ``SIDE_images_png.pkl`` or ``SIDE_images.npz``, and ``SIDE_labels.pkl``, of each side."""
+    """Find tiered-ImageNet's packed pictures in ``root``; return None without them.
+
+    For each SIDE of ``AUTHORS_SIDES`` they are in ``SIDE_images_png.pkl`` or ``SIDE_images.npz``, and their labels in
+    ``SIDE_labels.pkl``.
+    """
     images = [root / f"{side}_images_png.pkl" for side in AUTHORS_SIDES]
     if not images[0].is_file():
         images = [root / f"{side}_images.npz" for side in AUTHORS_SIDES]
@@ -200,7 +221,7 @@ def _read_tiered(images: Path, labels: Path) -> Pictures:
 
 
 def _read_npz(path: Path) -> np.ndarray | None:
-    """Return the array ``images`` of an NPZ file, mapped if possible; None if the file has no such array."""
+    """Return the array ``images`` of an NPZ file, memory-mapped if possible; None if the file has no such array."""
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -213,7 +234,10 @@ def _read_npz(path: Path) -> np.ndarray | None:
 
 
 def have_files(files: Sequence[Path]) -> bool:
-    """Return whether the first file exists; if it does, an InputError names another file that is missing."""
+    """Return True if all files exist, and False if the first one does not: then the folder has another layout.
+
+    If only later files are missing, the data set is incomplete: an InputError names the missing file.
+    """
     missing = [path for path in files if not path.is_file()]
     if missing and missing[0] != files[0]:
         raise_input_error("root", "hold the pictures and labels of all sides", f"no {missing[0]}", "Get all of them.")
@@ -221,7 +245,7 @@ def have_files(files: Sequence[Path]) -> bool:
 
 
 def check_images(path: Path, images: object) -> np.ndarray:
-    """Raise an InputError unless ``images`` of a file are (n, height, width, 3) uint8, then return ``images``."""
+    """Return ``images`` of the file ``path``; raise an InputError unless they are (n, height, width, 3) uint8."""
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         got = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else "none"
         raise_input_error(
@@ -231,7 +255,7 @@ def check_images(path: Path, images: object) -> np.ndarray:
 
 
 def check_labels(path: Path, labels: object, n: int) -> list[str]:
-    """Return the ``labels`` of ``n`` pictures as text; raise an InputError unless there are ``n`` labels."""
+    """Return the ``labels`` of the file ``path`` as texts; raise an InputError unless there are ``n`` of them."""
     if not isinstance(labels, (list, tuple, np.ndarray)) or len(labels) != n:
         got = f"{len(labels)} in {path}" if hasattr(labels, "__len__") else f"none in {path}"
         raise_input_error("root", f"have a label of each of {n} pictures", got, "Get the file again.")
@@ -239,11 +263,14 @@ def check_labels(path: Path, labels: object, n: int) -> list[str]:
 
 
 def raise_unreadable(path: Path, got: str) -> NoReturn:
-    """Raise an InputError about a list, or a file of pictures, that cannot be read."""
+    """Raise an InputError about a list or a file of pictures that cannot be read; ``got`` says why."""
     raise_input_error("root", "hold lists and pictures that can be read", f"{path} ({got})", "Get the file again.")
 
 
 def make_layout(pictures: Pictures, *lists: Path) -> Layout:
-    """Make the layout of pictures that each have a file, and of the ``lists`` that were read to find the pictures."""
+    """Make the `Layout` of pictures that are already found, each in a file of its own.
+
+    ``lists`` are the files that were read to find the pictures; they count as files of the data set.
+    """
     paths = [picture for picture in pictures.pictures if isinstance(picture, Path)]
     return [*lists, *paths], lambda: pictures

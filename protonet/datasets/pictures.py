@@ -1,4 +1,4 @@
-"""Sets of pictures: pictures are decoded once, kept as uint8 in a file of the cache, and mapped from the file."""
+"""Load sets of pictures: they are decoded once, stored as uint8 in a cached file, and memory-mapped from this file."""
 
 from __future__ import annotations
 
@@ -29,25 +29,28 @@ if TYPE_CHECKING:
 
 
 class Rotated(NamedTuple):
-    """A picture turned anticlockwise."""
+    """A picture that is to be rotated anticlockwise when it is opened."""
 
     path: Path  #: The picture's file.
-    quarters: int  #: How many quarter turns, 1 to 3.
+    quarters: int  #: The number of quarter turns (90 degrees), 1 to 3.
 
 
-#: A picture: its file, its file and a rotation, the content of its file, or its pixels (height, width, 3) uint8.
+#: A picture in one of four forms: the path of its file, the path with a rotation, the content of an image file as
+#: bytes, or its pixels (height, width, 3) uint8.
 ImageSource = Path | Rotated | bytes | np.ndarray
-PICTURE_CACHE_VERSION = 1  #: To be increased whenever pixels change, so that cached files are made again.
-PICTURES_PER_BLOCK = 256  #: How many pictures are decoded, then written together.
+#: The version of decoding and resizing. Increase it whenever their pixels change, so that cached files are made again.
+PICTURE_CACHE_VERSION = 1
+PICTURES_PER_BLOCK = 256  #: How many pictures are decoded before they are written together.
 MAX_DECODE_THREADS = 8  #: At most this many threads decode pictures.
 
 
 class Pictures(NamedTuple):
     """The n pictures of a data set, with their classes."""
 
-    pictures: Sequence[ImageSource]  #: (n,).
-    labels: Sequence[str]  #: The name (n,) of each picture's class.
-    sides: Sequence[str] | None  #: The side (n,) of each picture's class, of ``SPLIT_SIDES``; None without a split.
+    pictures: Sequence[ImageSource]  #: The n pictures, most of them not yet read from their files.
+    labels: Sequence[str]  #: For each picture the name of its class.
+    #: For each picture the side of the split that its class is on, one of ``SPLIT_SIDES``; None without a split.
+    sides: Sequence[str] | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,24 +59,31 @@ class ImageSet:
 
     name: str  #: The name of the cached file begins with this name.
     root: Path  #: The folder that has the pictures.
-    #: All files, pictures last. If the name, size or time of a file changes, the cached file is made again.
+    #: All files of the set, pictures last. If the name, size or time of a file changes, the cached file is made again.
     files: Sequence[Path]
-    read: Callable[[], Pictures]  #: Returns the pictures; reads lists, and files of many pictures.
+    read: Callable[[], Pictures]  #: Returns the pictures with their classes. Reads lists and packed files if needed.
     size: int  #: Pixels per side that the authors of the data set resize pictures to.
-    grey: bool = False  #: Whether pictures have one channel, in which 1 is ink, instead of red, green and blue.
-    variant: str = ""  #: Part of the cached file's name that tells data sets of the same files apart.
+    #: Whether pictures are drawings with one grey channel, 1 being ink, instead of red, green and blue.
+    grey: bool = False
+    variant: str = ""  #: Distinguishes data sets made from the same files; part of the cached file's name.
 
     @property
     def is_packed(self) -> bool:
-        """Whether a file holds many pictures."""
+        """Whether the files are pickles or archives that each hold many pictures, not one image file per picture."""
         return self.files[-1].suffix.lower() not in SUFFIXES
 
 
 def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
-    """Load pictures at ``size`` pixels per side, or ``image_set.size``; from the cached file unless files have changed.
+    """Load pictures as a data set, each resized to ``size`` pixels per side; None takes ``image_set.size``.
 
-    Rows are uint8 in the order of channels, height and width (see `Dataset.get_rows`), mapped from the cached file, or
-    in memory if the cached file cannot be written. An InputError names a file that is missing or no picture.
+    The pictures are read from the cached file, which is made first if there is none or if the set's files have changed.
+
+    Returns:
+        One row per picture: uint8 pixels in the order of channels, height and width, see `Dataset.get_rows`. Rows are
+        memory-mapped from the cached file, or in memory if this file cannot be written.
+
+    Raises:
+        InputError: A file is missing, or is no picture.
     """
     side = image_set.size if size is None else check_int("size", size, low=1)
     shape = (1 if image_set.grey else 3, side, side)
@@ -86,7 +96,10 @@ def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
 
 
 def hash_state(image_set: ImageSet, more: str) -> str:
-    """Hash the text ``more``, and the name, size and time of each file in order; an InputError names a missing file."""
+    """Hash the name, size and time of each file of the set, to detect changes, together with the text ``more``.
+
+    An InputError names a file that is missing.
+    """
     digest = hashlib.sha256(f"{more}\n".encode())
     for path in image_set.files:
         try:
@@ -99,7 +112,7 @@ def hash_state(image_set: ImageSet, more: str) -> str:
 
 
 def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
-    """Open and decode a picture; ``min_side`` is as in `open_image`."""
+    """Open and decode a picture as an image of Pillow; ``min_side`` is as in `open_image`."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     if isinstance(picture, np.ndarray):
@@ -111,7 +124,10 @@ def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
 
 
 def _read_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None:
-    """Map the pictures of a cached file; return None if the file has another stamp or is damaged."""
+    """Memory-map the pictures of a cached file; return None if it is damaged or outdated, so of another ``stamp``.
+
+    The ``stamp`` is the hash of the set's files that was stored with the pictures, see `hash_state`.
+    """
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -130,7 +146,7 @@ def _read_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset 
 
 
 def _fill_cache(image_set: ImageSet, path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset:
-    """Decode pictures, write them to a cached file, and map the file; keep them in memory if that fails."""
+    """Decode pictures, write them to the cached file ``path``, and memory-map it; keep them in memory if that fails."""
     with optional_packages("pictures"):
         from PIL import Image  # noqa: PLC0415 - optional
     pictures, labels, sides = image_set.read()
@@ -170,9 +186,10 @@ def _fill_cache(image_set: ImageSet, path: Path, stamp: str, shape: tuple[int, i
 
 
 def join_sides(parts: Sequence[Pictures | None]) -> Pictures:
-    """Join the pictures of the base, validation and novel side, in this order; None stands for a missing side.
+    """Join the pictures of the base, the validation and the novel side into one set that has a side for each picture.
 
-    If files number the classes of each side from 0, sides share numbers: such a class gets the side's name before it.
+    ``parts`` has one entry per side, in this order; None is a side without pictures. Files may number the classes of
+    each side from 0. Two sides then share a number, and both classes get the name of their side before the number.
     """
     present = [(side, part) for side, part in zip(SPLIT_SIDES, parts, strict=True) if part is not None]
     n_sides = Counter(name for _, part in present for name in set(part.labels))

@@ -1,9 +1,9 @@
-"""Synthetic families of data: class prototypes on a sphere, with noise of a known kind.
+"""Sample synthetic data: class prototypes on a sphere, with noise from one of several families of distributions.
 
-Every family starts from the same population (prototypes uniform on the sphere of radius 2.5, noise of standard
-deviation 0.4 per feature) and changes one thing. With the same seed every family has the same prototypes, except that
-``subclusters`` needs more prototypes. The samples of one split do not depend on the sizes of the other splits. So
-comparisons of families and of sizes are paired.
+Every family starts from the same distribution and changes one thing about it: prototypes are uniform on the sphere of
+radius 2.5, and rows are a prototype plus Gaussian noise of standard deviation 0.4 per feature. With the same seed every
+family has the same prototypes, except that ``subclusters`` needs more of them. Training, validation and test samples do
+not depend on each other's numbers. Comparisons of families and of sample sizes are therefore paired.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ SampleRows = Callable[[Tensor, torch.Generator], Tensor]  #: Maps labels (n,) to
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of the families. ``radius`` and ``noise`` are the contest's, the others our own choice."""
+    """Constants of the synthetic families.
+
+    ``radius`` and ``noise`` are those of the contest that ``solution/`` is an entry to; the others are our own choice.
+    """
 
     radius: float = 2.5  #: Norm of the prototypes, in all families.
     noise: float = 0.4  #: Standard deviation of the noise per feature, in all families.
     correlated_variance: float = 20.0  #: ``correlated``: mean variance of the noise, in units of noise**2.
     correlated_decay: float = 1.5  #: ``correlated``: the k-th eigenvalue is proportional to k**-correlated_decay.
-    nuisance_directions: int = 32  #: ``nuisance``: number of directions with more noise, at most half of all.
-    nuisance_variance: float = 100.0  #: ``nuisance``: variance along these directions, in units of noise**2.
+    #: ``nuisance``: number of directions with more noise, or half the number of features if that is less.
+    nuisance_directions: int = 32
+    nuisance_variance: float = 100.0  #: ``nuisance``: variance of the noise along these directions, in noise**2.
     subclusters: int = 3  #: ``subclusters``: number of sub-clusters per class.
-    warp_scale: float = 3.0  #: ``warped``: factor on the inputs of the random network's units.
+    warp_scale: float = 3.0  #: ``warped``: factor on the inputs of the random network's hidden units.
     degrees_of_freedom: int = 3  #: ``heavy_tails``: degrees of freedom of Student's t distribution.
-    wrong_fraction: float = 0.1  #: ``wrong_labels``: share of the train and validation labels that are wrong.
+    wrong_fraction: float = 0.1  #: ``wrong_labels``: fraction of the training and validation labels that are wrong.
 
 
 CONSTANTS = Constants()
@@ -42,7 +46,7 @@ CONSTANTS = Constants()
 
 @dataclass(frozen=True)
 class Split:
-    """Train, validation and test samples of the same classes, with the covariance of the noise if it is known."""
+    """Training, validation and test samples of the same classes, with the covariance of the noise if it is known."""
 
     train_x: Tensor  #: (num_classes * n_train, dim) float32, rows shuffled.
     train_y: Tensor  #: (num_classes * n_train,) int64, in [0, num_classes).
@@ -51,23 +55,23 @@ class Split:
     test_x: Tensor  #: (num_classes * n_test, dim) float32.
     test_y: Tensor  #: (num_classes * n_test,) int64, never wrong.
     num_classes: int  #: The number of classes.
-    #: The true covariance (dim, dim) float64, if each row is a prototype plus Gaussian noise of one covariance for all
-    #: classes; otherwise None.
+    #: The true covariance of the noise (dim, dim) float64, if rows are a prototype plus Gaussian noise with the same
+    #: covariance in all classes; otherwise None.
     noise_covariance: Tensor | None = None
-    radius: float = CONSTANTS.radius  #: The norm of the prototypes; without meaning if ``noise_covariance`` is None.
+    radius: float = CONSTANTS.radius  #: The norm of the prototypes; meaningless if ``noise_covariance`` is None.
 
 
 @dataclass(frozen=True)
 class Population:
-    """The distribution that the samples of a `Split` are drawn from."""
+    """The distribution of a synthetic data set, from which the samples of a `Split` are drawn."""
 
-    sample: SampleRows  #: Samples a row of each label's class.
-    noise_covariance: Tensor | None = None  #: As in `Split`.
-    wrong_fraction: float = 0.0  #: The share of train and validation labels to replace, in [0, 1].
+    sample: SampleRows  #: Samples one row of features for each label, from the distribution of the label's class.
+    noise_covariance: Tensor | None = None  #: The true covariance of the noise, as in `Split`.
+    wrong_fraction: float = 0.0  #: The fraction of training and validation labels to replace by wrong ones, in [0, 1].
 
 
 def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make the contest's own population: rows are prototypes of norm 2.5 plus Gaussian noise of 0.4 per feature."""
+    """Make the basic distribution: rows are a prototype of norm 2.5 plus Gaussian noise of 0.4 per feature."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
@@ -77,16 +81,20 @@ def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Populat
 
 
 def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make a population whose noise has eigenvalues k^-1.5 in a random basis, scaled to mean variance 20 * 0.4^2."""
+    """Make a distribution with correlated Gaussian noise.
+
+    Its covariance has eigenvalues proportional to k^-1.5 in a random basis; their mean is 20 * 0.4^2.
+    """
     spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -CONSTANTS.correlated_decay  # (dim,)
     variance = CONSTANTS.correlated_variance * CONSTANTS.noise**2
     return _anisotropic(num_classes, dim, generator, variance * spectrum / spectrum.mean())
 
 
 def nuisance(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make a population with noise of 0.4 per feature, but 100 times the variance along 32 orthogonal directions.
+    """Make a distribution whose noise has 100 times the variance along 32 random orthogonal directions.
 
-    The directions are random. With fewer than 64 features, half of all directions have the larger variance.
+    Along all other directions, its standard deviation is 0.4. With fewer than 64 features, half of all directions have
+    the larger variance.
     """
     spectrum = torch.full((dim,), CONSTANTS.noise**2, dtype=torch.float64)
     spectrum[: min(CONSTANTS.nuisance_directions, dim // 2)] *= CONSTANTS.nuisance_variance
@@ -94,7 +102,7 @@ def nuisance(num_classes: int, dim: int, generator: torch.Generator) -> Populati
 
 
 def subclusters(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make a population with 3 prototypes per class; each row is sampled around a random prototype of its class."""
+    """Make a distribution with 3 prototypes per class; each row is a random prototype of its class plus noise."""
     count = CONSTANTS.subclusters
     prototypes = _sample_prototypes(num_classes * count, dim, generator)
 
@@ -107,12 +115,12 @@ def subclusters(num_classes: int, dim: int, generator: torch.Generator) -> Popul
 
 
 def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make a population that sees isotropic rows x through a fixed random network: ``tanh(3 x A + b) B``.
+    """Make a distribution of isotropic rows x that are mapped by a fixed random network: ``tanh(3 x A + b) B``.
 
-    A and B are (dim, dim) with entries from N(0, 1/dim), b is standard normal. At the default size the units' inputs
-    have standard deviation 1.6, and an affine map of x explains nine tenths of the result's variance. Classifying by
-    the cosine to the class mean is right for 98.7 % of the rows x and for 52 % of the warped rows; after Ledoit-Wolf
-    whitening, for 76 % of the warped rows.
+    A and B are (dim, dim) with entries from N(0, 1/dim), b is standard normal. At the default size, the inputs of the
+    hidden units have standard deviation 1.6, and an affine map of x explains nine tenths of the output's variance. The
+    nearest class mean by cosine has an accuracy of 98.7 % on the rows x, 52 % on the mapped rows, and 76 % on these
+    after Ledoit-Wolf whitening.
     """
     population = isotropic(num_classes, dim, generator)
     inner = torch.randn(dim, dim, generator=generator) / dim**0.5
@@ -126,7 +134,7 @@ def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population
 
 
 def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make a population whose noise is 0.4 times Student's t with 3 degrees of freedom, for each feature alone."""
+    """Make a distribution with heavy-tailed noise: per feature, 0.4 times Student's t with 3 degrees of freedom."""
     freedom = CONSTANTS.degrees_of_freedom
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
@@ -141,7 +149,7 @@ def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Popul
 
 
 def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make a population with isotropic noise, whose standard deviation each class draws log-uniform in [0.2, 0.8]."""
+    """Make a distribution with isotropic noise whose standard deviation differs by class: log-uniform in [0.2, 0.8]."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
     octaves = 2 * torch.rand(num_classes, 1, generator=generator) - 1  # (num_classes, 1), in [-1, 1)
     levels = CONSTANTS.noise * 2**octaves  # (num_classes, 1)
@@ -153,7 +161,7 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
 
 
 def wrong_labels(num_classes: int, dim: int, generator: torch.Generator) -> Population:
-    """Make an isotropic population, in which 10 % of the train and validation labels name a wrong class."""
+    """Make an isotropic distribution, with a wrong class for 10 % of the training and validation labels."""
     return Population(isotropic(num_classes, dim, generator).sample, wrong_fraction=CONSTANTS.wrong_fraction)
 
 
@@ -166,13 +174,14 @@ FAMILIES: dict[str, Callable[[int, int, torch.Generator], Population]] = {
 def sample_family(
     name: str, *, seed: int, n_train: int = 16, n_val: int = 4, n_test: int = 8, num_classes: int = 128, dim: int = 384
 ) -> Split:
-    """Sample a population of a family, then train, validation and test rows of the population.
+    """Sample a synthetic data set: training, validation and test rows of a random distribution of a family.
 
     The global random state is neither used nor changed.
 
     Args:
         name: A key of ``FAMILIES``.
-        seed: A whole number >= 0. The population and each split have a generator of their own, seeded from ``seed``.
+        seed: A whole number >= 0. The distribution, and the training, validation and test rows, have separate
+            generators, all seeded from ``seed``.
         n_train: Training samples per class, >= 1.
         n_val: Validation samples per class, >= 0.
         n_test: Test samples per class, >= 1.
@@ -180,7 +189,7 @@ def sample_family(
         dim: The number of features, >= 2.
 
     Returns:
-        The samples.
+        The training, validation and test rows with their labels.
 
     Raises:
         InputError: The family is unknown, or a count is out of range.

@@ -1,4 +1,4 @@
-"""Reader of pickles that others published, which runs no code of others.
+"""Read pickles from untrusted sources without running any code in them.
 
 A pickle is a program: it may name any function and call it. `load_pickle` only lets a pickle name NumPy's arrays,
 dtypes and numbers, torch's tensors, and Python's containers. Arrays are built by functions of this module, which check
@@ -29,7 +29,7 @@ class RefusedError(pickle.UnpicklingError):
 
 
 class _Dtype:
-    """A dtype that matches ``PLAIN_DTYPE``, built as a pickle builds NumPy's dtypes."""
+    """Stands in for `numpy.dtype` in a pickle, and accepts only dtypes that match ``PLAIN_DTYPE``."""
 
     def __init__(self, text: str, *_: object) -> None:
         if not isinstance(text, str) or not PLAIN_DTYPE.fullmatch(text):
@@ -43,7 +43,7 @@ class _Dtype:
 
 
 class _Array(np.ndarray[Any, Any]):
-    """An array that a pickle first creates empty, then fills through ``__setstate__``."""
+    """Stands in for an array that a pickle first creates empty, then fills: checks the bytes, dtype and shape."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, fortran, raw = state
@@ -54,7 +54,7 @@ class _Array(np.ndarray[Any, Any]):
 
 
 def _make_array(raw: bytes, kind: _Dtype, shape: tuple[int, ...], order: str) -> np.ndarray:
-    """Make an array of bytes; raise any exception if the arguments do not fit together."""
+    """Make an array from its bytes, dtype, shape and order; raise any exception if these do not fit together."""
     if not isinstance(kind, _Dtype):
         raise RefusedError("an array without a dtype")
     if not isinstance(raw, (bytes, bytearray)):
@@ -82,7 +82,7 @@ def _load_storage(raw: bytes) -> object:
     return torch.load(io.BytesIO(raw), weights_only=True)
 
 
-#: Maps the module and name of each object that a pickle may name to what the pickle gets.
+#: For each object that a pickle may name, by module and name: the object that takes its place when it is loaded.
 _NAMES: dict[tuple[str, str], object] = {
     **{
         ("builtins", builtin.__name__): builtin
@@ -102,7 +102,7 @@ _NAMES: dict[tuple[str, str], object] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a pickle that names only objects of ``_NAMES``."""
+    """An unpickler that raises a RefusedError if a pickle names an object that is not in ``_NAMES``."""
 
     def find_class(self, module: str, name: str) -> object:
         module = {"__builtin__": "builtins"}.get(module, module).replace("numpy._core", "numpy.core")
@@ -112,9 +112,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_pickle(argument: str, path: str | Path) -> Any:
-    """Load a pickle of arrays, tensors, numbers, text and containers; byte strings of Python 2 are read as Latin-1.
+    """Load a pickle of arrays, tensors, numbers, texts and containers, without running code in it.
 
-    Any other object is not created; an InputError names it.
+    Byte strings of Python 2 are read as Latin-1. An InputError about ``argument`` names any other object in the pickle;
+    it is not created.
 
     Source: Python's documentation of pickle, "Restricting globals".
     """
