@@ -407,8 +407,9 @@ def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
 
     - ``root/images/CLASS/*.jpg`` with ``base.json``, ``val.json`` and ``novel.json`` of Chen et al., or with
       ``train.csv``, ``val.csv`` and ``test.csv`` (columns ``filename`` and ``label``);
-    - ``root/images/CLASS/*.jpg`` with ``images.txt`` and ``image_class_labels.txt``, as in the authors' archive. Chen et
-      al.'s rule splits the classes: by name every other class is base, the others are validation and novel in turn;
+    - ``root/images/CLASS/*.jpg`` with ``images.txt`` and ``image_class_labels.txt``, as in the authors' archive. The
+      rule of Chen et al. splits the classes in the order of their names: every other class is base, the remaining ones
+      are validation and novel in turn;
     - ``root/train/CLASS/*.jpg``, ``val`` and ``test``;
     - ``root/CLASS/*.jpg``, split by the class list of this library.
 
