@@ -54,14 +54,14 @@ from protonet.ui.html import format_page
 MAX_BODY = 32 * 2**20
 #: Maximal pixels per side of a picture on the page.
 PICTURE_SIDE = 640
-#: Maximal numbers of listed columns, and of rows that are listed or labelled together.
+#: Maximal number of columns of a table that the page describes, and of rows in one response or one action.
 MAX_DESCRIBED_COLUMNS, MAX_SELECTED_ROWS = 400, 200
-#: Number of new labels after which the accuracy is computed again.
+#: Number of new labels after which the cross-validated accuracy is computed again.
 CHECK_INTERVAL = 20
-#: Roles of a column that the user can set; "" is the inferred type. "picture" is left out, because a client could then
-#: read any file whose path is in a cell.
+#: Roles that the user can give a column: a type, "drop" or "group"; "" restores the inferred type. "picture" is not
+#: among them, because a client could then read any file whose path is in a cell.
 COLUMN_ROLES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "drop", "group")
-#: Keys of the metrics that the page shows.
+#: Keys of the metrics of a fit (``fit --json``) that are sent to the page.
 SHOWN_METRICS = (
     "accuracy",
     "interval",
@@ -74,26 +74,29 @@ SHOWN_METRICS = (
 )
 
 Returned = TypeVar("Returned")
-#: Answers a request, or the action in its body, with a response or with a value that is sent as JSON.
+#: A function that answers a `Request` or an `ActionRequest`. It returns a response, or a value that is sent as JSON.
 Handler = Callable[[Any], Awaitable[object]]
 
 
 class ActionRequest(Struct):
-    """The body of a request: the tab of the browser, and the arguments of an action."""
+    """The JSON body of a request of the page: the browser tab, and the arguments of an action.
+
+    The action itself, such as "label", is in the path. It uses some of the arguments.
+    """
 
     tab: Annotated[str, Meta(max_length=64)]  #: Identifies the browser tab.
     by: Annotated[str, Meta(max_length=100)] = ""  #: The person who gives the label; "" if unknown.
-    row: int | None = None
-    rows: Annotated[list[int], Meta(max_length=MAX_SELECTED_ROWS)] | None = None
-    name: str | None = None
-    old: str | None = None
-    create: bool = False  #: Whether a new class may have a name similar to another one.
-    seen: str | UnsetType | None = UNSET  #: The label of the row that the page shows.
-    person: str | None = None
-    text: str = ""
-    column: str | None = None
-    choice: str | None = None
-    job: Literal["results", "export"] | None = None
+    row: int | None = None  #: Index of a row.
+    rows: Annotated[list[int], Meta(max_length=MAX_SELECTED_ROWS)] | None = None  #: Indices of several rows.
+    name: str | None = None  #: The name of a class.
+    old: str | None = None  #: The present name of a class to rename.
+    create: bool = False  #: Whether to create the class even if its name is similar to that of another class.
+    seen: str | UnsetType | None = UNSET  #: The label of the row on the page: None for no label; UNSET if not sent.
+    person: str | None = None  #: Lists only labels of this person; None for all persons.
+    text: str = ""  #: A text to search for, or texts to add as rows, one per line.
+    column: str | None = None  #: The name of a column.
+    choice: str | None = None  #: The role of the column, from `COLUMN_ROLES`.
+    job: Literal["results", "export"] | None = None  #: The kind of a job to start.
 
     def __post_init__(self) -> None:
         self.by = self.by.strip()
@@ -113,14 +116,14 @@ class LabelApi:
     policy: AccessPolicy
     title: str
     representation: Sequence[str] | None  #: Names of the encoders of texts and pictures, as typed by the user.
-    #: Encodes the table with other column roles; None with a model.
+    #: Reads and encodes the table again with other column roles; None if an initial model determines the columns.
     read_again: Callable[[ColumnOverrides], UnlabelledTable] | None
     uploads: Uploads
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.
 
     def create_app(self) -> ASGIApp:
-        """Create the ASGI application."""
+        """Create the ASGI application that serves the page and its API."""
         queue = self.queue
         changes: dict[str, Callable[[ActionRequest], object]] = {
             "next": lambda action: None,
@@ -153,7 +156,11 @@ class LabelApi:
         return create_app(self.policy, routes)
 
     def make_label_handler(self, change: Callable[[ActionRequest], object]) -> Handler:
-        """Make a handler that changes labels and returns the next row or, unless confirmed, a similar class name."""
+        """Make the handler of an action on labels, which calls ``change`` and answers with the next row to label.
+
+        If the action has a class name that is similar to an existing one, and does not confirm it by ``create``, the
+        handler answers with the existing name and changes nothing.
+        """
 
         async def respond(action: ActionRequest) -> object:
             names = self.queue.session.names
@@ -169,7 +176,7 @@ class LabelApi:
         return respond
 
     def start_job_on_labels(self, kind: Literal["results", "export"]) -> None:
-        """Start a job on the labelled rows, without rows whose pictures no longer exist."""
+        """Start a job of a kind on the labelled rows, except rows with a picture that no longer exists."""
         queue, session = self.queue, self.queue.session
         rows = {row: [*session.cells[row], label] for row, label in session.labels.items() if queue.has_picture(row)}
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
@@ -178,7 +185,11 @@ class LabelApi:
         self.jobs.start(PageJob(kind, queue.version, list(rows), [session.label_file.header, *rows.values()], table))
 
     def describe_accuracy(self) -> dict[str, object]:
-        """Return the cross-validated accuracy, and the number of labels until it is computed again."""
+        """Return the cross-validated accuracy, and when it is computed again.
+
+        ``check`` is the accuracy with its interval, or None before the first fit; ``checked`` is the number of labels
+        that it was computed from; ``next_check`` is the number of labels until the next time, 0 during a fit.
+        """
         metrics, jobs = self.jobs.metrics or {}, self.jobs
         keys = ("accuracy", "interval")
         accuracy = {key: metrics[key] for key in keys} if metrics.get("accuracy") is not None else None
@@ -186,7 +197,7 @@ class LabelApi:
         return {"check": accuracy, "checked": jobs.checked, "next_check": 0 if jobs.running else max(remaining, 1)}
 
     async def list_labels(self, action: ActionRequest) -> object:
-        """Answer with a list of labelled rows; rows that cross-validation predicts as another class come first."""
+        """Answer with the labelled rows that match; rows that cross-validation predicts as another class come first."""
         metrics = self.jobs.metrics or {}
         predictions: dict[int, tuple[str, float]] = {}
         if rows := metrics.get("predictions"):
@@ -196,12 +207,12 @@ class LabelApi:
         return self.queue.list_labels(predictions, action.name, action.text, action.person, limit=MAX_SELECTED_ROWS)
 
     async def page(self, _: Request) -> object:
-        """Answer with the page, whose script fills it and may only send requests to this server."""
+        """Answer with the HTML page; its script may send requests to this server only."""
         rules = "connect-src 'self'; img-src 'self' blob: data:"
         return html_response(*format_page("label.html", self.title, {}, ["page.css", "label.css"], "label.js", rules))
 
     async def describe_state(self, _: object) -> object:
-        """Answer with the columns of the table, notes on it, and the commands that repeat an export."""
+        """Answer with the columns of the table, notes on the table, and command lines that repeat an export."""
         rows, header = self.queue.rows, list(self.queue.header)
         names = list(rows.columns or header)
         return {
@@ -221,7 +232,7 @@ class LabelApi:
         }
 
     def describe_columns(self) -> list[dict[str, object]]:
-        """Return name, type, number of missing cells and chosen role of each column."""
+        """Return the name, type, number of missing cells and user-selected role of each column."""
         rows, header, settings = self.queue.rows, list(self.queue.header), self.jobs.columns
         names, cells = list(rows.columns or header), self.queue.session.cells
         missing = {
@@ -237,7 +248,7 @@ class LabelApi:
         return [{**column, "choice": choices.get(column["name"], "")} for column in [*used.values(), *unused]]
 
     async def choose_columns(self, action: ActionRequest) -> object:
-        """Set the role of a column, which is a type, "drop" or "group", and fit again."""
+        """Set the role of a column (a type, "drop" or "group"), encode the table again, and start a new fit."""
         name, choice, settings = str(action.column), str(action.choice), self.jobs.columns
         if self.read_again is None:
             raise HTTPException(409, "The columns are those of the model. Start without -m to change them.")
@@ -267,12 +278,12 @@ class LabelApi:
         return await self.describe_state(action)
 
     async def close_tab(self, action: ActionRequest) -> object:
-        """Release the row of a closed tab."""
+        """Handle that a browser tab is closed: its row can be suggested to other tabs."""
         self.queue.release(action.tab)
         return {}
 
     def require_rows(self, action: ActionRequest) -> list[int]:
-        """Return the row indices of an action; raise an InputError if one is not in the table."""
+        """Return the row indices of an action; raise an InputError if there are none, or one is not in the table."""
         rows, n = action.rows, len(self.queue.session.cells)
         if rows is None or not all(0 <= row < n for row in rows):
             must = f"be up to {MAX_SELECTED_ROWS} row indices"
@@ -284,11 +295,11 @@ class LabelApi:
         return list(map(self.queue.row_to_dict, self.require_rows(action)))
 
     async def project_rows(self, _: Request) -> object:
-        """Answer with the coordinates of all rows on the map."""
+        """Answer with the points of the rows in the page's scatter plot, by `LabelQueue.project_rows`."""
         return await self.run_in_thread(self.queue.project_rows)
 
     async def list_jobs(self, _: object) -> object:
-        """Answer with the state of the jobs: the metrics, and the exported files."""
+        """Answer with the state of the jobs: running, error, metrics of the last fit, and names of exported files."""
         jobs = self.jobs
         metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN_METRICS}
         if metrics is not None and (rows := (jobs.metrics or {}).get("predictions")):
@@ -297,14 +308,14 @@ class LabelApi:
         return state | {"fresh": jobs.version == self.queue.version} | self.queue.progress() | self.describe_accuracy()
 
     async def start_job(self, action: ActionRequest) -> object:
-        """Start the job that an action names."""
+        """Start the job that an action names, and answer with the state of the jobs."""
         if action.job is None:
             raise_input_error("job", "be results or export", "nothing", "Load the page again.")
         self.start_job_on_labels(action.job)
         return await self.list_jobs(action)
 
     async def try_row(self, request: Request) -> object:
-        """Classify the row in the body of a request, and explain the prediction."""
+        """Classify the one row in the body of a request, and answer with the prediction and its explanation."""
         fitted = self.queue.build_model()
         model = await self.run_in_thread(
             lambda: fitted.attach_encoders(self.representation, shown=False, use_cache=False)
@@ -317,16 +328,21 @@ class LabelApi:
         return result | {"notes": rows.notes}
 
     async def add_texts(self, action: ActionRequest) -> object:
-        """Add each line of a text as a row."""
+        """Add each line of an action's text to the table as a row, and answer with the number of new rows."""
         return await self.add_rows(lambda known: self.uploads.add_texts(action.text, known))
 
     async def add_picture(self, request: Request) -> object:
-        """Add the picture in the body of a request as a row."""
+        """Add the picture in the body of a request to the table as a row."""
         name, content = request.query_params.get("name", ""), await request.body()
         return await self.add_rows(lambda known: self.uploads.add_picture(name, content, known))
 
     async def add_rows(self, save: Callable[[set[str]], list[list[str]]]) -> object:
-        """Add rows to the table; ``save`` is given the known cells, and returns the cells of the rows it saved."""
+        """Save new rows, add them to the table, and answer with their number.
+
+        Args:
+            save: A function that saves uploaded rows, except those in the given texts (or paths) of the table. It
+                returns the cells of each saved row.
+        """
         async with self.changing:
             queue, column = self.queue, self.uploads.column or 0
             if queue.rows is not queue.session.rows:
@@ -337,7 +353,7 @@ class LabelApi:
         return {"added": len(added)} | queue.progress() | self.describe_accuracy()
 
     async def show_picture(self, request: Request) -> Response:
-        """Answer with a picture of the table, decoded and encoded again as PNG."""
+        """Answer with the picture of a row, decoded and encoded again as PNG."""
         row, cells = request.query_params.get("row", ""), self.queue.session.cells
         if self.queue.picture is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
             raise HTTPException(404, "`row` must be one with a picture; got another one. Load the page again.")
@@ -357,12 +373,12 @@ class LabelApi:
         return FileResponse(path, media_type=media, filename=title)
 
     async def run_in_thread(self, work: Callable[[], Returned]) -> Returned:
-        """Call a function in a thread, and return its result."""
+        """Call a function in a worker thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
 
 def make_request_handler(answer: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Make the handler of a route from a function that answers a request."""
+    """Make the handler of a route from a function of the request that returns a response or a JSON value."""
 
     async def respond(request: Request) -> Response:
         value = await answer(request)
@@ -372,7 +388,7 @@ def make_request_handler(answer: Handler) -> Callable[[Request], Awaitable[Respo
 
 
 def make_action_handler(answer: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Make the handler of a route from a function that answers the action in the body of a request."""
+    """Make the handler of a route from a function of the `ActionRequest` in the body of a request."""
 
     async def respond(request: Request) -> Response:
         return json_response(await answer(decode_json(await request.body(), ACTION_DECODER)))
@@ -381,7 +397,7 @@ def make_action_handler(answer: Handler) -> Callable[[Request], Awaitable[Respon
 
 
 def require_row(action: ActionRequest) -> int:
-    """Return the row index of an action; raise an InputError if it has none."""
+    """Return the row index of an action; raise an InputError if the action has none."""
     if action.row is None:
         raise_input_error("row", "be a whole number", "nothing", "Load the page again.")
     return action.row

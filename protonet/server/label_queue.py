@@ -1,4 +1,4 @@
-"""The queue of rows that clients of the labelling page label, and the thread that fits a network to the labels."""
+"""The queue of rows to label, for clients (browser tabs) of the labelling page, and the thread that fits a network."""
 
 from __future__ import annotations
 
@@ -31,36 +31,39 @@ from protonet.server.labels import LabelFile, LabelSession, embed, validate_clas
 from protonet.server.parsing import ParsedRows
 from protonet.ui.command_line import report_bug
 
-#: Number of rows that are suggested in advance, so that no client waits.
+#: Number of rows to label that are selected in advance, so that no client waits.
 N_SUGGESTED = 20
-#: Number of new labels after which the network is refitted, if there is no model.
+#: Number of new labels after which the network is fitted again; an initial model (``--model``) is never fitted again.
 REFIT_INTERVAL = 5
-#: Seconds after which a row that a client has not labelled is suggested to others.
+#: Seconds since a client's last request, after which its unlabelled row is suggested to other clients.
 LEASE_SECONDS = 600.0
-#: Maximal numbers of likely classes, similar rows, rows on the map, and characters of a cell in a response.
+#: Limits of a response: most probable classes, similar labelled rows, points of the scatter plot, characters of a cell.
 MAX_LIKELY_CLASSES, MAX_SIMILAR_ROWS, MAX_MAP_ROWS, MAX_SHOWN_CHARACTERS = 9, 3, 100_000, 2000
 
 
 @dataclass
 class Lease:
-    """A row that is suggested to one client only."""
+    """The reservation of a row for one client, during which the row is not suggested to other clients."""
 
-    row: int
-    reason: str  #: Why the row was suggested.
-    since: float  #: Time of the client's last request, in seconds.
+    row: int  #: Index of the row.
+    reason: str  #: Why the row was suggested, as a phrase.
+    since: float  #: Time of the client's last request: `time.monotonic`, in seconds.
 
 
 @dataclass
 class LabelQueue:
-    """Suggests rows to clients, and records their labels. Only `fitting` may be called from another thread."""
+    """Suggests rows to label to the clients of the labelling page, and saves the labels that they send.
+
+    Methods that change labels must be called from one thread; `project_rows` and `try_row` may be called from others.
+    """
 
     session: LabelSession  #: The table, its labels, and the network fitted last.
-    flags: LabelFile  #: The file of flagged rows, which are not suggested again.
-    people: LabelFile  #: The file of the persons who gave labels; the last line of a row counts.
+    flags: LabelFile  #: The file of rows that users flagged as unusual; such rows are not suggested again.
+    people: LabelFile  #: The file of the person who gave each label; if a row has several lines, the last one counts.
     header: Sequence[str]  #: The names of the table's columns.
-    picture: int | None = None  #: Index of the column of picture paths; None without pictures.
-    model: TablePipeline | None = None  #: The initial model, if any; its class names are fixed.
-    version: int = 0  #: Number of changes of labels or features so far.
+    picture: int | None = None  #: Index of the column of picture paths; None if the table has no pictures.
+    model: TablePipeline | None = None  #: The initial model, whose classes cannot be renamed; None to start with none.
+    version: int = 0  #: Number of changes of labels or features since the start.
     missing: dict[int, str] = field(default_factory=dict)  #: Paths of pictures that no longer exist, by row index.
     _leases: dict[str, Lease] = field(default_factory=dict)
     _queue: list[Suggestion] = field(default_factory=list)
@@ -68,7 +71,7 @@ class LabelQueue:
     _changed: threading.Event = field(default_factory=threading.Event)
     _ended: bool = False
     _embedding: Tensor = field(init=False)  #: Embeddings (rows, dim) by the session's network.
-    _rows: UnlabelledTable | None = None  #: New features of all rows, until the thread uses them.
+    _rows: UnlabelledTable | None = None  #: New features of all rows to which the network is not fitted yet, if any.
 
     def __post_init__(self) -> None:
         self._people = {tuple(cells): person for person, *cells, _ in self.people.rows}
@@ -80,7 +83,7 @@ class LabelQueue:
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
-        """Fit the network in a thread until the context is left; leaving waits for the fit in progress."""
+        """Start a thread that fits the network after each change of the labels; leaving the context ends the thread."""
         thread = threading.Thread(target=self._fit_loop, name="fitting")
         thread.start()
         try:
@@ -91,7 +94,11 @@ class LabelQueue:
             thread.join()
 
     def next_item(self, client: str) -> dict[str, object]:
-        """Return the row that a client is to label next; it stays the same until the client labels or skips it."""
+        """Return the row that a client should label next; it stays the same until the client labels or skips it.
+
+        The dict has the keys of `progress` and `describe_row`, and the ``reason`` for the suggestion. If no row
+        remains, it has the keys of `progress`, and ``row`` is None.
+        """
         now = time.monotonic()
         lease = self._leases.get(client)
         if lease is None or not self._needs_label(lease.row):
@@ -112,7 +119,10 @@ class LabelQueue:
         return self.progress() | {"reason": lease.reason} | self.describe_row(lease.row)
 
     def label_row(self, client: str, row: int, name: str, person: str = "") -> None:
-        """Save a label of a row; raise an HTTPException if the row has another label, an OSError on a full disk."""
+        """Save the class ``name`` as the label of a row, and the person who gave the label.
+
+        Raises an HTTPException if the row already has another label, and an OSError if the disk is full.
+        """
         name = validate_class_name(name, self.session.names)
         if self.session.labels.get(row) != name:  # else the request is repeated because its response was lost
             self._require_unlabelled(row)
@@ -124,7 +134,7 @@ class LabelQueue:
         self._record_person(row, name, person)
 
     def add_rows(self, cells: Sequence[list[str]], rows: UnlabelledTable) -> None:
-        """Append rows to the table, given their cells; ``rows`` has the features of the complete table."""
+        """Append new rows with the given cells to the table; ``rows`` has the features of all rows, old and new."""
         with self._lock:
             self.session.cells.extend(cells)
             self.session.rows, network, embedding = rows, self.session.network, self._embedding
@@ -135,19 +145,23 @@ class LabelQueue:
         self._note_change(None)
 
     def skip(self, client: str, row: int) -> None:
-        """Skip a row, so that another one is suggested to the client."""
+        """Skip an unlabelled row until the next start; the client is then offered another row."""
         with self._lock:
             self.session.skipped.add(self._require_unlabelled(row))
         self._leases.pop(client, None)
 
     def flag(self, client: str, row: int) -> None:
-        """Save that a row is flagged as unusual, and skip it."""
+        """Save a flag that an unlabelled row is unusual, and skip the row."""
         if not self._is_flagged(self._require_unlabelled(row)):
             self.flags.add(self.session.cells[row], "flagged")
         self.skip(client, row)
 
     def undo(self, client: str, row: int, seen: str | UnsetType | None = UNSET) -> None:
-        """Remove the label or flag of a row, and suggest the row again, unless its label is not as ``seen``."""
+        """Undo the label, flag or skip of a row, and suggest the row to the client again.
+
+        Raises an HTTPException if the row's label differs from ``seen``, the label on the client's page. ``seen`` is
+        None for an unlabelled row; UNSET omits this check.
+        """
         cells = self.session.cells[self._require_row(row)]
         self._require_unchanged(row, seen)
         others = [line for line in self.flags.rows if line[:-1] != cells]
@@ -161,7 +175,7 @@ class LabelQueue:
         self._note_change(None)
 
     def relabel(self, row: int, name: str, person: str = "", seen: str | UnsetType | None = UNSET) -> None:
-        """Change the label of a row, unless the present label is not as ``seen``."""
+        """Change the label of a labelled row to ``name``; raise an HTTPException if its label differs from ``seen``."""
         name = validate_class_name(name, self.session.names)
         if self._require_row(row) not in self.session.labelled:
             raise HTTPException(409, f"`row` must be a labelled one; got {row}.")
@@ -173,7 +187,7 @@ class LabelQueue:
         self._record_person(row, name, person)
 
     def label_many(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
-        """Label rows or, if the name is None, flag them; rows with a label or flag are left out."""
+        """Give rows the label ``name`` or, if it is None, a flag; rows with a label or flag are not changed."""
         labelled = set(self.session.labelled)
         for row in [row for row in rows if self._require_row(row) not in labelled and not self._is_flagged(row)]:
             if name is None:
@@ -182,7 +196,7 @@ class LabelQueue:
                 self.label_row(client, row, name, person)
 
     def rename_class(self, old: str, new: str) -> None:
-        """Rename a class in all labels; if the new name is another class, the two are merged."""
+        """Rename a class in all labels; if another class already has the new name, the two classes are merged."""
         session, names = self.session, self.session.names
         new = validate_class_name(new, names)
         if old not in names:
@@ -201,11 +215,11 @@ class LabelQueue:
         self._note_change(None)
 
     def release(self, client: str) -> None:
-        """Release the row of a client, so that it is suggested to others."""
+        """End the reservation of a client's row, so that it can be suggested to other clients."""
         self._leases.pop(client, None)
 
     def progress(self) -> dict[str, object]:
-        """Return the numbers of labelled, remaining and flagged rows and of rows per class, and missing pictures."""
+        """Count the labelled, remaining and flagged rows and the labels per class; list pictures that do not exist."""
         counts = dict.fromkeys(self.session.names, 0) | Counter(name for *_, name in self.session.label_file.rows)
         left = self.session.list_unlabelled().tolist()
         return {
@@ -228,11 +242,16 @@ class LabelQueue:
         """List labelled rows: first rows that cross-validation predicts as another class, then the latest ones.
 
         Args:
-            predictions: The predicted class and its probability, by row index.
-            name: Lists rows of this class only; None for all classes.
-            text: Lists rows only if a cell contains this text in upper or lower case.
-            person: Lists labels of this person only, "" for an unknown one; None for all persons.
+            predictions: By row index, the class that cross-validation predicts and its probability.
+            name: Lists only rows of this class; None for all classes.
+            text: Lists only rows with a cell that contains this text, in upper or lower case.
+            person: Lists only labels of this person; "" for labels without a person, None for all labels.
             limit: Maximal number of listed rows.
+
+        Returns:
+            ``rows``: for each listed row, the keys of `row_to_dict`, its label as ``name``, its person as ``by``, and
+            the predicted class with its probability; ``total``: number of rows that match; ``differing``: number of
+            those that are predicted as another class; ``people``: names of all persons.
         """
         differing, others = list[JsonDict](), list[JsonDict]()
         for row, label in self.session.labels.items():
@@ -251,7 +270,7 @@ class LabelQueue:
 
     @torch.no_grad()
     def describe_row(self, row: int) -> dict[str, object]:
-        """Return the cells of a row, its most likely classes, and the most similar labelled rows."""
+        """Return the cells of a row, its most probable classes (``likely``) and the most similar labelled rows."""
         names = self.session.names
         with self._lock:
             network, rows, embedding = self.session.network, self.session.rows, self._embedding
@@ -263,7 +282,7 @@ class LabelQueue:
         return self.row_to_dict(row) | {"likely": likely[:MAX_LIKELY_CLASSES], "near": near}
 
     def find_similar_rows(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, object]]:
-        """Return the labelled rows whose embeddings are nearest to an embedding (dim,)."""
+        """Return the labelled rows, except row ``leave_out``, whose embeddings are nearest to an embedding (dim,)."""
         with self._lock:
             labels, others = self.session.labels, self._embedding
         labels.pop(leave_out, None)
@@ -275,13 +294,18 @@ class LabelQueue:
         return [self.row_to_dict(row) | {"name": labels[row]} for row in nearest]
 
     def row_to_dict(self, row: int) -> dict[str, object]:
-        """Return the index of a row, its cells, truncated to a maximal length, and whether its picture exists."""
+        """Return the index of a row, its cells, each truncated to a maximal length, and whether its picture exists."""
         cells = [cell[:MAX_SHOWN_CHARACTERS] for cell in self.session.cells[row]]
         return {"row": row, "cells": cells, "picture": self.has_picture(row)}
 
     @torch.no_grad()
     def project_rows(self) -> dict[str, object]:
-        """Return coordinates in [-1, 1], predicted class and label (-1 without one) of all rows, for the map."""
+        """Project rows to two dimensions, by their logits, for a scatter plot.
+
+        Returns:
+            Lists with an item per point: ``row``, the row index; ``x`` and ``y``, coordinates in [-1, 1]; ``predicted``
+            and ``label``, class indices, where the label of an unlabelled row is -1. ``names`` are the classes.
+        """
         network, rows = self._require_network("map")
         shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_MAP_ROWS))
         logits = self._predict(network, rows, shown)
@@ -299,10 +323,12 @@ class LabelQueue:
 
     @torch.no_grad()
     def try_row(self, model: TablePipeline, row: ParsedRows) -> dict[str, object]:
-        """Classify one row by a model of `build_model`, and explain the prediction.
+        """Classify one row, entered by a user, with the result of `build_model`, and explain the prediction.
 
-        The explanation has the most similar labelled rows, the fraction of rows that are farther from every class and,
-        with several columns, the contribution of each to the most likely class, as ``explain`` computes it.
+        Returns:
+            ``likely``: the most probable classes with their probabilities; ``near``: the most similar labelled rows;
+            ``farther``: the fraction of the table's rows that are farther from every class than this row; ``support``:
+            the contribution of each column to the log-probability of the most probable class, if there are several.
         """
         with self._lock:
             x_all, done = self.session.rows.x, self.session.labelled[-REPLACEMENT_ROWS:]
@@ -322,11 +348,11 @@ class LabelQueue:
         return {"likely": likely, "near": near, "farther": farther, "support": support}
 
     def build_model(self) -> TablePipeline:
-        """Build a model with the network that was fitted last; raise an HTTPException if there is none yet."""
+        """Build a model with the network that was fitted last; raise an HTTPException if no network is fitted yet."""
         return self._to_model(*self._require_network("model"))
 
     def _to_model(self, network: PrototypeNetwork, rows: UnlabelledTable) -> TablePipeline:
-        """Build a model with a network; its metadata count labelled rows without information, as ``fit`` does."""
+        """Build a model from a network; its metadata count, per class, labelled rows that have only missing cells."""
         names = tuple(self.session.names[: len(network.counts)])
         metadata = {} if self.model is None else dict(self.model.metadata)
         counts = parse_counts(metadata.get("uninformative"), len(names))
@@ -342,7 +368,7 @@ class LabelQueue:
         )
 
     def _predict(self, network: PrototypeNetwork, rows: UnlabelledTable, indices: Tensor) -> Tensor:
-        """Compute the logits (n, num_classes) of rows; rows without information are treated as ``predict`` does."""
+        """Compute logits (n, num_classes) of the rows at ``indices`` (n,); empty rows get the class frequencies."""
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
         uninformative = rows.uninformative[indices]
         if bool(uninformative.any()):
@@ -351,21 +377,21 @@ class LabelQueue:
 
     @property
     def fixed_classes(self) -> Sequence[str]:
-        """The names of classes that cannot be renamed."""
+        """The names of the classes that cannot be renamed: those of the initial model, if there is one."""
         return () if self.model is None else tuple(map(str, self.model.classes))
 
     @property
     def rows(self) -> UnlabelledTable:
-        """The features that the network is, or will soon be, fitted to."""
+        """The latest features of all rows; the network may still have been fitted to earlier ones."""
         return self._rows or self.session.rows
 
     def replace_rows(self, rows: UnlabelledTable) -> None:
-        """Let the thread fit the network to new features of all rows."""
+        """Replace the features of all rows; the background thread then fits the network to the new ones."""
         self._rows = rows
         self._note_change(None)
 
     def _require_network(self, purpose: str) -> tuple[PrototypeNetwork, UnlabelledTable]:
-        """Return the network and its rows; raise an HTTPException that names the purpose if none is fitted yet."""
+        """Return the network and the table; if no network is fitted, raise an HTTPException that names the purpose."""
         with self._lock:
             network, rows = self.session.network, self.session.rows
         if network is None:
@@ -373,7 +399,7 @@ class LabelQueue:
         return network, rows
 
     def _require_unchanged(self, row: int, seen: str | UnsetType | None) -> None:
-        """Raise an HTTPException if the label of a row is not as a client has ``seen`` it; UNSET is not checked."""
+        """Raise an HTTPException if a row's label differs from ``seen``, the label on a client's page, unless UNSET."""
         label = self.session.labels.get(row)
         if seen is not UNSET and seen != label:
             got = "no label any more" if label is None else f"the label {to_printable(label)[:40]!r} now"
@@ -391,7 +417,7 @@ class LabelQueue:
         return [*self.session.cells[row], "flagged"] in self.flags.rows
 
     def _needs_label(self, row: int) -> bool:
-        """Test whether a row is neither skipped nor labelled, and its picture exists."""
+        """Test whether a row still needs a label: it is neither skipped nor labelled, and its picture exists."""
         if row in self.session.skipped or row in self.session.labelled:
             return False
         if not self.has_picture(row):
@@ -405,38 +431,38 @@ class LabelQueue:
         return self.picture is None or text_to_path(self.session.cells[row][self.picture]).exists()
 
     def _reset_network(self) -> None:
-        """Discard the network because its classes have changed; an initial model is kept."""
+        """Discard the fitted network, because the classes have changed; the initial model, if any, stays in use."""
         if self.model is not None:
             self.session.network = None
         else:
             self.session.replace_rows(self.session.rows)
 
     def _add_class(self, name: str) -> None:
-        """Append a class name if it is new."""
+        """Append a name to the list of classes, unless the list has it."""
         if name not in self.session.names:
             self.session.names.append(name)
 
     def _require_unlabelled(self, row: int) -> int:
-        """Return a row index; raise an HTTPException if the row has a label, or does not exist."""
+        """Return a row index unchanged; raise an HTTPException if the row has a label, or does not exist."""
         if self._require_row(row) in self.session.labelled:
             raise HTTPException(409, f"`row` must be unlabelled; got {row}, which another client has labelled.")
         return row
 
     def _require_row(self, row: int) -> int:
-        """Return a row index; raise an HTTPException unless the table has this row, without a label of its own."""
+        """Return a row index unchanged; raise an HTTPException unless this row exists and may be labelled."""
         if not 0 <= row < len(self.session.cells) or self.session.rows.known[row]:
             raise HTTPException(404, f"`row` must be an unlabelled row of the table; got {row}.")
         return row
 
     def _note_change(self, client: str | None) -> None:
-        """Release the row of a client, if given, and let the thread fit the network to the changed labels."""
+        """Wake the thread that fits the network to changed labels; release the row of ``client``, unless None."""
         if client is not None:
             self._leases.pop(client, None)
         self.version += 1
         self._changed.set()
 
     def _fit_loop(self) -> None:
-        """Fit the network whenever labels or features have changed, until `fitting` ends."""
+        """Fit the network whenever labels or features have changed, until the context of `fitting` is left."""
         fitted = len(self.session.labelled)
         while True:
             self._changed.wait()

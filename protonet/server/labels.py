@@ -44,17 +44,18 @@ if sys.platform != "win32":
 TYPICAL_ROWS_PER_CLASS = 2
 #: Maximal number of characters of a class name.
 MAX_CLASS_NAME_LENGTH = 100
-#: Similarity (`difflib.SequenceMatcher.ratio`) to a class from which a new name may be a misspelling.
+#: Minimal similarity (`difflib.SequenceMatcher.ratio`) of a new name to a class name to count as its misspelling.
 MIN_NAME_SIMILARITY = 0.85
 #: Time limit of a refit in seconds.
 REFIT_TIME_LIMIT = 5.0
 
 
 class LabelFile:
-    """A CSV file of labelled rows, which ``fit`` and ``update`` can read; only one process at a time may open it.
+    """A CSV file of labelled rows that is safe against crashes; the commands ``fit`` and ``update`` can read it.
 
-    `add` returns after the row is synced to disk. When the file is opened, an incomplete last line, which a power
-    failure may leave, is removed. A lazy file is created when the first row is added.
+    `add` returns after the row is synced to disk. Opening the file removes an incomplete last line, which a power
+    failure may leave, and locks the file against other processes. With ``lazy``, a missing file is created by the first
+    `add`.
     """
 
     def __init__(self, path: Path, header: Sequence[str], classes: Sequence[str] | None, *, lazy: bool = False) -> None:
@@ -86,14 +87,14 @@ class LabelFile:
             os.close(self._file)
 
     def add(self, cells: Sequence[str], name: str) -> None:
-        """Append a row and its label to the file."""
+        """Append the cells of a row and its label ``name`` to the file."""
         if self._file < 0:
             self._open()
         self._append_line([*cells, name])
         self.rows.append([*cells, name])
 
     def _append_line(self, cells: list[str]) -> None:
-        """Append a line to the file, and sync it to disk; remove it again if the disk is full."""
+        """Append a line to the file, and sync the file to disk; remove the line again if the disk is full."""
         line = format_csv([cells]).encode()
         end = os.lseek(self._file, 0, os.SEEK_END)
         try:
@@ -114,7 +115,7 @@ class LabelFile:
         self.rows = [list(row) for row in rows]
 
     def _read(self) -> int:
-        """Read the rows of the file; return the size in bytes of its complete lines."""
+        """Append the complete lines of the file to `rows`, and return the total size of these lines in bytes."""
         header, size, end = self.header, 0, 0
         with self.path.open(
             encoding="utf-8", errors="surrogateescape", newline=""
@@ -152,13 +153,16 @@ def _lock_file(path: Path, file: int) -> None:
 
 
 def _raise_format_error(path: Path, got: str) -> NoReturn:
-    """Raise an InputError because an output file belongs to another table or other classes."""
+    """Raise an InputError because an output file belongs to another table or classes; ``got`` describes its content."""
     must = "be a new file, or labelled rows of this table and these classes"
     raise_input_error("output", must, f"{path} with {got}", "Pass another path, or that file's table and classes.")
 
 
 def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
-    """Parse a comma-separated list of class names; without a text, return the classes of the model, if any."""
+    """Parse a comma-separated list of class names; raise an InputError if the model does not know one of them.
+
+    If the text is None, return the classes of the model or, without a model, an empty list.
+    """
     known = [] if model is None else list(map(str, model.classes))
     names = known if text is None else [name.strip() for name in text.split(",")]
     for name in names:
@@ -173,7 +177,10 @@ def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
 
 
 def validate_class_name(name: object, known: Sequence[str]) -> str:
-    """Return a class name without surrounding spaces; raise an InputError if it is not valid."""
+    """Return a class name without surrounding spaces.
+
+    Raises an InputError unless the name is in ``known``, or is printable, short enough and not a missing value like NA.
+    """
     text = name.strip() if isinstance(name, str) else ""
     if text in known:
         return text
@@ -184,7 +191,10 @@ def validate_class_name(name: object, known: Sequence[str]) -> str:
 
 
 def find_similar_class(name: str, known: Sequence[str]) -> str | None:
-    """Return the known class that a name may be a misspelling of; None if the name is known or unlike all classes."""
+    """Return the class of ``known`` that a name may be a misspelling of.
+
+    Return None if the name is itself in ``known``, or is not similar to any of them.
+    """
     name = name.strip()
     if name in known:
         return None
@@ -194,9 +204,17 @@ def find_similar_class(name: str, known: Sequence[str]) -> str | None:
 
 
 class LabelSession:
-    """A labelling session: a table, the labels of its rows, and the network that is fitted to them.
+    """A labelling session: a table, the labels of its rows, and the network that is fitted to the labels.
 
-    Each line of the label file belongs to a row with equal cells: to the first of them without a label in the table.
+    The label file has cells, but no row indices. Each line belongs to a row of the table with equal cells. If several
+    rows have equal cells, their lines belong to the first of these rows; rows that the table itself labels come last.
+
+    Args:
+        rows: The features of all rows.
+        cells: The texts of the cells of each row.
+        classes: The class names; new names are appended if there is no model.
+        model: The model that labels update; None to fit a network to the labels alone.
+        answers: The label file.
     """
 
     def __init__(
@@ -229,7 +247,7 @@ class LabelSession:
         return {row: label for row, (*_, label) in zip(self.labelled, self.label_file.rows, strict=True)}
 
     def update_network(self, *, anew: bool = False) -> None:
-        """Update the network with new labels: move its prototypes or, if ``anew`` and without a model, refit it."""
+        """Update the network with new labels, by `fit_network`."""
         self.network = self.fit_network(self.list_label_indices(), len(self.names), anew=anew)
 
     def replace_rows(self, rows: UnlabelledTable) -> None:
@@ -237,11 +255,21 @@ class LabelSession:
         self.rows, self.network, self._fitted, self._learned = rows, None, None, []
 
     def list_label_indices(self) -> list[tuple[int, int]]:
-        """List the row index and the class index of each label."""
+        """List the pair (row index, class index) of each label, in the order of the label file."""
         return [(row, self.names.index(label)) for row, label in self.labels.items()]
 
     def fit_network(self, labels: list[tuple[int, int]], num_classes: int, *, anew: bool) -> PrototypeNetwork | None:
-        """Fit or update the network for row and class indices of labels; None until two classes have labels."""
+        """Return a network for labels, by adding them to the prototypes of the last fit, or by a new fit.
+
+        Args:
+            labels: The row index and the class index of each label.
+            num_classes: The number of classes.
+            anew: Whether to fit again. It is ignored if the session has an initial model. A session without one also
+                fits again if earlier labels or the classes have changed.
+
+        Returns:
+            A copy of the network, or None before two classes have labels.
+        """
         x = self.rows.x[[row for row, _ in labels]]
         y = torch.tensor([label for _, label in labels], dtype=torch.int64)
         fitted = self._fitted
@@ -258,13 +286,18 @@ class LabelSession:
         return network
 
     def list_unlabelled(self) -> Tensor:
-        """List the indices (n,) int64 of rows that are neither labelled nor skipped."""
+        """Return the indices (n,) int64 of the rows that are neither labelled nor skipped."""
         left = ~self.rows.known
         left[[*self.labelled, *self.skipped]] = False
         return left.nonzero().flatten()
 
     def suggest(self, n: int, left: Tensor | None = None) -> list[Suggestion]:
-        """Suggest at least ``n`` rows to label next: first typical rows, then the most informative ones."""
+        """Suggest rows to label next: at first typical rows of the table, later the most informative rows.
+
+        Args:
+            n: Number of rows to suggest. There are fewer if fewer remain, and more while typical rows are missing.
+            left: Indices (m,) of the unlabelled rows; None to compute them.
+        """
         left = self.list_unlabelled() if left is None else left
         first = TYPICAL_ROWS_PER_CLASS * len(self.classes) - len(self.labelled)
         if not len(left):
@@ -289,13 +322,16 @@ class LabelSession:
 
 @torch.no_grad()
 def embed(x: Tensor, network: PrototypeNetwork | None) -> Tensor:
-    """Compute embeddings (n, dim) of rows; without a network, these are the standardized features."""
+    """Compute the embeddings (n, dim) of rows (n, features) by a network; if it is None, standardize the features."""
     space = StandardisedEmbedding(x) if network is None else network
     return torch.cat([space.embed(batch) for batch in x.split(4096)])
 
 
 def fit_labels(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) -> PrototypeNetwork:
-    """Fit a network at effort "fast" to rows (n, dim) and their classes (n,), of which there are at least two."""
+    """Fit a network to rows (n, dim) and class indices (n,) of at least two classes, with effort "fast".
+
+    ``blocks`` (dim,) has the index of the column that each feature encodes; None if features are their own columns.
+    """
     metadata = {"num_classes": num_classes}
     return solve_problem([(x, y)], None, metadata, REFIT_TIME_LIMIT, "fast", blocks=blocks).network
 
@@ -306,7 +342,10 @@ MAX_ADDED_ROWS, MAX_UPLOADED_CHARACTERS = 10_000, 20_000
 
 @dataclass
 class Uploads:
-    """Rows that are uploaded to a table; concurrent threads, also of requests that timed out, may add rows."""
+    """Texts or pictures that users upload as new rows of a table.
+
+    Several threads may add rows at the same time. A thread goes on after its request has timed out.
+    """
 
     rows: LabelFile  #: The file of uploaded rows, whose last column is "added".
     table: Path  #: The table that the rows are added to.
@@ -325,7 +364,10 @@ class Uploads:
         return self.rows.path.with_suffix("")
 
     def add_texts(self, text: str, known: set[str]) -> list[list[str]]:
-        """Save each line of a text that is neither empty nor ``known`` as a row; return the cells of these rows."""
+        """Save each line of a text as a new row, except empty lines and lines in ``known``, the texts of the table.
+
+        Returns the cells of each new row. Raises an InputError if there are too many lines, or a line is too long.
+        """
         self._require_modality(pictures=False)
         lines = [escape_control_chars(line.strip()) for line in text.splitlines()]
         lines = [line for line in dict.fromkeys(lines) if line and line not in known]
@@ -336,7 +378,16 @@ class Uploads:
         return self._save(lines)
 
     def add_picture(self, name: str, content: bytes, known: set[str]) -> list[list[str]]:
-        """Save a picture as a row unless its path is ``known``; return the cells of the row, if any."""
+        """Save an uploaded picture in `folder`, and as a new row.
+
+        Args:
+            name: The file name on the user's computer.
+            content: The bytes of the file.
+            known: The paths of the pictures that the table already has; they contain a checksum of the content.
+
+        Returns:
+            The cells of the new row in a list, which is empty if the table already has the picture.
+        """
         self._require_modality(pictures=True)
         if self.folder.resolve().is_relative_to(self.table.resolve()):
             raise HTTPException(409, "Pictures cannot be added inside of the folder of the table: pass another -o.")
@@ -359,7 +410,7 @@ class Uploads:
         return self._save([path_to_text(path)])
 
     def _save(self, texts: Sequence[str]) -> list[list[str]]:
-        """Append a row for each text, unless an interrupted request has saved it; return the cells of all rows."""
+        """Make a row for each text (or path), append it unless the file of rows has it, and return all rows' cells."""
         column = self.column or 0
         rows = [[text if index == column else "" for index in range(len(self.rows.header) - 1)] for text in texts]
         with self._lock:
@@ -370,7 +421,7 @@ class Uploads:
         return rows
 
     def _require_modality(self, *, pictures: bool) -> None:
-        """Raise an HTTPException unless pictures, or texts, can be uploaded."""
+        """Raise an HTTPException unless more rows of the modality, pictures or else texts, can be uploaded."""
         kind = "pictures" if pictures else "texts"
         if self.column is None or self.pictures is not pictures:
             raise HTTPException(409, f"Rows can be added if {kind} are the only feature of the table.")
@@ -379,7 +430,7 @@ class Uploads:
 
 
 def extend_rows(rows: UnlabelledTable, header: Sequence[str], cells: Sequence[Sequence[str]]) -> UnlabelledTable:
-    """Append the features of new rows to a table, given the cells of the rows and the header that names them."""
+    """Return a copy of an encoded table with new rows at its end; ``header`` names the columns of ``cells``."""
     n, start = len(cells), len(rows.x)
     if not n:
         return rows
