@@ -51,19 +51,21 @@ HEADERS = [
 ]
 #: Name of the header of the content security policy, and its value for responses that are not pages.
 POLICY_HEADER, NO_CONTENT_POLICY = b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"
+#: Media types of bodies.
 JSON, HTML, CSV = "application/json", "text/html; charset=utf-8", "text/csv; charset=utf-8"
+#: Names of this machine, which every server accepts in the header ``Host``.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "[::1]")
-#: Environment variables of the token, and of a second token, which is accepted while clients change theirs.
+#: Environment variables of the access token, and of a second one, which is accepted while clients move to a new token.
 TOKEN_VARIABLES = "PROTONET_TOKEN", "PROTONET_TOKEN_2"
 #: Paths that need no token.
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-#: Error messages that replace Starlette's, by status.
+#: Error messages that replace those of Starlette, by HTTP status.
 STATUS_MESSAGES = {
     400: "`Host` must be a name of this server, or one of --allowed-hosts.",
     404: "There is no such path: /docs lists those that there are.",
     405: "This path takes another method.",
 }
-#: Matches the request identifiers that are accepted from clients.
+#: Matches values of the header ``X-Request-Id`` that are accepted from clients.
 REQUEST_ID = re.compile(rb"[\w.:/+=-]{1,128}")
 
 
@@ -78,15 +80,15 @@ class AccessPolicy:
     """Rules of access to a server, and its limits."""
 
     tokens: Sequence[str]  #: Accepted tokens, sent as a bearer or in the address (``?token=``).
-    hosts: Collection[str]  #: Accepted names in ``Host``; others could be names that a web page maps to this address.
-    max_body: int  #: Maximal bytes of a request's body.
+    hosts: Collection[str]  #: Accepted values of the header ``Host``; other values are rejected against DNS rebinding.
+    max_body: int  #: Maximal number of bytes of a request's body.
     max_requests: int = 128  #: Maximal number of requests that are answered at a time.
-    timeout: float = 30.0  #: Maximal seconds until a response is ready.
-    origins: Sequence[str] = ()  #: Origins of other servers whose pages may send requests.
-    access_log: TextIO | None = None  #: Takes a line per request; None for no log.
-    print_token: bool = False  #: Whether the printed address holds the token, because it was drawn at random.
+    timeout: float = 30.0  #: Maximal number of seconds until a response is ready.
+    origins: Sequence[str] = ()  #: Origins of other servers whose pages may send requests (CORS).
+    access_log: TextIO | None = None  #: The file that gets a line of JSON per request; None for no log.
+    print_token: bool = False  #: Whether the printed address has the token, because the token is random.
     active: int = field(default=0, init=False)  #: Number of requests that are being answered.
-    closing: bool = field(default=False, init=False)  #: Whether the server is stopping, and asks clients to close.
+    closing: bool = field(default=False, init=False)  #: Whether the server is stopping, and closes its connections.
 
     @property
     def address_query(self) -> str:
@@ -95,7 +97,10 @@ class AccessPolicy:
 
 
 def make_policy(host: str, names: Sequence[str], max_body: int) -> AccessPolicy:
-    """Make the policy of a server at a host; without a token in the environment, a random token is drawn."""
+    """Make the access policy of a server that listens on ``host`` and accepts further host ``names``.
+
+    The tokens come from the environment variables `TOKEN_VARIABLES`; if both are empty, a random token is generated.
+    """
     for name in names:
         if not re.fullmatch(r"[^\s/:@\[\]]+|\[?[0-9a-fA-F:]+\]?", name):
             raise_input_error("allowed_hosts", "be host names without a port", repr(to_printable(name)), "Pass names.")
@@ -109,7 +114,10 @@ def create_app(
     routes: Sequence[BaseRoute],
     observe: Callable[[str, int, float], None] = lambda path, status, seconds: None,
 ) -> ASGIApp:
-    """Create the application; ``observe`` is called with the path, status and seconds of each response."""
+    """Create an ASGI application of routes behind the checks, limits and access log of a policy.
+
+    ``observe`` is called with the path, the status and the duration in seconds of each response.
+    """
     app: ASGIApp = AccessMiddleware(Router(routes, redirect_slashes=False), policy)
     app = TrustedHostMiddleware(app, list(policy.hosts), www_redirect=False)
     app = RequestMiddleware(app, policy, observe)
@@ -121,14 +129,14 @@ def create_app(
 
 @dataclass
 class RequestMiddleware:
-    """Middleware that gives requests an id and a deadline, logs them, and answers exceptions with JSON."""
+    """ASGI middleware that gives requests an id and a deadline, logs them, and answers exceptions with JSON."""
 
     app: ASGIApp
     policy: AccessPolicy
     observe: Callable[[str, int, float], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
+        """Answer a request within the policy's time limit, and write it to the access log."""
         started, task, status, size, expired = time.perf_counter(), asyncio.current_task(), 0, 0, False
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
@@ -190,13 +198,13 @@ class RequestMiddleware:
 
 @dataclass
 class AccessMiddleware:
-    """Middleware that rejects requests that the policy does not allow, and bodies that are too large."""
+    """ASGI middleware that rejects requests that the policy does not allow, and bodies that are too large."""
 
     app: ASGIApp
     policy: AccessPolicy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request: check its headers before its body is read, and pass it on."""
+        """Check the headers of a request and the number of active requests, then pass the request on."""
         policy, is_open, size = self.policy, scope["path"] in OPEN_PATHS, 0
         headers = dict(reversed(scope["headers"]))
         self.check_headers(headers, scope["query_string"], is_open=is_open)
@@ -222,7 +230,7 @@ class AccessMiddleware:
             policy.active -= 1
 
     def check_headers(self, headers: dict[bytes, bytes], query: bytes, *, is_open: bool) -> None:
-        """Raise an HTTPException unless origin, token, length and encoding of a request are allowed."""
+        """Raise an HTTPException unless origin, token, length and encoding are allowed; open paths need no token."""
         host, origin = headers.get(b"host", b"").lower().decode("latin-1"), headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in (
             f"http://{host}",
@@ -245,7 +253,7 @@ class AccessMiddleware:
 
 
 def error_response(error: Exception) -> Response:
-    """Make the JSON response to an exception, with a status and a one-line message."""
+    """Make the JSON response to an exception, with an HTTP status and a message of one line."""
     status, headers = 500, None
     if isinstance(error, HTTPException):
         status, line, headers = error.status_code, error.detail, error.headers
@@ -260,18 +268,18 @@ def error_response(error: Exception) -> Response:
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Make a response that holds a value as JSON."""
+    """Make a response whose body is a value as JSON."""
     return Response(msgspec.json.encode(value) + b"\n", status, headers, JSON)
 
 
 def html_response(page: str, policy: str) -> Response:
-    """Make a response that holds an HTML page, with its content security policy."""
+    """Make a response whose body is an HTML page; ``policy`` is the page's content security policy."""
     return Response(page, headers={POLICY_HEADER.decode(): policy}, media_type=HTML)
 
 
-#: Maximal number of connections; for a further one, the longest idle connection is closed.
+#: Maximal number of connections. A further one is accepted after the connection that was idle longest is closed.
 MAX_CONNECTIONS = 1024
-#: Maximal bytes of the head of a request, and of the trailers after a chunked body.
+#: Maximal bytes of the head of a request (its first line and headers), and of the trailers after a chunked body.
 MAX_HEAD_BYTES = 2**16
 #: Maximal seconds until the head of a request has arrived.
 HEAD_SECONDS = 10.0
@@ -280,14 +288,17 @@ CLOSING_SECONDS = 1.0
 
 
 class ConnectionState(ServerState):
-    """The state shared by all connections: ``idle`` maps connections without a request to the time since when."""
+    """The state that all connections share, with a list of the idle ones, which are not being sent a response.
+
+    ``idle`` maps each idle connection to the time at which it became idle, in seconds of the event loop's clock.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.idle = OrderedDict[LimitedProtocol, float]()  # the longest idle first
 
     def close_idle(self, now: float) -> None:
-        """Close the connections that have been idle for `HEAD_SECONDS` at a time."""
+        """Close the connections that have been idle for `HEAD_SECONDS` seconds or more at the time ``now``."""
         while self.idle:
             connection, since = next(iter(self.idle.items()))
             if now - since < HEAD_SECONDS:
@@ -296,7 +307,7 @@ class ConnectionState(ServerState):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with limits on the size and time of a request's head, on trailers, and with errors as JSON."""
+    """HTTP/1.1 with errors as JSON, and with limits on the size and time of a request's head, and on trailers."""
 
     server_state: ConnectionState
 
@@ -338,22 +349,22 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
-        """Start counting bytes, which are trailers if this is the header of the last chunk."""
+        """Start counting bytes: after the header of the last chunk, the bytes are trailers."""
         self.reading_head, self.head_bytes = True, 0
         self.headers = []  # takes the trailers, which the application does not see
 
     def on_body(self, body: bytes) -> None:
-        """Stop counting, and pass on bytes of the body."""
+        """Stop counting bytes of the head, and pass on bytes of the body."""
         self.reading_head = False
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Stop counting at the end of a request."""
+        """Stop counting bytes at the end of a request."""
         self.reading_head = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Mark the connection as idle, unless another request has arrived."""
+        """Add the connection to the idle ones, unless another request has arrived."""
         pipelined = bool(self.pipeline)
         super().on_response_complete()
         if not pipelined:
@@ -365,7 +376,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Reject bytes that are not HTTP."""
+        """Answer bytes that are not HTTP with an error as JSON."""
         self.reject(400, "The request must be HTTP/1.1.")
 
     def reject_head(self) -> None:
@@ -381,7 +392,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def reject(self, status: int, message: str) -> None:
-        """Send an error, and close the connection when the client closes it or has been idle for too long."""
+        """Send an error as JSON; the connection is closed when the client closes it, or after `HEAD_SECONDS`."""
         if self.rejected:
             return
         self.rejected = True
@@ -412,7 +423,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """A server that closes idle connections, and asks clients to close theirs when it stops."""
+    """A server that closes idle connections and, when it stops, asks clients to close their connections."""
 
     def __init__(self, config: uvicorn.Config, policy: AccessPolicy) -> None:
         super().__init__(config)
@@ -420,12 +431,12 @@ class Server(uvicorn.Server):
         self.policy = policy
 
     async def on_tick(self, counter: int) -> bool:
-        """Close expired connections, ten times a second."""
+        """Close connections that have been idle for too long; uvicorn calls this method ten times a second."""
         self.server_state.close_idle(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no new connections, wait until clients have closed theirs, and answer pending requests."""
+        """Stop accepting connections, wait `CLOSING_SECONDS` for clients to close them, and answer pending requests."""
         for server in self.servers:
             server.close()
         self.policy.closing, deadline = True, time.monotonic() + CLOSING_SECONDS
@@ -435,7 +446,7 @@ class Server(uvicorn.Server):
 
 
 def raise_file_limit() -> None:
-    """Raise the limit on open files to what the connections need, as far as the system allows."""
+    """Increase the limit on open files to twice `MAX_CONNECTIONS`, as far as the system allows."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415 - not on Windows
 
@@ -446,7 +457,7 @@ def raise_file_limit() -> None:
 
 
 def run_server(app: ASGIApp, policy: AccessPolicy, listening: socket.socket, title: str) -> None:
-    """Run the server until SIGTERM or Ctrl-C; the title is printed before its address."""
+    """Print the title and the address of a server, and run the server until SIGTERM or Ctrl-C."""
     raise_file_limit()
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the response describes the error
     gc.collect()

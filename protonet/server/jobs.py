@@ -26,7 +26,7 @@ from protonet.commands.options import (
 )
 from protonet.ui.text import format_csv
 
-#: Names and media types of the files of an export, by their names on the page.
+#: File name and media type of each exported file, by its name on the page.
 EXPORTED_FILES = {
     "model": ("model.protonet", "application/octet-stream"),
     "report": ("report.html", "text/html"),
@@ -36,10 +36,10 @@ EXPORTED_FILES = {
 
 @dataclass(frozen=True)
 class PageJob:
-    """A job on the labels of one version: computes metrics, or exports a model."""
+    """A job on the labels at one time: computes metrics, or exports a model."""
 
     kind: str  #: "results" computes metrics; "export" also writes a model, its report and predictions.
-    version: int  #: The version of the labels.
+    version: int  #: The number of changes of labels before the job (`LabelQueue.version`).
     rows: list[int]  #: The index of each labelled row.
     labelled: Sequence[Sequence[str]]  #: The header, and the cells and label of each labelled row.
     table: Sequence[Sequence[str]] | None  #: The header and the rows to predict; None to predict the table's file.
@@ -47,7 +47,7 @@ class PageJob:
 
 @dataclass
 class JobRunner:
-    """Runs jobs one at a time; their files are written to a temporary folder."""
+    """Runs jobs one at a time, and writes the files of the latest job to a temporary folder."""
 
     labels: Path  #: The file of the labelled rows.
     table: Path  #: The table to label.
@@ -56,12 +56,12 @@ class JobRunner:
     columns: ColumnOverrides  #: The column types, dropped columns and groups that the user has set.
     read_options: ReadOptions  #: The options by which all commands read tables.
     metrics: JsonDict | None = None  #: The metrics of the last fit.
-    version: int = -1  #: The version of the labels that the metrics belong to.
+    version: int = -1  #: The `PageJob.version` of the metrics; -1 before the first fit.
     checked: int = 0  #: The number of labels in the last fit, or in the fit in progress.
     error: str = ""  #: The error message of the last job; "" if it succeeded.
-    running: str = ""  #: The kind of the job in progress; "" for none.
-    folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)
-    _next: PageJob | None = None
+    running: str = ""  #: The kind of the job in progress; "" if no job is in progress.
+    folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)  #: The folder of exported files.
+    _next: PageJob | None = None  #: The job that waits for the end of the job in progress.
     _task: asyncio.Task[None] | None = None
 
     def start(self, job: PageJob) -> None:
@@ -86,7 +86,13 @@ class JobRunner:
         return Path(self.folder.name, file), media
 
     def list_commands(self, labels: Path, table: Path, folder: Path) -> list[ReadOptions]:
-        """List the commands that export files to a folder, given the file of labels and the table to predict."""
+        """List the options of the commands that export a model, its report and predictions, in order.
+
+        Args:
+            labels: The file of labelled rows.
+            table: The table to predict.
+            folder: The folder of the exported files.
+        """
         model, report, predictions = (folder / file for file, _ in EXPORTED_FILES.values())
         reading = vars(replace(self.read_options, sheet=None))  # labels are CSV files, without sheets
         sheet = {"sheet": self.read_options.sheet} if table == self.table else {}
@@ -98,7 +104,7 @@ class JobRunner:
         return [update, predict, evaluate]
 
     def make_fit_options(self, labels: Path, **options: Any) -> FitOptions:
-        """Make the options of the command ``fit`` for a file of labels; ``options`` are added."""
+        """Make the options of the command ``fit`` on a file of labelled rows; ``options`` sets further ones."""
         return FitOptions(
             **vars(replace(self.read_options, sheet=None)),
             table=labels,
@@ -110,11 +116,11 @@ class JobRunner:
         )
 
     def format_commands(self) -> list[str]:
-        """Format the command lines that export files to the current folder, for the user to copy."""
+        """Format the command lines that export files to the current folder, for users to copy."""
         return list(map(format_command, self.list_commands(self.labels, self.table, Path())))
 
     async def _run_job(self, job: PageJob, to_predict: Path) -> None:
-        """Run the commands of a job, then start the job that follows."""
+        """Run the commands of a job one after the other, then start the waiting job, if there is one."""
         folder = Path(self.folder.name)
         labels, metrics = folder / self.labels.name, folder / "metrics.json"
         if job.kind == "results":
@@ -140,12 +146,12 @@ class JobRunner:
             self.start(following)
 
     def list_exported(self) -> list[str]:
-        """List the names of the exported files; none during an export."""
+        """List the names of the exported files; the list is empty during an export."""
         made = [name for name, (file, _) in EXPORTED_FILES.items() if Path(self.folder.name, file).exists()]
         return [] if self.running == "export" else made
 
     async def _run_command(self, options: ReadOptions) -> None:
-        """Run a command in a process; raise a RuntimeError with its error message if it fails."""
+        """Run a command in another process; if the command fails, raise a RuntimeError with its error message."""
         command = [sys.executable, "-m", "protonet", *to_arguments(replace(options, quiet=True))]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, stderr=pipe)

@@ -1,4 +1,4 @@
-"""The models of ``serve``: replaced files are loaded again, and concurrent requests are classified in one batch."""
+"""The models of ``serve``: a replaced file is loaded again, and rows of concurrent requests are classified together."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.server.parsing import ParsedRows
 
-#: Seconds between checks whether model files were replaced.
+#: Number of seconds between two checks whether model files were replaced.
 RELOAD_INTERVAL = 0.25
 
 
 @dataclass
 class HotModel:
-    """A model that is loaded again when its file is replaced."""
+    """A model that is loaded again when its file is replaced (hot reload)."""
 
-    path: Path
+    path: Path  #: The file of the model.
     representation: Sequence[str] | None  #: Names of the encoders of texts and pictures, as typed by the user.
     reloads: int = 0  #: How often the file was loaded again.
     failures: int = 0  #: How often the file was replaced by one that is not a model.
-    model: TablePipeline = field(init=False)
+    model: TablePipeline = field(init=False)  #: The model that was loaded last.
 
     def __post_init__(self) -> None:
         self._stamp = self._read_stamp()
         self.model = self._load()
 
     def _read_stamp(self) -> tuple[int, ...]:
-        """Return inode, time and size of the file, which change when it is replaced; empty without a file."""
+        """Return inode, modification time and size of the file, to detect its replacement; () if there is no file."""
         try:
             stat = self.path.stat()
         except OSError:
@@ -57,7 +57,7 @@ class HotModel:
         )
 
     def refresh(self) -> None:
-        """Load the file again if it was replaced; if it is no model, keep the old one and print a line on stderr."""
+        """Load the file again if it was replaced; if that fails, keep the previous model and print a line on stderr."""
         stamp = self._read_stamp()
         if not stamp or stamp == self._stamp:
             return
@@ -72,7 +72,7 @@ class HotModel:
 
 
 def open_models(paths: Sequence[Path], representation: Sequence[str] | None) -> dict[str, HotModel]:
-    """Load models; a model's name is that of its file without the suffix."""
+    """Load models, and return them by name: the name of the file without its suffix."""
     models: dict[str, HotModel] = {}
     for path in paths:
         if path.stem in models:
@@ -83,7 +83,7 @@ def open_models(paths: Sequence[Path], representation: Sequence[str] | None) -> 
 
 @contextmanager
 def reload_loop(models: Sequence[HotModel]) -> Iterator[None]:
-    """Reload replaced model files in a thread until the context is left."""
+    """Check in a thread whether model files were replaced, and reload them, until the context is left."""
     stopped = Event()
 
     def check_files() -> None:
@@ -102,20 +102,22 @@ def reload_loop(models: Sequence[HotModel]) -> Iterator[None]:
 
 #: Maximal rows of a batch; larger batches are no faster, and delay other requests.
 MAX_BATCH_ROWS = 1024
-#: Maximal seconds of a batch on the event loop; slower batches run in a thread, which has a higher overhead.
+#: Maximal expected seconds of a batch that is classified on the event loop. Slower batches run in a thread, which has
+#: a higher overhead.
 MAX_LOOP_SECONDS = 0.02
 
-#: The class of each row with its probability ("" for an unknown row), and logits (n, num_classes).
+#: The result of n rows: a pair (class, probability as text) for each row, and logits (n, num_classes). A row that is
+#: rejected as unknown has the class "unknown" and the probability "".
 Classification = tuple[list[tuple[str, str]], Tensor]
 
 
 class PendingRequest(NamedTuple):
     """The rows of a request that waits for its classification."""
 
-    model: TablePipeline
-    rows: ParsedRows
-    threshold: float | None  #: Rows with a score up to this value are unknown; None to classify all rows.
-    result: asyncio.Future[Classification]
+    model: TablePipeline  #: The model that classifies the rows.
+    rows: ParsedRows  #: The encoded rows.
+    threshold: float | None  #: Rows with a score up to this value are rejected as unknown; None to reject no row.
+    result: asyncio.Future[Classification]  #: Receives the result, or an exception.
     key: tuple[object, ...]  #: Requests with equal keys may share a batch.
 
 
@@ -125,13 +127,16 @@ class Batcher:
 
     batches: int = 0  #: Number of batches so far.
     _queue: deque[PendingRequest] = field(default_factory=deque)
-    #: Seconds per row in the last batch of a network.
+    #: Seconds per row in the last batch of each network.
     _seconds: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 
     async def classify(self, model: TablePipeline, rows: ParsedRows, threshold: float | None) -> Classification:
-        """Classify the rows of a request, together with rows of other requests for the model."""
+        """Classify the rows of a request, in one batch with rows of concurrent requests for the model.
+
+        Rows with a score up to ``threshold`` are rejected as unknown; if it is None, no row is rejected.
+        """
         result: asyncio.Future[Classification] = asyncio.get_running_loop().create_future()
         self._queue.append(PendingRequest(model, rows, threshold, result, (id(model), rows.x.dtype, threshold)))
         if self._task is None:
@@ -173,7 +178,7 @@ class Batcher:
 
 
 def classify_batch(batch: list[PendingRequest]) -> list[Classification | Exception]:
-    """Classify the rows of each request; the result is an exception for requests that cause an error."""
+    """Classify the rows of requests in one batch; return, for each request, its result or the exception it causes."""
     model, sizes = batch[0].model, [len(item.rows.x) for item in batch]
     try:
         x = np.concatenate([item.rows.x for item in batch])
