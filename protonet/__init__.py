@@ -1,4 +1,4 @@
-"""Few-shot classification with prototype networks: a learned embedding, class prototypes in a buffer, cosine."""
+"""Few-shot classification with prototype networks: an embedding, class prototypes in a buffer, cosine similarity."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "solve",
 ]
 
-#: The module of each name that is imported on first use: commands start without torch.
+#: The module of each public name. Modules are imported on first use, so that commands start without torch.
 LAZY_EXPORTS = {
     "Encoder": "encoder",
     "Model": "files.model",
@@ -40,7 +40,10 @@ LAZY_EXPORTS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: a command answers, also to Ctrl-C, before torch is there."""
+    """Import the public name ``name`` on first use.
+
+    Commands thus report errors and react to Ctrl-C before torch is imported.
+    """
     if name == "__version__":
         return installed_version(DISTRIBUTION) or "unknown"
     if name not in LAZY_EXPORTS:

@@ -1,4 +1,4 @@
-"""The command line ``protonet`` or ``python -m protonet``, which runs fit, predict and the other commands."""
+"""Run the command line: ``protonet`` or ``python -m protonet``, followed by a command such as ``fit``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from protonet.errors import DISTRIBUTION, installed_version, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, run_command
 
 PROG = "protonet"
-#: The modules of the commands that are not in `protonet.commands`.
+#: The module of each command that is not in the package `protonet.commands`, because it starts a server.
 SERVER_MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
 
 
 def print_help(arguments: Sequence[str] | None) -> None:
-    """Print the help with the list of commands; raise an InputError if the first argument is an unknown command."""
+    """Print the help with the list of commands; raise an InputError if an argument is an unknown command or option."""
     parser = Parser(PROG, "Few-shot classification of tables, texts and pictures.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
@@ -54,7 +54,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_fit(options: FitOptions) -> None:
-    """Run ``fit``: read the table before torch is imported, so that its errors are reported at once; then train."""
+    """Run ``fit``: read the table, and then train.
+
+    The table is read before torch is imported, so that errors of the table are reported at once.
+    """
     from protonet.commands.rows import read_rows  # noqa: PLC0415 - imports NumPy
 
     rows = [read_rows(options)]

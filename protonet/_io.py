@@ -16,11 +16,14 @@ from typing import Any, BinaryIO
 if sys.platform != "win32":
     import fcntl
 
-JsonDict = dict[str, Any]  #: An object of JSON.
+JsonDict = dict[str, Any]  #: A dict that can be written as a JSON object.
 
 
 def cache_folder() -> Path:
-    """Get the path of the cache: ``$PROTONET_CACHE``, or else ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Get the folder in which embeddings are cached.
+
+    It is ``$PROTONET_CACHE`` if this variable is set, else ``protonet`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    """
     if folder := os.environ.get("PROTONET_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "protonet")
@@ -54,18 +57,21 @@ def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> N
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file in UTF-8 atomically, as `write_atomically`."""
+    """Write a text file in UTF-8; see `write_atomically`."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def write_json(path: str | Path, value: JsonDict) -> None:
-    """Write a JSON file atomically, as `write_atomically`; each list of integers is on a single line."""
+    """Write a JSON file, indented, but with each list of integers on a single line; see `write_atomically`."""
     text = json.dumps(value, indent=1, allow_nan=False)
     write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda match: "".join(match[0].split()), text) + "\n")
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove temporary files that killed processes left in a folder and below, unless a process is writing there."""
+    """Remove the temporary files that killed processes left in a folder and its subfolders.
+
+    A folder in which another process is writing is left unchanged.
+    """
     for temporary in folder.rglob(f".*.{'[0-9a-f]' * 8}.tmp"):
         with _enter_folder(temporary.with_name(temporary.name[1:-13])):
             pass
@@ -73,10 +79,10 @@ def clear_folder(folder: Path) -> None:
 
 @contextmanager
 def _enter_folder(path: Path) -> Iterator[None]:
-    """Hold a shared lock on the folder of a file to be written, after removal of its leftover temporary files.
+    """Prepare the folder of the file ``path`` for a write within the context, and sync the folder to the disk on exit.
 
-    A process that gets an exclusive lock knows that no other process is writing, so that all temporary files are
-    leftovers. On exit, the folder is synced to the disk.
+    Temporary files that a killed process left for this file are removed, if no other process is writing. An exclusive
+    lock on the folder shows that there is none. While the file is written, the process holds a shared lock.
     """
     if sys.platform == "win32":  # open files cannot be removed there, so removable files are leftovers
         _remove_leftovers(path)
@@ -97,18 +103,18 @@ def _enter_folder(path: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove the leftover temporary files of a file, if possible."""
+    """Remove the temporary files that killed writes of the file ``path`` left; ignore those that cannot be removed."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
         with suppress(OSError):
             temporary.unlink()
 
 
 def progress_bar(*, shown: bool = True, delay: float = 1.0, **settings: Any) -> Any:
-    """Create a tqdm progress bar, which is shown only if stderr is a terminal.
+    """Create a tqdm progress bar, which appears only if stderr is a terminal.
 
     Args:
-        shown: Whether to show the bar, if stderr is a terminal.
-        delay: Seconds before the bar appears, so that short work shows none.
+        shown: Whether the bar may appear at all.
+        delay: Seconds before the bar appears, so that short work shows no bar.
         **settings: Further arguments of tqdm, such as ``total``, ``unit`` and ``leave``.
     """
     from tqdm import tqdm  # noqa: PLC0415 - slow to import
@@ -119,7 +125,10 @@ def progress_bar(*, shown: bool = True, delay: float = 1.0, **settings: Any) -> 
 
 @contextmanager
 def show_progress(*, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
-    """Show a progress bar if work takes long; the context is a function that sets its stage and finished fraction."""
+    """Show a progress bar, unless ``quiet``, for work within the context that takes longer than a second.
+
+    The value of the context is a function of the name of the current stage and of the finished fraction of all work.
+    """
     form = "{desc}: {percentage:.0f} %|{bar}| {elapsed}, {remaining} left"
     # smoothing=0: the remaining time follows from the mean speed; miniters=0: every step is shown.
     with progress_bar(total=1.0, bar_format=form, smoothing=0, miniters=0, leave=False, shown=not quiet) as bar:

@@ -1,4 +1,4 @@
-"""Validate arguments of public functions: a check returns the value in its canonical form, or raises an error."""
+"""Validate arguments of public functions: return the value converted to one type, or raise an error that names it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_type(argument: str, value: object, kind: type | tuple[type, ...], name
 
 
 def check_device(argument: str, value: str | int | torch.device) -> torch.device:
-    """Convert ``value`` to a torch device; raise an InputError unless this machine has it and it can store data."""
+    """Convert ``value`` to a torch device; raise an InputError unless this machine can store tensors on it."""
     import torch  # noqa: PLC0415 - slow to import
 
     try:
@@ -65,7 +65,10 @@ def check_device(argument: str, value: str | int | torch.device) -> torch.device
 
 
 def check_features(argument: str, value: object, *, dim: int | None = None) -> Tensor:
-    """Flatten a tensor (n, ...) of any real dtype to finite rows (n, dim), float64 if it is float64, else float32."""
+    """Flatten a tensor (n, ...) of any real dtype to rows (n, dim); raise an error unless all values are finite.
+
+    The result is float64 if the tensor is float64, and float32 otherwise.
+    """
     import torch  # noqa: PLC0415 - slow to import
 
     if not isinstance(value, torch.Tensor):
@@ -106,7 +109,7 @@ def check_weights(argument: str, value: object, *, n: int) -> Tensor:
 
 
 def check_groups(argument: str, groups: Sequence[object], labels: Sequence[object]) -> None:
-    """Raise an InputError if all rows of a class, two or more, are in one group: none of them could be held out."""
+    """Raise an InputError if a class has two or more rows, all in the same group, so that none could be held out."""
     groups_of_class: dict[object, list[object]] = {}
     for group, label in zip(groups, labels, strict=True):
         groups_of_class.setdefault(label, []).append(group)
@@ -117,7 +120,13 @@ def check_groups(argument: str, groups: Sequence[object], labels: Sequence[objec
 
 
 def check_labels(argument: str, value: object, *, n: int, num_classes: int | None = None) -> Tensor:
-    """Convert a tensor of n integer labels, (n,) or (n, 1), to (n,) int64; each must be in [0, num_classes)."""
+    """Convert a tensor of n integer labels, (n,) or (n, 1), to class indices (n,) int64.
+
+    Raises:
+        InputError: A label is below 0 or, unless ``num_classes`` is None, not below ``num_classes``; or the tensor does
+            not have n labels.
+        InputTypeError: The value is not a tensor of integers.
+    """
     import torch  # noqa: PLC0415 - slow to import
 
     constraint = "be a tensor of integer labels"

@@ -1,7 +1,7 @@
-"""Exceptions for mistakes that a caller can correct, and helpers that format their messages.
+"""Exceptions for mistakes that a caller can correct, and functions that raise them with a uniform message.
 
-A message is a line: ```argument` must {constraint}; got {value}. {remedy}``. Commands print it after their name, with
-the option that the user typed in place of the argument.
+A message is a line: ```argument` must {constraint}; got {value}. {remedy}``. Commands print the message after their
+name, and replace the argument by the option that the user typed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ DISTRIBUTION = "protonet-solver"  #: The library's name on the package index.
 
 
 class UserError(Exception):
-    """A mistake that a caller can correct.
+    """Base class of errors for mistakes that a caller can correct.
 
     Args:
         message: A line with the constraint, the value that was given, and the remedy.
-        argument: The name of the argument at fault, as the message has it in backquotes; "" for none.
+        argument: The name of the argument at fault, which is in backquotes in the message; "" if no argument is.
     """
 
     def __init__(self, message: str, *, argument: str = "") -> None:
@@ -45,13 +45,13 @@ class MissingPackageError(UserError, ImportError):
 def raise_input_error(
     argument: str, constraint: str, got: object, remedy: str = "", *, kind: type[UserError] = InputError
 ) -> NoReturn:
-    """Raise an error whose message names the argument, the constraint, the given value and the remedy.
+    """Raise an InputError, or an error of class ``kind``, with the uniform message of this package.
 
     Args:
         argument: The name of the argument at fault.
-        constraint: The constraint after "must", such as ``be > 0``.
+        constraint: The part of the message after "must", such as ``be > 0``.
         got: The value that was given, or a description of it.
-        remedy: A sentence with the remedy.
+        remedy: A sentence that says what to do; "" for no such sentence.
         kind: The class of the error.
     """
     message = " ".join(f"`{argument}` must {constraint}; got {got}. {remedy}".split())
@@ -59,19 +59,21 @@ def raise_input_error(
 
 
 def raise_missing_file(path: object, *, argument: str = "path") -> NoReturn:
-    """Raise an InputError for a file that does not exist."""
+    """Raise an InputError for the file ``path`` that does not exist; ``argument`` is the argument at fault."""
     raise InputError(f"no such file: {to_printable(path)}", argument=argument)
 
 
 def rename_argument(error: UserError, argument: str) -> UserError:
-    """Copy an error, and replace the name of the argument at fault in its message by ``argument``."""
+    """Copy an error with another name, ``argument``, of the argument at fault, also in the message."""
     message = str(error).replace(f"`{error.argument}` must", f"`{argument}` must", 1) if error.argument else str(error)
     return type(error)(message, argument=argument)
 
 
 @contextmanager
 def renamed_arguments(**names: str) -> Iterator[None]:
-    """Rename arguments, which are in backquotes, in the message of an error that is raised in the context.
+    """Change argument names in the message of a UserError that is raised in the context.
+
+    A function can thus report the errors of functions that it calls by the names of its own arguments.
 
     Args:
         **names: The new name of each argument, by its old name.
@@ -87,18 +89,21 @@ def renamed_arguments(**names: str) -> Iterator[None]:
 
 
 def install_command(extra: str) -> str:
-    """Format the pip command that installs an extra of this library, from the checkout if there is one."""
+    """Format the pip command that installs an extra of this library, such as "text".
+
+    If the library runs from a checkout of its repository, the command installs the extra from there.
+    """
     checkout = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
     return f'pip install -e ".[{extra}]"' if checkout else f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 @contextmanager
 def optional_packages(extra: str = "analysis", *, install: str = "") -> Iterator[None]:
-    """Convert an ImportError that is raised in the context to a MissingPackageError with the command to install it.
+    """Convert an ImportError that is raised in the context to a MissingPackageError with the command that installs it.
 
     Args:
-        extra: The extra of this library that brings the package.
-        install: Another command that installs it; "" for the extra.
+        extra: The extra of this library that installs the package.
+        install: Another command that installs the package; "" for the pip command of the extra.
     """
     try:
         yield
@@ -109,7 +114,7 @@ def optional_packages(extra: str = "analysis", *, install: str = "") -> Iterator
 
 
 def installed_version(package: str) -> str | None:
-    """Get the version of an installed package; None if it is not installed."""
+    """Get the version of a package; None if the package is not installed."""
     from importlib import metadata  # noqa: PLC0415 - slow to import
 
     try:

@@ -60,7 +60,7 @@ from protonet.tables.frames import (
     to_dense,
 )
 
-#: The value that scikit-learn's ``validate_data`` expects for ``y`` if there are no labels.
+#: The value of ``y`` with which scikit-learn's ``validate_data`` validates rows without labels.
 NO_LABELS = "no_validation"
 
 
@@ -70,15 +70,15 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     The feature maps of the embedding are selected and weighted by cross-validation; see `protonet.solve`.
 
     Args:
-        effort: "fast" trains no network, "default" trains networks if there are many rows, "best" compares more models
-            and trains longer; or a `protonet.fit.search.Search` that lists the models to compare.
-        time_limit: Maximum time of ``fit``, s, >= 0.
+        effort: "fast" trains no MLP, "default" trains MLPs if there are many rows, "best" compares more models and
+            trains longer; or a `protonet.fit.search.Search` that lists the models to compare.
+        time_limit: Maximum time of ``fit`` in seconds, >= 0.
         random_state: Seed of the initial weights and episodes of MLPs, the only random choices: an int, a
             ``RandomState``, or None for another seed in each call.
-        column_kinds: The types of columns of a data frame, by name: "number", "category", "date", "text" or "picture"
-            (paths). The types of other columns, or of all for None, are inferred from their cells.
-        representation: The pretrained encoders of text and picture columns, as ``fit --representation`` names them;
-            None for auto.
+        column_kinds: The type of each column of a data frame by its name: "number", "category", "date", "text" or
+            "picture" (paths of files). The types of columns that are not named are inferred from their cells.
+        representation: The pretrained encoders of text and picture columns, by the names that ``fit --representation``
+            takes. None is "auto", which uses installed encoders.
         class_weight: "balanced" gives all classes equal weight in training; a dict of weights by class (1 for others)
             multiplies the sample weights; None leaves them unchanged.
 
@@ -90,13 +90,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         encoding_: The `protonet.tables.columns.encoding.Encoding` that computes features from columns; None for arrays
             without gaps, which are used as features.
         network_: The `protonet.PrototypeNetwork`, float64, with its classes in the order of ``classes_``.
-        learned_unlabelled_: Whether ``fit`` used the unlabelled rows: if they lower the log-loss of held-out rows, or
-            if no row can be held out.
+        learned_unlabelled_: Whether ``fit`` learned from the unlabelled rows. It does if they lower the log-loss of
+            held-out rows, or if no row can be held out.
         novel_clusters_: Clusters of unlabelled rows that may be novel classes, as lists of indices of unlabelled rows;
             the unlabelled rows of X are counted before those of ``unlabelled``.
         held_out_accuracy_: The cross-validated accuracy; None if no class has two rows. It is computed on first use, in
             about the time of ``fit``. Pickles, copies and files have it only if it was computed before.
-        held_out_interval_: The 95 % interval of ``held_out_accuracy_``; None if that is None.
+        held_out_interval_: The 95 % interval of ``held_out_accuracy_``; None if there is no such accuracy.
 
     Sample weights apply to the losses, the prototypes and the statistics. Only their ratios within one call matter.
     A row with an integer weight counts as that many equal rows, except in the encoding of columns and in random
@@ -105,9 +105,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     classes_: np.ndarray
     _pipeline: TablePipeline  #: The fitted pipeline, float64; its classes are ``classes_`` as text.
-    _solution: Solution | None = (
-        None  #: The solution of the last fit, for cross-validation; pickles and files have none.
-    )
+    _solution: Solution | None = None
+    """The result of model selection in the last fit, for cross-validation; None in copies and loaded estimators."""
     _held_out: Metrics | None = None  #: The cross-validated metrics, once they are computed.
 
     def __init__(
@@ -209,7 +208,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Predict the label (n,) of each row of X (n, n_features).
 
         Data frames may have unknown categories and missing values; arrays may have NaN only if those of ``fit`` had.
-        Rows without an informative cell are predicted by the class frequencies, and a UserWarning counts them.
+        Rows in which each cell is missing or unknown are predicted by the class frequencies; a UserWarning counts them.
 
         Raises:
             InputError: As in ``partial_fit``; or a number is far beyond the scale of the training rows.
@@ -223,7 +222,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return self._predict_logits(X).softmax(dim=1).numpy()
 
     def decision_function(self, X: object) -> np.ndarray:
-        """Compute logits (n, n_classes) float64; for two classes, the difference (n,) of the second and the first."""
+        """Compute logits (n, n_classes) float64; of two classes, the second logit minus the first (n,)."""
         logits = self._predict_logits(X).numpy()
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
@@ -237,13 +236,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Select ``n`` rows of X (rows, n_features) to label next, in order of priority, each with a reason.
 
         Raises:
-            InputError: As in ``predict``; or ``n`` exceeds the number of rows, or 4096.
+            InputError: As in ``predict``; or ``n`` is larger than the number of rows or than 4096.
         """
         x = torch.from_numpy(to_dense(self._encode(X, self._frame_encoding)[0]))
         return suggest_rows(self.network_, x, n, self.classes_.tolist())
 
     def _predict_logits(self, X: object) -> Tensor:
-        """Compute logits (n, n_classes) float64 of rows X, in dense blocks."""
+        """Compute logits (n, n_classes) float64 of rows X; sparse rows are made dense block by block."""
         x, uninformative = self._encode(X, self._frame_encoding)
         if uninformative.any() and self._pipeline.uninformative_logits is not None:
             warnings.warn(describe_uninformative(int(uninformative.sum())), UserWarning, stacklevel=3)
@@ -252,16 +251,16 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
 
     def _encode(self, X: object, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
-        """Validate rows X; compute their features (n, dim), and a mask (n,) of rows without an informative cell."""
+        """Validate rows X; return their features (n, dim), and a mask (n,) of rows without a known cell."""
         return _encode_validated(self._validate(X, encoded=encoding is not None)[0], encoding)
 
     def _validate(
         self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
     ) -> tuple[Any, np.ndarray | None]:
-        """Validate rows X (n, n_features) and, unless y is `NO_LABELS`, labels (n,) with scikit-learn.
+        """Validate rows X (n, n_features) and, unless y is `NO_LABELS`, labels (n,) by scikit-learn's rules.
 
-        Rows whose columns are encoded become a `Frame`, others a float64 array or CSR matrix. ``encoded`` says whether
-        the fitted estimator encodes columns, ``reset`` whether the rows are those of a fit.
+        ``encoded`` says whether the fitted estimator encodes columns, ``reset`` whether the rows are those of a fit.
+        Returns the rows, as a `Frame` if their columns are encoded, else as a float64 array or CSR matrix; and labels.
         """
         frame = read_frame(X)
         if frame is not None and (reset or encoded):
@@ -314,7 +313,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         )
 
     def _fit(self, rows: _LabelledRows, unlabelled: Unlabelled | None = None) -> None:
-        """Fit the pipeline to labelled rows and to blocks (m, dim) of the features of unlabelled rows."""
+        """Fit the pipeline to labelled rows and, optionally, to blocks (m, dim) of features of unlabelled rows."""
         classes = np.unique(rows.labels)
         if (names := embed_class_names(rows.encoding, classes.tolist(), rows.x, rows.y)) is not None:
             rows = replace(rows, names=names, metadata=rows.metadata | {"named": names.describe(classes.tolist())})
@@ -341,14 +340,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         self._set_classes(classes, torch.bincount(rows.y[rows.uninformative], minlength=len(classes)))
 
     def _set_classes(self, classes: np.ndarray, uninformative: Tensor) -> None:
-        """Set the classes, and the number (n_classes,) of uninformative training rows of each class."""
+        """Set the classes, and the number (n_classes,) of training rows of each class that have no known cell."""
         metadata = self._pipeline.metadata | {"uninformative": uninformative.tolist()}
         self.classes_ = classes
         self._pipeline = replace(self._pipeline, classes=tuple(map(str, classes.tolist())), metadata=metadata)
 
     @property
     def _frame_encoding(self) -> FrameEncoding | None:
-        """The fitted encoding of columns with their summaries; None for arrays without missing values."""
+        """The fitted encoding of a data frame's columns, with descriptions; None for arrays without missing values."""
         check_is_fitted(self)
         pipeline = self._pipeline
         return restore_frame_encoding(pipeline.encoding, pipeline.columns, pipeline.metadata.get("features"))
@@ -361,7 +360,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     @property
     def encoding_(self) -> Encoding | None:
-        """The encoding of the columns as features; None for arrays."""
+        """The encoding that maps columns to features; None for arrays without missing values."""
         check_is_fitted(self)
         return self._pipeline.encoding
 
@@ -378,15 +377,15 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     @property
     def held_out_interval_(self) -> tuple[float, float] | None:
-        """The 95 % interval of ``held_out_accuracy_``; None if that is None."""
+        """The 95 % interval of ``held_out_accuracy_``; None if there is no such accuracy."""
         metrics = self._measure_held_out()
         return None if metrics is None else metrics.interval
 
     @property
     def feature_importances_(self) -> np.ndarray:
-        """The permutation importance (n_features_in_,) float64: the increase of the held-out log-loss.
+        """The permutation importance (n_features_in_,) float64: the increase of the held-out log-loss in nats.
 
-        Dropped columns have 0. Each access repeats the cross-validation.
+        Dropped columns have importance 0. Each access repeats the cross-validation.
 
         Raises:
             AttributeError: No rows can be held out, or the estimator is a copy, which has no training rows.
@@ -398,7 +397,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return compute_importances(crossed, sizes, indices, self.n_features_in_)
 
     def _measure_held_out(self) -> Metrics | None:
-        """Compute, once, the metrics on held-out rows of the last fit; None if no class has two rows."""
+        """Get the cross-validated metrics, which are computed at the first call; None if no class has two rows."""
         check_is_fitted(self)
         if self._held_out is None:
             crossed = self._cross_validate()
@@ -407,7 +406,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return self._held_out
 
     def _cross_validate(self) -> Crossfit:
-        """Cross-validate the last fit; raise an AttributeError in a copy, which has no training rows."""
+        """Cross-validate the last fit; raise an AttributeError if this is a copy, which has no training rows."""
         check_is_fitted(self)
         if self._solution is None:
             raise AttributeError(
@@ -416,7 +415,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state without the training rows, which pickles and copies omit."""
+        """Return the state for pickles and copies, without the training rows."""
         return {name: value for name, value in super().__getstate__().items() if name != "_solution"}
 
     def save(self, path: str | Path) -> None:
@@ -444,8 +443,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Load a model file of `save` or of the command ``fit``. All of its content is validated.
 
         Args:
-            path: The file. Estimators of files of the command expect the columns ``feature_names_in_``, in this order,
-                without other columns of the training table.
+            path: The file. If the command wrote it, the estimator expects rows with the columns ``feature_names_in_``,
+                in this order, and without the other columns of the training table.
 
         Returns:
             The fitted estimator, whose predictions equal those of the saved one up to the precision of float32.
@@ -486,15 +485,15 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _LabelledRows(TrainingTable):
-    """Validated and encoded rows of ``fit`` or ``partial_fit``, float64."""
+    """The labelled rows of ``fit`` or ``partial_fit`` after validation and encoding, with float64 features."""
 
-    labels: np.ndarray  #: (n,) labels as given.
-    uninformative: Tensor  #: (n,) bool, rows without an informative cell.
+    labels: np.ndarray  #: (n,) the labels as the caller passed them.
+    uninformative: Tensor  #: (n,) bool, rows in which each cell is missing or unknown to the encoding.
     frame_encoding: FrameEncoding | None  #: The encoding of the columns; None for arrays without missing values.
 
 
 def _encode_validated(rows: Any, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
-    """Encode validated rows: compute features (n, dim), and a mask (n,) of rows without an informative cell."""
+    """Encode validated rows; return their features (n, dim), and a mask (n,) of rows without a known cell."""
     if isinstance(rows, Frame) and encoding is not None:
         return encoding.encode(rows), encoding.is_uninformative(rows)
     return rows, np.zeros(rows.shape[0], bool)

@@ -1,6 +1,7 @@
-"""`TablePipeline`: the columns, network, classes and cross-validation of a model, from table rows to class logits.
+"""`TablePipeline`: all that a model needs to predict the rows of a table, to evaluate itself and to be updated.
 
-Estimator, commands and servers are layers over it: they parse their input, call a method, and format the result.
+The scikit-learn estimator, the commands and the servers use it. They parse their input, call one of its methods, and
+format the result.
 """
 
 from __future__ import annotations
@@ -55,34 +56,34 @@ from protonet.tables.features import adapt_table, encode_block
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
 from protonet.views.config import expect
 
-#: Name of the tensor in a model file with the hashes of all training rows, by which `update` detects repeated rows.
+#: Name of the tensor in a model file with the hashes of all training rows, by which ``update`` detects repeated rows.
 TRAINING_HASHES = "given"
 #: Name of the tensor in a model file with the position of each held-out row in the training file.
 HELD_OUT_POSITIONS = "positions"
-#: The largest feature, relative to the scale of the training rows, whose square fits into float32.
+#: The largest feature that is accepted, relative to the scale of the training rows; squares of larger ones overflow.
 MAX_SCALE = 2.0**60
-#: Maximum rows of a batch. The rows are padded to a multiple of ``ROW_ALIGNMENT``: an AVX-512 vector of float32.
+#: Maximum rows of a batch. Rows are padded to a multiple of ``ROW_ALIGNMENT``, the float32 size of an AVX-512 vector.
 BATCH_ROWS, ROW_ALIGNMENT = 256, 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingTable:
-    """Encoded training rows, their labels, and what the model file stores of their table."""
+    """Encoded training rows, their labels, and the facts about their table that a model file stores."""
 
     x: Tensor  #: (n, dim) float32 or float64; if n = 0, the model is fitted to class names alone.
     y: Tensor  #: (n,) int64, class indices.
     classes: tuple[str, ...] | tuple[int, ...]  #: The name of each class.
-    columns: tuple[str, ...] | None = None  #: The names of the columns, if they have names.
-    encoding: Encoding | None = None  #: Computed the features from columns; None if the columns are the features.
-    weights: Tensor | None = None  #: (n,) > 0; None for equal weights.
-    groups: Tensor | None = None  #: (n,) int64; rows of a group are held out together.
-    names: ClassNameRows | None = None  #: The embedded class names, if they are informative.
-    metadata: JsonDict = field(default_factory=dict)  #: Metadata for the model file.
+    columns: tuple[str, ...] | None = None  #: The names of the columns; None if they have no names.
+    encoding: Encoding | None = None  #: Maps the columns to features; None if the columns are the features.
+    weights: Tensor | None = None  #: (n,) > 0, sample weights; None for equal weights.
+    groups: Tensor | None = None  #: (n,) int64; rows of the same group are held out together. None without groups.
+    names: ClassNameRows | None = None  #: The embedded class names; None if class names do not help.
+    metadata: JsonDict = field(default_factory=dict)  #: Entries for the metadata of the model file.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TablePipeline(Model):
-    """A fitted network with the columns, classes, cross-validation and metadata of its table."""
+    """A fitted network with the columns, classes, cross-validation and metadata of its training table."""
 
     @classmethod
     def fit(
@@ -95,7 +96,11 @@ class TablePipeline(Model):
         seed: int = 0,
         progress: Progress = ignore,
     ) -> tuple[TablePipeline, Solution]:
-        """Fit a network to a training table; return the pipeline, and the solution that cross-validation needs."""
+        """Fit a network to a training table; the keyword arguments are those of `protonet.solve`.
+
+        Returns:
+            The pipeline without cross-validation, and the result of model selection, by which `crossfit` computes it.
+        """
         names_only = table.names is not None and not len(table.x)
         solution = solve_problem(
             None if names_only else [(table.x, table.y)],
@@ -126,23 +131,23 @@ class TablePipeline(Model):
     def load(
         cls, path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str = "fit"
     ) -> TablePipeline:
-        """Load a pipeline from a model file; arguments and errors as `protonet.files.model.read_model`."""
+        """Load a pipeline from a model file; arguments and errors as in `protonet.files.model.read_model`."""
         return cls(**vars(read_model(path, for_update=for_update, argument=argument, writer=writer)))
 
     def save(self, path: str | Path) -> None:
-        """Write the pipeline to a model file; errors as `protonet.save_model`."""
+        """Write the pipeline to a model file; errors as in `protonet.save_model`."""
         save_model(path, self)
 
     def attach_encoders(
         self, names: Sequence[str] | None, *, shown: bool, use_cache: bool = True, table: Path | None = None
     ) -> TablePipeline:
-        """Open the pretrained encoders of text and picture columns, and return the pipeline with them.
+        """Copy the pipeline with open pretrained encoders, which its text and picture columns need to encode rows.
 
         Args:
-            names: The encoders that the user named; None for those of fit.
+            names: The encoders that the user named; None for those of ``fit``.
             shown: Whether to show progress bars when the encoders are used.
             use_cache: Whether embeddings are read from the cache and written to it.
-            table: The table to read; an InputError is raised if it has pictures and the model has none, or vice versa.
+            table: The table to be read, or None; it raises an InputError if only one of table and model has pictures.
         """
         if table is not None and not self.has_pictures and are_pictures(table):
             got, remedy = f"the pictures {table}", "Pass a table, or train on pictures."
@@ -165,7 +170,7 @@ class TablePipeline(Model):
 
     @property
     def fitted_columns(self) -> Sequence[FittedColumn]:
-        """The fitted columns; number columns if the model has no encoding."""
+        """The fitted columns; without an encoding, a column of numbers for each feature."""
         return list_columns(self.encoding, self.input_dim)
 
     @property
@@ -185,12 +190,12 @@ class TablePipeline(Model):
 
     @property
     def input_dim(self) -> int:
-        """The number of features of the network."""
+        """The number of features that the network takes."""
         return int(self.network.encoder.input_dim)  # type: ignore[arg-type]
 
     @property
     def column_sizes(self) -> list[int]:
-        """The number of features of each column."""
+        """The number of features into which each column is encoded."""
         return [1] * self.input_dim if self.encoding is None else self.encoding.sizes
 
     @property
@@ -205,7 +210,7 @@ class TablePipeline(Model):
 
     @property
     def missing_texts(self) -> frozenset[str]:
-        """The texts that meant a missing value in fit, in lower case; the default if the file has no valid list."""
+        """The texts that mean a missing value, in lower case, as in ``fit``; the default ones if none are stored."""
         values = self.metadata.get("missing_values")
         if isinstance(values, list) and all(type(value) is str for value in values):
             return parse_missing(values)
@@ -213,12 +218,12 @@ class TablePipeline(Model):
 
     @property
     def sample_counts(self) -> list[int]:
-        """The number of training samples of each class; the samples that class names count as are subtracted."""
+        """The number of training rows of each class; samples that stand for embedded class names do not count."""
         return subtract_name_samples(self.network.counts.tolist(), self.classes, self.metadata.get("named"))
 
     @property
     def read_spec(self) -> ReadSpec:
-        """The specification for reading new rows: labels are optional, and further columns are ignored."""
+        """The specification for reading new rows: labels are optional, and columns that the model lacks are ignored."""
         dropped = self.metadata.get("left_out")
         return ReadSpec(
             label=self.label,
@@ -230,44 +235,52 @@ class TablePipeline(Model):
         )
 
     def open_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
-        """Open a table of new rows, whose blocks mark uninformative rows.
+        """Open a table of new rows, to read them in blocks.
 
-        The notes of the table report cells that do not match the type of their column. After all rows are read, they
-        also report columns that drifted, and the number of uninformative rows.
+        A row is uninformative if each of its cells is missing or unknown to the model. The field ``uninformative`` of a
+        block marks such rows. The notes of the table report cells that do not match the type of their column. After all
+        rows are read, they also report columns that drifted from ``fit``, and the number of uninformative rows.
 
         Args:
-            path: The table.
-            spec: How to read it: `read_spec`, or a changed copy.
-            labels: The labels of an NPY table, if they are read.
+            path: The path of the table.
+            spec: How to read the table: `read_spec`, or a changed copy.
+            labels: The path of the labels of an NPY table; None if it has no labels.
         """
         table = self._convert_and_monitor(open_table(path, spec, labels), spec)
         return replace(table, blocks=self.mark_uninformative(table.blocks, table))
 
     def read_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[Table, RowBlock]:
-        """Read all rows of a table; arguments, notes and errors as in `open_table`, but no row is marked."""
+        """Read all rows of a table at once; arguments, notes and errors are those of `open_table`.
+
+        Returns:
+            The table, and a block with all of its rows, in which uninformative rows are not marked.
+        """
         table, block = read_table(path, spec, labels)
         table = self._convert_and_monitor(replace(table, blocks=iter([block])), spec)
         (block,) = table.blocks
         return table, block
 
     def _convert_and_monitor(self, table: Table, spec: ReadSpec) -> Table:
-        """Convert the numbers of a table to the formats of fit, check column types, and monitor drift from fit."""
+        """Copy a table so that reading it converts numbers as in ``fit``, checks column types and monitors drift."""
         table = adapt_table(table, self.encoding, decimal=spec.decimal_mark)
         monitor = DriftMonitor(self.metadata.get("seen"), self.encoding, len(self.column_sizes))
         return replace(table, blocks=monitor_drift(table.blocks, monitor, table))
 
     def encode(self, table: Table, block: RowBlock, argument: str = "path") -> np.ndarray:
-        """Encode the rows of a block as features (b, dim); errors as `protonet.tables.features.encode_block`."""
+        """Encode the rows of a block as features (b, dim); errors as in `protonet.tables.features.encode_block`."""
         return encode_block(table, block, self.encoding, argument)
 
     def is_uninformative(self, block: RowBlock) -> np.ndarray:
-        """Compute a mask (b,) bool of the rows of a block that have no informative cell."""
+        """Compute a mask (b,) bool of the rows of a block in which each cell is missing or unknown to the model."""
         if self.encoding is None:
             return np.zeros(len(block.positions), bool)
         return self.encoding.is_uninformative(block.columns)
 
     def mark_uninformative(self, blocks: Iterable[RowBlock], table: Table) -> Iterator[RowBlock]:
-        """Yield blocks with their uninformative rows marked, and then add a note with their number to the table."""
+        """Yield copies of blocks with their field ``uninformative`` set by `is_uninformative`.
+
+        After the last block, a note with the number of uninformative rows is added to the table, if there are any.
+        """
         rows = 0
         for block in blocks:
             uninformative = self.is_uninformative(block)
@@ -278,14 +291,14 @@ class TablePipeline(Model):
 
     @property
     def uninformative_logits(self) -> Tensor | None:
-        """The logits (num_classes,) of uninformative rows; None if the network predicts them as other rows."""
+        """The logits (num_classes,) of rows without a known cell, by class frequencies; None to use the network."""
         counts, classes = torch.tensor(self.sample_counts), len(self.classes)
         if self.metadata.get("balanced") or not bool(counts.any()):
             return compute_uninformative_logits(self.network.seen, torch.zeros(classes))
         return compute_uninformative_logits(counts, parse_counts(self.metadata.get("uninformative"), classes))
 
     def warn_cancelled_classes(self) -> list[str]:
-        """Warn of classes that have no prototype because their embedded rows sum to 0; return at most one warning."""
+        """Return a warning about classes without a prototype, because the embeddings of their rows sum to 0, if any."""
         names = [str(self.classes[label]) for label in self.network.cancelled.nonzero().flatten().tolist()]
         return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
 
@@ -306,7 +319,10 @@ class TablePipeline(Model):
         Args:
             x: (n, dim) features.
             uninformative: (n,) bool, the rows that get `uninformative_logits`; None for no row.
-            argument: The name of ``x`` in the message of an InputError, which is raised if an embedding overflows.
+            argument: The name of ``x`` in error messages.
+
+        Raises:
+            InputError: A feature is so large that the embedding of its row overflows.
         """
         # Matrix products of few rows, and remainders of vectors, use other instructions: rows are repeated as padding.
         padded = torch.from_numpy(np.resize(x, (-(-len(x) // ROW_ALIGNMENT) * ROW_ALIGNMENT, x.shape[1])))
@@ -323,9 +339,9 @@ class TablePipeline(Model):
 
     @cached_property
     def cross_validation(self) -> Crossfit | None:
-        """The held-out rows of fit, and the networks that predict them; None if the model has none.
+        """The cross-validation of ``fit``: the held-out rows and the networks that predict them; None if not stored.
 
-        Models of interrupted fits or of estimators have none, nor have models loaded without ``for_update``.
+        Models of interrupted fits and of estimators do not store it, and it is only loaded with ``for_update``.
         """
         if "labels" not in self.update_state:
             return None
@@ -338,7 +354,7 @@ class TablePipeline(Model):
 
     @property
     def training_hashes(self) -> Tensor:
-        """The hashes (n,) int64 of the training rows; empty if the file has none."""
+        """The hashes (n,) int64 of the training rows; empty if the model file does not store them."""
         return self._get_indices(TRAINING_HASHES)
 
     @property
@@ -347,22 +363,22 @@ class TablePipeline(Model):
         return self._get_indices(HELD_OUT_POSITIONS)
 
     def _get_indices(self, name: str) -> Tensor:
-        """Get a tensor (n,) int64 of the model file; empty if the file has none of that type."""
+        """Get the tensor ``name`` (n,) int64 of the model file; an empty tensor if the file has no valid one."""
         values = self.update_state.get(name, torch.empty(0))
         return values if values.dtype == torch.int64 and values.ndim == 1 else torch.empty(0, dtype=torch.int64)
 
     def locate_held_out(self, row: int) -> str:
-        """Format the position of the held-out row with an index in the training file, such as "line 18"."""
+        """Format where held-out row number ``row``, from 0, is in the training file, such as "line 18"."""
         return str(self.metadata.get("position_format")).replace("{}", str(int(self.held_out_positions[row])))
 
     def with_cross_validation(
         self, crossed: Crossfit, groups: dict[str, int], hashes: Tensor, positions: Tensor
     ) -> TablePipeline:
-        """Copy the pipeline with the results of cross-validation, which its model file then stores.
+        """Copy the pipeline with the results of cross-validation, so that `save` stores them.
 
         Args:
             crossed: The held-out rows and the networks that predict them.
-            groups: The index of each group of rows, by name.
+            groups: The index of each group of rows, by the name of the group.
             hashes: (n,) int64, the hashes of all training rows by `hash_rows`.
             positions: (held_out,) int64, the position of each held-out row in the training file.
         """
@@ -388,7 +404,14 @@ class TablePipeline(Model):
         return replace(self, metadata={key: value for key, value in self.metadata.items() if key not in dropped})
 
     def treat_as_held_out(self, features: Tensor, labels: Tensor) -> Crossfit:
-        """Make a `Crossfit` of features (n, dim) and labels (n,) as held-out rows, predicted by the whole network."""
+        """Make a `Crossfit` in which new rows are the held-out rows, and the network of all rows predicts them.
+
+        Functions that evaluate held-out rows can then evaluate rows of another table.
+
+        Args:
+            features: (n, dim) features of the new rows.
+            labels: (n,) int64, their class indices.
+        """
         weights, zero = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
         return Crossfit(
@@ -414,14 +437,14 @@ class TablePipeline(Model):
     ) -> TablePipeline:
         """Add samples of known and new classes without training: prototypes change, the embedding does not.
 
-        The networks of this pipeline are changed in place.
+        The networks are changed in place, and the result is a pipeline with these networks and all classes.
 
         Args:
             x: (n, dim) features.
             labels: (n,) the class name of each row.
             classes: The names of all classes, the known ones first.
             groups: (n,) the name of each row's group; None if the model has no groups.
-            uninformative: (n,) bool, rows without an informative cell.
+            uninformative: (n,) bool, rows in which each cell is missing or unknown to the model.
         """
         features, extended = torch.from_numpy(x), replace(self, classes=classes)
         nothing = self.treat_as_held_out(features[:0], torch.empty(0, dtype=torch.int64))
@@ -439,7 +462,14 @@ class TablePipeline(Model):
         return extended.with_cross_validation(crossed, known_groups, hashes, self.held_out_positions)
 
     def suggest(self, x: Tensor, n: int, names: Sequence[str], rows: Tensor) -> list[Suggestion]:
-        """Suggest ``n`` rows of x (total, dim) to label next, among the row indices ``rows`` (m,) int64."""
+        """Select ``n`` rows to label next (active learning), in order of priority, each with a reason.
+
+        Args:
+            x: (total, dim) features of all rows.
+            n: The number of rows to select.
+            names: The name of each class, for the reasons.
+            rows: (m,) int64, the indices of the rows that may be selected.
+        """
         by_name = None
         if isinstance(named := self.metadata.get("named"), dict):
             texts = named.get("descriptions")
@@ -451,9 +481,10 @@ class TablePipeline(Model):
     def explain(
         self, x: Tensor, labels: Sequence[int], generator: torch.Generator, progress: Progress = ignore
     ) -> list[Explanation]:
-        """Explain the predicted class indices ``labels`` (n,) of rows x (n, dim) by held-out rows of fit.
+        """Explain the predicted class indices ``labels`` (n,) of rows x (n, dim) by the held-out rows of ``fit``.
 
-        The list is empty if the model has no held-out rows.
+        The explanation of a row has the nearest held-out rows and the contribution of each column. To measure it,
+        ``generator`` draws held-out rows that replace the cells. The list is empty without held-out rows.
         """
         if self.cross_validation is None:
             return []

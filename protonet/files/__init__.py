@@ -22,7 +22,7 @@ _LAZY_MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that ``protonet info`` can read model files without torch."""
+    """Import the public name ``name`` on first use, so that ``protonet info`` reads model files without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"protonet.{_LAZY_MODULES.get(name, 'files.model')}"), name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from protonet._io import JsonDict
 
 CONFIG, TENSORS = "config.json", "model.safetensors"
-#: Version of the file format, which is incremented by every change that earlier versions cannot read.
+#: Version of the file format. It is incremented by each change that an older protonet could not read.
 FORMAT_VERSION = 12
 #: Maximum decompressed size of each entry in bytes, and maximum compression ratio.
 MAX_SIZES, MAX_RATIO = {CONFIG: 2**28, TENSORS: 2**32}, 2000
@@ -34,11 +34,16 @@ _DECOMPRESSION_ERRORS = (
 
 
 class VersionError(ValueError):
-    """The file has another format version than `FORMAT_VERSION`."""
+    """A model file has another format version than `FORMAT_VERSION`, so that it cannot be read."""
 
 
 def write_archive(config: JsonDict, tensors: bytes) -> bytes:
-    """Serialize a model archive of a config and of tensors that are serialized by safetensors; return its bytes."""
+    """Serialize a model archive and return its bytes.
+
+    Args:
+        config: The content of ``config.json``.
+        tensors: The content of ``model.safetensors``, serialized by safetensors.
+    """
     buffer = io.BytesIO()
     text = json.dumps({"version": FORMAT_VERSION, **config}, allow_nan=False)
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -51,20 +56,29 @@ def write_archive(config: JsonDict, tensors: bytes) -> bytes:
 
 
 def read_config(path: Path) -> JsonDict:
-    """Read the config of a model archive; raise a VersionError for another version, a ValueError for another file."""
+    """Read the config of a model archive without its tensors.
+
+    Raises:
+        VersionError: The file has another format version.
+        ValueError: The file is no model archive, or is damaged.
+    """
     with _open_archive(path) as archive:
         return _parse_config(archive)
 
 
 def read_archive(path: Path) -> tuple[JsonDict, bytes]:
-    """Read the config and the serialized tensors of a model archive; errors as in `read_config`."""
+    """Read a model archive: its config and, serialized by safetensors, its tensors; errors as in `read_config`."""
     with _open_archive(path) as archive:
         return _parse_config(archive), archive.read(TENSORS)
 
 
 @contextmanager
 def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a model archive; raise a ValueError unless it has the two entries, of sizes that can be read safely."""
+    """Open a model archive within a context.
+
+    Raises:
+        ValueError: An entry is missing or unknown, or is so large that it cannot be read safely.
+    """
     if not path.resolve(strict=True).is_file():  # opening a pipe would block
         raise ValueError("not a file")
     with path.open("rb") as file:
@@ -90,7 +104,7 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _parse_config(archive: zipfile.ZipFile) -> JsonDict:
-    """Parse the config of an archive; raise a VersionError for another format version, or a ValueError if invalid."""
+    """Parse the config of an archive; errors as in `read_config`."""
     config = json.loads(archive.read(CONFIG))
     json.dumps(config, ensure_ascii=False, allow_nan=False).encode()  # raises for NaN and for invalid Unicode
     version = config.get("version") if isinstance(config, dict) else None
@@ -102,7 +116,7 @@ def _parse_config(archive: zipfile.ZipFile) -> JsonDict:
 
 
 def check_entry_types(config: JsonDict) -> None:
-    """Raise a ValueError unless the config entries that ``protonet info`` shows have the expected types."""
+    """Raise a ValueError if a config entry that ``protonet info`` shows is missing or has an unexpected type."""
 
     def is_list(values: object, *types: type) -> bool:
         return isinstance(values, list) and all(type(value) in types for value in values)
@@ -124,12 +138,15 @@ def check_entry_types(config: JsonDict) -> None:
 
 
 def subtract_name_samples(counts: Sequence[int], classes: Sequence[str | int], named: object) -> list[int]:
-    """Subtract the samples that class names count as from the sample count of each class.
+    """Compute the number of training rows of each class, without the samples that an embedded class name stands for.
+
+    In a model of texts, the embedding of a class name may be added to its prototype with the weight of some samples.
 
     Args:
-        counts: The number of samples of each class.
+        counts: The number of samples in the prototype of each class.
         classes: The name of each class.
-        named: The entry of a model file with the named classes and their weight, which may be missing or invalid.
+        named: The metadata "named" of the model file: the classes with an embedded name, and its weight in samples. It
+            is not trusted; None and invalid values mean that there are no such classes.
     """
     if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
         return list(counts)

@@ -22,14 +22,18 @@ from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views.view import Array
 
-#: Versions of the operator set and of the file format, supported by every runtime since 2022.
+#: Versions of the ONNX operator set and of the ONNX file format, which every runtime supports since 2022.
 OPSET, IR_VERSION = 17, 8
-#: The operator set of categories, and its version.
+#: The ONNX operator set that maps categories to numbers, and its version.
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 2
 
 
 class GraphBuilder:
-    """Collects the nodes and constants of an ONNX graph; implements `protonet.views.view.Graph`."""
+    """Builds an ONNX graph node by node, as views do through the protocol `protonet.views.view.Graph`.
+
+    Each method adds one operation. Its arguments and its result are names of values of the graph, unless they are
+    constant arrays.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -43,7 +47,14 @@ class GraphBuilder:
         return str(self.constants[-1].name)
 
     def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
-        """Add a node of an operator to the graph and return the name of its output."""
+        """Add an operation to the graph and return the name of its output.
+
+        Args:
+            operator: The ONNX operator, such as "MatMul".
+            *inputs: The names of the inputs, or arrays, which become constants.
+            output: The name of the output; "" for a new name.
+            **attributes: The attributes of the operator.
+        """
         from onnx import helper  # noqa: PLC0415 - optional
 
         names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
@@ -52,17 +63,30 @@ class GraphBuilder:
         return output
 
     def pad(self, rows: str, columns: int, value: float) -> str:
-        """Add a node that appends ``columns`` columns of a constant to rows; return its name, or ``rows`` for 0."""
+        """Append columns of a constant value to a matrix, and return the name of the result.
+
+        Args:
+            rows: The name of the matrix.
+            columns: The number of columns to be appended; if it is 0, ``rows`` is returned.
+            value: The constant.
+        """
         return self.add("Pad", rows, np.array([0, 0, 0, columns]), np.float32(value)) if columns else rows
 
     def cast(self, value: str, dtype: str) -> str:
-        """Add a node that converts a value to the type "FLOAT", "DOUBLE" or "INT64"; return its name."""
+        """Convert a value to the ONNX type ``dtype`` ("FLOAT", "DOUBLE" or "INT64"); return the name of the result."""
         from onnx import TensorProto  # noqa: PLC0415 - optional
 
         return self.add("Cast", value, to=getattr(TensorProto, dtype))
 
     def l1_distances(self, z: str, landmarks: Array) -> str:
-        """Add a scan over the landmarks that computes L1 distances; all at once would take too much memory."""
+        """Compute the L1 distance of each row of ``z`` (n, dim) to each landmark, and return the name of the result.
+
+        A scan computes the distances (n, landmarks) one landmark at a time. All at once would take too much memory.
+
+        Args:
+            z: The name of the rows.
+            landmarks: (landmarks, dim) float64.
+        """
         from onnx import TensorProto, helper  # noqa: PLC0415 - optional
 
         body = GraphBuilder()
@@ -76,7 +100,14 @@ class GraphBuilder:
         return self.add("Scan", landmarks, body=scan, num_scan_inputs=1, scan_output_axes=[1])
 
     def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], default: int) -> str:
-        """Add a node that maps texts to INT64: ``keys`` to ``values``, and other texts to ``default``."""
+        """Map texts to integers, and return the name of the result (INT64).
+
+        Args:
+            texts: The name of the texts.
+            keys: The known texts.
+            values: The integer of each known text.
+            default: The integer of all other texts.
+        """
         pairs: JsonDict = {"keys_strings": list(keys), "values_int64s": list(values)}
         return self.add("LabelEncoder", texts, domain=ML_DOMAIN, default_int64=default, **pairs)
 
@@ -89,22 +120,24 @@ class GraphBuilder:
 def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | None = None) -> None:
     """Export a model to an ONNX file, which is written atomically.
 
+    The input ``features`` (n, input_dim) with any n >= 1 gives ``logits`` and ``probabilities`` (n, num_classes), all
+    float32. The features are float64 if columns are so far from 0 that float32 would lose their digits.
+
+    Columns are mixed if they are not all numbers without missing values. A model of mixed columns has an input (n, 1)
+    for each column instead: float64 with NaN for missing values, or text with "" for missing values. The metadata of
+    the file hold ``classes`` and ``columns`` as JSON.
+
     Args:
         path: The file, in a folder that exists.
-        model: On any device. Only the network, the encoding and the names are exported.
-        uninformative_logits: (num_classes,) logits of rows of mixed columns without an informative cell; None if the
-            network predicts them.
-
-    The input ``features`` (n, input_dim) with any n >= 1 gives ``logits`` and ``probabilities`` (n, num_classes), all
-    float32. The features are float64 if columns are so far from 0 that float32 would lose their digits. A model of
-    mixed columns has an input (n, 1) for each column instead: float64 with NaN for missing values, or text with "" for
-    missing values. The metadata of the file hold ``classes`` and ``columns`` as JSON.
+        model: The model, on any device. Only the network, the encoding and the names are exported.
+        uninformative_logits: (num_classes,) logits of rows in which each cell is missing or unknown to the encoding;
+            None if the network predicts such rows as others.
 
     Raises:
         MissingPackageError: onnx is missing.
         OSError: The file cannot be written.
         InputTypeError: The network's encoder is not a `protonet.Encoder`.
-        InputError: As `protonet.files.save_model`; or there are dates or texts, which ONNX cannot encode.
+        InputError: `protonet.files.save_model` would raise it; or there are dates or texts, which ONNX cannot encode.
     """
     with optional_packages("onnx"):
         from onnx import TensorProto, helper  # noqa: PLC0415 - optional
@@ -151,10 +184,16 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
 
 
 def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -> tuple[str, str]:
-    """Add the encoding of mixed columns to a graph, given the names of its inputs.
+    """Add the encoding of mixed columns to a graph.
+
+    Args:
+        graph: The graph.
+        names: The name of the input (n, 1) of each column.
+        encoding: The encoding of the columns.
 
     Returns:
-        The names of the features (n, dim), and of the mask (n, 1) of rows without an informative cell.
+        The name of the features (n, dim), and the name of the mask (n, 1) of rows in which each cell is missing or
+        unknown to the encoding.
     """
     added = [column.add_to_graph(graph, name) for name, column in zip(names, encoding.columns, strict=True)]
     outputs = [output for output in added if output is not None]
@@ -168,7 +207,7 @@ def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -
     return graph.add("Concat", *features, axis=1), uninformative
 
 
-#: Rows of the example batch. torch.export would specialize on 0 or 1 rows.
+#: Number of rows of the example batch that is traced. With 0 or 1 rows, torch.export would fix the number of rows.
 TRACED_ROWS = 2
 
 
@@ -176,7 +215,7 @@ TRACED_ROWS = 2
 def export_network(network: PrototypeNetwork) -> torch.export.ExportedProgram:
     """Export a network in eval mode as a program that maps features (n, input_dim), for any n >= 1, to logits.
 
-    Constants that are cached at the first call become part of the program.
+    Tensors that the network computes and caches at its first call become constants of the program.
     """
     origin = network.encoder.origin
     assert isinstance(origin, Tensor)
@@ -188,16 +227,17 @@ def export_network(network: PrototypeNetwork) -> torch.export.ExportedProgram:
 def export_pt2(path: str | Path, model: Model) -> None:
     """Export a model to a ``.pt2`` file for ``torch.export.load``, which is written atomically.
 
-    Its extra files ``classes`` and ``columns`` are JSON.
+    The program maps features (n, input_dim), for any n >= 1, to logits. The extra files ``classes`` and ``columns``
+    hold the names as JSON.
 
     Args:
         path: The file, in a folder that exists.
-        model: On any device, with numeric columns without missing values.
+        model: The model, on any device, with numeric columns without missing values.
 
     Raises:
         OSError: The file cannot be written.
         InputTypeError: The network's encoder is not a `protonet.Encoder`.
-        InputError: As `protonet.files.save_model`; or other columns than numeric ones without missing values.
+        InputError: `protonet.files.save_model` would raise it; or a column is not numeric, or may have missing values.
     """
     config, _ = check_model(model)
     if model.encoding is not None and not model.encoding.plain:

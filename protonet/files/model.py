@@ -32,12 +32,12 @@ from protonet.views.config import check_tensors, expect, expect_finite
 from protonet.views.view import Component, Source, View
 
 ComponentT = TypeVar("ComponentT", Source, View)
-#: Name of the buffer that is computed from other buffers, and not stored.
+#: Name of the network's buffer that is not stored, because it is computed from the buffers ``sums`` and ``counts``.
 DERIVED_BUFFER = "prototypes"
 
 
 def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Tensor]]:
-    """Describe a network by a config for `build_network`, and by its tensors by name."""
+    """Convert a network to what a model file stores: a config for `build_network`, and the tensors by name."""
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     config = {
@@ -53,7 +53,11 @@ def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Ten
 
 
 def build_network(config: Any) -> PrototypeNetwork:
-    """Build a network from an untrusted config, with tensors of zeros; raise a ValueError for an invalid config."""
+    """Build a network with the structure that an untrusted config describes; its tensors are still zeros.
+
+    Raises:
+        ValueError: The config is invalid.
+    """
     dim, classes = (config.get(name) for name in ("input_dim", "classes"))
     expect(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
     sources: list[Source] = []
@@ -75,7 +79,7 @@ def build_network(config: Any) -> PrototypeNetwork:
 
 
 def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless the tensors of a file, without the prototypes, fit the network that is to load them."""
+    """Raise a ValueError if the network cannot load the tensors of a file, which do not include the prototypes."""
     unchecked, expected = dict(tensors), network.state_dict()
     del expected[DERIVED_BUFFER]
     encoder = network.encoder
@@ -96,9 +100,12 @@ def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> N
 
 @torch.inference_mode(False)
 def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetwork:
-    """Restore a network in eval mode from an untrusted config and CPU tensors; raise a ValueError if they are invalid.
+    """Restore a network in eval mode from an untrusted config and CPU tensors, as `describe_network` returns them.
 
-    The network uses the memory of the tensors.
+    The network shares memory with the tensors.
+
+    Raises:
+        ValueError: The config or a tensor is invalid.
     """
     expect(
         isinstance(config, dict) and {"sums", "encoder.origin"} <= tensors.keys(),
@@ -117,7 +124,10 @@ def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetw
 
 
 def _pop_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -> type[ComponentT]:
-    """Remove the entry "kind" of a source's or view's config, and return the class with that kind."""
+    """Find the class that the entry "kind" of a component's config names, and remove the entry from the config.
+
+    A component is a view, or a source, which computes the input of several views.
+    """
     kind = entry.pop("kind", None)
     for component_class in classes:
         if component_class.kind == kind:
@@ -126,21 +136,21 @@ def _pop_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -> type[Com
 
 
 def _copy_entries(config: JsonDict, name: str) -> list[JsonDict]:
-    """Copy the list of dicts that a config has under a name; raise a ValueError if it is something else."""
+    """Copy the list of dicts that the config has as entry ``name``; raise a ValueError if it is not such a list."""
     entries = config.get(name)
     expect(isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries), f"no usable entry {name}")
     return list(map(dict, entries))  # type: ignore[arg-type]
 
 
-#: Prefixes of tensor names for the network, the encoding of columns, and the state that only updates need.
+#: Prefixes of tensor names in model files: for the network, the encoding of columns, and ``Model.update_state``.
 NETWORK_PREFIX, COLUMNS_PREFIX, UPDATE_PREFIX = "network.", "columns.", "update."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """A fitted network with the names of its classes and columns, and all else that a model file holds."""
+    """The content of a model file: a fitted network, the names of its classes and columns, and metadata."""
 
-    network: PrototypeNetwork  #: From `protonet.solve`, float32.
+    network: PrototypeNetwork  #: The network that `protonet.solve` fits, float32.
     classes: tuple[str, ...] | tuple[int, ...]  #: The name of each class of the network: all strings or all integers.
     columns: tuple[str, ...] | None = None  #: The names of the table's columns, or None if they have no names.
     metadata: JsonDict = field(default_factory=dict)  #: Metrics, thresholds, and other values that JSON can hold.
@@ -154,14 +164,14 @@ def save_model(path: str | Path, model: Model) -> None:
 
     Args:
         path: The file, in a folder that exists.
-        model: On any device.
+        model: The model, on any device.
 
     Raises:
         MissingPackageError: safetensors is missing.
         OSError: The file cannot be written.
         InputTypeError: The network's encoder is not a `protonet.Encoder`.
-        InputError: The file could not be loaded: another dtype than float32, NaN, invalid names, or metadata that JSON
-            cannot hold.
+        InputError: The model has another dtype than float32, NaN, invalid names, or metadata that JSON cannot hold, so
+            that its file could not be loaded.
     """
     with optional_packages("files"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
@@ -175,8 +185,8 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
     """Load a model file. All of its content is validated.
 
     Args:
-        path: A file of `save_model`.
-        for_update: Whether to load also the cross-validation networks and ``update_state``.
+        path: A file that `save_model` wrote.
+        for_update: Whether to load also ``folds``, the cross-validation networks, and ``update_state``.
 
     Returns:
         The model on the CPU. Its network is in eval mode and computes the logits of the saved one, bit for bit.
@@ -190,7 +200,14 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
 
 @torch.inference_mode(False)  # as in `check_model`
 def read_model(path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str) -> Model:
-    """Load a model file as `load_model`; ``argument`` and ``writer`` are the names of both in error messages."""
+    """Load a model file as `load_model` does, with other words in error messages.
+
+    Args:
+        path: A file that `save_model` wrote.
+        for_update: Whether to load also the cross-validation networks and ``update_state``.
+        argument: The name of the argument at fault in error messages.
+        writer: The function or command that writes model files, which error messages recommend.
+    """
     with optional_packages("files"):
         from safetensors import SafetensorError  # noqa: PLC0415 - optional
         from safetensors.torch import load  # noqa: PLC0415 - optional
@@ -211,7 +228,11 @@ def read_model(path: str | Path, *, for_update: bool = False, argument: str = "p
 
 @torch.inference_mode(False)  # inference tensors cannot become parameters
 def check_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
-    """Convert a model to the config and the tensors of its file; raise an InputError if they could not be loaded."""
+    """Convert a model to the config and the tensors of its file.
+
+    Raises:
+        InputError: A file with this content could not be loaded.
+    """
     if not isinstance(model.network.encoder, Encoder):
         must, got = "hold a network with a protonet.Encoder", type(model.network.encoder).__name__
         raise_input_error("model", must, got, "Pass one of protonet.solve.", kind=InputTypeError)
@@ -277,7 +298,11 @@ def _build_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bo
 
 
 def _split_by_prefix(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> list[dict[str, Tensor]]:
-    """Group tensors by the prefix of their names, which is removed; raise a ValueError if a name has no such prefix."""
+    """Split tensors by the prefixes of their names, and remove the prefixes; return a dict for each prefix, in order.
+
+    Raises:
+        ValueError: A name begins with none of the prefixes.
+    """
     by_prefix: dict[str, dict[str, Tensor]] = {prefix: {} for prefix in prefixes}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in by_prefix if name.startswith(prefix)), None)

@@ -1,1 +1,1 @@
-"""Command-line parsers, plots, and the HTML page of commands and episodes."""
+"""User interface that commands and few-shot experiments share: argument parsers, text tables and HTML pages."""

@@ -22,9 +22,10 @@ from protonet.errors import DISTRIBUTION, InputError, UserError, installed_versi
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises InputErrors, and has common and expert options.
+    """An argument parser with common and expert options, which raises an InputError for invalid arguments.
 
-    ``--help`` shows the common options; ``--help-all`` also shows the groups of `add_expert_group`.
+    ``--help`` shows the common options. ``--help-all`` also shows expert options: those in groups that
+    `add_expert_group` made.
     """
 
     def __init__(self, prog: str, description: str, examples: Sequence[str] = ()) -> None:
@@ -42,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         return self.expert_groups[-1]
 
     def format_help(self, *, include_expert: bool = False) -> str:
-        """Format the help of the common options, or of all options."""
+        """Format the help of the common options, and also of expert options if ``include_expert``."""
         groups = [group for group in self._action_groups if include_expert or group not in self.expert_groups]
         formatter = self._get_formatter()
         actions = [action for group in groups for action in group._group_actions]
@@ -90,14 +91,14 @@ class Parser(argparse.ArgumentParser):
         raise InputError(to_printable(message), argument="arguments")
 
     def _format_required_usage(self) -> str:
-        """Format the usage without optional options."""
+        """Format the usage line with required arguments only."""
         required = [action for action in self._actions if action.required and action.option_strings]
         positionals = [action for action in self._actions if not action.option_strings]
         return f"{self.prog}{''.join(map(_format_argument, [*positionals, *required]))}"
 
 
 class _HelpAllAction(argparse.Action):
-    """Print the help of all options, and exit."""
+    """The action of ``--help-all``: print the help of all options, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         assert isinstance(parser, Parser)
@@ -114,10 +115,15 @@ def _format_argument(action: argparse.Action) -> str:
 def run_command(
     prog: str, command: Callable[[Sequence[str] | None], None], arguments: Sequence[str] | None = None
 ) -> int:
-    """Run a command with arguments, by default those of the process, and return its exit code.
+    """Run a command, report its errors as one line on stderr, and return its exit code.
 
-    The code is 0 for success, 2 for an error of the user, 130 after Ctrl-C, and 1 for a bug. Errors become one line on
-    stderr.
+    Args:
+        prog: The name of the command, with which the line of an error begins.
+        command: The command, a function of its arguments.
+        arguments: The arguments; None for those of the process.
+
+    Returns:
+        0 for success, 2 for an error of the user, 130 after Ctrl-C, and 1 for a bug.
     """
     try:
         with warnings.catch_warnings():
@@ -141,7 +147,7 @@ def run_command(
 
 
 def report_bug(prog: str, error: Exception) -> str:
-    """Write the traceback of a bug and the versions to a temporary file; return a line for the user."""
+    """Write the traceback of a bug and the package versions to a temporary file; return a line that names the file."""
     versions = ", ".join(f"{package} {installed_version(package)}" for package in (DISTRIBUTION, "torch", "numpy"))
     text = f"{prog}\nPython {sys.version}\n{versions}\n\n{''.join(traceback.format_exception(error))}"
     what = f"this is a bug of protonet, not your mistake ({type(error).__name__})"
@@ -156,7 +162,7 @@ def report_bug(prog: str, error: Exception) -> str:
 
 
 def parse_whole(argument: str, text: str, *, low: int) -> int:
-    """Parse an integer >= ``low``; raise an InputError for other texts."""
+    """Parse an integer >= ``low``; raise an InputError, which names ``argument``, for other texts."""
     with suppress(ValueError):
         if (value := int(text)) >= low:
             return value
@@ -164,7 +170,7 @@ def parse_whole(argument: str, text: str, *, low: int) -> int:
 
 
 def parse_number(argument: str, text: str, *, low: float) -> float:
-    """Parse a finite number > ``low``; raise an InputError for other texts."""
+    """Parse a finite number > ``low``; raise an InputError, which names ``argument``, for other texts."""
     with suppress(ValueError):
         if low < (value := float(text)) < math.inf:
             return value
@@ -173,7 +179,7 @@ def parse_number(argument: str, text: str, *, low: float) -> float:
 
 
 def check_name(argument: str, name: str, known: Collection[str]) -> str:
-    """Return a name if it is known; raise an InputError that lists the known names, similar ones first."""
+    """Return ``name`` if it is known; else raise an InputError that lists the known names, similar ones first."""
     if name not in known:
         near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3)
         remedy = f"Did you mean {near[0]}?" if near else "Pick a listed one."
@@ -182,7 +188,12 @@ def check_name(argument: str, name: str, known: Collection[str]) -> str:
 
 
 def check_writable(argument: str, path: str | Path, *, folder: bool = False) -> Path:
-    """Return a path to which a file, or a ``folder``, can be written; missing folders are created.
+    """Check that an output can be written to a path, and create missing folders; return the path.
+
+    Args:
+        argument: The name of the argument at fault in error messages.
+        path: The path of the output.
+        folder: Whether the output is a folder instead of a file.
 
     Raises:
         InputError: The path cannot be written to.
@@ -204,7 +215,18 @@ def check_writable(argument: str, path: str | Path, *, folder: bool = False) -> 
 
 
 def check_outputs(options: object, names: Sequence[str]) -> dict[str, Path]:
-    """Return the paths of the given output options, by name; raise an InputError if one cannot be written."""
+    """Check that the output files of a command can be written.
+
+    Args:
+        options: The parsed options of the command.
+        names: The names of the options that may name an output.
+
+    Returns:
+        The path of each option that is given, by the name of the option.
+
+    Raises:
+        InputError: A path cannot be written to.
+    """
     paths: dict[str, Path] = {}
     for name in names:
         if getattr(options, name) is not None:

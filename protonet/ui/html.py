@@ -1,4 +1,4 @@
-"""HTML pages from templates, with escaped text and a content security policy, and the reports of commands."""
+"""Format HTML pages and reports from templates, with escaped text and a content security policy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ TEMPLATE_CONSTANTS = {"max_columns": 100, "max_suspects": 50, "max_cells": 4, "m
 
 
 def format_name(name: object, longest: int | None = None) -> Markup:
-    """Make HTML of a name, isolated as it may be right-to-left, and truncated to ``longest`` characters."""
+    """Format a name as HTML.
+
+    The name is isolated from the text around it, because it may be written from right to left.
+
+    Args:
+        name: The name of a class or column.
+        longest: The maximum number of characters, beyond which the name is truncated; None for no maximum.
+    """
     text = to_printable(name)
     if longest is not None and len(text) > longest:
         return Markup('<bdi title="{}">{}…</bdi>').format(text, text[: longest - 1])
@@ -35,7 +42,7 @@ def format_name(name: object, longest: int | None = None) -> Markup:
 
 
 def embed_json(metrics: Mapping[str, object]) -> Markup:
-    """Encode metrics as JSON that can stand in an HTML script element."""
+    """Encode metrics as JSON without the characters that would end an HTML script element."""
     text = json.dumps(metrics, allow_nan=False, separators=(",", ":"))
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -44,7 +51,7 @@ def embed_json(metrics: Mapping[str, object]) -> Markup:
 
 @cache
 def make_environment() -> Environment:
-    """Make the Jinja environment of the templates, which escapes markup and control characters of all texts."""
+    """Create the Jinja environment of the templates; it escapes markup and control characters in all texts."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - slow to import
 
     environment = Environment(
@@ -78,15 +85,18 @@ def format_page(
     script: str = "",
     rules: str = "",
 ) -> tuple[str, str]:
-    """Format an HTML page from files in ``assets``; return the page and its content security policy.
+    """Format an HTML page from a template, style sheets and a script in the folder ``assets``.
 
     Args:
         template: File name of the template.
         title: Title of the page.
         values: Variables of the template.
         styles: File names of style sheets, which are embedded.
-        script: File name of a script, which is embedded; "" for none.
-        rules: Further rules of the policy, which otherwise allows the embedded style and script only.
+        script: File name of a script, which is embedded; "" for no script.
+        rules: Further rules of the content security policy, which otherwise allows the embedded styles and script only.
+
+    Returns:
+        The page, and its content security policy.
     """
     environment = make_environment()
     assert environment.loader is not None
@@ -103,18 +113,26 @@ def format_page(
 def format_document(
     template: str, title: str, metrics: Mapping[str, object], command: str, values: Mapping[str, object]
 ) -> str:
-    """Format a self-contained HTML report, which embeds its metrics as JSON and cannot load or send anything."""
+    """Format a self-contained HTML report, which embeds the metrics as JSON and can neither load nor send anything.
+
+    Args:
+        template: File name of the template in the folder ``assets``.
+        title: Title of the report.
+        metrics: The results of the command.
+        command: The command that computed them, for the reader of the report.
+        values: Further variables of the template.
+    """
     values = {**values, "metrics": metrics, "command": command}
     return format_page(template, title, values, script="page.js")[0]
 
 
 def _hash_source(text: str) -> str:
-    """Compute the hash of a style sheet or script for a content security policy."""
+    """Compute the hash by which a content security policy allows an embedded style sheet or script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def write_outputs(metrics: JsonDict, *, json_path: Path | None, report_path: Path | None) -> None:
-    """Write metrics as JSON, as an HTML report, or both, to the paths that are not None."""
+    """Write the results of ``fit`` or ``evaluate`` as JSON, as an HTML report, or both; None means no such file."""
     if json_path is not None:
         write_json(json_path, metrics)
     if report_path is not None:
@@ -136,7 +154,12 @@ def format_report(metrics: JsonDict) -> str:
 
 
 def encode_suspects(suspects: Sequence[JsonDict], names: list[str]) -> str:
-    """Encode possible label errors as a data URL of a CSV file."""
+    """Encode the rows whose labels are probably wrong as a CSV file in a data URL, which a report links to.
+
+    Args:
+        suspects: The rows, as `protonet.commands.report.rank_suspicious_labels` lists them.
+        names: The name of each class.
+    """
     header = ["index", "location", "id", "label", "probability of label", "suggested", "probability of suggested"]
     rows = []
     for row in suspects:

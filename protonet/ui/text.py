@@ -1,4 +1,4 @@
-"""Formatting of text output: tables, CSV, numbers, metrics and names in natural order. torch is not imported."""
+"""Format text output: tables, CSV, numbers, metrics and names in natural order. torch is not imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from protonet._io import JsonDict
 from protonet._text import escape_formula, to_printable
 
-#: Maximal number of classes in printed tables; JSON has all classes.
+#: Maximum number of classes in printed tables; JSON output lists all classes.
 MAX_LISTED_CLASSES = 20
 
 
@@ -65,7 +65,7 @@ def format_percent(fraction: float, interval: Sequence[float]) -> tuple[str, str
 
 
 def format_probability_metrics(metrics: JsonDict) -> str:
-    """Format the log-loss and calibration error of metrics as a line, with their intervals if there are any."""
+    """Format the log-loss and the calibration error as a line, with their confidence intervals if metrics have them."""
     parts = []
     for name, interval, factor, digits in (
         ("log_loss", "log_loss_interval", 1, 3),
@@ -77,12 +77,20 @@ def format_probability_metrics(metrics: JsonDict) -> str:
 
 
 def format_views(views: Mapping[str, float]) -> str:
-    """Format a table of views and their weights in percent."""
+    """Format a table of feature maps (views) with their weights in percent, given the weight of each by name."""
     return format_table(["view", "weight, %"], [[name, f"{100 * weight:.1f}"] for name, weight in views.items()])
 
 
 def summarize_columns(names: Sequence[str] | None, summaries: Sequence[str] | None) -> list[str]:
-    """Format a line for each column type, with the names of its columns; none if columns have no names."""
+    """Format a line for each distinct column type, with the names of the columns of that type.
+
+    Args:
+        names: The name of each column; None if columns have no names.
+        summaries: The type of each column as text; None if the columns are used as features.
+
+    Returns:
+        The lines; empty if ``names`` or ``summaries`` is None.
+    """
     by_type: dict[str, list[str]] = {}
     for name, summary in zip(names or (), summaries or (), strict=False):
         by_type.setdefault(summary, []).append(to_printable(name))
