@@ -1,1 +1,1 @@
-"""Kinds of episodes: numbered draws, their protocols and presets, and the batches of rows that methods see."""
+"""Samplers of few-shot episodes: protocols that draw numbered episodes, presets, and the batches that methods get."""

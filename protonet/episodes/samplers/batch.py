@@ -19,31 +19,40 @@ from protonet.episodes.names import TrainingPlan
 from protonet.episodes.samplers.sampler import RowPool, RowReader, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.sampling import ClassIndex, index_pieces, list_pieces
 
-SIZE_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])  #: Factors that pack an episode's four sizes into one int64.
-ROWS_PER_SUM = 8192  #: Rows that are summed or hashed at a time.
+#: Factors on an episode's four sizes, whose sum of products is one int64 that identifies the sizes. The sizes are the
+#: numbers of classes, of support rows, of queries without open classes, and of all queries.
+SIZE_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])
+ROWS_PER_SUM = 8192  #: Number of rows that are summed or hashed at a time.
 
 
 class BaseClasses(NamedTuple):
-    """The base classes: labelled rows of other classes than the episode's, which a method may use."""
+    """Base classes: labelled rows of classes that are not in the episodes. Methods may learn from these rows."""
 
-    take: RowReader  #: Returns base rows by index; it has no other rows.
-    by_class: ClassIndex  #: The indices of the base rows, by class.
-    mean: Tensor  #: (dim,) float32, of all base rows.
-    class_means: Tensor  #: (base classes, dim) float32.
+    take: RowReader  #: Maps indices (k,) of base rows to features (k, dim). It gives access to base rows only.
+    by_class: ClassIndex  #: The indices of the base rows, grouped by class.
+    mean: Tensor  #: (dim,) float32, the mean of all base rows.
+    class_means: Tensor  #: (base classes, dim) float32, the mean of each base class.
 
 
 class TrainedEncoder(NamedTuple):
-    """A meta-trained encoder with its head, and the rows of the episodes before the encoder embeds them."""
+    """A meta-trained encoder with its head, and access to the encoder's inputs for a batch of episodes."""
 
     encoder: nn.Module  #: Maps rows (n, dim) float32 to embeddings, in evaluation mode, without gradients.
-    head: nn.Module  #: The module that was trained beside the encoder, from `make_head`.
-    plan: TrainingPlan  #: The settings of its training.
-    take: RowReader  #: Returns rows that are not embedded, by index.
-    support: Tensor | None = None  #: (episodes, n_support) int64 row indices, on the CPU; None outside of episodes.
-    query: Tensor | None = None  #: (episodes, n_queries) int64 row indices, on the CPU; None outside of episodes.
+    head: nn.Module  #: The module on top of the encoder that was trained together with it, from `make_head`.
+    plan: TrainingPlan  #: The settings with which encoder and head were trained.
+    take: RowReader  #: Maps row indices (k,) to inputs (k, dim) of the encoder, such as pixels.
+    #: (episodes, n_support) int64 row indices for ``take``, on the CPU; None until `gather_episodes` sets them.
+    support: Tensor | None = None
+    #: (episodes, n_queries) int64 row indices for ``take``, on the CPU; None until `gather_episodes` sets them.
+    query: Tensor | None = None
 
     def gather(self) -> tuple[Tensor, Tensor]:
-        """Gather the episodes' support and query rows, (episodes, rows, dim) float32, on the encoder's device."""
+        """Gather the encoder's inputs for the episodes, on the encoder's device.
+
+        Returns:
+            support: (episodes, n_support, dim) float32.
+            query: (episodes, n_queries, dim) float32.
+        """
         assert self.support is not None
         assert self.query is not None
         indices = torch.cat([self.support, self.query], dim=1)
@@ -52,11 +61,15 @@ class TrainedEncoder(NamedTuple):
         return support, query
 
     def send(self, device: torch.device) -> TrainedEncoder:
-        """Copy encoder and head to a device."""
+        """Move encoder and head to a device, and return a `TrainedEncoder` with the moved modules."""
         return self._replace(encoder=self.encoder.to(device), head=self.head.to(device))
 
     def hide_row_indices(self, order: Tensor) -> TrainedEncoder:
-        """Copy the encoder with queries in an ``order`` (episodes, n_queries), and row indices of the batch alone."""
+        """Copy encoder, head and row indices, so that the indices do not reveal the classes of the queries.
+
+        The copy has the queries in the given ``order`` (episodes, n_queries) int64. Its row indices number the rows of
+        this batch from 0, and its ``take`` accepts no other indices.
+        """
         copied = self._replace(encoder=copy.deepcopy(self.encoder), head=copy.deepcopy(self.head))
         if self.support is None or self.query is None:
             return copied
@@ -68,24 +81,24 @@ class TrainedEncoder(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """A batch of episodes of equal sizes, without the queries' labels."""
+    """The input of a method: the features of a batch of episodes of equal sizes, without the queries' labels."""
 
     support: Tensor  #: (episodes, n_support, dim) float32 or float64, the support rows of all classes.
     support_labels: Tensor  #: (episodes, n_support) int64 in [0, n_way), each class at least once, in any order.
     query: Tensor  #: (episodes, n_queries, dim), the dtype of ``support``, the query rows of all classes.
     n_way: int  #: Classes per episode.
-    base: BaseClasses | None = None  #: The base classes, if there are any.
+    base: BaseClasses | None = None  #: The base classes, or None.
     #: (episodes, n_way, dim), the dtype of ``support``: the embedding of a text that names each class, or None.
     texts: Tensor | None = None
     #: (episodes, n_unlabelled, dim), the dtype of ``support``: rows to learn from, of the episode's classes and perhaps
     #: of distractor classes, or None.
     unlabelled: Tensor | None = None
-    trained: TrainedEncoder | None = None  #: The encoder whose embeddings the rows are, or None.
-    #: (channels, height, width) of pictures and feature maps, which are flattened to features in this order, or None.
+    trained: TrainedEncoder | None = None  #: The meta-trained encoder that embedded the rows, or None.
+    #: (channels, height, width) if rows are pictures or feature maps, flattened in this order of axes; otherwise None.
     shape: tuple[int, int, int] | None = None
 
     def select_queries(self, queries: slice) -> Episodes:
-        """Copy the episodes with some of their queries."""
+        """Select a range of the queries of every episode; the support and all other inputs stay the same."""
         trained = self.trained
         if trained is not None and trained.query is not None:
             trained = trained._replace(query=trained.query[:, queries])
@@ -94,15 +107,17 @@ class Episodes:
     def shuffle_rows(self, episode_ids: Tensor, seed: int) -> tuple[Episodes, Tensor]:
         """Copy the episodes with queries and unlabelled rows in random order, for a method from outside the package.
 
-        They are sampled class by class, so that their positions and their row indices would reveal their labels.
+        Samplers draw queries and unlabelled rows class by class, so positions and row indices would reveal the labels.
+        The order depends only on the seed and on the number of the episode.
 
         Args:
-            episode_ids: (episodes,) int64, increasing: with the seed they determine the order.
+            episode_ids: (episodes,) int64, increasing: the number of each episode.
             seed: Seed of the episodes.
 
         Returns:
-            episodes: A copy, which a method may change.
-            positions: (episodes, n_queries) int64, the new position of each query, on the device of the episodes.
+            episodes: A copy, which a method may change in place.
+            positions: (episodes, n_queries) int64, the position of each original query in the copy, on the device of
+                the episodes.
         """
         first, device = int(episode_ids[0]), self.query.device
 
@@ -133,25 +148,32 @@ class Episodes:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeBatch:
-    """Row indices of sampled episodes with equal numbers of classes, support rows, queries and open queries."""
+    """Row indices and labels of sampled episodes with equal numbers of classes, support rows and queries.
 
-    positions: Tensor  #: (episodes,) int64 positions among the sampled episodes.
+    Open queries are queries of open classes, which have no support rows in the episode; their number is equal, too.
+    """
+
+    positions: Tensor  #: (episodes,) int64, the position of each episode in its `SampledEpisodes`.
     support: Tensor  #: (episodes, n_support) int64 row indices.
-    support_labels: Tensor  #: (episodes, n_support) int64.
+    support_labels: Tensor  #: (episodes, n_support) int64 in [0, n_way), the class of each row in its episode.
     query: Tensor  #: (episodes, n_queries) int64 row indices; queries of open classes come last.
-    query_labels: Tensor  #: (episodes, n_queries) int64, -1 for queries of open classes.
-    query_shots: Tensor  #: (episodes, n_queries) int64, support rows of the query's class, 0 for open classes.
+    query_labels: Tensor  #: (episodes, n_queries) int64 in [0, n_way), or -1 for queries of open classes.
+    #: (episodes, n_queries) int64, the number of support rows of the query's class; 0 for open classes.
+    query_shots: Tensor
     unlabelled: Tensor  #: (episodes, n_unlabelled) int64 row indices.
     n_way: int  #: Classes per episode.
 
     def select(self, episodes: slice) -> EpisodeBatch:
-        """Select some episodes of the batch."""
+        """Select a range of the episodes of the batch."""
         tensors = {name: value[episodes] for name, value in vars(self).items() if name != "n_way"}
         return replace(self, **tensors)
 
 
 def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
-    """Split sampled episodes into batches with equal numbers of classes, support rows and queries."""
+    """Split sampled episodes into batches of episodes with equal numbers of classes, support rows and queries.
+
+    Empty slots are removed.
+    """
     query = torch.cat([sampled.query.flatten(1), sampled.open_query.flatten(1)], dim=1)
     support = sampled.support.flatten(1)
     _, max_way, max_query = sampled.query.shape
@@ -183,14 +205,17 @@ def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
 
 
 def _list_filled_slots(rows: Tensor, count: int) -> Tensor:
-    """List the ``count`` slots of each episode that have a row index: (episodes, slots) -> (episodes, count)."""
+    """List the positions (episodes, count) of the ``count`` slots of ``rows`` (episodes, slots) that are not empty."""
     if count == rows.shape[1]:
         return torch.arange(count).expand(len(rows), -1)
     return (rows >= 0).nonzero()[:, 1].reshape(len(rows), count)
 
 
 def make_row_reader(x: Tensor) -> RowReader:
-    """Make a function that copies rows of ``x`` (n, dim) by index into memory that each call reuses, for speed."""
+    """Create a function that maps row indices (k,) to the rows (k, dim) of ``x`` (n, dim).
+
+    Each call overwrites the rows that the call before returned, for speed.
+    """
     memory = x.new_empty(0)
 
     def take(rows: Tensor) -> Tensor:
@@ -204,13 +229,13 @@ def make_row_reader(x: Tensor) -> RowReader:
 
 
 class ClassTexts(NamedTuple):
-    """The embeddings of texts that name the classes, such as CLIP's."""
+    """Embeddings of texts that name the classes, one text per class, such as from CLIP."""
 
-    embeddings: Tensor  #: (classes, dim) floating.
-    class_of: Tensor  #: (rows of the data,) int64, the class of each row; -1 for other classes.
+    embeddings: Tensor  #: (classes, dim) floating, the embedding of the text of each class.
+    class_of: Tensor  #: (rows of the data,) int64, the class of each row; -1 for rows of classes without a text.
 
     def gather(self, batch: EpisodeBatch, dtype: torch.dtype) -> Tensor:
-        """Look up the embeddings of each episode's classes: (episodes, n_way, dim)."""
+        """Look up the text embeddings of each episode's classes: (episodes, n_way, dim) of ``dtype``."""
         classes = torch.zeros(len(batch.support), batch.n_way, dtype=torch.int64)
         classes.scatter_(1, batch.support_labels, self.class_of[batch.support])
         return self.embeddings[classes.to(self.embeddings.device)].to(dtype)
@@ -224,7 +249,19 @@ def gather_episodes(
     trained: TrainedEncoder | None = None,
     shape: tuple[int, int, int] | None = None,
 ) -> Episodes:
-    """Gather the features of episodes with ``take``, on its device: float64 if its rows are, otherwise float32."""
+    """Gather the features of a batch of episodes, and combine them with the other inputs of methods.
+
+    Args:
+        take: Maps row indices (k,) to features (k, dim).
+        batch: The row indices and labels of the episodes.
+        base: The base classes, or None.
+        texts: The embeddings of texts that name the classes, or None.
+        trained: The encoder that embedded the features, or None. It gets the row indices of these episodes.
+        shape: (channels, height, width) if the features are flattened pictures or feature maps; otherwise None.
+
+    Returns:
+        The episodes, on the device of the features: float64 if the features are, otherwise float32.
+    """
     rows = torch.cat([batch.support, batch.query, batch.unlabelled], dim=1)
     features = take(rows.flatten()).unflatten(0, rows.shape)
     features = features if features.dtype == torch.float64 else features.float()
@@ -244,9 +281,10 @@ def gather_episodes(
 
 
 def summarize_base(take: RowReader, by_class: ClassIndex) -> BaseClasses:
-    """Compute the means of base classes, on the device of their rows.
+    """Compute the mean of each base class and of all base rows, on the device of the rows.
 
-    The rows get new indices, class by class: with the indices of the data set, a method could read any other row.
+    ``take`` maps row indices of the data set to features, and ``by_class`` has the indices of the base rows. The result
+    numbers the base rows from 0, class by class: with the indices of the data set, a method could read any other row.
     """
     means, pieces = [], list_pieces(by_class)
     for rows in pieces:
@@ -261,7 +299,7 @@ def summarize_base(take: RowReader, by_class: ClassIndex) -> BaseClasses:
 
 
 def hash_rows(take: RowReader, by_class: ClassIndex) -> str:
-    """Compute the SHA-256 of all rows, class by class."""
+    """Compute the SHA-256 of the class sizes and of the features of all rows, class by class, in hexadecimal."""
     digest = hashlib.sha256(by_class.size.numpy().tobytes())
     for rows_of_class in list_pieces(by_class):
         for rows in rows_of_class.split(ROWS_PER_SUM):
@@ -271,17 +309,18 @@ def hash_rows(take: RowReader, by_class: ClassIndex) -> str:
 
 @dataclass(frozen=True)
 class Records:
-    """The rows and predictions of episodes of equal sizes, without open classes."""
+    """The row indices, labels and predictions of episodes of equal sizes without open classes, as saved in JSON."""
 
     support: Tensor  #: (episodes, n_support) int64 indices into the data set, class by class.
     query: Tensor  #: (episodes, n_queries) int64 indices into the data set.
     labels: Tensor  #: (episodes, n_queries) int64 in [0, n_way), the true class of each query in its episode.
     classes: Tensor  #: (episodes, n_way) int64 indices into ``class_names``.
     class_names: tuple[str, ...]  #: Names of the data set's classes.
-    predicted: Mapping[str, Tensor]  #: For each method (episodes, n_queries) in [0, n_way), the predicted classes.
+    #: For the name of each method, the predicted classes: (episodes, n_queries) integers in [0, n_way).
+    predicted: Mapping[str, Tensor]
 
     def describe(self) -> dict[str, object]:
-        """Convert the records to JSON; `unpack_integers` reads the arrays."""
+        """Convert the records to a JSON object with arrays from `pack_integers`; `unpack_integers` decodes them."""
         arrays = {name: pack_integers(getattr(self, name)) for name in ("support", "query", "labels", "classes")}
         predicted = {name: pack_integers(values) for name, values in self.predicted.items()}
         return {**arrays, "class_names": list(self.class_names), "predicted": predicted}
@@ -290,9 +329,15 @@ class Records:
 def record_episodes(
     sampler: Sampler, pool: RowPool, y: Tensor, class_names: tuple[str, ...], predicted: Mapping[str, Tensor], seed: int
 ) -> Records:
-    """Draw the first episodes of a seed again, and record their rows beside the predictions.
+    """Draw the first episodes of a seed again, and combine their rows and labels with the predictions.
 
-    ``y`` (rows,) int64 and ``class_names`` are of the data set; ``predicted`` has (episodes, n_queries) of each method.
+    Args:
+        sampler: The sampler of the episodes.
+        pool: The rows that the episodes were drawn from.
+        y: (rows of the data set,) int64 labels.
+        class_names: The names of the data set's classes.
+        predicted: For the name of each method, the predicted classes (episodes, n_queries) of the first episodes.
+        seed: Seed of the episodes.
     """
     n_episodes = len(next(iter(predicted.values())))
     (batch,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
@@ -304,7 +349,10 @@ def record_episodes(
 
 
 def pack_integers(values: Tensor) -> dict[str, object]:
-    """Convert integers >= 0 to JSON: the bytes of the smallest dtype, compressed, as base64."""
+    """Encode integers >= 0 as a JSON object with ``dtype``, ``shape`` and ``data``.
+
+    The data are the integers in the smallest unsigned dtype, compressed by zlib, as base64.
+    """
     array = values.cpu().numpy()
     dtype = np.min_scalar_type(int(array.max(initial=0))).newbyteorder("<")
     content = base64.b64encode(zlib.compress(array.astype(dtype).tobytes(), 9)).decode()
@@ -312,6 +360,6 @@ def pack_integers(values: Tensor) -> dict[str, object]:
 
 
 def unpack_integers(packed: Mapping[str, Any]) -> np.ndarray:
-    """Read an array that `pack_integers` wrote."""
+    """Decode the array that `pack_integers` encoded."""
     content = zlib.decompress(base64.b64decode(packed["data"]))
     return np.frombuffer(content, packed["dtype"]).reshape(packed["shape"])

@@ -20,34 +20,44 @@ from protonet.sampling import ClassIndex, draw_distinct
 
 @dataclass(frozen=True)
 class EpisodeConfig(Sampler):
-    """N-way K-shot episodes: the numbers of classes, support rows, queries and unlabelled rows.
+    """The sampler of N-way K-shot episodes: numbers of classes, support rows, queries and unlabelled rows.
 
     Source: imbalance as in Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), sec. 3.
         https://arxiv.org/abs/2204.11181
     """
 
-    way: tuple[int, int] = (5, 5)  #: Least and most classes per episode (n_way), >= 2, drawn uniformly.
-    shot: tuple[int, int] = (1, 1)  #: Least and most support rows per class (n_shot), >= 1, drawn uniformly.
+    #: Minimum and maximum number of classes per episode (n_way), >= 2. Each episode draws its number uniformly.
+    way: tuple[int, int] = (5, 5)
+    #: Minimum and maximum number of support rows per class (n_shot), >= 1. Each episode draws its number uniformly.
+    shot: tuple[int, int] = (1, 1)
     n_query: int = 15  #: Query rows per class, >= 1; the average over classes if ``imbalance`` is given.
-    unequal: bool = False  #: Draw the number of shots for each class, not once per episode.
-    #: None for equally many queries of each class. Otherwise the classes share ``way * n_query`` queries by a Dirichlet
-    #: distribution of this concentration, > 0: 2 in the literature, less for more imbalance.
+    unequal: bool = False  #: Whether each class draws its number of support rows, instead of each episode.
+    #: Concentration, > 0, of the Dirichlet distribution that splits the ``way * n_query`` queries of an episode among
+    #: its classes: papers use 2, and smaller values are less balanced. None gives each class ``n_query`` queries.
     imbalance: float | None = None
-    n_open_classes: int = 0  #: Open classes: classes outside the episode that add ``n_query`` queries each, >= 0.
-    #: Accept classes with fewer rows than shots and queries: they get fewer queries. Classes without any row for a
-    #: query are left out.
+    #: Number of open classes, >= 0: classes without support rows in the episode that add ``n_query`` queries each.
+    n_open_classes: int = 0
+    #: Whether a class with fewer rows than shots and queries may be drawn, with fewer queries. A class without any row
+    #: for a query is left out.
     allow_small: bool = False
-    #: Unlabelled rows of each class of the episode and of each distractor class, which methods may learn from, >= 0.
+    #: Number of unlabelled rows, >= 0, of each class of the episode and of each distractor class. Methods may learn
+    #: from these rows.
     n_unlabelled: int = 0
-    n_distractors: int = 0  #: Distractor classes: classes outside the episode that add unlabelled rows, >= 0.
+    n_distractors: int = 0  #: Number of distractor classes, >= 0: other classes that add only unlabelled rows.
 
     @property
     def n_required_classes(self) -> int:
-        """The most classes of an episode, including open classes and distractors."""
+        """The maximum number of classes of an episode, including open classes and distractor classes."""
         return self.way[1] + self.n_open_classes + self.n_distractors
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
-        """Choose the classes with enough rows; with ``allow_small``, also note how many are left out."""
+        """Select the classes with enough rows.
+
+        Returns:
+            sampler: This sampler.
+            index: The rows of the selected classes.
+            notes: With ``allow_small``, a line with the numbers of small classes and of classes that are left out.
+        """
         chosen = self.validate(index, class_names)
         if not self.allow_small:
             return self, chosen, []
@@ -57,7 +67,10 @@ class EpisodeConfig(Sampler):
         return self, chosen, [line]
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check the settings and the sizes of the classes; ``allow_small`` leaves out classes that are too small."""
+        """Check the settings and the class sizes, and return the rows of the classes that can be drawn.
+
+        With ``allow_small``, a class with too few rows is left out. Otherwise it raises an InputError.
+        """
         check_span("way", self.way, low=2)
         check_span("shot", self.shot, low=1)
         for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
@@ -88,7 +101,7 @@ class EpisodeConfig(Sampler):
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the episodes numbered ``first`` and after, see `Sampler.sample`."""
+        """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`."""
         max_way, max_shot, n_open = self.way[1], self.shot[1], self.n_open_classes
 
         def uniform(stream: Stream, *shape: int) -> Tensor:
@@ -132,7 +145,7 @@ class EpisodeConfig(Sampler):
         )
 
     def describe(self) -> dict[str, object]:
-        """Describe the settings as JSON, under the names of the command line."""
+        """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
         names = {"n_query": "query", "n_unlabelled": "unlabelled", "n_distractors": "distractors"}
         return {"protocol": "episodes"} | {names.get(name, name): value for name, value in asdict(self).items()}
 
@@ -148,7 +161,7 @@ class EpisodeConfig(Sampler):
 
 
 def check_span(argument: str, value: object, *, low: int) -> tuple[int, int]:
-    """Check that a value is a pair of integers >= ``low``, the smaller one first, and return it."""
+    """Return a pair of integers >= ``low``, the smaller one first; raise an InputError for any other value."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         remedy = f"Pass ({value}, {value})." if isinstance(value, int) else f"Pass ({low}, {low})."
         constraint = "be a pair of whole numbers, (least, most)"
@@ -163,10 +176,18 @@ def check_span(argument: str, value: object, *, low: int) -> tuple[int, int]:
 def _draw_unlabelled(
     index: ClassIndex, uniform_rows: Tensor, uniform_unlabelled: Tensor, n_used: Tensor, size: Tensor, start: Tensor
 ) -> Tensor:
-    """Draw unlabelled rows (episodes, classes + distractors, n_unlabelled) that are not support or query rows.
+    """Draw unlabelled rows that are not support or query rows.
 
-    ``uniform_rows`` (episodes, classes, slots) drew the ``n_used`` (episodes, classes) support and query rows;
-    ``uniform_unlabelled`` has the shape of the result. ``size`` and ``start`` (episodes, ...) have distractors last.
+    Args:
+        index: Rows by class.
+        uniform_rows: (episodes, classes, slots), the random numbers that drew the support and query rows.
+        uniform_unlabelled: (episodes, classes + distractors, n_unlabelled), the random numbers for unlabelled rows.
+        n_used: (episodes, classes), the number of support and query rows of each class.
+        size: (episodes, ...), the number of rows of each drawn class; distractor classes come last.
+        start: (episodes, ...), the position in ``index.rows`` of the first row of each drawn class.
+
+    Returns:
+        Row indices (episodes, classes + distractors, n_unlabelled) int64.
     """
     n_classes, n_unlabelled = uniform_rows.shape[1], uniform_unlabelled.shape[2]
     n_distractors = uniform_unlabelled.shape[1] - n_classes
@@ -182,15 +203,17 @@ def _draw_unlabelled(
 
 
 def _scale_to_integers(uniform: Tensor, low: int, high: int) -> Tensor:
-    """Convert uniform numbers in [0, 1) to uniform integers from ``low`` to ``high``."""
+    """Convert uniform numbers in [0, 1) to uniform integers from ``low`` to ``high``, both included."""
     return low + (uniform * (high - low + 1)).long()
 
 
 def _split_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: Tensor) -> Tensor:
-    """Share ``total`` (episodes,) queries among classes by a Dirichlet distribution: (episodes, classes) int64.
+    """Draw the number of queries of each class, (episodes, classes) int64, from a Dirichlet distribution.
 
-    Classes that are not ``drawn`` (episodes, classes) bool get none. The shares are gamma variates, by inversion of
-    ``uniform`` (episodes, classes), over their sum; queries left after rounding down go to the largest fractions.
+    An episode has ``total`` (episodes,) queries. Classes that are not ``drawn`` (episodes, classes) bool get 0.
+    ``uniform`` (episodes, classes) becomes gamma variates by the inverse of their distribution function. A class's
+    fraction of the queries is its gamma variate over their sum. Queries that remain after rounding down go to the
+    classes that lost most by it.
 
     Source: gamma variates over their sum, Devroye, "Non-uniform random variate generation" (1986), ch. XI, sec. 4.
     """

@@ -1,7 +1,7 @@
-"""The protocol of CLIP's few-shot methods: all classes, support from training rows, queries a fixed test split.
+"""The protocol of CLIP's few-shot methods: all classes, support from the training split, the test split as queries.
 
-An episode is a draw of the support; all episodes have the same queries. Exactly equal rows are detected, because a
-query may be a copy of a row that a method has seen.
+Episodes differ only in their support; all have the same queries. The module also detects exactly equal rows, because a
+query may be a copy of a row that a method has learned from.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler,
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
-BYTES_PER_BLOCK = 2**24  #: Bytes of rows that are compared at a time.
-MAX_CLASSES_NAMED = 5  #: Classes that a note names, at most.
+BYTES_PER_BLOCK = 2**24  #: Rows are read in blocks of at most this many bytes, but of at least one row.
+MAX_CLASSES_NAMED = 5  #: Maximum number of classes that a note lists by name.
 
 
 def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> Tensor:
-    """Number the groups of exactly equal rows of ``x`` (n, dim): the group of each row, (n,) int64; -0.0 equals 0.0.
+    """Group exactly equal rows of ``x`` (n, dim): equal rows get the same group number, (n,) int64; -0.0 equals 0.0.
 
-    ``release`` is called after each block of rows is read, to free the memory of a mapped file.
+    Groups are numbered from 0 in the order of their first rows. The function calls ``release`` after each block of rows
+    is read, to free the memory of a mapped file.
     """
     group_of: dict[bytes, int] = {}  # by the SHA-256 of a row
     groups: list[int] = []
@@ -41,7 +42,11 @@ def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> T
 
 
 def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
-    """Yield notes on rows of the evaluated ``class_ids`` (classes,) that are equal to other rows of the data set."""
+    """Yield notes for the report about rows of evaluated classes that exactly equal other rows of the data set.
+
+    The evaluated classes are ``class_ids`` (classes,). Each note counts the rows that equal another row of their class,
+    a row of another evaluated class, or a row of a class that is not evaluated.
+    """
     pairs, counts = (group_equal_rows(data.x, data.release) * data.num_classes + data.y).unique(return_counts=True)
     classes, (_, group) = pairs % data.num_classes, (pairs // data.num_classes).unique(return_inverse=True)
     inside = torch.isin(classes, class_ids)  # (pairs of a group of equal rows and a class that has such rows,)
@@ -66,40 +71,47 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class FixedSplit(Sampler):
-    """A fixed test split: K support rows of each class from its training rows, and all its test rows as queries.
+    """The sampler for a fixed test split: K training rows of each class are the support, all test rows the queries.
 
     Source: Zhou et al., "Learning to prompt for vision-language models" (2022), sec. 4.1: 1, 2, 4, 8 and 16 shots, the
         full test set, three draws. https://arxiv.org/abs/2109.01134
     """
 
     n_shot: int  #: Support rows per class, >= 1.
-    #: The number of training rows of each class, which come before its test rows; set by `join_test`.
+    #: The number of training rows of each class, set by `join_test`. They come before the test rows of the class.
     n_train: tuple[int, ...] = ()
-    allow_small: bool = False  #: Take all training rows of a class that has fewer than ``n_shot``, as the authors do.
+    #: Whether a class may have fewer than ``n_shot`` training rows; all of them are then its support, as in the paper's
+    #: code.
+    allow_small: bool = False
 
     @property
     def shot(self) -> tuple[int, int]:
-        """Least and most support rows per class."""
+        """Minimum and maximum number of support rows per class, which are equal here."""
         return self.n_shot, self.n_shot
 
     @property
     def n_required_classes(self) -> int:
-        """The number of classes, as each episode has all of them."""
+        """The number of classes of the data set, as each episode has all of them."""
         return len(self.n_train)
 
     @property
     def way(self) -> tuple[int, int]:
-        """Least and most classes per episode: all of them."""
+        """Minimum and maximum number of classes per episode: both are the number of classes of the data set."""
         return self.n_required_classes, self.n_required_classes
 
     def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[FixedSplit, Dataset]:
-        """Join training and test rows, see `join_split`."""
+        """Join training and test rows by `join_split`.
+
+        Returns:
+            sampler: A copy of this sampler with the number of training rows of each class.
+            data: The training and test rows as one data set.
+        """
         assert test is not None
         data, n_train = join_split(data, test, names)
         return replace(self, n_train=n_train), data
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that each class has enough training rows, and a test row."""
+        """Check that each class has enough training rows and a test row, and return the index unchanged."""
         check_int("shot", self.n_shot, low=1, high=MAX_COUNT)
         if len(self.n_train) != len(index.size) or len(self.n_train) < 2:
             got = f"{len(self.n_train)} for {len(index.size)}"
@@ -117,7 +129,10 @@ class FixedSplit(Sampler):
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the supports numbered ``first`` and after; the queries are always the same."""
+        """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`.
+
+        All episodes have the same queries.
+        """
         train = torch.tensor(self.n_train)
         shape = (n_episodes, len(train), self.n_shot)
         offsets = draw_distinct(sample_uniform(seed, Stream.ROW, first, shape), train.expand(shape[:2]))
@@ -134,7 +149,7 @@ class FixedSplit(Sampler):
         )
 
     def describe(self) -> dict[str, object]:
-        """Describe the settings as JSON, under the names of the command line."""
+        """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
         return {
             "protocol": "fixed-split",
             "way": list(self.way),
@@ -150,9 +165,21 @@ class FixedSplit(Sampler):
 
 
 def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[Dataset, tuple[int, ...]]:
-    """Join training rows and test rows of the same classes, and count the training rows of each class.
+    """Join training rows and test rows of the same classes to one data set.
 
-    All rows are copied to memory. Messages use the ``names`` of both data sets.
+    All rows are copied to memory.
+
+    Args:
+        train: The training rows.
+        test: The test rows. Classes are matched by name.
+        names: The names of the training and the test data set, for messages.
+
+    Returns:
+        data: The training rows, then the test rows, with the classes of ``train``.
+        n_train: The number of training rows of each class.
+
+    Raises:
+        InputError: The data sets differ in their features or classes, or have a row in common.
     """
     if test.x.shape[1] != train.x.shape[1]:
         got = f"{test.x.shape[1]} of {names[1]}"

@@ -14,41 +14,53 @@ from protonet.episodes.samplers.sampler import NO_ROW, RowPool, SampledEpisodes,
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct, index_pieces, list_pieces
 
-HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query and not part of its mean. Our own choice.
+HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query, and not part of its mean. Our choice.
 
 
 @dataclass(frozen=True)
 class Generalized(Sampler):
-    """Generalised few-shot classification: episodes of novel classes and all base classes, whose support is their mean.
+    """The sampler of generalised few-shot classification: episodes have novel classes and all base classes.
+
+    The support of a base class is a single row: the mean of its rows that are not held out as queries.
 
     Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), sec. 4.1, joint
         accuracies; Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021),
         sec. 3.3, harmonic means. https://arxiv.org/abs/1804.09458, https://arxiv.org/abs/1906.02944
     """
 
-    novel: EpisodeConfig  #: The episodes of novel classes, without open classes and unlabelled rows.
-    n_base: int = 0  #: Number of base classes. They come first in the index, and the first row of each is its mean.
+    novel: EpisodeConfig  #: The sampler of the novel classes, without open classes and unlabelled rows.
+    #: Number of base classes, set by `join_base`. They are the first classes of the index, and the first row of each is
+    #: the class mean.
+    n_base: int = 0
 
     adds_base_classes = True
 
     @property
     def shot(self) -> tuple[int, int]:
-        """Least and most support rows per novel class."""
+        """Minimum and maximum number of support rows per novel class."""
         return self.novel.shot
 
     @property
     def n_required_classes(self) -> int:
-        """The most classes of an episode."""
+        """The maximum number of classes of an episode, base and novel."""
         return self.n_base + self.novel.n_required_classes
 
     def choose_classes(
         self, index: ClassIndex, class_names: tuple[str, ...]
     ) -> tuple[Generalized, ClassIndex, list[str]]:
-        """Choose the novel classes."""
+        """Select the novel classes with enough rows; return this sampler, their rows by class, and no notes."""
         return self, self.novel.validate(index, class_names), []
 
     def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex]:
-        """Hold out every fifth row of each base class as a query, after a first row whose slot is for the mean."""
+        """Hold out every fifth row of each base class as a query.
+
+        Returns:
+            seen: The other rows of each base class, whose mean represents the class.
+            queries: For each base class a placeholder, which `join_base` overwrites with the mean, then the queries.
+
+        Raises:
+            InputError: A base class has only one row.
+        """
         if int(base.size.min()) < 2:
             got = f"class {class_names[int(base.size.argmin())]!r} with one"
             constraint = "have 2 rows, to learn from and to ask for"
@@ -61,7 +73,17 @@ class Generalized(Sampler):
         return index_pieces(seen), index_pieces(queries)
 
     def join_base(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Generalized, RowPool]:
-        """Join the means and queries of base classes, which come first, and the rows of novel classes."""
+        """Join base classes and novel classes to one pool of rows, base classes first.
+
+        Args:
+            pool: The rows of the novel classes.
+            base: For each base class a placeholder and the queries, from `hold_out`.
+            means: (base classes, dim), the class means, which overwrite the placeholders.
+
+        Returns:
+            sampler: A copy of this sampler with the number of base classes.
+            pool: The joined rows, copied to memory.
+        """
         assert base is not None
         assert means is not None
         known, dataset_rows = (
@@ -74,7 +96,10 @@ class Generalized(Sampler):
         return replace(self, n_base=len(means)), RowPool(x, make_row_reader(x), by_class, dataset_rows)
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that each base class has a mean and a query, and that the novel classes have enough rows."""
+        """Check that each base class has a mean and a query, and that the novel classes have enough rows.
+
+        The index is returned unchanged.
+        """
         if not 0 < self.n_base < len(index.size) or bool((index.size[: self.n_base] < 2).any()):
             remedy = "Add rows to the base classes."
             raise_input_error("n_base", "be classes of a mean and a query or more", self.n_base, remedy)
@@ -82,7 +107,10 @@ class Generalized(Sampler):
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the episodes numbered ``first`` and after; base classes come first."""
+        """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`.
+
+        The base classes come before the novel classes.
+        """
         novel_index = index.take(torch.arange(self.n_base, len(index.size)))
         novel = self.novel.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base, self.novel.n_query)
@@ -99,7 +127,7 @@ class Generalized(Sampler):
         return SampledEpisodes(support, torch.cat(queries, dim=1), novel.open_query, unlabelled)
 
     def describe(self) -> dict[str, object]:
-        """Describe the settings as JSON, under the names of the command line."""
+        """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
         return self.novel.describe() | {"protocol": "generalized", "base_classes": self.n_base, "kind": self.title()}
 
     def title(self) -> str:

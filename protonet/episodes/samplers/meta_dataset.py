@@ -1,4 +1,4 @@
-"""Meta-Dataset's sampler: episodes of varying ways and shots, with classes of one node of a hierarchy."""
+"""Meta-Dataset's sampler: ways and shots vary, and the classes of an episode may be from one node of a hierarchy."""
 
 from __future__ import annotations
 
@@ -16,43 +16,53 @@ from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler,
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_distinct
 
-MIN_WAY, MAX_WAY = 5, 50  #: Classes per episode.
-MAX_QUERY = 10  #: Query rows per class.
-MAX_SUPPORT = 500  #: Support rows per episode.
-MAX_ROWS_COUNTED = 100  #: Rows per class that count when the size of the support is drawn.
-LOG_WEIGHT = math.log(2)  #: Logarithm of the largest random factor on a class's fraction of the support.
+MIN_WAY, MAX_WAY = 5, 50  #: Minimum and maximum number of classes per episode.
+MAX_QUERY = 10  #: Maximum number of query rows per class.
+MAX_SUPPORT = 500  #: Maximum number of support rows per episode.
+#: A class counts as having at most this many rows when the number of support rows of an episode is drawn.
+MAX_ROWS_COUNTED = 100
+LOG_WEIGHT = math.log(2)  #: Logarithm of the largest random factor on the fraction of support rows of a class.
+#: The remedy in error messages about a hierarchy.
 HIERARCHY_REMEDY = "Pass lines 'parent child', such as wordnet.is_a.txt, or names."
-MAX_LEAVES = 392  #: Nodes of a hierarchy with more classes below them are not used.
+MAX_LEAVES = 392  #: Maximum number of classes below a node of a hierarchy; nodes with more are not used.
 
 
 @dataclass(frozen=True)
 class MetaDataset(Sampler):
-    """Meta-Dataset's protocol: 5 to 50 ways, shots that depend on the sizes of the classes, up to 10 queries.
+    """The sampler of Meta-Dataset: 5 to 50 ways, shots that depend on the class sizes, up to 10 queries per class.
 
     Source: Triantafillou et al., "Meta-Dataset: a dataset of datasets for learning to learn from few examples" (2020),
         sec. 3.2 and appendix A; numbers of its code (sampling.py, data_config_common.gin).
         https://arxiv.org/abs/1903.03096
     """
 
-    #: Groups of class indices; an episode has classes of one group. Empty for one group of all classes.
+    #: Groups of class indices. All classes of an episode are from one group. If empty, all classes are one group.
     groups: tuple[tuple[int, ...], ...] = ()
-    all_of_group: bool = False  #: Whether an episode takes all classes of a group, at most ``MAX_WAY``.
-    #: The hierarchy that `choose_classes` reads the groups from, see `read_groups`; None to keep ``groups``.
+    #: Whether an episode has all classes of its group, up to ``MAX_WAY``, instead of a random number of them.
+    all_of_group: bool = False
+    #: The hierarchy from which `choose_classes` sets ``groups``, in a form of `read_groups`; None to keep ``groups``.
     hierarchy: str | None = None
 
-    shot = (1, MAX_ROWS_COUNTED)  #: Support rows per class in the table by shots; large classes may have more.
+    #: Support rows per class, from and to, in the report's table of accuracy by shots. Large classes may have more.
+    shot = (1, MAX_ROWS_COUNTED)
     way = (MIN_WAY, MAX_WAY)
     n_required_classes = MIN_WAY
 
     @property
     def hashed_tensors(self) -> list[Tensor]:
-        """The classes of each group, as `describe` has only the number of groups."""
+        """The class indices (classes of the group,) int64 of each group; `describe` has only the number of groups."""
         return list(map(torch.tensor, self.groups))
 
     def choose_classes(
         self, index: ClassIndex, class_names: tuple[str, ...]
     ) -> tuple[MetaDataset, ClassIndex, list[str]]:
-        """Choose all classes, and read their groups from the hierarchy."""
+        """Select all classes, and read their groups from the hierarchy, if one is set.
+
+        Returns:
+            sampler: A copy of this sampler with the groups.
+            index: The rows of all classes.
+            notes: No notes.
+        """
         sampler = self
         if self.hierarchy is not None:
             groups, all_of_group = read_groups(self.hierarchy, class_names)
@@ -60,7 +70,10 @@ class MetaDataset(Sampler):
         return sampler, sampler.validate(index, class_names), []
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that there are 5 classes of at least two rows, and that each group has 5 known classes."""
+        """Check that there are 5 or more classes, with at least two rows each, and return the index unchanged.
+
+        Each of the groups must have 5 or more of these classes.
+        """
         if len(index.size) < MIN_WAY:
             remedy = "Add classes, or choose another protocol."
             constraint = f"be {MIN_WAY} or more, as Meta-Dataset's episodes have"
@@ -75,7 +88,7 @@ class MetaDataset(Sampler):
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the episodes numbered ``first`` and after, see `Sampler.sample`."""
+        """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`."""
         classes, queries, shots = self._draw_sizes(index, seed, first, n_episodes)
         size, start, drawn = index.size[classes], index.start[classes], shots > 0
         slots = int((queries + shots).max()) if n_episodes else 0
@@ -90,7 +103,7 @@ class MetaDataset(Sampler):
         return SampledEpisodes(rows.where(is_support, NO_ROW), rows.where(is_query, NO_ROW), nothing[:, :0], nothing)
 
     def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
-        """Find the classes of the first episodes and count their queries, without drawing rows."""
+        """Find the classes and count the queries of the first episodes, see `Sampler.count`, without drawing rows."""
         classes, queries, _ = self._draw_sizes(index, seed, 0, n_episodes)
         n_classes = len(index.size)
         class_mask = torch.zeros(n_episodes, n_classes + 1, dtype=torch.bool)
@@ -98,9 +111,13 @@ class MetaDataset(Sampler):
         return class_mask[:, :-1], queries.sum(dim=1)
 
     def _draw_sizes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw each episode's classes of one group, and their numbers of queries and shots: (episodes, MAX_WAY) each.
+        """Draw the classes of each episode, and how many queries and support rows each class has.
 
-        Slots without queries are empty: their classes are not part of the episode.
+        Returns:
+            classes: (episodes, MAX_WAY) int64, distinct classes of one group. A class with 0 queries is not part of the
+                episode.
+            queries: (episodes, MAX_WAY) int64, the number of queries of each class.
+            shots: (episodes, MAX_WAY) int64, the number of support rows of each class.
         """
 
         def uniform(stream: Stream, *shape: int) -> Tensor:
@@ -121,7 +138,7 @@ class MetaDataset(Sampler):
         return classes, queries, shots
 
     def describe(self) -> dict[str, object]:
-        """Describe the settings as JSON, under the names of the command line."""
+        """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
         return {
             "hierarchy": self.hierarchy,
             "protocol": "meta-dataset",
@@ -139,10 +156,17 @@ class MetaDataset(Sampler):
 
 
 def count_queries_and_shots(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the numbers of queries and shots of each class, (episodes, classes) int64, from the class sizes.
+    """Compute how many queries and support rows each class has, from the class sizes and random numbers.
 
-    Classes have ``size`` (episodes, classes) rows, >= 2; those that are not ``drawn`` get 0. ``beta`` (episodes, 1) in
-    [0, 1) is the fraction of rows in the support, ``alpha`` (episodes, classes) in [0, 1) a factor on a class's shots.
+    Args:
+        size: (episodes, classes) int64, the number of rows of each class, >= 2.
+        drawn: (episodes, classes) bool, whether the class is part of the episode.
+        beta: (episodes, 1) in [0, 1), the fraction of the rows that become support rows.
+        alpha: (episodes, classes) in [0, 1). It varies a class's fraction of the support by a factor of 1/2 to 2.
+
+    Returns:
+        queries: (episodes, classes) int64, 0 for classes that are not drawn.
+        shots: (episodes, classes) int64, 0 for classes that are not drawn.
 
     Source: Triantafillou et al. (2020), appendix A, equations of the sizes of query set, support set and K_c.
     """
@@ -157,22 +181,26 @@ def count_queries_and_shots(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Te
 
 
 def _sum_in_order(values: Tensor) -> Tensor:
-    """Sum values (episodes, classes) in order, so that the sums (episodes, 1) are equal in batches of any size."""
+    """Sum values (episodes, classes) over the classes: (episodes, 1).
+
+    The order of the additions is fixed, so that rounding does not depend on the size of the batch.
+    """
     return values.cumsum(dim=1)[:, -1:]
 
 
 def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    """Group classes by a hierarchy.
+    """Group classes by their superclasses, or by the nodes of a hierarchy.
 
     Args:
-        hierarchy: ``names``, if the text before the last ``/`` of a class's name is its superclass, such as an
-            alphabet; the name of a class list with a hierarchy, ``meta-ilsvrc-2012``; or the path of a file of lines
-            ``parent child``, such as WordNet's ``wordnet.is_a.txt``, whose leaves are the classes.
+        hierarchy: One of three forms. ``names``: the text before the last ``/`` of a class's name is its superclass,
+            such as an alphabet. ``meta-ilsvrc-2012``: the hierarchy of this class list. Otherwise the path of a file of
+            lines ``parent child``, such as WordNet's ``wordnet.is_a.txt``, whose leaves are the classes.
         names: The names of the classes.
 
     Returns:
-        The class indices of each superclass with at least 5 classes, or of each branching node with 5 to 392 classes;
-        and whether an episode has all classes of its group, as for nodes.
+        groups: The class indices of each superclass with at least 5 classes, or of each node with several branches and
+            5 to 392 classes below it.
+        all_of_group: Whether an episode has all classes of its group: False for superclasses, True for nodes.
 
     Raises:
         InputError: The hierarchy cannot be read, lacks a class, has a cycle, or has no group of 5 classes.
@@ -197,7 +225,10 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
 
 
 def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
-    """List the class indices below each branching node of a hierarchy."""
+    """Read a hierarchy, and list the class indices below each node that has classes in several branches.
+
+    Raises an InputError if the hierarchy cannot be read, lacks a class or has a cycle.
+    """
     listed = read_class_lists().get(hierarchy)
     if listed is None:
         children = _read_edges(Path(hierarchy))
@@ -219,7 +250,7 @@ def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
 
 
 def _read_edges(path: Path) -> dict[str, list[str]]:
-    """Read the children of each node from a file of lines ``parent child``."""
+    """Read a file of lines ``parent child``: the names of the children of each parent, by the parent's name."""
     children: dict[str, list[str]] = {}
     try:
         lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -13,8 +13,9 @@ from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import parse_whole
 
+#: Options that several protocols depend on.
 COMMON_OPTIONS = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
-#: For each protocol, the options that its episodes depend on; other options are refused.
+#: For each protocol, the options that its episodes depend on. Other options with this protocol raise an InputError.
 PROTOCOL_OPTIONS = {
     "episodes": (*COMMON_OPTIONS, "n_open_classes", "unlabelled", "distractors", "side", "split_seed", "base"),
     "meta-dataset": ("hierarchy", "side", "split_seed", "base"),
@@ -24,9 +25,19 @@ PROTOCOL_OPTIONS = {
 
 
 def read_samplers(options: argparse.Namespace, given: Collection[str], preset: Collection[str]) -> dict[str, Sampler]:
-    """Create a sampler for each number of shots, by the text of this number; "" if the protocol draws the shots.
+    """Create the samplers that the options of the command line describe, one for each number of shots.
 
-    ``given`` has the names of the options on the command line, ``preset`` the names of the options of the preset.
+    Args:
+        options: The options of the command line and of the preset.
+        given: The names of the options that are on the command line.
+        preset: The names of the options that the preset sets.
+
+    Returns:
+        The samplers by the text of their number of shots, such as "5" or "5-20". If the protocol draws the number of
+        shots itself, there is one sampler, with the key "".
+
+    Raises:
+        InputError: Two options contradict each other, or a value is invalid.
     """
     protocol = "fixed-split" if options.test_dataset else options.protocol
     kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
@@ -61,7 +72,7 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: C
 
 
 def read_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig:
-    """Create the config of episodes with a number or a span of shots from options."""
+    """Create an `EpisodeConfig` from the options of the command line; ``shot`` is a number or a span such as 5-20."""
     return EpisodeConfig(
         way=parse_span("--way", options.way, low=2),
         shot=parse_span("--shot", shot, low=1),
@@ -76,7 +87,10 @@ def read_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig
 
 
 def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
-    """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20); raise an InputError for anything else."""
+    """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20).
+
+    Any other text and numbers below ``low`` raise an InputError that names the ``argument``.
+    """
     first, dash, last = text.partition("-")
     if not first or (dash and not last):
         raise_input_error(argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")

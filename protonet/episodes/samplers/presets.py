@@ -1,4 +1,4 @@
-"""Presets: the options of evaluations that papers report, by name. Nothing here imports torch."""
+"""Presets: named command-line options of evaluations that papers report. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preset:
-    """The options of an evaluation that papers report."""
+    """The command-line options of an evaluation that papers report."""
 
-    summary: str  #: A description, in one line.
-    source: str  #: The papers.
+    summary: str  #: A description of the episodes, in one line.
+    source: str  #: The papers that report such evaluations.
     options: str  #: The options, as on the command line.
 
 
+#: Options of 5-way episodes with 1 and 5 shots and 15 queries per class.
 FIVE_WAY = "--way 5 --shot 1,5 --query 15"
+#: The presets by their names on the command line.
 PRESETS = {
     "mini-imagenet": Preset(
         "5-way, 1 and 5 shots, 15 queries, 600 episodes: mini-ImageNet, CUB and similar sets",
@@ -67,7 +69,7 @@ PRESETS = {
 
 
 def list_presets() -> str:
-    """Format all presets with their options and sources, for ``--list-presets``."""
+    """Format all presets with their options and sources as text, for ``--list-presets``."""
     lines = ["A preset sets options; options on the command line take precedence: --preset bscd-fsl --shot 5."]
     for name, preset in PRESETS.items():
         lines += ["", f"{name}: {preset.summary}", f"  {preset.options}"]

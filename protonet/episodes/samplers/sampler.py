@@ -18,15 +18,18 @@ from torch import Tensor
 from protonet.datasets.dataset import Dataset
 from protonet.sampling import ClassIndex, list_pieces
 
-#: Maps row indices (k,) int64, on any device, to features (k, dim) of any floating dtype, which the next call may
-#: overwrite. Methods compute on the device of these features; episodes are drawn on the CPU.
+#: A function from row indices (k,) int64, on any device, to features (k, dim) of any floating dtype. The next call may
+#: overwrite the features. Methods compute on the device of the features; episodes are drawn on the CPU.
 RowReader = Callable[[Tensor], Tensor]
 NO_ROW = -1  #: The row index in empty slots of `SampledEpisodes`.
-EPISODES_PER_COUNT = 256  #: Episodes that `Sampler.count` samples at a time, as many as an evaluation does.
+EPISODES_PER_COUNT = 256  #: Number of episodes that `Sampler.count` samples at a time, as an evaluation does.
 
 
 class Stream(IntEnum):
-    """Independent streams of random numbers, so that for example more queries do not change which classes are drawn."""
+    """Independent streams of random numbers, one for each quantity that a sampler draws.
+
+    Drawing more queries, for example, does not change the classes of an episode.
+    """
 
     WAY = 0
     CLASS = 1
@@ -42,82 +45,128 @@ class Stream(IntEnum):
 
 
 class SampledEpisodes(NamedTuple):
-    """Row indices of a batch of episodes, int64, with ``NO_ROW`` in empty slots."""
+    """Row indices of a batch of episodes, int64.
 
-    support: Tensor  #: (episodes, most classes, most shots).
-    query: Tensor  #: (episodes, most classes, most queries).
-    open_query: Tensor  #: (episodes, n_open_classes, n_query), of classes outside the episode.
-    unlabelled: Tensor  #: (episodes, most classes + n_distractors, n_unlabelled), distractor classes last.
+    Slots are for the largest number of classes, support rows and queries; empty slots have ``NO_ROW``.
+    """
+
+    support: Tensor  #: (episodes, max_way, max_shot), the support rows of each class.
+    query: Tensor  #: (episodes, max_way, max_query), the queries of each class.
+    open_query: Tensor  #: (episodes, n_open_classes, n_query), queries of classes without support rows in the episode.
+    #: (episodes, max_way + n_distractors, n_unlabelled), the unlabelled rows of each class. Distractor classes, which
+    #: have neither support rows nor queries, come last.
+    unlabelled: Tensor
 
 
 class RowPool(NamedTuple):
     """Rows that episodes are drawn from."""
 
-    x: Tensor  #: (n, dim) floating; methods get the rows that ``take`` returns.
-    take: RowReader  #: Returns rows of ``x``, normalised, by index.
-    by_class: ClassIndex  #: Indices into ``x``, by class, of the classes to draw from.
-    dataset_rows: ClassIndex  #: The same rows, as indices into the data set.
+    x: Tensor  #: (n, dim) floating, features before normalisation. Methods get the features from ``take`` instead.
+    take: RowReader  #: Maps indices of rows of ``x`` to their normalised features.
+    by_class: ClassIndex  #: The rows of each class that episodes may have, as indices into ``x``.
+    dataset_rows: ClassIndex  #: The rows of ``by_class`` in the same order, as indices into the data set.
 
 
 class Sampler(ABC):
-    """A protocol that samples episodes from rows by class, such as `EpisodeConfig`.
+    """The base class of samplers, such as `EpisodeConfig`: a protocol that draws numbered episodes.
 
-    The abstract methods define a protocol. The others have defaults for protocols without base classes and test split.
+    Subclasses implement the abstract methods. The other methods have defaults for a protocol that has neither base
+    classes in its episodes nor a test split.
     """
 
-    n_base: int = 0  #: Base classes in each episode, numbered before the other classes.
-    n_unlabelled: int = 0  #: Unlabelled rows of each class, which methods may learn from.
-    adds_base_classes: bool = False  #: Whether each episode has all base classes, known by their means.
+    n_base: int = 0  #: Number of base classes in each episode. Their labels come before those of the other classes.
+    n_unlabelled: int = 0  #: Number of unlabelled rows of each class. Methods may learn from them.
+    #: Whether each episode has all base classes, each with its mean as the only support row.
+    adds_base_classes: bool = False
 
     @property
     @abstractmethod
     def shot(self) -> tuple[int, int]:
-        """Least and most support rows per class."""
+        """Minimum and maximum number of support rows per class."""
 
     @property
     @abstractmethod
     def n_required_classes(self) -> int:
-        """The number of classes that the data must have."""
+        """The minimum number of classes that the data must have."""
 
     @property
     def way(self) -> tuple[int, int] | None:
-        """Least and most classes per episode; None if base classes are added to them."""
+        """Minimum and maximum number of classes per episode; None if base classes are added to each episode."""
         return None
 
     @property
     def hashed_tensors(self) -> list[Tensor]:
-        """Tensors that determine the episodes but are not part of `describe`."""
+        """Tensors that the episodes depend on and that `describe` leaves out; the hash of a run includes them."""
         return []
 
     def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[Sampler, Dataset]:
-        """Adapt this protocol to a data set and its test split, and join both; ``names`` are for messages."""
+        """Adapt this sampler to a test split, and join the split to the data set.
+
+        Args:
+            data: The data set, or its training rows.
+            test: The test split, or None.
+            names: The names of the data set and of the test split, for messages.
+
+        Returns:
+            sampler: The adapted sampler; by default this sampler.
+            data: The joined rows; by default ``data``.
+        """
         del test, names
         return self, data
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
-        """Adapt this protocol to the classes that can be drawn; return both, and notes for the report."""
+        """Select the classes that episodes can have, and adapt this sampler to them.
+
+        Args:
+            index: Rows by class.
+            class_names: One name per class, for messages.
+
+        Returns:
+            sampler: The adapted sampler; by default this sampler.
+            index: The rows of the selected classes.
+            notes: Lines for the report.
+        """
         return self, self.validate(index, class_names), []
 
     def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex | None]:
-        """Split the rows of base classes into those that methods may use, and queries, if the protocol has any."""
+        """Split the rows of the base classes into rows to learn from and queries.
+
+        Args:
+            base: The rows of the base classes, by class.
+            class_names: One name per base class, for messages.
+
+        Returns:
+            seen: The rows that methods may learn from, by class; by default all of them.
+            queries: The queries by class, or None if base classes have no queries, the default.
+        """
         del class_names
         return base, None
 
     def join_base(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Sampler, RowPool]:
-        """Add base classes to this protocol and to the pool of rows.
+        """Add base classes to the pool of rows, and adapt this sampler to them.
 
-        ``base`` has their queries, from `hold_out`, and ``means`` (base classes, dim) are of their other rows.
+        Args:
+            pool: The rows that episodes are drawn from.
+            base: The queries of the base classes, from `hold_out`, or None.
+            means: (base classes, dim), the mean of the other rows of each base class, or None.
+
+        Returns:
+            sampler: The adapted sampler; by default this sampler.
+            pool: The pool with the base classes; by default ``pool``.
         """
         del base, means
         return self, pool
 
     @abstractmethod
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check the settings and the sizes of the classes, and select the classes that can be drawn.
+        """Check the settings and the class sizes, and select the classes that can be drawn.
 
         Args:
             index: Rows by class, from `protonet.sampling.index_classes`.
             class_names: One name per class, for messages.
+
+        Returns:
+            The rows of the selected classes, by class.
 
         Raises:
             InputTypeError: A count is not a number.
@@ -135,15 +184,15 @@ class Sampler(ABC):
             n_episodes: >= 0.
 
         Returns:
-            The row indices. A row's label within its episode is its position along the axis of classes.
+            The row indices. The label of a row within its episode is its index along the axis of classes.
         """
 
     def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
-        """Find the classes of the first episodes, and count their queries.
+        """Find the classes of each of the first ``n_episodes`` episodes, and count the queries of each episode.
 
         Returns:
-            class_mask: (n_episodes, classes of the index) bool, whether an episode has a row of a class.
-            queries: (n_episodes,) int64, without queries of open classes.
+            class_mask: (n_episodes, classes of the index) bool, whether the episode has a row of the class.
+            queries: (n_episodes,) int64, the number of queries, without queries of open classes.
         """
         n_classes, masks, queries = len(index.size), [], []
         class_of = label_rows(index, int(index.rows.max()) + 2)  # the last entry is for NO_ROW
@@ -158,7 +207,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, object]:
-        """Describe the settings as JSON, under the names of the command line."""
+        """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
 
     @abstractmethod
     def title(self) -> str:
@@ -166,7 +215,7 @@ class Sampler(ABC):
 
 
 def label_rows(index: ClassIndex, n_rows: int) -> Tensor:
-    """Look up the class of each of ``n_rows`` rows, (n_rows,) int64; -1 for rows outside the index."""
+    """Compute the class (n_rows,) int64 of each row 0 to ``n_rows - 1``; -1 for rows that are not in the index."""
     classes = torch.full((n_rows,), -1)
     for c, rows in enumerate(list_pieces(index)):
         classes[rows] = c
@@ -174,9 +223,9 @@ def label_rows(index: ClassIndex, n_rows: int) -> Tensor:
 
 
 def sample_uniform(seed: int, stream: Stream, first: int, shape: tuple[int, ...]) -> Tensor:
-    """Sample float64 numbers in [0, 1) of shape (episodes, ...), for the episodes numbered ``first`` and after.
+    """Sample uniform float64 numbers in [0, 1) of ``shape`` (episodes, ...), for episodes numbered from ``first`` on.
 
-    Each episode has its own counters in each stream.
+    The numbers of an episode depend only on the seed, the stream and the number of the episode, not on the batch.
 
     Source: counter-based random numbers, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
         https://doi.org/10.1145/2063384.2063405
