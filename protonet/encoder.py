@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from protonet.views.view import Graph, Source, View
 
 #: Means of unit rows with a smaller norm consist of rounding errors and count as zero.
-NO_DIRECTION = 1e-6
+MIN_MEAN_NORM = 1e-6
 
 
 def keep_float32(convert: Callable[[Tensor], Tensor], tensors: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -97,7 +97,7 @@ class Encoder(nn.Module):
         parts: list[Tensor] = []
         for part, size in zip(embedding.split(self.sizes, dim=1), self.weights.sqrt(), strict=True):
             norm = torch.linalg.vector_norm(part, dim=1, keepdim=True)
-            parts.append(part.masked_fill(norm < NO_DIRECTION * size, 0))
+            parts.append(part.masked_fill(norm < MIN_MEAN_NORM * size, 0))
         return self._join(parts)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoder:

@@ -59,7 +59,7 @@ class Sample(NamedTuple):
     gain_error: float = 0.0  #: The standard error of the gain, which widens the upper part of the interval.
 
     @classmethod
-    def of(
+    def of_size(
         cls, n: int, weights: Tensor | None = None, groups: Tensor | None = None, variance_factor: float = 1.0
     ) -> Sample:
         """Make a sample of n rows.
@@ -225,7 +225,7 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     predicted = logits.argmax(dim=1)
     correct = (predicted == labels).double()
     sample = torch.ones_like(labels, dtype=torch.float64) if sample is None else sample
-    sample = sample if isinstance(sample, Sample) else Sample.of(n, sample)
+    sample = sample if isinstance(sample, Sample) else Sample.of_size(n, sample)
     weights, variance_factor = sample.weights, sample.variance_factor
     normalized = weights / weights.sum()
     log_loss = float((normalized * losses).sum())
@@ -371,7 +371,7 @@ def score_known(logits: Tensor) -> Tensor:
     return scores
 
 
-def calibrate(scores: Tensor, offset: float = 0.0) -> Tensor:
+def calibrate_known_scores(scores: Tensor, offset: float = 0.0) -> Tensor:
     """Estimate the scores that the final network will give to new rows of known classes.
 
     Args:
@@ -391,7 +391,7 @@ def rejection_threshold(scores: Tensor, rate: float) -> float:
     """Compute the score at and below which rows are rejected as unknown, given a false-rejection rate.
 
     Args:
-        scores: (n,) ascending scores of rows of known classes, from `calibrate`.
+        scores: (n,) ascending scores of rows of known classes, from `calibrate_known_scores`.
         rate: The fraction of rows of known classes that may be rejected, in (0, 1).
 
     Raises:
@@ -412,7 +412,7 @@ def rejection_threshold(scores: Tensor, rate: float) -> float:
     return float(scores[rank - 1])
 
 
-def fill_bins(
+def count_confidence_bins(
     confidence: Tensor, right: Tensor, n_bins: int = CALIBRATION_BINS, *, weights: Tensor | None = None
 ) -> Tensor:
     """Count predictions in bins of equal width by confidence, for the calibration error.
@@ -438,7 +438,7 @@ def fill_bins(
 
 
 def _confidence_bins(confidence: Tensor, n_bins: int) -> Tensor:
-    """Compute the index (n,) int64 of the bin of each confidence (n,), as in `fill_bins`."""
+    """Compute the index (n,) int64 of the bin of each confidence (n,), as in `count_confidence_bins`."""
     return (confidence * n_bins).ceil().long().sub_(1).clamp_(0, n_bins - 1)
 
 
@@ -446,7 +446,7 @@ def calibration_error(bins: Tensor) -> float:
     """Compute the expected calibration error: the gap between confidence and accuracy, averaged over predictions.
 
     Args:
-        bins: (n_bins, 3) float64 from `fill_bins`, or the sum of several.
+        bins: (n_bins, 3) float64 from `count_confidence_bins`, or the sum of several.
 
     Returns:
         The error in [0, 1]; NaN for bins without predictions.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet._validation import check_features, check_int, check_labels, check_number, check_weights
-from protonet.encoder import NO_DIRECTION, keep_float32
+from protonet.encoder import MIN_MEAN_NORM, keep_float32
 from protonet.errors import raise_input_error
 from protonet.losses import CHUNK, add_by_class
 from protonet.views.distances import row_matmul
@@ -123,7 +123,7 @@ class PrototypeNetwork(nn.Module):
             InputTypeError: Not tensors, or labels that are not integers.
             InputError: No row, non-finite features, a label outside the range, or a weight that is not positive.
         """
-        self._set_total(torch.zeros_like(self.sums), torch.zeros_like(self.counts), features, labels, weights)
+        self._add_samples_to_sums(torch.zeros_like(self.sums), torch.zeros_like(self.counts), features, labels, weights)
 
     @torch.no_grad()
     def add_samples(
@@ -144,7 +144,9 @@ class PrototypeNetwork(nn.Module):
         """
         before = len(self.counts)
         n_new = 0 if num_classes is None else check_int("num_classes", num_classes, low=before) - before
-        self._set_total(F.pad(self.sums, (0, 0, 0, n_new)), F.pad(self.counts, (0, n_new)), features, labels, weights)
+        self._add_samples_to_sums(
+            F.pad(self.sums, (0, 0, 0, n_new)), F.pad(self.counts, (0, n_new)), features, labels, weights
+        )
 
     def add_class(self, features: Tensor) -> int:
         """Add one new class, without training.
@@ -212,7 +214,7 @@ class PrototypeNetwork(nn.Module):
         embedding: Tensor = self.encoder(x).to(self.prototypes.dtype)
         return embedding if hasattr(self.encoder, "normalize") else F.normalize(embedding, dim=1)
 
-    def _set_total(
+    def _add_samples_to_sums(
         self, sums: Tensor, counts: Tensor, features: Tensor, labels: Tensor, weights: Tensor | None
     ) -> None:
         """Set the sums and counts of classes to the given ones plus those of validated samples.
@@ -244,7 +246,7 @@ class PrototypeNetwork(nn.Module):
         means = sums / counts.clamp_min(1)[:, None]
         if normalize is None:
             norms = torch.linalg.vector_norm(means, dim=1, keepdim=True)
-            prototypes = F.normalize(means, dim=1).masked_fill(norms < NO_DIRECTION, 0)
+            prototypes = F.normalize(means, dim=1).masked_fill(norms < MIN_MEAN_NORM, 0)
         else:
             prototypes = normalize(means)
         prototypes = prototypes.to(self.prototypes.dtype)

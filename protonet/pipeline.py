@@ -46,7 +46,7 @@ from protonet.fit.uninformative import (
     parse_counts,
     replace_uninformative,
 )
-from protonet.metrics import calibrate, measure, measure_classes
+from protonet.metrics import calibrate_known_scores, measure, measure_classes
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding, list_columns
@@ -394,7 +394,7 @@ class TablePipeline(Model):
                 "balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy,
                 "most_frequent_class": measure(scores, crossed.labels, crossed.sample).accuracy,
             }
-            metadata["scores"] = calibrate(score_held_out(crossed), float(crossed.offset)).tolist()
+            metadata["scores"] = calibrate_known_scores(score_held_out(crossed), float(crossed.offset)).tolist()
         update_state = {**list_tensors(crossed), TRAINING_HASHES: hashes, HELD_OUT_POSITIONS: positions}
         return replace(self, network=crossed.whole, metadata=metadata, update_state=update_state, folds=crossed.folds)
 

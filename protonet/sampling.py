@@ -41,13 +41,13 @@ def index_classes(labels: Tensor) -> ClassIndex:
     return ClassIndex(torch.argsort(inverse, stable=True), size.cumsum(0) - size, size)
 
 
-def list_pieces(index: ClassIndex) -> list[Tensor]:
+def list_class_rows(index: ClassIndex) -> list[Tensor]:
     """List the row indices (rows of the class,) int64 of each class."""
     starts, sizes = index.start.tolist(), index.size.tolist()
     return [index.rows[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
-def index_pieces(pieces: list[Tensor]) -> ClassIndex:
+def index_class_rows(pieces: list[Tensor]) -> ClassIndex:
     """Build a `ClassIndex` from the row indices (rows of the class,) int64 of each class."""
     size = torch.tensor(list(map(len, pieces)))
     return ClassIndex(torch.cat(pieces), size.cumsum(0) - size, size)

@@ -18,7 +18,14 @@ from protonet import Encoder, PrototypeNetwork, solve
 from protonet.encoder import split_weights
 from protonet.fit.search import EFFORTS
 from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
-from protonet.metrics import calibrate, compute_auroc, fill_bins, measure_classes, score_known, score_label_errors
+from protonet.metrics import (
+    calibrate_known_scores,
+    compute_auroc,
+    count_confidence_bins,
+    measure_classes,
+    score_known,
+    score_label_errors,
+)
 from protonet.views import VIEW_FAMILIES
 from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import Forest
@@ -103,9 +110,9 @@ def test_networks_metrics_and_losses_compute_on_the_device_of_their_tensors() ->
         lambda x, y, rows: (network.add_samples(x, y), network(x))[1],
         lambda x, y, rows: (network.arrange_classes(y.new_tensor([2, 0, -1, 1])), network(x))[1],
         lambda x, y, rows: (network.add_class(x[:3]), network(x))[1],
-        lambda x, y, rows: calibrate(score_known(network(x))),
+        lambda x, y, rows: calibrate_known_scores(score_known(network(x))),
         lambda x, y, rows: score_label_errors(x, y),
-        lambda x, y, rows: fill_bins(x.softmax(dim=1).amax(dim=1), y > 0),
+        lambda x, y, rows: count_confidence_bins(x.softmax(dim=1).amax(dim=1), y > 0),
         lambda x, y, rows: measure_classes(y.new_ones(5, 5)).recall,
         lambda x, y, rows: class_means(x, y, 5)[0],
         lambda x, y, rows: episodic_loss(rows, n_shot=2, temperature=0.1, smoothing=0.1),

@@ -19,10 +19,10 @@ from protonet.fit.solver import solve_problem
 from protonet.metrics import (
     MAX_SCORES,
     Sample,
-    calibrate,
+    calibrate_known_scores,
     calibration_error,
     compute_auroc,
-    fill_bins,
+    count_confidence_bins,
     measure,
     measure_classes,
     rejection_threshold,
@@ -47,7 +47,7 @@ def test_bins_are_the_slow_loops() -> None:
     for n_bins in cases:
         confidence, right = predictions(200)
         confidence[:3] = torch.tensor([0.0, 1.0, 0.5])
-        bins = fill_bins(confidence, right, n_bins)
+        bins = count_confidence_bins(confidence, right, n_bins)
         assert (bins.shape, bins.dtype) == ((n_bins, 3), torch.float64), n_bins
         for position in range(n_bins):
             low, high = position / n_bins, (position + 1) / n_bins
@@ -114,7 +114,7 @@ def test_interval_is_scipys() -> None:
         theirs = binomtest(round(fraction * rows), rows).proportion_ci(method="wilson")
         assert wilson_interval(fraction, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4), fraction
         right = (torch.arange(rows) < round(fraction * rows)).double()
-        assert Sample.of(rows).interval(right) == wilson_interval(fraction, rows), fraction  # each row alone
+        assert Sample.of_size(rows).interval(right) == wilson_interval(fraction, rows), fraction  # each row alone
 
 
 def test_an_interval_contains_its_fraction() -> None:
@@ -148,7 +148,7 @@ def test_intervals_cover_the_accuracy_with_correlated_groups(
         group = np.repeat(np.arange(groups), sizes)
         alone = rng.random(len(of_group)) < fraction
         right = torch.from_numpy(np.where(rng.random(len(of_group)) < math.sqrt(correlation), of_group, alone)).double()
-        low, high = Sample.of(len(right), None, torch.from_numpy(group)).interval(right)
+        low, high = Sample.of_size(len(right), None, torch.from_numpy(group)).interval(right)
         covered += low <= fraction <= high
         width += (high - low) / trials
     error = math.sqrt(0.95 * 0.05 / trials)
@@ -164,10 +164,10 @@ def test_uninformative_groups_have_no_effect_and_repeated_rows_count_once(seed: 
     generator = torch.Generator().manual_seed(seed)
     right = (torch.rand(12, generator=generator) < 0.7).double()
     weights = torch.rand(12, generator=generator, dtype=torch.float64) + 0.5
-    alone = Sample.of(12, weights, torch.full((12,), -1))
-    assert alone.interval(right) == Sample.of(12, weights).interval(right)
-    thrice = Sample.of(36, weights.repeat(3), torch.arange(12).repeat(3))
-    equal = Sample.of(36, None, torch.arange(12).repeat(3))
+    alone = Sample.of_size(12, weights, torch.full((12,), -1))
+    assert alone.interval(right) == Sample.of_size(12, weights).interval(right)
+    thrice = Sample.of_size(36, weights.repeat(3), torch.arange(12).repeat(3))
+    equal = Sample.of_size(36, None, torch.arange(12).repeat(3))
     assert equal.effective_rows(right.repeat(3)) == pytest.approx(12)  # all three are alike: they are one
     values = torch.randn(12, generator=generator, dtype=torch.float64)
     assert thrice.half_width(values.repeat(3)) == pytest.approx(alone.half_width(values))
@@ -185,7 +185,10 @@ def test_loss_intervals_cover_the_loss_of_calibrated_probabilities() -> None:
         ends = metrics.log_loss_interval
         holds += torch.tensor([ends[0] <= truth <= ends[1], metrics.calibration_interval[0] == 0])
         errors.append(
-            (metrics.calibration_error, calibration_error(fill_bins(log_p.amax(1).exp(), log_p.argmax(1) == labels)))
+            (
+                metrics.calibration_error,
+                calibration_error(count_confidence_bins(log_p.amax(1).exp(), log_p.argmax(1) == labels)),
+            )
         )
     logits = 2 * torch.randn(200_000, 3, generator=generator, dtype=torch.float64)
     entropy = -(logits.softmax(dim=1) * logits.log_softmax(dim=1)).sum(dim=1).mean()
@@ -249,7 +252,7 @@ def test_the_score_is_the_logarithm_of_the_sum_of_exponentials(seed: int, size: 
 @settings(max_examples=30)
 @given(n=st.integers(1, 3000), rate=st.floats(0.001, 0.999))
 def test_at_most_the_rate_of_exchangeable_rows_is_rejected(n: int, rate: float) -> None:
-    scores = calibrate(torch.randn(n, generator=torch.Generator().manual_seed(n)))
+    scores = calibrate_known_scores(torch.randn(n, generator=torch.Generator().manual_seed(n)))
     assert len(scores) == min(n, MAX_SCORES)
     if 1 <= rate * (len(scores) + 1) < len(scores) + 1:
         rejected = int((scores <= rejection_threshold(scores, rate)).sum())
@@ -276,7 +279,7 @@ def test_the_requested_rate_holds_on_fresh_rows() -> None:
         x, y = blobs(seed, rows=60, noise=0.8)
         solution = solve_problem([(x[:50], y[:50])], effort=PLAIN)
         crossed = crossfit(solution)
-        threshold = rejection_threshold(calibrate(score_held_out(crossed), float(crossed.offset)), 0.1)
+        threshold = rejection_threshold(calibrate_known_scores(score_held_out(crossed), float(crossed.offset)), 0.1)
         rates.append(float((score_known(solution.network(x[50:])) <= threshold).double().mean()))
     assert abs(np.mean(rates) - 0.1) < 3 * np.std(rates, ddof=1) / np.sqrt(len(rates)) + 0.02
 
@@ -284,8 +287,8 @@ def test_the_requested_rate_holds_on_fresh_rows() -> None:
 @pytest.mark.parametrize(("gain", "rise"), [(0.02, 0.02), (-0.02, 0.0), (1.0, None)])
 def test_a_gain_from_more_rows_raises_the_upper_end_alone(gain: float, rise: float | None) -> None:
     logits, labels = torch.eye(2).repeat(20, 1), torch.arange(40) % 3 % 2
-    before = measure(logits, labels, Sample.of(40))
-    after = measure(logits, labels, Sample.of(40)._replace(gain=gain))
+    before = measure(logits, labels, Sample.of_size(40))
+    after = measure(logits, labels, Sample.of_size(40)._replace(gain=gain))
     low, high = before.interval
     assert (after.accuracy, after.log_loss, after.interval[0]) == (before.accuracy, before.log_loss, low)
     assert after.interval[1] == pytest.approx(1.0 if rise is None else high + rise)
@@ -293,7 +296,7 @@ def test_a_gain_from_more_rows_raises_the_upper_end_alone(gain: float, rise: flo
 
 def test_the_error_of_the_gain_widens_the_upper_part() -> None:
     logits, labels = torch.eye(2).repeat(500, 1), torch.arange(1000) % 3 % 2
-    before, after = (measure(logits, labels, Sample.of(1000)._replace(gain_error=error)) for error in (0.0, 0.03))
+    before, after = (measure(logits, labels, Sample.of_size(1000)._replace(gain_error=error)) for error in (0.0, 0.03))
     parts = [metrics.interval[1] - metrics.accuracy for metrics in (before, after)]
     assert after.interval[0] == before.interval[0]
     assert parts[1] ** 2 - parts[0] ** 2 == pytest.approx((1.96 * 0.03) ** 2, rel=0.01)

@@ -81,7 +81,7 @@ def _mix_column_types(generator: torch.Generator, x: Tensor, labelled: int) -> C
 
 
 def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, labelled: int) -> Episodes:
-    """Encode the cells in batches as `protonet.views.tabular_transformer.Cells`; category levels get random codes."""
+    """Encode the cells in batches as `protonet.views.tabular_transformer.CellEncoder` does, with random level codes."""
     values, gap, category, level = columns
     shape = (len(values), values.shape[2], LEVELS, CELL_CHANNELS - NUMERIC_CHANNELS)
     codes = torch.randn(shape, generator=generator)

@@ -36,7 +36,7 @@ from protonet._text import count
 from protonet.datasets import Split
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.search import Search
-from protonet.metrics import calibration_error, fill_bins, measure
+from protonet.metrics import calibration_error, count_confidence_bins, measure
 from protonet.views.mlp import MLPFamily, MLPRecipe
 from solution.pack import library_files
 
@@ -180,7 +180,7 @@ def compute_scores(outcome: Outcome, truth: Tensor) -> dict[str, float]:
     result = {"accuracy": float((predicted == truth.numpy()).mean())}
     if log_probabilities is not None:
         log_p = torch.from_numpy(log_probabilities)
-        bins = fill_bins(log_p.log_softmax(dim=1).amax(dim=1).exp(), log_p.argmax(dim=1) == truth)
+        bins = count_confidence_bins(log_p.log_softmax(dim=1).amax(dim=1).exp(), log_p.argmax(dim=1) == truth)
         result |= {"log_loss": measure(log_p, truth).log_loss, "calibration_error": calibration_error(bins)}
     return result
 

@@ -24,7 +24,7 @@ from protonet.metrics import (
     Metrics,
     Sample,
     compute_auroc,
-    fill_bins,
+    count_confidence_bins,
     measure,
     measure_classes,
     score_known,
@@ -123,7 +123,7 @@ def evaluate_to_dict(
     metrics, scores, rows = measure(logits[known], labels[known]), score_known(logits), int(known.sum())
     auroc = compute_auroc(scores[known], scores[~known]) if unknown else None
     frequent, balanced = {FREQUENT: score_frequent(counts, rows)}, bool(model.metadata.get("balanced"))
-    compared = compare_baselines(logits[known], labels[known], frequent, Sample.of(rows), balanced=balanced)
+    compared = compare_baselines(logits[known], labels[known], frequent, Sample.of_size(rows), balanced=balanced)
     others = {"rows": sum(unknown.values()), "classes": dict(unknown), "auroc": auroc}
     return {**metrics_to_dict(name, model.classes, metrics), "baselines": compared, "unknown": others}
 
@@ -285,7 +285,7 @@ def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
     Each dict has the bounds of the bin, its number of rows, their mean confidence, their accuracy and its interval.
     """
     confidence, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
-    bins = fill_bins(confidence, predicted == rows.labels, RELIABILITY_BINS)
+    bins = count_confidence_bins(confidence, predicted == rows.labels, RELIABILITY_BINS)
     return [
         {
             "low": index / RELIABILITY_BINS,

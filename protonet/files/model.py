@@ -27,7 +27,7 @@ from protonet.errors import (
 from protonet.files.archive import FORMAT_VERSION, VersionError, check_entry_types, read_archive, write_archive
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
-from protonet.views import SOURCES, VIEW_FAMILIES
+from protonet.views import SOURCE_CLASSES, VIEW_FAMILIES
 from protonet.views.config import check_tensors, expect, expect_finite
 from protonet.views.view import Component, Source, View
 
@@ -62,7 +62,7 @@ def build_network(config: Any) -> PrototypeNetwork:
     expect(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
     sources: list[Source] = []
     for entry in _copy_entries(config, "sources"):
-        source_class = _pop_class(entry, SOURCES)
+        source_class = _pop_class(entry, SOURCE_CLASSES)
         source_config = source_class.config_type.from_json(entry)
         expect(getattr(source_config, "input_dim", None) == dim, "a source of another number of features")
         sources.append(source_class(source_config))

@@ -52,7 +52,7 @@ class Crossfit:
     `protonet.fit.solver.Solution`; -1 for single rows."""
     offset: Tensor
     """0-d float64: mean score of new rows by the network of all rows, minus that by the fold models; see
-    `protonet.metrics.calibrate`."""
+    `protonet.metrics.calibrate_known_scores`."""
     gain: Tensor
     """(2,) float64: estimated accuracy of the network of all rows minus that of the fold models, and its standard
     error."""
@@ -60,7 +60,7 @@ class Crossfit:
     @property
     def sample(self) -> Sample:
         """The weights and groups of the held-out rows, for confidence intervals of the network of all rows."""
-        sample = Sample.of(len(self.labels), self.weights, self.groups)
+        sample = Sample.of_size(len(self.labels), self.weights, self.groups)
         if len(self.folds) < 2:  # a single model is evaluated
             return sample
         factor = refit_variance_factor(sample.effective_groups, len(self.labels.unique()))

@@ -22,4 +22,4 @@ VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
     (MLPFamily, MLPView),
 )
 #: Classes of the maps of features that views read.
-SOURCES: tuple[type[Source], ...] = (LinearMap, KernelBank)
+SOURCE_CLASSES: tuple[type[Source], ...] = (LinearMap, KernelBank)

@@ -13,7 +13,7 @@ from torch import Tensor
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 
-def size(low: float = 1, high: float = 2**31) -> Any:
+def bounded_field(low: float = 1, high: float = 2**31) -> Any:
     """Declare a dataclass field of a `Config` whose value must be in [low, high]."""
     return field(metadata={"range": (low, high)})
 

@@ -44,7 +44,7 @@ def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
     return sums
 
 
-def quantization(landmarks: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
+def quantization_grid(landmarks: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the minimum (dim,) and maximum (dim,) of landmarks, and the step to which coordinates are rounded."""
     low, high = landmarks.amin(dim=0), landmarks.amax(dim=0)
     return low, high, (high - low).max().clamp_min(torch.finfo(landmarks.dtype).tiny) / (INT16_MAX // terms)
@@ -56,7 +56,7 @@ def quantized_l1_distances(z: Tensor, landmarks: Tensor, terms: int) -> Tensor:
     ``|a - b|`` equals 2 max(a, b) - a - b. Coordinates are rounded to multiples of a step, so that a sum of ``terms``
     coordinates fits in 16 bits. The distance of a coordinate from the range of the landmarks is added exactly.
     """
-    low, high, step = quantization(landmarks, terms)
+    low, high, step = quantization_grid(landmarks, terms)
     inside = z.clamp(low, high)
     if torch.compiler.is_compiling():  # sums of integers up to 2**24 are exact in float32
         integers = (((value - low) / step).round() for value in (inside, landmarks))

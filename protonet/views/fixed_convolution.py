@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import class_means
-from protonet.views.config import Config, expect, size
+from protonet.views.config import Config, bounded_field, expect
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec
 
@@ -210,9 +210,9 @@ def split_positions(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]
 class KernelBankConfig(Config):
     """Sizes of a `KernelBank`."""
 
-    input_dim: int = size()  #: Number of features.
-    width: int = size(3)  #: Pixels per line of an image, or length of a series.
-    parts: int = size()  #: Number of parts of a series, or along each side of an image.
+    input_dim: int = bounded_field()  #: Number of features.
+    width: int = bounded_field(3)  #: Pixels per line of an image, or length of a series.
+    parts: int = bounded_field()  #: Number of parts of a series, or along each side of an image.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -247,7 +247,7 @@ class KernelBank(Source):
         dilations = list_dilations(self.config.width, self.config.input_dim)
         return {"thresholds": (len(dilations), count_kernels(), len(CONVOLUTION.quantiles))}
 
-    def derive(self) -> None:
+    def derive_constants(self) -> None:
         """Compute the kernels and the indices of the features that they read, on the device of the thresholds."""
         shape = self.config.width, self.config.input_dim
         taps = torch.stack([locate_taps(*shape, dilation, self.config.parts) for dilation in list_dilations(*shape)])
@@ -403,7 +403,7 @@ class ConvolutionFeaturesView(View):
 class FixedConvolutionConfig(Config):
     """Settings of a `FixedConvolutionView`."""
 
-    classes: int = size()  #: Number of classes.
+    classes: int = bounded_field()  #: Number of classes.
     local: bool = True  #: Whether features are pooled in each part of the row.
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protonet.losses import CHUNK
-from protonet.views.config import Config, expect, size
+from protonet.views.config import Config, bounded_field, expect
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily, embed_features
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, order_columns, select_evenly
@@ -179,11 +179,11 @@ def _locate_children(inner: Tensor, trees: int) -> Tensor:
 class ForestConfig(Config):
     """Sizes of a `ForestView`."""
 
-    input_dim: int = size()  #: Number of features.
-    nodes: int = size()  #: Number of nodes of all trees.
-    trees: int = size()  #: Number of trees.
-    depth: int = size(0, FOREST.max_depth)  #: Number of levels below the roots.
-    classes: int = size()  #: Number of classes.
+    input_dim: int = bounded_field()  #: Number of features.
+    nodes: int = bounded_field()  #: Number of nodes of all trees.
+    trees: int = bounded_field()  #: Number of trees.
+    depth: int = bounded_field(0, FOREST.max_depth)  #: Number of levels below the roots.
+    classes: int = bounded_field()  #: Number of classes.
 
 
 class ForestView(View):
@@ -208,7 +208,7 @@ class ForestView(View):
         """Compute the shape of each buffer by name."""
         return dict.fromkeys(("feature", "threshold", "label"), (self.config.nodes,))
 
-    def derive(self) -> None:
+    def derive_constants(self) -> None:
         """Compute the indices of roots and children."""
         root = torch.arange(self.config.trees, device=self.threshold.device)
         child = _locate_children(torch.isfinite(self.threshold), len(root))

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import CHUNK, add_by_class
-from protonet.views.config import Config, expect, size
-from protonet.views.distances import distances, quantization, quantized_l1_distances
+from protonet.views.config import Config, bounded_field, expect
+from protonet.views.distances import distances, quantization_grid, quantized_l1_distances
 from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.linear import Linear
 from protonet.views.shifts import shift_rows
@@ -270,9 +270,9 @@ def _rank_settings(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
 class KernelRidgeConfig(Config):
     """Sizes and settings of a `KernelRidgeView`."""
 
-    units: int = size()  #: Number of units.
-    classes: int = size()  #: Number of classes.
-    norm: int = size(1, 2)  #: See `KernelRidge`.
+    units: int = bounded_field()  #: Number of units.
+    classes: int = bounded_field()  #: Number of classes.
+    norm: int = bounded_field(1, 2)  #: See `KernelRidge`.
     squash: bool = False  #: See `KernelRidge`.
 
 
@@ -299,7 +299,7 @@ class KernelRidgeView(View):
         return {"units": (units, self.input_dim), "readout": (units, self.config.classes), "bandwidth": ()}
 
     @torch.no_grad()
-    def derive(self) -> None:
+    def derive_constants(self) -> None:
         """Compute the landmarks, and choose the precision of distances and scores."""
         z = self.source(self.units)
         self.register_buffer("landmarks", torch.tanh(z) if self.config.squash else z, persistent=False)
@@ -332,7 +332,7 @@ class KernelRidgeView(View):
             return None
         noise = math.sqrt(self.landmarks.shape[1] / 6) / float(self.bandwidth)  # of a kernel value, in steps
         noise *= float(torch.linalg.vector_norm(self.readout, dim=0).max())
-        steps = {terms: float(quantization(self.landmarks, terms)[2]) for terms in KERNEL_RIDGE.terms}
+        steps = {terms: float(quantization_grid(self.landmarks, terms)[2]) for terms in KERNEL_RIDGE.terms}
         return next((terms for terms, step in steps.items() if noise * step <= KERNEL_RIDGE.max_rounding), None)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
@@ -341,7 +341,7 @@ class KernelRidgeView(View):
         z, terms = graph.cast(rows, "DOUBLE"), self.terms
         landmarks, readout = (graph.array(value.double()) for value in (self.landmarks, self.readout))
         if terms is not None:
-            low, high, step = map(graph.array, quantization(self.landmarks, terms))
+            low, high, step = map(graph.array, quantization_grid(self.landmarks, terms))
             inside = graph.add("Min", graph.add("Max", rows, low), high)
             integers = graph.cast(graph.add("Round", graph.add("Div", graph.add("Sub", inside, low), step)), "DOUBLE")
             units = np.rint((graph.array(self.landmarks) - low) / step).astype(np.float64)
@@ -373,7 +373,7 @@ class _KernelRegression:
             copies = len(rows.shifts)
             x, labels, weights = shift_rows(x, rows.shifts), labels.repeat(copies), weights.repeat(copies)
         self.weights = weights[:, None]  # (n, 1), with shifted copies
-        z = torch.cat([self._map(view, part) for part in x.split(CHUNK)])
+        z = torch.cat([self._map_features(view, part) for part in x.split(CHUNK)])
         count = view.count_units(*z.shape)
         self.unit_index = select_evenly(len(z), count).to(z.device)
         self.units = x if len(self.unit_index) == len(x) else x[self.unit_index]
@@ -387,9 +387,9 @@ class _KernelRegression:
         self.target_labels = labels  # (n,), with shifted copies
         self.target_means = torch.bincount(labels, self.weights[:, 0], minlength=self.num_classes) / len(labels)
         if queries is not None:
-            self.query_distances = distances(self._map(view, queries).to(dtype), units, view.norm).double()
+            self.query_distances = distances(self._map_features(view, queries).to(dtype), units, view.norm).double()
 
-    def _map(self, view: KernelRidge, x: Tensor) -> Tensor:
+    def _map_features(self, view: KernelRidge, x: Tensor) -> Tensor:
         """Compute the input (n, dim) of the kernel: the linear map of features, squashed if the view does so."""
         z: Tensor = self.map(x)
         return torch.tanh(z) if view.squash else z

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet.losses import CHUNK, class_means, weigh
-from protonet.views.config import Config, size
+from protonet.views.config import Config, bounded_field
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.view import Graph, LinearMap, LinearMapConfig, Source, TrainingRows, View, ViewSpec
 
@@ -190,9 +190,9 @@ class Linear:
                 deviation = variances[rows.blocks].sqrt()
             gain = torch.where(varies, 1 / deviation.clamp_min(LINEAR.tiny), 0.0)
             if scaling == "relevant":
-                gain *= _relevance(rows)
+                gain *= _relevance_factors(rows)
         if scaling == "whitened":
-            gain, basis, coefficient = _whitening(rows)
+            gain, basis, coefficient = _fit_whitening(rows)
         config = LinearMapConfig(all_features.shape[1], dim, basis.shape[1], 0 if self.span is None else self.span[0])
         affine = LinearMap(config, {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient})
         squares = [affine(part).square().sum(dtype=torch.float64) for part in all_features.split(CHUNK)]
@@ -232,7 +232,7 @@ class LinearConfig(Config):
     the direction alone is not informative enough.
     """
 
-    bias: float = size(0.0, LINEAR.max_bias)  #: Constant that is appended to each row; 0 for none.
+    bias: float = bounded_field(0.0, LINEAR.max_bias)  #: Constant that is appended to each row; 0 for none.
 
 
 class LinearView(View):
@@ -276,7 +276,7 @@ def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
     return tuple(quartile.to(torch.float64) for quartile in quartiles)  # type: ignore[return-value]
 
 
-def _relevance(rows: TrainingRows) -> Tensor:
+def _relevance_factors(rows: TrainingRows) -> Tensor:
     """Compute a factor in (0, 1) for each feature (dim,) that is higher if its class means differ more.
 
     If the class means are equal, the F statistic is about 1. Its excess e over 1 gives the factor
@@ -294,7 +294,7 @@ def _relevance(rows: TrainingRows) -> Tensor:
     return (excess / (excess + LINEAR.relevance)).sqrt()
 
 
-def _whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
+def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
     """Compute gain (dim,), basis (dim, rank) and coefficient (rank,) of the `LinearMap` of a whitened view."""
     x, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
     num_classes = rows.num_classes

@@ -22,7 +22,7 @@ from protonet.losses import CHUNK, class_means, cosine_cross_entropy, episodic_l
 from protonet.optimizer import StackOptimizer
 from protonet.sampling import index_classes, sample_episodes
 from protonet.selection.scoring import simplest_within_one_error, worse_by_one_error
-from protonet.views.config import Config, expect, size
+from protonet.views.config import Config, bounded_field, expect
 from protonet.views.evaluation import (
     MLP_SIZES,
     PRUNING,
@@ -325,9 +325,9 @@ def _embed(source: LinearMap, x: Tensor, mlps: ResidualMLPs | None = None, membe
 class MLPConfig(Config):
     """Sizes of an `MLPView`."""
 
-    members: int = size(high=1024)  #: Number of MLPs.
-    hidden: int = size()  #: Number of hidden units of each MLP.
-    embedding_dim: int = size()  #: Width of the output of each MLP.
+    members: int = bounded_field(high=1024)  #: Number of MLPs.
+    hidden: int = bounded_field()  #: Number of hidden units of each MLP.
+    embedding_dim: int = bounded_field()  #: Width of the output of each MLP.
 
 
 class MLPView(View):

@@ -39,14 +39,14 @@ class ShiftRules:
 SHIFTS = ShiftRules()
 
 
-class Order(NamedTuple):
+class FeatureOrder(NamedTuple):
     """Whether the order of features has a meaning, and by how many features rows are shifted."""
 
     shifts: tuple[int, ...] = (0,)  #: Numbers of features by which rows are shifted, 0 first.
     width: int = 0  #: Pixels per line of an image, or length of a series; 0 if the order has no meaning.
 
 
-def detect_order(x: Tensor) -> Order:
+def detect_order(x: Tensor) -> FeatureOrder:
     """Detect whether the features of rows (n, dim) are a series or an image, and by how much to shift rows.
 
     Features that are similar at a lag of 1 are a series, which is shifted both ways by the lags that change it by
@@ -59,15 +59,15 @@ def detect_order(x: Tensor) -> Order:
     """
     n, dim = x.shape
     if n < 3:
-        return Order()
+        return FeatureOrder()
     rows = x[:: math.ceil(n / SHIFTS.detection_rows)]
     max_lag = min(dim // 2, math.ceil(4 * math.sqrt(dim)), int(SHIFTS.work / rows.numel()))
     if max_lag < 3:
-        return Order()
+        return FeatureOrder()
     difference, correlation = _compare_features(rows, max_lag)
-    series, period = _find_order(difference, correlation)
+    series, period = _detect_series_and_period(difference, correlation)
     if (series or period) and dim <= SHIFTS.max_permuted:
-        by_chance = torch.tensor([_find_order(*lags) for lags in _compare_permuted(rows, max_lag)]) > 0
+        by_chance = torch.tensor([_detect_series_and_period(*lags) for lags in _compare_permuted(rows, max_lag)]) > 0
         n_series, n_periods = by_chance.sum(dim=0).tolist()
         series, period = series and n_series <= SHIFTS.max_chance, period * (n_periods <= SHIFTS.max_chance)
     if period and series:
@@ -82,10 +82,10 @@ def detect_order(x: Tensor) -> Order:
     max_copies = SHIFTS.max_rows // n
     both_ways = tuple(shifts[: max_copies - 1 + max_copies % 2]) if max_copies >= 3 else (0,)
     is_image = period and dim % period == 0
-    return Order(both_ways, (period if is_image else dim) if series else 0)
+    return FeatureOrder(both_ways, (period if is_image else dim) if series else 0)
 
 
-def _find_order(difference: Sequence[float], correlation: Sequence[float]) -> tuple[bool, int]:
+def _detect_series_and_period(difference: Sequence[float], correlation: Sequence[float]) -> tuple[bool, int]:
     """Decide whether features are a series, and the lag of their period, 0 for none.
 
     The arguments are results of `_compare_features`.

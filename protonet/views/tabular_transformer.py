@@ -1,7 +1,7 @@
 """Tabular transformer views: the labelled rows of a table are the context of a pretrained transformer.
 
 The pretrained weights are constants of the library. Nothing is trained on the labelled rows, which are stored in a
-buffer. `Cells` encodes a row for the transformer: each cell by its deviation and rank among the labelled rows.
+buffer. `CellEncoder` encodes a row for the transformer: each cell by its deviation and rank among the labelled rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from protonet.losses import class_means
-from protonet.views.config import Config, expect, size
+from protonet.views.config import Config, bounded_field, expect
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.transformer import (
     CELL_CHANNELS,
     CLASS_CODES,
     DIM,
-    Memory,
+    EncodedContext,
     add_to_graph,
     count_multiplications,
     embed_rows,
@@ -38,11 +38,12 @@ MAX_Z = 5.0  #: Standardized values are clipped to this magnitude.
 RANK_SCALE = 1.7  #: Factor on ranks in [-1, 1], so that they vary about as much as standardized values.
 NUMERIC_CHANNELS = 3  #: Number of channels of numeric cells: value, rank and indicator. Others encode categories.
 RANK_RESOLUTION = 1e-5  #: Mean ranks are rounded to multiples of this before groups are sorted by them.
-TIE = 1e-6  #: Values with a smaller relative difference are equal, so that float32 and float64 rows have equal ranks.
+#: Values with a smaller relative difference count as equal, so that float32 and float64 rows have equal ranks.
+EQUALITY_TOLERANCE = 1e-6
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  #: Numbers whose square roots generate the quasi-random codes of categories.
 
 
-class Cells:
+class CellEncoder:
     """An encoding of table cells as channels, fitted to labelled rows.
 
     A column of one feature is numeric. A column of two features is numeric with an indicator, such as "is missing". A
@@ -63,7 +64,7 @@ class Cells:
         )
         self.first, self.second = first[self.numeric], first[self.pairs] + 1
         values = rows[:, self.first]  # (n, numeric columns)
-        self.low, self.high = values - TIE * values.abs(), values + TIE * values.abs()
+        self.low, self.high = values - EQUALITY_TOLERANCE * values.abs(), values + EQUALITY_TOLERANCE * values.abs()
         self.mean, deviation = rows.mean(dim=0), rows.std(dim=0, correction=0)
         varies = deviation > 1e-6 * rows.abs().amax(dim=0)
         self.inverse = torch.where(varies, 1 / deviation.clamp_min(1e-30), 0.0)
@@ -183,8 +184,8 @@ class TabularTransformer:
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> TabularTransformerView:
         """Choose the context rows: the rows of the largest weights, or evenly spaced ones if weights are equal."""
-        checksum = compute_checksum()
-        check_weights(checksum)
+        checksum = compute_weights_checksum()
+        load_checked_weights(checksum)
         device = rows.features.device
         blocks = torch.arange(rows.features.shape[1], device=device) if rows.blocks is None else rows.blocks
         n = len(rows.labels)
@@ -216,18 +217,21 @@ def load_pretrained_weights() -> np.ndarray | None:
 
 
 @functools.cache
-def compute_checksum() -> int:
+def compute_weights_checksum() -> int:
     """Compute the CRC-32 of the pretrained weights, which identifies the weights that a view was fitted with."""
     pretrained = load_pretrained_weights()
     return 0 if pretrained is None else zlib.crc32(pretrained.astype("<f2").tobytes())
 
 
-def check_weights(checksum: int) -> np.ndarray:
+def load_checked_weights(checksum: int) -> np.ndarray:
     """Load the pretrained weights; raise a ValueError if they are missing or have another checksum."""
     pretrained = load_pretrained_weights()
     if pretrained is None:
         raise ValueError(f"no file {WEIGHTS_FILE.name} of pretrained weights")
-    expect(checksum == compute_checksum(), "a tabular transformer of other weights than this version's; fit it again")
+    expect(
+        checksum == compute_weights_checksum(),
+        "a tabular transformer of other weights than this version's; fit it again",
+    )
     return pretrained
 
 
@@ -264,10 +268,10 @@ class TabularTransformerFamily(ViewFamily):
 class TabularTransformerConfig(Config):
     """Sizes of a `TabularTransformerView`, and the pretrained weights that it was fitted with."""
 
-    input_dim: int = size()  #: Number of features.
-    rows: int = size(high=TABULAR_TRANSFORMER.max_rows)  #: Number of context rows.
-    passes: int = size(high=len(CODE_ROTATIONS))  #: Number of passes.
-    checksum: int = size(0, 2**32 - 1)  #: CRC-32 of the pretrained weights.
+    input_dim: int = bounded_field()  #: Number of features.
+    rows: int = bounded_field(high=TABULAR_TRANSFORMER.max_rows)  #: Number of context rows.
+    passes: int = bounded_field(high=len(CODE_ROTATIONS))  #: Number of passes.
+    checksum: int = bounded_field(0, 2**32 - 1)  #: CRC-32 of the pretrained weights.
 
 
 class TabularTransformerView(View):
@@ -296,9 +300,11 @@ class TabularTransformerView(View):
         """The width of each pass."""
         return (DIM,) * self.config.passes
 
-    def derive(self) -> None:
+    def derive_constants(self) -> None:
         """Discard the cached encoding of the context rows."""
-        self._cache: tuple[tuple[torch.dtype, torch.device], tuple[dict[str, Tensor], Cells, Memory]] | None = None
+        self._cache: (
+            tuple[tuple[torch.dtype, torch.device], tuple[dict[str, Tensor], CellEncoder, EncodedContext]] | None
+        ) = None
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
         """Validate the tensors of a file, including class and column indices and the pretrained weights."""
@@ -309,19 +315,19 @@ class TabularTransformerView(View):
         expect(bool(((step == 0) | (step == 1)).all()), "columns that are not ascending")
         expect(int(blocks[0]) == 0 and int(blocks[-1]) < TABULAR_TRANSFORMER.max_columns, "too many columns")
         expect(self.config.rows <= _count_context_rows(blocks), "a tabular transformer with too many rows")
-        check_weights(self.config.checksum)
+        load_checked_weights(self.config.checksum)
 
     @torch.no_grad()
-    def _encode_context(self) -> tuple[dict[str, Tensor], Cells, Memory]:
+    def _encode_context(self) -> tuple[dict[str, Tensor], CellEncoder, EncodedContext]:
         """Encode the context rows; return the weights, the encoding of cells, and the encoded rows.
 
         The result is cached until the precision or the device changes.
         """
         rows = self.rows
         if self._cache is None or self._cache[0] != (rows.dtype, rows.device):
-            weights = unpack_weights(torch.from_numpy(check_weights(self.config.checksum)))
+            weights = unpack_weights(torch.from_numpy(load_checked_weights(self.config.checksum)))
             weights = {name: value.to(rows, copy=True) for name, value in weights.items()}  # no views of one tensor
-            cells = Cells(rows, self.blocks)
+            cells = CellEncoder(rows, self.blocks)
             codes = torch.stack([self._class_codes(index) for index in range(self.config.passes)])
             memory = encode_labelled_rows(weights, cells.encode(rows).expand(len(codes), -1, -1, -1), codes)
             attended = tuple((keys.contiguous(), values.contiguous()) for keys, values in memory.attended)

@@ -29,7 +29,7 @@ ROW_DIM, ROW_LAYERS = 128, 6  #: Width of tokens of rows, and number of layers w
 HEAD_DIM = 16  #: Width of an attention head.
 LAYERS = CELL_LAYERS + ROW_LAYERS
 CLASS_CODES = 10  #: Number of codes for classes; one more code means that the class is unknown.
-CELL_CHANNELS = 11  #: Number of channels that encode a cell; see `protonet.views.tabular_transformer.Cells`.
+CELL_CHANNELS = 11  #: Number of channels that encode a cell; see `protonet.views.tabular_transformer.CellEncoder`.
 RANK_CHANNEL = 1  #: The channel that holds the rank.
 WAVE_FREQUENCIES = (0.5, 1.0, 2.0)  #: Frequencies of the sinusoidal encoding of the rank.
 
@@ -62,7 +62,7 @@ WEIGHT_SHAPES = _list_shapes()
 WEIGHT_COUNT = sum(math.prod(shape) for shape in WEIGHT_SHAPES.values())
 
 
-class Memory(NamedTuple):
+class EncodedContext(NamedTuple):
     """The encoding of the labelled rows of one or more tables."""
 
     attended: tuple[KeysAndValues, ...]
@@ -90,7 +90,7 @@ def count_multiplications(columns: int, labelled: int) -> int:
     return tokens * cell + 2 * DIM * ROW_DIM + ROW_LAYERS * count_layer(ROW_DIM)
 
 
-def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> Memory:
+def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> EncodedContext:
     """Encode labelled rows as prototypes, keys and values.
 
     Args:
@@ -100,14 +100,14 @@ def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tens
     """
     h, attended = _embed_cells(weights, cells, codes), list[KeysAndValues]()
     for layer in range(LAYERS):
-        h = _begin_layer(weights, layer, h, codes)
+        h = _prepare_tokens(weights, layer, h, codes)
         attended.append(_compute_keys_and_values(weights, layer, h))
         h = _attend_to_labelled_rows(weights, layer, h, attended[-1])
-    sums = one_hot(codes, CLASS_CODES, h.dtype).transpose(1, 2) @ _project(weights, h)
-    return Memory(tuple(attended), F.normalize(sums, dim=2))
+    sums = one_hot(codes, CLASS_CODES, h.dtype).transpose(1, 2) @ _project_to_embeddings(weights, h)
+    return EncodedContext(tuple(attended), F.normalize(sums, dim=2))
 
 
-def embed_rows(weights: TransformerWeights, cells: Tensor, memory: Memory) -> Tensor:
+def embed_rows(weights: TransformerWeights, cells: Tensor, memory: EncodedContext) -> Tensor:
     """Embed rows of unknown class: (tables, m, DIM) of unit norm.
 
     Args:
@@ -119,8 +119,8 @@ def embed_rows(weights: TransformerWeights, cells: Tensor, memory: Memory) -> Te
     codes = torch.full(cells.shape[:2], CLASS_CODES, device=cells.device)
     h = _embed_cells(weights, cells, codes)
     for layer, attended in enumerate(memory.attended):
-        h = _attend_to_labelled_rows(weights, layer, _begin_layer(weights, layer, h, codes), attended)
-    return _project(weights, h)
+        h = _attend_to_labelled_rows(weights, layer, _prepare_tokens(weights, layer, h, codes), attended)
+    return _project_to_embeddings(weights, h)
 
 
 def one_hot(codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
@@ -144,7 +144,7 @@ def _embed_cells(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> T
     return torch.cat([label + weights["label"], embedded + label], dim=2)
 
 
-def _begin_layer(weights: TransformerWeights, layer: int, h: Tensor, codes: Tensor) -> Tensor:
+def _prepare_tokens(weights: TransformerWeights, layer: int, h: Tensor, codes: Tensor) -> Tensor:
     """Compute the tokens that attend to the labelled rows in a layer.
 
     In a layer of cells, tokens first attend to the other columns. In the first layer of rows, label tokens are mapped
@@ -160,7 +160,7 @@ def _begin_layer(weights: TransformerWeights, layer: int, h: Tensor, codes: Tens
 def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Tensor:
     """Apply attention among the tokens of each row; in the last layer of cells, only the label token remains."""
     tables, rows, columns, dim = h.shape
-    z = F.linear(_norm(weights, f"{layer}.norm0", h), weights[f"{layer}.columns"])
+    z = F.linear(_layer_norm(weights, f"{layer}.norm0", h), weights[f"{layer}.columns"])
     q, k, v = z.view(tables * rows, columns, 3, dim // HEAD_DIM, HEAD_DIM).permute(2, 0, 3, 1, 4)
     if layer == CELL_LAYERS - 1:
         q, h = q[:, :, :1], h[:, :, :1]
@@ -171,7 +171,7 @@ def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Te
 def _compute_keys_and_values(weights: TransformerWeights, layer: int, h: Tensor) -> KeysAndValues:
     """Compute the keys and values of tokens h (tables, rows, columns, dim) of labelled rows in a layer."""
     tables, rows, columns, dim = h.shape
-    z = F.linear(_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.memory"])
+    z = F.linear(_layer_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.memory"])
     k, v = z.view(tables, rows, columns, 2, dim // HEAD_DIM, HEAD_DIM).permute(3, 0, 2, 4, 1, 5)
     return k, v
 
@@ -183,27 +183,27 @@ def _attend_to_labelled_rows(weights: TransformerWeights, layer: int, h: Tensor,
     """
     tables, (_, rows, columns, dim) = len(attended[0]), h.shape
     k, v = (value.flatten(0, 1) for value in attended)
-    q = F.linear(_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.query"])
+    q = F.linear(_layer_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.query"])
     q = q.view(len(h), rows, columns, dim // HEAD_DIM, HEAD_DIM).expand(tables, -1, -1, -1, -1)
     q = q.permute(0, 2, 3, 1, 4).flatten(0, 1)
     z = F.scaled_dot_product_attention(q, k, v)  # (tables * columns, heads, rows, HEAD_DIM)
     z = z.view(tables, columns, dim // HEAD_DIM, rows, HEAD_DIM).permute(0, 3, 1, 2, 4)
     h = h + F.linear(z.reshape(tables, rows, columns, dim), weights[f"{layer}.rows_out"])
-    z = F.linear(_norm(weights, f"{layer}.norm2", h), weights[f"{layer}.up"], weights[f"{layer}.up_bias"])
+    z = F.linear(_layer_norm(weights, f"{layer}.norm2", h), weights[f"{layer}.up"], weights[f"{layer}.up_bias"])
     return h + F.linear(F.gelu(z, approximate="tanh"), weights[f"{layer}.down"], weights[f"{layer}.down_bias"])
 
 
-def _project(weights: TransformerWeights, h: Tensor) -> Tensor:
+def _project_to_embeddings(weights: TransformerWeights, h: Tensor) -> Tensor:
     """Project the tokens of rows to embeddings (tables, rows, DIM) of unit norm."""
-    return F.normalize(F.linear(_norm(weights, "norm", h[:, :, 0]), weights["out"]), dim=2)
+    return F.normalize(F.linear(_layer_norm(weights, "norm", h[:, :, 0]), weights["out"]), dim=2)
 
 
-def _norm(weights: TransformerWeights, name: str, h: Tensor) -> Tensor:
+def _layer_norm(weights: TransformerWeights, name: str, h: Tensor) -> Tensor:
     """Apply the layer normalization of a name to tokens h (..., dim)."""
     return F.layer_norm(h, h.shape[-1:], weights[name], weights[f"{name}_bias"])
 
 
-def add_to_graph(graph: Graph, weights: TransformerWeights, cells: str, memory: Memory, table: int) -> str:
+def add_to_graph(graph: Graph, weights: TransformerWeights, cells: str, memory: EncodedContext, table: int) -> str:
     """Add `embed_rows` to an ONNX graph; return the name of the value with the embeddings (m, DIM).
 
     Args:

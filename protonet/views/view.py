@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from protonet.views.config import Config, check_tensors, expect, size
+from protonet.views.config import Config, bounded_field, check_tensors, expect
 from protonet.views.distances import row_matmul
 
 Array = NDArray[Any]
@@ -141,7 +141,7 @@ class Component(nn.Module):
     """A module whose config determines the names, shapes and types of its buffers.
 
     Without ``tensors`` all buffers are zero until ``load_state_dict`` fills them. Constants that can be computed from
-    the buffers are not part of the state: `derive` computes them.
+    the buffers are not part of the state: `derive_constants` computes them.
 
     Args:
         config: An instance of ``config_type`` of the subclass.
@@ -163,13 +163,13 @@ class Component(nn.Module):
             value = torch.zeros(shape, dtype=dtype) if tensors is None else _copy(tensors[name], dtype)
             self.register_buffer(name, value)
         if tensors is not None:
-            self.derive()
+            self.derive_constants()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         return {}
 
-    def derive(self) -> None:
+    def derive_constants(self) -> None:
         """Compute constants from the buffers; called after the buffers are set or loaded."""
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
@@ -186,7 +186,7 @@ class Component(nn.Module):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self.derive()
+        self.derive_constants()
 
 
 def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -206,10 +206,10 @@ class Source(Component):
 class LinearMapConfig(Config):
     """Sizes of a `LinearMap`."""
 
-    input_dim: int = size()  #: Number of all features.
-    dim: int = size()  #: Number of features that are read.
-    rank: int = size(0)  #: Rank of the low-rank part.
-    first: int = size(0)  #: Index of the first feature that is read.
+    input_dim: int = bounded_field()  #: Number of all features.
+    dim: int = bounded_field()  #: Number of features that are read.
+    rank: int = bounded_field(0)  #: Rank of the low-rank part.
+    first: int = bounded_field(0)  #: Index of the first feature that is read.
 
     def __post_init__(self) -> None:
         super().__post_init__()

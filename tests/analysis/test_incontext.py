@@ -18,7 +18,7 @@ from analysis.incontext.train import NEW_ROWS, Muon, Trainer, orthogonalize, sam
 from analysis.incontext.validation import compare, draw_tasks, score
 from analysis.shared.packaged import is_held_out, is_reported
 from protonet.errors import InputError
-from protonet.views.tabular_transformer import Cells
+from protonet.views.tabular_transformer import CellEncoder
 from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES, WEIGHT_COUNT
 from tests.analysis.conftest import make_tables
 
@@ -53,7 +53,7 @@ def test_cells_agree_with_the_librarys() -> None:
     episodes = read_columns(generator, Columns(values, gap, category, level), torch.zeros(1, 30, dtype=torch.int64), 20)
     hot = F.one_hot(level[0, :, 2], 4).float()
     features = torch.cat([torch.stack([values[0, :, 0], gap[0, :, 0].float()], dim=1), values[0, :, 1:2], hot], dim=1)
-    cells = Cells(features[:20], torch.tensor([0, 0, 1, 2, 2, 2, 2])).encode(features)
+    cells = CellEncoder(features[:20], torch.tensor([0, 0, 1, 2, 2, 2, 2])).encode(features)
     drawn = episodes.cells[0]
     torch.testing.assert_close(drawn[:, 0], cells[:, 0])
     torch.testing.assert_close(drawn[:, 1, :2], cells[:, 1, :2])

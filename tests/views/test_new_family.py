@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
-from protonet.views.config import Config, size
+from protonet.views.config import Config, bounded_field
 from protonet.views.view import Graph, LinearMap, TrainingRows, Source, ViewSpec, View
 
 
@@ -72,7 +72,7 @@ class ToyFamily(ViewFamily):
 class ToyConfig(Config):
     """Features, and a power."""
 
-    input_dim: int = size()
+    input_dim: int = bounded_field()
     power: float = 1.0
 
 

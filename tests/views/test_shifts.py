@@ -12,7 +12,7 @@ from torch import Tensor
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
 from protonet.views import shifts
-from protonet.views.shifts import SHIFTS, Order, detect_order, shift_rows
+from protonet.views.shifts import SHIFTS, FeatureOrder, detect_order, shift_rows
 from tests.strategies import seeds
 
 
@@ -48,7 +48,7 @@ def test_interleaved_channels_are_shifted_by_the_channel_count() -> None:
 def test_features_in_no_order_are_not_shifted() -> None:
     for family in ("isotropic", "correlated", "nuisance", "heavy_tails"):
         split = sample_family(family, seed=5, num_classes=16, dim=60)
-        assert detect_order(split.train_x) == Order(), family
+        assert detect_order(split.train_x) == FeatureOrder(), family
 
 
 def test_a_few_large_features_at_some_lag_are_not_an_order() -> None:
@@ -57,12 +57,12 @@ def test_a_few_large_features_at_some_lag_are_not_an_order() -> None:
     for n in (10, 300):
         generator = torch.Generator().manual_seed(0)
         found = [
-            detect_order(x[rows[:n]][:, torch.randperm(30, generator=generator)]) != Order()
+            detect_order(x[rows[:n]][:, torch.randperm(30, generator=generator)]) != FeatureOrder()
             for rows in (torch.randperm(len(x), generator=generator) for _ in range(50))
         ]
         assert sum(found) <= 2, n
     hours = waves(400, 24, 24.0) + 0.4 * torch.randn(400, 24, generator=torch.Generator().manual_seed(1))
-    assert all(detect_order(hours[:n]) != Order() for n in (10, 300))
+    assert all(detect_order(hours[:n]) != FeatureOrder() for n in (10, 300))
 
 
 def test_too_few_rows_or_features_are_not_shifted() -> None:

@@ -27,12 +27,12 @@ from protonet.views.tabular_transformer import (
     NUMERIC_CHANNELS,
     RANK_SCALE,
     TABULAR_TRANSFORMER,
-    Cells,
+    CellEncoder,
     TabularTransformer,
     TabularTransformerConfig,
     TabularTransformerFamily,
     TabularTransformerView,
-    compute_checksum,
+    compute_weights_checksum,
     load_pretrained_weights,
 )
 from protonet.views.transformer import (
@@ -165,7 +165,7 @@ def test_embeddings_do_not_depend_on_order_class_indices_and_units(seed: int) ->
 @given(seed=seeds)
 def test_cells_are_encoded_by_deviation_rank_and_level(seed: int) -> None:
     rows, new = draw_table(seed).features, draw_table(seed + 1).features
-    cells = Cells(rows, BLOCKS).encode(torch.cat([rows, new]))
+    cells = CellEncoder(rows, BLOCKS).encode(torch.cat([rows, new]))
     assert cells.shape == (48, 4, CELL_CHANNELS)
     for column, feature in ((0, 0), (1, 1), (3, 6)):
         values = rows[:, feature].numpy()
@@ -179,7 +179,7 @@ def test_cells_are_encoded_by_deviation_rank_and_level(seed: int) -> None:
     torch.testing.assert_close(codes.mean(dim=0), torch.zeros(CELL_CHANNELS - NUMERIC_CHANNELS), atol=1e-5, rtol=0)
     level = rows[:, 3:6].argmax(dim=1)
     assert all(len(codes[level == item].unique(dim=0)) == 1 for item in level.unique())
-    constant = Cells(torch.ones(4, 1), torch.zeros(1, dtype=torch.int64)).encode(torch.tensor([[1.0], [2.0]]))
+    constant = CellEncoder(torch.ones(4, 1), torch.zeros(1, dtype=torch.int64)).encode(torch.tensor([[1.0], [2.0]]))
     assert constant[:, 0, 0].tolist() == [0.0, 0.0]  # the size of a constant column is not informative
 
 
@@ -326,10 +326,10 @@ def test_a_view_of_other_weights_is_not_computed() -> None:
 def test_a_failed_trace_does_not_spoil_other_views() -> None:
     """Weights that are loaded while a network is traced must not be cached for other networks."""
     load_pretrained_weights.cache_clear()
-    compute_checksum.cache_clear()
+    compute_weights_checksum.cache_clear()
     view, other = (TabularTransformer().fit(draw_table(seed)) for seed in (0, 1))
     load_pretrained_weights.cache_clear()
-    compute_checksum.cache_clear()
+    compute_weights_checksum.cache_clear()
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.suppress(Exception):
         view(view.rows)
     assert torch.isfinite(other(other.rows)).all()

@@ -30,7 +30,7 @@ from protonet.episodes.samplers.batch import (
 )
 from protonet.episodes.samplers.sampler import RowReader, SampledEpisodes, Sampler, label_rows
 from protonet.errors import InputTypeError, raise_input_error
-from protonet.metrics import fill_bins
+from protonet.metrics import count_confidence_bins
 from protonet.sampling import ClassIndex
 
 EPISODES_PER_ROUND = 256  #: Episodes that one process samples and scores between two exchanges with the others.
@@ -75,7 +75,7 @@ class Scores:
     #: (episodes, n_queries) int16, the predicted class of each query without those of open classes; (episodes, 0) if
     #: predictions are not kept.
     predicted: Tensor
-    bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.fill_bins`.
+    bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.count_confidence_bins`.
 
 
 #: Called with batches of the scores of finished episodes, in the order of their numbers.
@@ -323,7 +323,7 @@ def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep:
         base, novel = ((right & side).sum(dim=1).double() / side.sum(dim=1) for side in (is_base, ~is_base))
         harmonic = 2 * base * novel / (base + novel).clamp_min(COUNT_TOLERANCE)
         scores |= {"base": base, "novel": novel, "harmonic": harmonic}
-    bins = fill_bins(known.softmax(dim=1).amax(dim=1), right)
+    bins = count_confidence_bins(known.softmax(dim=1).amax(dim=1), right)
     scores |= {"accuracy": accuracy, "by_shot": by_shot, "predicted": predicted, "bins": bins}
     for name, values in scores.items():
         scores[name] = values.cpu()

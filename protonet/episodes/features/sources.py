@@ -27,7 +27,7 @@ from protonet.episodes.networks.checkpoints import load_trained
 from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error, renamed_arguments
-from protonet.sampling import index_classes, list_pieces
+from protonet.sampling import index_classes, list_class_rows
 from protonet.tables.arrays import READ_ERRORS
 from protonet.ui.command_line import check_name
 
@@ -194,7 +194,7 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
         raise_input_error("texts", "have a text of each class, by name", got, "Name them as the data does.")
     index = index_classes(data.y)
     class_ids = torch.tensor([data.class_names.index(name) for name in names])
-    texts_of = (data.get_rows(rows).clone() for rows in list_pieces(index.take(class_ids)))
+    texts_of = (data.get_rows(rows).clone() for rows in list_class_rows(index.take(class_ids)))
     return F.normalize(torch.stack([F.normalize(prompts.float(), dim=1).mean(dim=0) for prompts in texts_of]), dim=1)
 
 

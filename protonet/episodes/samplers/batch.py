@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.samplers.sampler import RowPool, RowReader, SampledEpisodes, Sampler, Stream, sample_uniform
-from protonet.sampling import ClassIndex, index_pieces, list_pieces
+from protonet.sampling import ClassIndex, index_class_rows, list_class_rows
 
 #: Factors on an episode's four sizes, whose sum of products is one int64 that identifies the sizes. The sizes are the
 #: numbers of classes, of support rows, of queries without open classes, and of all queries.
@@ -286,13 +286,13 @@ def summarize_base(take: RowReader, by_class: ClassIndex) -> BaseClasses:
     ``take`` maps row indices of the data set to features, and ``by_class`` has the indices of the base rows. The result
     numbers the base rows from 0, class by class: with the indices of the data set, a method could read any other row.
     """
-    means, pieces = [], list_pieces(by_class)
+    means, pieces = [], list_class_rows(by_class)
     for rows in pieces:
         sums = [take(some).to(torch.float64).sum(dim=0) for some in rows.split(ROWS_PER_SUM)]
         means.append(torch.stack(sums).sum(dim=0) / len(rows))
     class_means = torch.stack(means)  # (base classes, dim)
     fraction, device = by_class.size.double() / by_class.size.sum(), class_means.device
-    rows_of_base, *bounds = (tensor.to(device) for tensor in index_pieces(pieces))
+    rows_of_base, *bounds = (tensor.to(device) for tensor in index_class_rows(pieces))
     new_index = ClassIndex(torch.arange(len(rows_of_base), device=device), *bounds)
     mean = (fraction.to(device) @ class_means).float()
     return BaseClasses(lambda indices: take(rows_of_base[indices]), new_index, mean, class_means.float())
@@ -301,7 +301,7 @@ def summarize_base(take: RowReader, by_class: ClassIndex) -> BaseClasses:
 def hash_rows(take: RowReader, by_class: ClassIndex) -> str:
     """Compute the SHA-256 of the class sizes and of the features of all rows, class by class, in hexadecimal."""
     digest = hashlib.sha256(by_class.size.numpy().tobytes())
-    for rows_of_class in list_pieces(by_class):
+    for rows_of_class in list_class_rows(by_class):
         for rows in rows_of_class.split(ROWS_PER_SUM):
             digest.update(take(rows).cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

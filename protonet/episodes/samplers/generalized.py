@@ -12,7 +12,7 @@ from protonet.episodes.samplers.batch import make_row_reader
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.sampler import NO_ROW, RowPool, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.errors import raise_input_error
-from protonet.sampling import ClassIndex, draw_distinct, index_pieces, list_pieces
+from protonet.sampling import ClassIndex, draw_distinct, index_class_rows, list_class_rows
 
 HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query, and not part of its mean. Our choice.
 
@@ -66,11 +66,11 @@ class Generalized(Sampler):
             constraint = "have 2 rows, to learn from and to ask for"
             raise_input_error("base classes", constraint, got, "Leave it out.")
         seen, queries = [], []
-        for rows in list_pieces(base):
+        for rows in list_class_rows(base):
             held_out = torch.arange(len(rows)) % HELD_OUT_STRIDE == min(HELD_OUT_STRIDE, len(rows)) - 1
             seen.append(rows[~held_out])
             queries.append(torch.cat([rows[~held_out][:1], rows[held_out]]))
-        return index_pieces(seen), index_pieces(queries)
+        return index_class_rows(seen), index_class_rows(queries)
 
     def join_base(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Generalized, RowPool]:
         """Join base classes and novel classes to one pool of rows, base classes first.
@@ -87,7 +87,7 @@ class Generalized(Sampler):
         assert base is not None
         assert means is not None
         known, dataset_rows = (
-            index_pieces(list_pieces(first) + list_pieces(second))
+            index_class_rows(list_class_rows(first) + list_class_rows(second))
             for first, second in ((base.by_class, pool.by_class), (base.dataset_rows, pool.dataset_rows))
         )
         x = pool.take(known.rows).clone()

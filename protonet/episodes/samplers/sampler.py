@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protonet.datasets.dataset import Dataset
-from protonet.sampling import ClassIndex, list_pieces
+from protonet.sampling import ClassIndex, list_class_rows
 
 #: A function from row indices (k,) int64, on any device, to features (k, dim) of any floating dtype. The next call may
 #: overwrite the features. Methods compute on the device of the features; episodes are drawn on the CPU.
@@ -217,7 +217,7 @@ class Sampler(ABC):
 def label_rows(index: ClassIndex, n_rows: int) -> Tensor:
     """Compute the class (n_rows,) int64 of each row 0 to ``n_rows - 1``; -1 for rows that are not in the index."""
     classes = torch.full((n_rows,), -1)
-    for c, rows in enumerate(list_pieces(index)):
+    for c, rows in enumerate(list_class_rows(index)):
         classes[rows] = c
     return classes
 

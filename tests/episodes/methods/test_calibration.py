@@ -10,12 +10,12 @@ from sklearn.linear_model import LogisticRegression
 from protonet.episodes.methods import calibration
 from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.samplers.batch import BaseClasses, Episodes
-from protonet.sampling import list_pieces
+from protonet.sampling import list_class_rows
 from tests.episodes.cases import core_rows, make_base, make_episodes
 
 
 def base_classes(base: BaseClasses) -> list[torch.Tensor]:
-    return [base.take(rows).clone() for rows in list_pieces(base.by_class)]
+    return [base.take(rows).clone() for rows in list_class_rows(base.by_class)]
 
 
 def nearest_two(classes: list[torch.Tensor], row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.generalized import Generalized
 from protonet.episodes.samplers.sampler import RowPool
 from protonet.errors import InputError
-from protonet.sampling import ClassIndex, index_classes, list_pieces
+from protonet.sampling import ClassIndex, index_classes, list_class_rows
 from tests.strategies import seeds
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -49,8 +49,8 @@ def test_every_fifth_base_row_is_a_query_and_not_in_its_mean_and_no_row_is_lost(
     assert torch.equal(ROWS[INDEX.start[3] :], X[LABELS >= 3])
     assert torch.equal(LABELS[SOURCES.rows[SOURCES.start]], torch.arange(9))
     assert torch.equal(X[SOURCES.rows[SOURCES.start[3] :]], ROWS[INDEX.start[3] :])
-    for part, learned in enumerate(list_pieces(LEARNED)):
-        queries = list_pieces(SOURCES)[part][1:]
+    for part, learned in enumerate(list_class_rows(LEARNED)):
+        queries = list_class_rows(SOURCES)[part][1:]
         assert sorted(torch.cat([learned, queries]).tolist()) == LABELS.eq(part).nonzero().flatten().tolist()
 
 
