@@ -8,7 +8,7 @@ import io
 import sys
 from collections.abc import Sequence
 
-from protonet.commands.arguments import COMMANDS, parse
+from protonet.commands.arguments import COMMANDS, parse_command_line
 from protonet.commands.options import COMMAND_LINE_NAMES, FitOptions
 from protonet.errors import DISTRIBUTION, installed_version, renamed_arguments
 from protonet.ui.command_line import Parser, check_name, run_command
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def command(arguments: Sequence[str] | None) -> None:
         with renamed_arguments(**COMMAND_LINE_NAMES):
-            options = parse(name, arguments)  # errors here are raised before torch is imported
+            options = parse_command_line(name, arguments)  # errors here are raised before torch is imported
             if name == "fit":
                 run_fit(options)
             else:

@@ -45,7 +45,7 @@ def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> N
             write(file)
         return
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    with _enter_folder(path):
+    with _lock_folder(path):
         try:
             with temporary.open("xb") as file:
                 write(file)
@@ -73,12 +73,12 @@ def clear_folder(folder: Path) -> None:
     A folder in which another process is writing is left unchanged.
     """
     for temporary in folder.rglob(f".*.{'[0-9a-f]' * 8}.tmp"):
-        with _enter_folder(temporary.with_name(temporary.name[1:-13])):
+        with _lock_folder(temporary.with_name(temporary.name[1:-13])):
             pass
 
 
 @contextmanager
-def _enter_folder(path: Path) -> Iterator[None]:
+def _lock_folder(path: Path) -> Iterator[None]:
     """Prepare the folder of the file ``path`` for a write within the context, and sync the folder to the disk on exit.
 
     Temporary files that a killed process left for this file are removed, if no other process is writing. An exclusive

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 #: Control characters that a terminal may interpret; tabs and line breaks are not among them.
-CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL_CHARS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
 #: The start of a cell that a spreadsheet may take for a formula; the last four are full-width signs.
 _FORMULA = re.compile("[\\s']*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[-+][\d.,' ]*\d[\d.,]*(?:[eE][-+]?\d+)?\s?%?")
@@ -23,7 +23,7 @@ def to_printable(name: object) -> str:
 
 def escape_control_chars(text: str) -> str:
     """Replace the control characters of a text, except tabs and line breaks, by visible escape sequences."""
-    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return CONTROL_CHARS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def escape_formula(cell: str) -> str:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from protonet import Encoder, PrototypeNetwork
 from protonet.encoder import split_weights
-from protonet.files.archive import CONFIG, TENSORS
+from protonet.files.archive import CONFIG_ENTRY, TENSORS_ENTRY
 from protonet.files.model import Model
 from protonet.views.fixed_convolution import FixedConvolution, KernelBank
 from protonet.views.forest import Forest
@@ -80,13 +80,13 @@ def make_model(*, learned: bool = True, raw: bool = False) -> Model:
 def split_archive(content: bytes) -> tuple[dict[str, Any], bytes]:
     """Read the config and the serialized tensors from the bytes of a model file."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return json.loads(archive.read(CONFIG)), archive.read(TENSORS)
+        return json.loads(archive.read(CONFIG_ENTRY)), archive.read(TENSORS_ENTRY)
 
 
 def join_archive(config: Any, tensors: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
     """Write a model file of a config, which may be any JSON value, and of serialized tensors; return its bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", method) as archive:
-        archive.writestr(CONFIG, json.dumps(config))
-        archive.writestr(TENSORS, tensors)
+        archive.writestr(CONFIG_ENTRY, json.dumps(config))
+        archive.writestr(TENSORS_ENTRY, tensors)
     return buffer.getvalue()

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from protonet.errors import install_command, raise_input_error
-from protonet.ui.command_line import Parser, check_outputs, parse_whole
+from protonet.ui.command_line import Parser, check_output_options, parse_whole
 
 BUILD = Path("build")
 Loaded = TypeVar("Loaded")
@@ -97,7 +97,7 @@ class StudyParser(Parser):
             name = option.removeprefix("--").replace("-", "_")
             if getattr(options, name) is not None:
                 setattr(options, name, check(option, getattr(options, name)))
-        vars(options).update(check_outputs(options, self._outputs), made=made)
+        vars(options).update(check_output_options(options, self._outputs), made=made)
         if vars(options).get("fresh"):
             options.state.unlink(missing_ok=True)
         return options

@@ -24,7 +24,7 @@ from protonet.commands.options import (
     ServeOptions,
     SuggestOptions,
     UpdateOptions,
-    flag_of,
+    get_flag,
     is_positional,
     make_options,
     path_exists,
@@ -32,7 +32,7 @@ from protonet.commands.options import (
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL
-from protonet.ui.command_line import Parser, check_outputs
+from protonet.ui.command_line import Parser, check_output_options
 
 #: Optional packages that ``page`` and ``serve`` import.
 SERVER_PACKAGES = ("uvicorn", "httptools", "msgspec", "starlette", "prometheus_client", "python_multipart")
@@ -54,7 +54,7 @@ class Command(NamedTuple):
         return text[0].lower() + text[1:]
 
 
-def parse(name: str, arguments: Sequence[str] | None) -> Any:
+def parse_command_line(name: str, arguments: Sequence[str] | None) -> Any:
     """Parse and check the arguments of a command.
 
     Args:
@@ -72,7 +72,7 @@ def parse(name: str, arguments: Sequence[str] | None) -> Any:
     for declared in fields(command.options):
         value, convert = getattr(options, declared.name), declared.metadata.get("parse")
         if convert is not None and isinstance(value, str):
-            setattr(options, declared.name, convert(flag_of(declared), value))
+            setattr(options, declared.name, convert(get_flag(declared), value))
     if getattr(options, "split", None) is not None:
         select_split(options)
     if command.check is not None:
@@ -110,7 +110,7 @@ def make_parser(name: str) -> Parser:
             settings.setdefault("metavar", "FILE" if "Path" in kind else "N" if "int" in kind else "NAME")
         if kind.startswith("Sequence[str]"):
             settings["nargs"] = "+"
-        flags = sorted([flag_of(declared), *names], key=lambda flag: flag.startswith("--"))
+        flags = sorted([get_flag(declared), *names], key=lambda flag: flag.startswith("--"))
         groups[group].add_argument(*flags, dest=declared.name, default=declared.default, **settings)
     return parser
 
@@ -131,7 +131,7 @@ def check_output_paths(options: object, kind: type) -> None:
     inputs = ["table", "labels_file", "unlabelled", "classes"]
     inputs += ["model"] * (kind is not UpdateOptions)  # which may write over its model
     files = [path for name in inputs if isinstance(path := getattr(options, name, None), Path) and path_exists(path)]
-    for name, path in check_outputs(options, outputs).items():
+    for name, path in check_output_options(options, outputs).items():
         if path.exists() and any(map(path.samefile, files)):
             raise_input_error(f"--{name}", "be another file than the inputs", path, "Pass another path.")
 

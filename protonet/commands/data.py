@@ -59,7 +59,7 @@ def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
     return label or (DEFAULT_LABEL if pipeline is None else pipeline.label)
 
 
-def make_spec(
+def make_read_spec(
     options: ReadOptions, spec: ReadSpec, label: str | None = None, *, labelled: bool = False, extra: object = None
 ) -> ReadSpec:
     """Copy the specification for reading a table, with the options of a command filled in.
@@ -96,7 +96,7 @@ def read_labelled(
     Returns:
         The opened table with its notes, and one block with all of its rows.
     """
-    spec = make_spec(options, pipeline.read_spec, options.label, labelled=True, extra=extra)
+    spec = make_read_spec(options, pipeline.read_spec, options.label, labelled=True, extra=extra)
     return pipeline.read_table(table, spec, options.labels_file)
 
 
@@ -348,7 +348,7 @@ def read_unlabelled(
     if model is None:
         spec = ReadSpec(label=label, ignored=overrides.dropped, partly_labelled=True, user_columns=True)
         group = {} if overrides.group is None else {overrides.group: "group"}
-        table, block = read_table(path, replace(make_spec(options, spec), extra_columns=group))
+        table, block = read_table(path, replace(make_read_spec(options, spec), extra_columns=group))
         labels, positions = block.labels, list(block.positions)
         # One class for all: no column is then dropped as a copy of the label.
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
@@ -366,7 +366,7 @@ def read_unlabelled(
             notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
     else:
         encoding, columns, column_notes = model.encoding, model.columns, ()
-        table = model.open_table(path, replace(make_spec(options, model.read_spec, label), partly_labelled=True))
+        table = model.open_table(path, replace(make_read_spec(options, model.read_spec, label), partly_labelled=True))
         positions, parts = list[int](), []
         for block in table.blocks:
             positions += block.positions
@@ -418,7 +418,7 @@ def read_cells(
         The names of the columns, and a list of cells for each row.
     """
     spec = ReadSpec(label=label) if model is None else model.read_spec
-    table = open_table(path, replace(make_spec(options, spec, label), all_extra=True))
+    table = open_table(path, replace(make_read_spec(options, spec, label), all_extra=True))
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}
     cells: dict[int, list[str]] = {}
     first = 0

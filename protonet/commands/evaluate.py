@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protonet._io import JsonDict, show_progress
 from protonet._text import shorten_list
-from protonet.commands.data import make_spec, map_blocks, open_pipeline
+from protonet.commands.data import make_read_spec, map_blocks, open_pipeline
 from protonet.commands.options import EvaluateOptions, show_notes
 from protonet.commands.report import (
     EvaluatedRows,
@@ -31,7 +31,7 @@ from protonet.fit.search import Progress
 from protonet.pipeline import TablePipeline
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.table import RowBlock, Table
-from protonet.ui.html import write_outputs
+from protonet.ui.html import write_results
 
 
 class EvaluatedBlock(NamedTuple):
@@ -46,7 +46,7 @@ class EvaluatedBlock(NamedTuple):
 def run(options: EvaluateOptions) -> None:
     """Run ``evaluate``: evaluate a model on a labelled table, and print and write the results."""
     model = open_pipeline(options, options.model, options.table)
-    spec = make_spec(options, model.read_spec, options.label, labelled=True)
+    spec = make_read_spec(options, model.read_spec, options.label, labelled=True)
     spec = replace(spec, drop_unlabelled=options.drop_unlabelled)
     table = model.open_table(options.table, spec, options.labels_file)
 
@@ -79,7 +79,7 @@ def run(options: EvaluateOptions) -> None:
         with show_progress(quiet=options.quiet) as progress:
             rows = [block.rows for block in evaluated if block.rows]
             results |= compute_details(model, table, logits, labels, rows, progress)
-    write_outputs(results, json_path=options.json, report_path=options.report)
+    write_results(results, json_path=options.json, report_path=options.report)
 
 
 def compute_details(

@@ -10,7 +10,7 @@ import torch
 
 from protonet._io import JsonDict, show_progress, write_json
 from protonet._text import count, to_printable
-from protonet.commands.data import make_spec, open_pipeline, read_labelled
+from protonet.commands.data import make_read_spec, open_pipeline, read_labelled
 from protonet.commands.options import ExplainOptions, show_notes
 from protonet.commands.rows import check_spellings
 from protonet.embeddings.pictures.images import path_to_text
@@ -101,7 +101,7 @@ def explain_rows(
         rows: The positions of the rows in the file, such as line numbers.
         generator: Draws held-out rows; their cells replace those of an explained row to measure each contribution.
     """
-    table = model.open_table(table_path, make_spec(options, model.read_spec, options.label))
+    table = model.open_table(table_path, make_read_spec(options, model.read_spec, options.label))
     x, cells, uninformative = read_rows(table, model, rows)
     ranked = model.predict_logits(x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     show_notes(table.all_notes, quiet=options.quiet)

@@ -15,7 +15,7 @@ from torch import Tensor
 from protonet._io import JsonDict, show_progress
 from protonet._text import count, to_printable
 from protonet.commands.data import EncodedTable, UnlabelledRows, encode_table
-from protonet.commands.options import FitOptions, name_options, show_notes
+from protonet.commands.options import FitOptions, replace_argument_names, show_notes
 from protonet.commands.report import (
     EvaluatedRows,
     compare_baselines,
@@ -50,11 +50,11 @@ from protonet.fit.training_set import TrainingSet
 from protonet.pipeline import TablePipeline
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.table import format_names
-from protonet.ui.html import write_outputs
+from protonet.ui.html import write_results
 from protonet.ui.text import format_probability_metrics, format_size, format_views, summarize_columns
 
 #: Fraction of the time limit after which cross-validation stops, to leave time for the computations of a report.
-REPORT_START = 0.8
+REPORT_START_FRACTION = 0.8
 #: Maximum number of groups of similar outliers among the unlabelled rows, and of rows of each group, to be printed.
 MAX_GROUPS, MAX_GROUP_ROWS = 5, 5
 #: Fraction of the time limit, and of the progress bar, for model selection; cross-validation takes the remainder.
@@ -106,7 +106,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
                 data.notes.extend([] if near_duplicates is None else [f"warning: {near_duplicates}"])
             data.notes.extend(model.warn_cancelled_classes())
             data.notes.extend(warn_unevaluated_classes(data.classes, data.y, solution.problem))
-            until = deadline if limit is None or options.report is None else started + REPORT_START * limit
+            until = deadline if limit is None or options.report is None else started + REPORT_START_FRACTION * limit
             crossed = crossfit(solution, deadline=until, progress=partial(show_part, 1))
             in_time = time.monotonic() < until
         if data.weights is not None:
@@ -122,11 +122,11 @@ def train(options: FitOptions, rows: TableRows) -> None:
             samples = torch.tensor(data.counts)
             count_samples(solution.network, samples if name_samples is None else samples + name_samples)
         model.save(output)
-        print(summarize(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
+        print(summarize_training(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
         raise KeyboardInterrupt(f"stopped; {output} was written without cross-validation") from None
     try:
         outliers = cluster_unknown(solution)
-        print(summarize(name, data, model, solution, unlabelled, outliers))
+        print(summarize_training(name, data, model, solution, unlabelled, outliers))
         if options.verbose:
             print(format_views(model.metadata["views"]))
         compared = compare_with_baselines(crossed, solution, model)
@@ -144,7 +144,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
             if options.report is not None and len(crossed.labels):
                 with show_progress(quiet=options.quiet) as progress:
                     results |= compute_details(data, model, solution, crossed, options.seed, deadline, progress)
-            write_outputs(results, json_path=options.json, report_path=options.report)
+            write_results(results, json_path=options.json, report_path=options.report)
         print(format_next_step(output, options.representation))
     except KeyboardInterrupt:
         if output is None:
@@ -152,7 +152,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
         raise KeyboardInterrupt(f"stopped; {output} was written") from None
 
 
-def summarize(
+def summarize_training(
     name: str,
     data: EncodedTable,
     model: TablePipeline,
@@ -208,7 +208,7 @@ def summarize_rows(problem: TrainingSet) -> list[str]:
 
 def format_notes(notes: Sequence[str]) -> str:
     """Format notes and warnings about the training table, one line each."""
-    return "".join(f"{note}\n" for note in name_options(notes))
+    return "".join(f"{note}\n" for note in replace_argument_names(notes))
 
 
 def format_next_step(path: Path | None, representation: Sequence[str] | None) -> str:

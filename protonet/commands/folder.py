@@ -33,7 +33,7 @@ HIDDEN_PREFIXES = (".", "_")
 #: Time limit for a response of the Dask cluster, and time between two checks of local processes, in seconds.
 CLUSTER_TIMEOUT, POLL_INTERVAL = 10, 0.5
 #: State that the local processes share: "rows", the number of finished rows, and "stop", an event that ends the work.
-_SHARED: JsonDict = {}
+_POOL_STATE: JsonDict = {}
 
 
 class FileTask(NamedTuple):
@@ -173,12 +173,12 @@ def _run_in_pool(
 
 
 def _initialize_process(rows: object, stop: object) -> None:
-    """Initialize a local process: it uses one thread, ignores Ctrl-C, and exits with its parent; see `_SHARED`."""
+    """Initialize a local process: it uses one thread, ignores Ctrl-C, and exits with its parent; see `_POOL_STATE`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional
     import torch  # noqa: PLC0415 - with the work
 
-    _SHARED.update(rows=rows, stop=stop)
+    _POOL_STATE.update(rows=rows, stop=stop)
     torch.set_num_threads(1)
     pyarrow.set_cpu_count(1)
 
@@ -194,10 +194,10 @@ def _process_in_pool(work: ProcessFile, task: FileTask) -> Sequence[str]:
     """Process a file in a local process, add its rows to the shared count, and return its notes."""
 
     def count_rows(rows: int) -> None:
-        if _SHARED["stop"].is_set():
+        if _POOL_STATE["stop"].is_set():
             raise StoppedError
-        with _SHARED["rows"].get_lock():
-            _SHARED["rows"].value += rows
+        with _POOL_STATE["rows"].get_lock():
+            _POOL_STATE["rows"].value += rows
 
     return work(task, count_rows)
 
@@ -209,7 +209,7 @@ def _run_on_dask(
     with optional_packages("dask"):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
-    with _connect(address) as client:
+    with _connect_to_dask(address) as client:
         futures = client.map(partial(_process_on_worker, work), tasks, pure=False)
         rows = {future.key: task.rows for future, task in zip(futures, tasks, strict=True)}
         try:
@@ -232,7 +232,7 @@ def _process_on_worker(work: ProcessFile, task: FileTask) -> Sequence[str]:
 
 
 @contextmanager
-def _connect(address: str) -> Iterator[Any]:
+def _connect_to_dask(address: str) -> Iterator[Any]:
     """Connect to a Dask cluster; the value of the context is the ``distributed.Client``.
 
     Raises:

@@ -64,7 +64,7 @@ def option(
     return field(default=default, metadata=extra | settings)
 
 
-def flag_of(declared: Field[Any]) -> str:
+def get_flag(declared: Field[Any]) -> str:
     """Get the name of an option on the command line, such as ``--time-limit``, from its dataclass field."""
     return f"-{declared.name}" if len(declared.name) == 1 else f"--{declared.name.replace('_', '-')}"
 
@@ -356,7 +356,7 @@ _OPTION_CLASSES = (
 )
 #: The name on the command line, such as "--drop", of each function argument that a message has in backquotes.
 COMMAND_LINE_NAMES = {
-    **{declared.name: flag_of(declared) for kind in (*_OPTION_CLASSES, ServeOptions) for declared in fields(kind)},
+    **{declared.name: get_flag(declared) for kind in (*_OPTION_CLASSES, ServeOptions) for declared in fields(kind)},
     **{"ignored": "--drop", "labels": "--labels-file", "rate": "--unknown", "model": "model", "table": "table"},
     **dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table"),
 }
@@ -367,12 +367,12 @@ def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
 
     Commands call this function after their work, so that a failed command prints its error alone.
     """
-    for note in name_options(notes) if not quiet else ():
+    for note in replace_argument_names(notes) if not quiet else ():
         prefix = "" if note.startswith("warning: ") else "note: "
         print(f"{prefix}{note}", file=sys.stderr)
 
 
-def name_options(notes: Sequence[str]) -> list[str]:
+def replace_argument_names(notes: Sequence[str]) -> list[str]:
     """Replace argument names in backquotes by the names that users know, such as ``--drop``, in each note."""
     return [re.sub(r"`(\w+)`", lambda name: COMMAND_LINE_NAMES.get(name[1], name[0]), note) for note in notes]
 
@@ -382,7 +382,7 @@ def make_options(kind: type[OptionsT], parsed: object) -> OptionsT:
     return kind(**{declared.name: getattr(parsed, declared.name) for declared in fields(kind)})  # type: ignore[arg-type]
 
 
-def to_arguments(options: object) -> list[str]:
+def to_command_line(options: object) -> list[str]:
     """Convert options to the words of a command line, such as ``["fit", "train.csv"]``; defaults are omitted."""
     arguments, last = [type(options).__name__.removesuffix("Options").lower()], list[str]()
     for declared in fields(options):  # type: ignore[arg-type]
@@ -392,11 +392,11 @@ def to_arguments(options: object) -> list[str]:
         elif value and value != declared.default:
             values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
             one = len(values) == 1 and str(values[0]).startswith("-")  # argparse would take it for an option
-            name = flag_of(declared)
+            name = get_flag(declared)
             last += [f"{name}={values[0]}"] if one else [name, *map(str, values)]
     return arguments + last
 
 
 def format_command(options: object) -> str:
     """Format an options dataclass as a line for the shell, such as ``protonet fit train.csv``."""
-    return shlex.join(["protonet", *to_arguments(options)])
+    return shlex.join(["protonet", *to_command_line(options)])

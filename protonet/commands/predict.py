@@ -22,7 +22,7 @@ from torch import Tensor
 from protonet._io import clear_folder, write_atomically
 from protonet._text import escape_formula
 from protonet.commands.arguments import check_single_table
-from protonet.commands.data import make_spec, map_blocks
+from protonet.commands.data import make_read_spec, map_blocks
 from protonet.commands.folder import (
     CountRows,
     FileTask,
@@ -137,7 +137,7 @@ def predict_file(
         Notes for the user.
     """
     torch.set_num_threads(1)
-    model = load_once(path, digest, names)
+    model = load_cached_model(path, digest, names)
     notes: list[str] = []
 
     def write(file: BinaryIO) -> None:
@@ -160,7 +160,7 @@ def predict_file(
 
 
 @lru_cache(maxsize=1)
-def load_once(path: str, digest: str, names: tuple[str, ...] | None) -> TablePipeline:
+def load_cached_model(path: str, digest: str, names: tuple[str, ...] | None) -> TablePipeline:
     """Load a model with its pretrained encoders; later calls in the same process return the same object.
 
     Args:
@@ -190,7 +190,7 @@ def open_table(model: TablePipeline, spec: OutputSpec, options: ReadOptions, pat
 
     The columns that ``predict`` copies to its output, such as identifiers, are read as extra columns.
     """
-    read_spec = make_spec(options, model.read_spec, extra=model.metadata.get("id"))
+    read_spec = make_read_spec(options, model.read_spec, extra=model.metadata.get("id"))
     return model.open_table(path, replace(read_spec, all_extra=spec.keep_columns))
 
 

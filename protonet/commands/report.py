@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protonet._io import JsonDict
 from protonet._text import count, shorten_list, to_printable
-from protonet.commands.options import name_options
+from protonet.commands.options import replace_argument_names
 from protonet.fit.crossfit import FREQUENT, Crossfit, score_frequent
 from protonet.fit.importance import rank_columns
 from protonet.fit.learning import extrapolate_accuracy, measure_learning_curve
@@ -183,11 +183,11 @@ def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -
     return results | {"mean": measured.macro, "classes": by_class}
 
 
-#: Number of bins of the histogram as which `project` arranges the rows if there are only two classes.
+#: Number of bins of the histogram as which `project_logits` arranges the rows if there are only two classes.
 HISTOGRAM_BINS = 48
 
 
-def project(logits: Tensor) -> Tensor:
+def project_logits(logits: Tensor) -> Tensor:
     """Project logits (n, num_classes) to points (n, 2) float64 in [-1, 1] for a scatter plot, by principal components.
 
     Logits are projected, not embeddings, because embeddings of different cross-validation networks are not comparable.
@@ -276,7 +276,7 @@ def table_to_dict(
     counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
     columns = columns_to_dicts(model.column_names, model.encoding, missing)
-    return {"rows": rows, "classes": classes, "columns": columns, "notes": name_options(notes)}
+    return {"rows": rows, "classes": classes, "columns": columns, "notes": replace_argument_names(notes)}
 
 
 def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
@@ -337,7 +337,7 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
         rows: The labelled rows and their predictions.
         order: The indices of the columns, the most important first. Cells of the first `MAX_CONTENT_COLUMNS` are kept.
     """
-    total, points = len(rows.labels), project(rows.logits)
+    total, points = len(rows.labels), project_logits(rows.logits)
     if total > MAX_PREDICTIONS:
         ranked = score_label_errors(rows.logits, rows.labels).argsort(descending=True, stable=True).tolist()
         half = MAX_PREDICTIONS // 2

@@ -38,7 +38,9 @@ def run(options: UpdateOptions) -> None:
     locations = [table.position_format.format(block.positions[row]) for row in informative]
     contradictions = warn_contradictions(x[informative], labels[informative].tolist(), locations)
     if old is not None:
-        contradictions += warn_contradicted(old, x[informative], labels[informative].tolist(), classes, locations)
+        contradictions += warn_held_out_contradictions(
+            old, x[informative], labels[informative].tolist(), classes, locations
+        )
     groups = block.extra_columns[0].tolist() if block.extra_columns else None
     updated = model.update(x, labels, classes, groups=groups, uninformative=empty)
     if empty.any():
@@ -72,7 +74,7 @@ def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str,
     return integers if len(integers) == len(names) else tuple(map(str, names))
 
 
-def warn_contradicted(
+def warn_held_out_contradictions(
     crossed: Crossfit,
     x: np.ndarray,
     labels: Sequence[str | int],

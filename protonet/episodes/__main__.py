@@ -34,7 +34,7 @@ from protonet.episodes.arguments import (
 )
 from protonet.episodes.names import EVALUATE_PROG, NORMALIZATIONS, OPTION_NAMES, PAPER_OPTION_NAMES
 from protonet.errors import InputError, raise_input_error, renamed_arguments
-from protonet.ui.command_line import Parser, check_name, check_outputs, run_command
+from protonet.ui.command_line import Parser, check_name, check_output_options, run_command
 
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
 OUTPUT_SUFFIXES = {"plot": (".png", ".pdf", ".svg"), "report": REPORT_SUFFIXES}
@@ -221,7 +221,7 @@ def _check_paths(options: argparse.Namespace) -> dict[str, Path]:
         raise_input_error("--base", "be another data set than --dataset", options.base, remedy)
     if os.environ.get("RANK", "0") != "0":  # torchrun starts several processes; only the first one writes
         return {}
-    outputs = check_outputs(options, (*OUTPUT_FILES, "state"))
+    outputs = check_output_options(options, (*OUTPUT_FILES, "state"))
     others = (*(options.test_dataset or ()), *(options.validation_dataset or ()))
     read = {*paths, *(Path(path).resolve() for path in (*others, options.encoder, options.base, options.texts) if path)}
     for name, path in outputs.items():

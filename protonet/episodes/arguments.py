@@ -29,7 +29,7 @@ from protonet.episodes.names import (
     TrainingPlan,
 )
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
-from protonet.ui.command_line import Parser, check_name, check_outputs, check_writable, parse_whole
+from protonet.ui.command_line import Parser, check_name, check_output_options, check_writable, parse_whole
 
 #: For each option of ``train`` that is a whole number: least value, default, help.
 INTEGER_OPTIONS = {
@@ -246,7 +246,7 @@ def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise_input_error("FILE.json", "be named once", f"{options.files[index]} again", "Leave one out.")
-    options.outputs = check_outputs(options, ("latex", "markdown"))
+    options.outputs = check_output_options(options, ("latex", "markdown"))
     for name, path in options.outputs.items():
         if path.resolve() in paths:
             raise_input_error(f"--{name}", "be another file than what is read", path, "Pass another path.")

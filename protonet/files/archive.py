@@ -14,13 +14,13 @@ from pathlib import Path
 
 from protonet._io import JsonDict
 
-CONFIG, TENSORS = "config.json", "model.safetensors"
+CONFIG_ENTRY, TENSORS_ENTRY = "config.json", "model.safetensors"
 #: Version of the file format. It is incremented by each change that an older protonet could not read.
 FORMAT_VERSION = 12
 #: Maximum decompressed size of each entry in bytes, and maximum compression ratio.
-MAX_SIZES, MAX_RATIO = {CONFIG: 2**28, TENSORS: 2**32}, 2000
+MAX_SIZES, MAX_COMPRESSION_RATIO = {CONFIG_ENTRY: 2**28, TENSORS_ENTRY: 2**32}, 2000
 #: The time stamp of entries, which is constant so that files of equal models are equal.
-TIMESTAMP = (1980, 1, 1, 0, 0, 0)
+ENTRY_TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _END_OF_DIRECTORY = struct.Struct("<4s18s")  # of an archive without a comment
 _DECOMPRESSION_ERRORS = (
     zipfile.BadZipFile,
@@ -47,8 +47,8 @@ def write_archive(config: JsonDict, tensors: bytes) -> bytes:
     buffer = io.BytesIO()
     text = json.dumps({"version": FORMAT_VERSION, **config}, allow_nan=False)
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in ((CONFIG, text.encode()), (TENSORS, tensors)):
-            entry = zipfile.ZipInfo(name, TIMESTAMP)
+        for name, content in ((CONFIG_ENTRY, text.encode()), (TENSORS_ENTRY, tensors)):
+            entry = zipfile.ZipInfo(name, ENTRY_TIMESTAMP)
             entry.create_system = 3  # on every platform
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, content, zipfile.ZIP_LZMA)
@@ -69,7 +69,7 @@ def read_config(path: Path) -> JsonDict:
 def read_archive(path: Path) -> tuple[JsonDict, bytes]:
     """Read a model archive: its config and, serialized by safetensors, its tensors; errors as in `read_config`."""
     with _open_archive(path) as archive:
-        return _parse_config(archive), archive.read(TENSORS)
+        return _parse_config(archive), archive.read(TENSORS_ENTRY)
 
 
 @contextmanager
@@ -92,10 +92,12 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         try:
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()
-                if [entry.filename for entry in entries] != [CONFIG, TENSORS] or entries[0].header_offset != 0:
-                    raise ValueError(f"an archive of other entries than {CONFIG} and {TENSORS}")
+                if [entry.filename for entry in entries] != [CONFIG_ENTRY, TENSORS_ENTRY] or entries[
+                    0
+                ].header_offset != 0:
+                    raise ValueError(f"an archive of other entries than {CONFIG_ENTRY} and {TENSORS_ENTRY}")
                 for entry in entries:
-                    max_size = min(MAX_SIZES[entry.filename], MAX_RATIO * min(entry.compress_size, stored))
+                    max_size = min(MAX_SIZES[entry.filename], MAX_COMPRESSION_RATIO * min(entry.compress_size, stored))
                     if entry.file_size > max_size:
                         raise ValueError(f"an entry {entry.filename} of {entry.file_size} bytes, too many to read")
                 yield archive
@@ -105,7 +107,7 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def _parse_config(archive: zipfile.ZipFile) -> JsonDict:
     """Parse the config of an archive; errors as in `read_config`."""
-    config = json.loads(archive.read(CONFIG))
+    config = json.loads(archive.read(CONFIG_ENTRY))
     json.dumps(config, ensure_ascii=False, allow_nan=False).encode()  # raises for NaN and for invalid Unicode
     version = config.get("version") if isinstance(config, dict) else None
     if type(version) is not int:

@@ -40,7 +40,7 @@ from uvicorn.server import ServerState
 
 from protonet._text import to_printable
 from protonet.errors import UserError, raise_input_error
-from protonet.ui.command_line import report_bug
+from protonet.ui.command_line import write_bug_report
 
 #: Headers of every response.
 HEADERS = [
@@ -262,7 +262,7 @@ def error_response(error: Exception) -> Response:
     elif isinstance(error, OSError):
         status, line = 507, f"The disk must take what is written; got {error.strerror or type(error).__name__}."
     else:
-        line = report_bug("protonet", error)
+        line = write_bug_report("protonet", error)
         print(line, file=sys.stderr)
     return json_response(Error(" ".join(line.split())), status, headers)
 

@@ -22,7 +22,7 @@ from protonet.commands.options import (
     ReadOptions,
     UpdateOptions,
     format_command,
-    to_arguments,
+    to_command_line,
 )
 from protonet.ui.text import format_csv
 
@@ -152,7 +152,7 @@ class JobRunner:
 
     async def _run_command(self, options: ReadOptions) -> None:
         """Run a command in another process; if the command fails, raise a RuntimeError with its error message."""
-        command = [sys.executable, "-m", "protonet", *to_arguments(replace(options, quiet=True))]
+        command = [sys.executable, "-m", "protonet", *to_command_line(replace(options, quiet=True))]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL, stderr=pipe)
         try:

@@ -27,7 +27,7 @@ from protonet.commands.data import (
     read_cells,
     read_unlabelled,
 )
-from protonet.commands.options import PageOptions, ReadOptions, make_options, name_options
+from protonet.commands.options import PageOptions, ReadOptions, make_options, replace_argument_names
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
@@ -224,7 +224,7 @@ class LabelApi:
             "used": names,
             "added": str(self.uploads.rows.path),
             "texts": self.queue.picture is None and len(names) == 1 and rows.encoding is not None,
-            "notes": name_options([*rows.table.all_notes, *rows.notes]),
+            "notes": replace_argument_names([*rows.table.all_notes, *rows.notes]),
             "table": str(self.jobs.table),
             "commands": self.jobs.format_commands(),
             "output": str(self.jobs.labels),

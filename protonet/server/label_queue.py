@@ -20,7 +20,7 @@ from protonet._io import JsonDict
 from protonet._text import to_printable
 from protonet.commands.data import UnlabelledTable
 from protonet.commands.explain import MAX_ROW_COLUMNS
-from protonet.commands.report import project
+from protonet.commands.report import project_logits
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.fit.active import Suggestion
 from protonet.fit.importance import REPLACEMENT_ROWS, compute_contributions
@@ -29,7 +29,7 @@ from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.server.labels import LabelFile, LabelSession, embed, validate_class_name
 from protonet.server.parsing import ParsedRows
-from protonet.ui.command_line import report_bug
+from protonet.ui.command_line import write_bug_report
 
 #: Number of rows to label that are selected in advance, so that no client waits.
 N_SUGGESTED = 20
@@ -309,7 +309,7 @@ class LabelQueue:
         network, rows = self._require_network("map")
         shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_MAP_ROWS))
         logits = self._predict(network, rows, shown)
-        x, y = project(logits).T.tolist()
+        x, y = project_logits(logits).T.tolist()
         with self._lock:
             labels = dict(self.session.list_label_indices())
         return {
@@ -493,4 +493,4 @@ class LabelQueue:
                 with self._lock:
                     self._queue = chosen
             except Exception as error:  # the old network stays in use; no label is lost
-                print(report_bug("protonet page", error), file=sys.stderr)
+                print(write_bug_report("protonet page", error), file=sys.stderr)

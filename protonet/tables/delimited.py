@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import BinaryIO, NoReturn, cast
 
-from protonet._text import CONTROL, escape_control_chars, join_digit_groups, to_printable, unescape_formula
+from protonet._text import CONTROL_CHARS, escape_control_chars, join_digit_groups, to_printable, unescape_formula
 from protonet.errors import raise_input_error, raise_missing_file
 
 _GROUPED_NUMBER = re.compile(r"[-+]?\d{1,3}(?:(?:,\d{3})+(?:\.\d+)?|(?:\.\d{3})+(?:,\d+)?)")
@@ -159,7 +159,7 @@ def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
                 first_invalid = first_invalid or line + text.count("\n", 0, undecoded.start())
                 if not first_binary and (binary := BINARY_CHARS.search(text)):
                     first_binary = line + text.count("\n", 0, binary.start())
-        has_control_chars = has_control_chars or CONTROL.search(text) is not None
+        has_control_chars = has_control_chars or CONTROL_CHARS.search(text) is not None
         line += text.count("\n")
     if first_invalid and (mark or balance >= 0):
         raise_invalid_text("no UTF-8", first_invalid)

@@ -141,12 +141,12 @@ def run_command(
         print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except Exception as error:
-        print(f"{prog}: {report_bug(prog, error)}", file=sys.stderr)
+        print(f"{prog}: {write_bug_report(prog, error)}", file=sys.stderr)
         return 1
     return 0
 
 
-def report_bug(prog: str, error: Exception) -> str:
+def write_bug_report(prog: str, error: Exception) -> str:
     """Write the traceback of a bug and the package versions to a temporary file; return a line that names the file."""
     versions = ", ".join(f"{package} {installed_version(package)}" for package in (DISTRIBUTION, "torch", "numpy"))
     text = f"{prog}\nPython {sys.version}\n{versions}\n\n{''.join(traceback.format_exception(error))}"
@@ -214,7 +214,7 @@ def check_writable(argument: str, path: str | Path, *, folder: bool = False) -> 
     return path
 
 
-def check_outputs(options: object, names: Sequence[str]) -> dict[str, Path]:
+def check_output_options(options: object, names: Sequence[str]) -> dict[str, Path]:
     """Check that the output files of a command can be written.
 
     Args:

@@ -131,7 +131,7 @@ def _hash_source(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def write_outputs(metrics: JsonDict, *, json_path: Path | None, report_path: Path | None) -> None:
+def write_results(metrics: JsonDict, *, json_path: Path | None, report_path: Path | None) -> None:
     """Write the results of ``fit`` or ``evaluate`` as JSON, as an HTML report, or both; None means no such file."""
     if json_path is not None:
         write_json(json_path, metrics)

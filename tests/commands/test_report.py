@@ -22,7 +22,7 @@ from protonet.commands.report import (
     EvaluatedRows,
     collect_predictions,
     compute_reliability,
-    project,
+    project_logits,
     rank_suspicious_labels,
 )
 from protonet.ui.html import make_environment
@@ -285,7 +285,7 @@ def test_keyboard_in_a_browser(made: Path, browser: Browser) -> None:
 def test_rows_are_projected_to_the_plane(num_classes: int) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, num_classes, generator=generator, dtype=torch.float64)
-    points = project(logits)
+    points = project_logits(logits)
     assert points.shape == (40, 2)
     assert float(points.abs().amax()) <= 1 + 1e-9
     if num_classes > 2:  # principal components of the centred logits, up to signs and scale

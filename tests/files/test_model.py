@@ -26,7 +26,7 @@ from torch import nn
 from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError, InputTypeError
 from protonet.files import archive
-from protonet.files.archive import CONFIG, FORMAT_VERSION, TENSORS
+from protonet.files.archive import CONFIG_ENTRY, FORMAT_VERSION, TENSORS_ENTRY
 from protonet.files.model import Model, describe_network, load_model, restore_network, save_model
 from protonet.views import VIEW_FAMILIES
 from tests.model_cases import join_archive, make_model, make_network, split_archive
@@ -165,17 +165,17 @@ def test_malicious_archives_are_refused_with_one_line(tmp_path: Path, monkeypatc
     save_model(tmp_path / "whole", make_model())
     config, tensors = split_archive((tmp_path / "whole").read_bytes())
     with monkeypatch.context() as patch:  # a bomb: the declared sizes are looked at before anything is decompressed
-        patch.setitem(archive.MAX_SIZES, TENSORS, len(tensors) - 1)
+        patch.setitem(archive.MAX_SIZES, TENSORS_ENTRY, len(tensors) - 1)
         with pytest.raises(InputError, match="bytes, too many to read"):
             load_model(tmp_path / "whole")
     text = json.dumps(config).encode()
     cases = {
-        "duplicate": make_archive((CONFIG, text), (CONFIG, text), (TENSORS, tensors)),
-        "more": make_archive((CONFIG, text), (TENSORS, tensors), ("../evil", b"x")),
-        "path": make_archive((f"../{CONFIG}", text), (TENSORS, tensors)),
-        "fewer": make_archive((CONFIG, text)),
-        "order": make_archive((TENSORS, tensors), (CONFIG, text)),
-        "large": make_archive((CONFIG, text), (TENSORS, bytes(2**27))),
+        "duplicate": make_archive((CONFIG_ENTRY, text), (CONFIG_ENTRY, text), (TENSORS_ENTRY, tensors)),
+        "more": make_archive((CONFIG_ENTRY, text), (TENSORS_ENTRY, tensors), ("../evil", b"x")),
+        "path": make_archive((f"../{CONFIG_ENTRY}", text), (TENSORS_ENTRY, tensors)),
+        "fewer": make_archive((CONFIG_ENTRY, text)),
+        "order": make_archive((TENSORS_ENTRY, tensors), (CONFIG_ENTRY, text)),
+        "large": make_archive((CONFIG_ENTRY, text), (TENSORS_ENTRY, bytes(2**27))),
         "prefix": b"#!/bin/sh\n" + (tmp_path / "whole").read_bytes(),
         "comment": (tmp_path / "whole").read_bytes()[:-2] + b"\x01\x00x",
         "nan": join_archive(config | {"metadata": {"a": float("nan")}}, tensors),

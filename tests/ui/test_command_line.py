@@ -14,7 +14,7 @@ from protonet.errors import InputError, InputTypeError, MissingPackageError
 from protonet.ui.command_line import (
     Parser,
     check_name,
-    check_outputs,
+    check_output_options,
     check_writable,
     parse_number,
     parse_whole,
@@ -144,10 +144,10 @@ def test_check_name() -> None:
 
 def test_outputs_are_different_files(tmp_path: Path) -> None:
     options = argparse.Namespace(json=str(tmp_path / "a"), csv=str(tmp_path / "b"), plot=None)
-    assert check_outputs(options, ("json", "csv", "plot")) == {"json": tmp_path / "a", "csv": tmp_path / "b"}
+    assert check_output_options(options, ("json", "csv", "plot")) == {"json": tmp_path / "a", "csv": tmp_path / "b"}
     options.csv = str(tmp_path / "x" / ".." / "a")
     with pytest.raises(InputError, match=r"^`--csv` must be another file than --json"):
-        check_outputs(options, ("json", "csv", "plot"))
+        check_output_options(options, ("json", "csv", "plot"))
 
 
 def test_table() -> None:
