@@ -50,12 +50,12 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.frames import (
     Frame,
     FrameEncoding,
-    array_frame,
-    check_numbers,
     describe_columns,
-    fit_frame,
+    fit_frame_columns,
     iter_dense,
+    make_array_frame,
     read_frame,
+    require_numeric_frame,
     restore_frame_encoding,
     to_dense,
 )
@@ -269,12 +269,12 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             labels = None if unlabelled else check_X_y(np.zeros((len(frame.columns[0]), 1)), y, estimator=self)[1]
             return frame, labels
         checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": "allow-nan"}
-        check_numbers(frame)
+        require_numeric_frame(frame)
         checked = validate_data(self, X, y, reset=reset, **checks)
         rows, labels = checked if isinstance(checked, tuple) else (checked, None)
         gaps = int(np.isnan(rows.data if sparse.issparse(rows) else rows).sum())
         if encoded or (reset and (self.column_kinds or gaps)):
-            return array_frame(to_dense(rows)), labels
+            return make_array_frame(to_dense(rows)), labels
         if gaps:
             remedy = "Fill them in, or fit to a data frame, or to rows with gaps: they are then filled in."
             raise_input_error("X", "have no gaps, as the rows of fit had none", f"{gaps} of NaN", remedy)
@@ -291,7 +291,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if len(chosen) < len(labels):
             rows, labels = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen], labels[chosen]
         if reset and isinstance(rows, Frame):
-            encoding = fit_frame(rows, self.column_kinds, RepresentationChoice.of(self.representation))
+            encoding = fit_frame_columns(rows, self.column_kinds, RepresentationChoice.of(self.representation))
         x, uninformative = _encode_validated(rows, encoding)
         classes = np.unique(labels)
         return _LabelledRows(

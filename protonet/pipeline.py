@@ -50,9 +50,9 @@ from protonet.metrics import calibrate_known_scores, measure, measure_classes
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding, list_columns
-from protonet.tables.delimited import MISSING_TEXTS, parse_missing
+from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
 from protonet.tables.drift import DriftMonitor, monitor_drift
-from protonet.tables.features import adapt_table, encode_block
+from protonet.tables.features import convert_to_training_formats, encode_block
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
 from protonet.views.config import expect
 
@@ -160,7 +160,7 @@ class TablePipeline(Model):
         def open_encoder(record: Record) -> Representation:
             return replace(reopen(record, names), use_cache=use_cache)
 
-        attached = tuple(column.attach(open_encoder, show_progress=shown) for column in columns)
+        attached = tuple(column.attach_representation(open_encoder, show_progress=shown) for column in columns)
         modalities = {column.modality for column in columns if column.record is not None}
         for name in names or ():
             if name not in {AUTO, NONE} and get_modality(name) not in modalities:
@@ -213,7 +213,7 @@ class TablePipeline(Model):
         """The texts that mean a missing value, in lower case, as in ``fit``; the default ones if none are stored."""
         values = self.metadata.get("missing_values")
         if isinstance(values, list) and all(type(value) is str for value in values):
-            return parse_missing(values)
+            return parse_missing_texts(values)
         return MISSING_TEXTS
 
     @property
@@ -262,7 +262,7 @@ class TablePipeline(Model):
 
     def _convert_and_monitor(self, table: Table, spec: ReadSpec) -> Table:
         """Copy a table so that reading it converts numbers as in ``fit``, checks column types and monitors drift."""
-        table = adapt_table(table, self.encoding, decimal=spec.decimal_mark)
+        table = convert_to_training_formats(table, self.encoding, decimal=spec.decimal_mark)
         monitor = DriftMonitor(self.metadata.get("seen"), self.encoding, len(self.column_sizes))
         return replace(table, blocks=monitor_drift(table.blocks, monitor, table))
 

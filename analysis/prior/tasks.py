@@ -18,7 +18,7 @@ from analysis.real_data.sets import DATASETS, load_real
 from analysis.shared.packaged import is_held_out, is_reported, list_tables, normalize_name
 from protonet.errors import InputError, MissingPackageError
 from protonet.tables.features import NO_REPRESENTATION
-from protonet.tables.frames import fit_frame, read_frame
+from protonet.tables.frames import fit_frame_columns, read_frame
 
 SHOTS = (1, 1, 2, 2, 3, 4, 5, 5, 7, 10, 15, 20)
 #: Maximum number of labelled rows and of test rows.
@@ -144,7 +144,7 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     if read is None:
         return None
     train = read.take(split[0])
-    selected = fit_frame(train, None, NO_REPRESENTATION)
+    selected = fit_frame_columns(train, None, NO_REPRESENTATION)
     x, test_x = (selected.encode(part).astype(np.float64) for part in (train, read.take(split[2])))
     if x.shape[1] > MAX_FEATURES:
         return None

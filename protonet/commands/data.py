@@ -28,9 +28,9 @@ from protonet.pipeline import TablePipeline, TrainingTable
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_missing_cells
-from protonet.tables.delimited import MISSING_TEXTS, parse_missing
-from protonet.tables.drift import column_statistics
-from protonet.tables.features import adapt_table, encode_block, fit_features
+from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
+from protonet.tables.drift import compute_column_statistics
+from protonet.tables.features import convert_to_training_formats, encode_block, fit_features
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 
 #: Maximum number of blocks of rows that are processed at the same time, each by one thread.
@@ -232,7 +232,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     metadata |= {"samples": counts, "group": options.group, "id": options.id, "left_out": dropped}
     metadata |= {"position_format": table.position_format}
     metadata |= {"time_limit": options.time_limit, "balanced": options.balanced or None}
-    metadata |= {"seen": column_statistics(cells, encoding, counts)}
+    metadata |= {"seen": compute_column_statistics(cells, encoding, counts)}
     metadata |= {"uninformative": uninformative.tolist()} if uninformative.any() else {}
     metadata |= {} if missing_texts is None else {"missing_values": missing_texts}
     metadata |= {} if names is None else {"named": names.describe(rows.classes)}
@@ -257,7 +257,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         unlabelled=unlabelled,
         unlabelled_positions=unlabelled_positions,
         has_group_columns=bool(encoded.group_columns),
-        missing_texts=MISSING_TEXTS if missing_texts is None else parse_missing(missing_texts),
+        missing_texts=MISSING_TEXTS if missing_texts is None else parse_missing_texts(missing_texts),
     )
 
 
@@ -303,7 +303,7 @@ class UnlabelledRows:
                 for_training=True,
                 missing_texts=data.missing_texts,
             )
-            self.table = adapt_table(open_table(path, spec), data.encoding, argument="unlabelled")
+            self.table = convert_to_training_formats(open_table(path, spec), data.encoding, argument="unlabelled")
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.unlabelled is not None

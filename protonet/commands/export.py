@@ -12,7 +12,7 @@ def run(options: ExportOptions) -> None:
     """Run ``export``: write the ONNX file, the ``torch.export`` program, or both, and print a line about each file."""
     model = TablePipeline.load(options.model, argument="model")
     dim, classes = model.network.encoder.input_dim, len(model.classes)
-    mixed = model.encoding is not None and not model.encoding.plain
+    mixed = model.encoding is not None and not model.encoding.is_fully_numeric
     inputs = f"{len(model.encoding.columns)} columns (n, 1)" if mixed and model.encoding else f"features (n, {dim})"
     if options.onnx is not None:
         export_onnx(options.onnx, model, model.uninformative_logits)

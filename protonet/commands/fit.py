@@ -172,7 +172,7 @@ def summarize_training(
     """
     counts = data.counts
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
-    if data.encoding is not None and not data.encoding.plain:
+    if data.encoding is not None and not data.encoding.is_fully_numeric:
         sizes[-1] += f" from {count(len(data.encoding.columns), 'column')}"
     sizes += [count(len(data.group_names), "group")] * (data.groups is not None)
     upper = "" if min(counts) == max(counts) else f" to {max(counts)}"

@@ -21,7 +21,7 @@ from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import format_cells
-from protonet.tables.delimited import parse_missing
+from protonet.tables.delimited import parse_missing_texts
 from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_table
 from protonet.ui.command_line import check_name
@@ -181,7 +181,7 @@ def read_rows(options: FitOptions) -> TableRows:
         sheet=options.sheet,
     )
     if options.missing_values is not None:
-        spec = replace(spec, missing_texts=parse_missing(options.missing_values.split(",")))
+        spec = replace(spec, missing_texts=parse_missing_texts(options.missing_values.split(",")))
     table, block = read_table(options.table, spec, options.labels_file)
     for name, cells in zip(table.columns or (), block.columns, strict=bool(table.columns)) if described else ():
         is_text = label not in table.extra_columns and cells.dtype.kind == "O"

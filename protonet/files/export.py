@@ -149,7 +149,7 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
     dtype = TensorProto.DOUBLE if bool(encoder.origin.any()) else TensorProto.FLOAT
     inputs = [helper.make_tensor_value_info("features", dtype, ["n", encoder.input_dim])]
     features, uninformative = "features", ""
-    if model.encoding is not None and not model.encoding.plain:
+    if model.encoding is not None and not model.encoding.is_fully_numeric:
         names = model.columns or tuple(f"column {index}" for index in range(len(model.encoding.columns)))
         features, uninformative = add_columns(graph, names, model.encoding)
         inputs = []
@@ -240,7 +240,7 @@ def export_pt2(path: str | Path, model: Model) -> None:
         InputError: `protonet.files.save_model` would raise it; or a column is not numeric, or may have missing values.
     """
     config, _ = check_model(model)
-    if model.encoding is not None and not model.encoding.plain:
+    if model.encoding is not None and not model.encoding.is_fully_numeric:
         remedy = "Export to ONNX, which encodes columns, or fit to numbers without gaps."
         raise_input_error("model", "have columns of numbers without gaps", "others", remedy)
     buffer = io.BytesIO()

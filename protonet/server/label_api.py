@@ -46,7 +46,7 @@ from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import LabelFile, LabelSession, Uploads, extend_rows, find_similar_class, parse_classes
 from protonet.server.parsing import decode_json, parse_rows, read_upload
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.tables.columns.parsing import blank_missing, count_missing_cells
+from protonet.tables.columns.parsing import count_missing_cells, replace_missing
 from protonet.tables.formats import text_array
 from protonet.ui.html import format_page
 
@@ -236,7 +236,7 @@ class LabelApi:
         rows, header, settings = self.queue.rows, list(self.queue.header), self.jobs.columns
         names, cells = list(rows.columns or header), self.queue.session.cells
         missing = {
-            name: count_missing_cells(blank_missing(text_array([row[at] for row in cells], len(cells))))
+            name: count_missing_cells(replace_missing(text_array([row[at] for row in cells], len(cells))))
             for at, name in enumerate(header)
         }
         used = {

@@ -28,8 +28,8 @@ from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.pipeline import MAX_SCALE, TablePipeline
 from protonet.server.app import JSON
 from protonet.tables.columns.ordered import MAX_FLOAT32
-from protonet.tables.columns.parsing import blank_missing, is_missing, is_missing_or_word
-from protonet.tables.features import adapt_table
+from protonet.tables.columns.parsing import is_missing, is_missing_or_word, replace_missing
+from protonet.tables.features import convert_to_training_formats
 from protonet.tables.formats import text_array
 from protonet.tables.table import format_names, make_table
 
@@ -149,7 +149,7 @@ def list_content_types(model: TablePipeline) -> list[str]:
 def max_magnitudes(model: TablePipeline) -> list[float]:
     """Compute the maximal magnitude of numbers in each column, relative to the scale of the training data."""
     limit = float(model.network.encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
-    plain = model.encoding is None or model.encoding.plain
+    plain = model.encoding is None or model.encoding.is_fully_numeric
     # Slightly below the limit, because standardized numbers are rounded.
     scales = [1.0 if plain else getattr(column, "scale", 1.0) * (1 - 2**-20) for column in model.fitted_columns]
     return [min(limit * scale, MAX_FLOAT32) for scale in scales]
@@ -210,7 +210,7 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
         rows = [order_cells(row, model.columns, number) for number, row in enumerate(rows)]
     cells = None if any(pictures) else to_matrix(rows, width)
     if cells is not None and b"true" not in body and b"false" not in body:  # NumPy reads booleans as numbers
-        if (model.encoding is None or model.encoding.plain) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
+        if (model.encoding is None or model.encoding.is_fully_numeric) and bool((np.abs(cells) <= MAX_FLOAT32).all()):
             x = cells if cells.dtype.kind == "f" else cells.astype(np.float64)
             return ParsedRows(x, [], np.zeros(len(x), bool))
         return encode_columns(model, list(cells.T))
@@ -278,13 +278,15 @@ def get_elements(tensor: Tensor) -> list[Cell]:
 
 def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRows:
     """Encode columns of cells (n,) as features, with the checks that files have."""
-    columns = [blank_missing(cells, model.missing_texts) for cells in columns]
+    columns = [replace_missing(cells, model.missing_texts) for cells in columns]
     for index, (cells, limit) in enumerate(zip(columns, max_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
         if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
             raise_input_error("body", must, "others", "Correct or drop the row.")
-    table = adapt_table(make_table(columns, model.columns, POSITION_FORMAT), model.encoding, argument="body")
+    table = convert_to_training_formats(
+        make_table(columns, model.columns, POSITION_FORMAT), model.encoding, argument="body"
+    )
     table.notes.extend(describe_missing(model, columns))
     (block,) = model.mark_uninformative(table.blocks, table)
     assert block.uninformative is not None

@@ -59,7 +59,7 @@ MISSING_VALUES = ("NA", "N/A", "n.a.", "<NA>", "NaN", "NaT", "null", "None", "mi
 MISSING_TEXTS = SPREADSHEET_ERRORS | {"", *map(str.lower, MISSING_VALUES)}
 
 
-def parse_missing(values: Iterable[str]) -> frozenset[str]:
+def parse_missing_texts(values: Iterable[str]) -> frozenset[str]:
     """Return the texts that mean "missing", in lower case: those of the user, "", and error values of spreadsheets."""
     return SPREADSHEET_ERRORS | {"", *(value.strip().lower() for value in values)}
 
@@ -207,7 +207,7 @@ class _TextFile:
                 self.is_blank = self.is_blank and len(cells) < 2
                 yield [unescape_formula(cell.strip()) for cell in cells] if may_have_formula else cells
 
-    def sample(self, delimiter: str, skip: int) -> tuple[list[tuple[int, list[str]]], bool]:
+    def read_first_rows(self, delimiter: str, skip: int) -> tuple[list[tuple[int, list[str]]], bool]:
         """Parse the first non-empty rows below the first ``skip`` lines.
 
         Returns:
@@ -250,7 +250,7 @@ def _detect_layout(
 
     def try_delimiter(delimiter: str) -> tuple[list[tuple[int, list[str]]], int, tuple[bool, bool, int, float]]:
         """Parse the first rows with a separator; return the rows, the index of the header, and a score to maximize."""
-        sample, readable = text.sample(delimiter, skip)
+        sample, readable = text.read_first_rows(delimiter, skip)
         split = csv.reader((line for _, line in comments), delimiter=delimiter, quoting=csv.QUOTE_NONE)
         rows = [
             (line, [unescape_formula(cell.strip()) for cell in cells])

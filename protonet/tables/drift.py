@@ -59,7 +59,7 @@ class DriftRules:
 DRIFT_RULES = DriftRules()
 
 
-def column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
+def compute_column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
     """Compute the statistics of training rows with which `DriftMonitor` compares new rows.
 
     Args:
@@ -103,7 +103,7 @@ class ColumnCounts:
 class DriftMonitor:
     """Compares new rows with the statistics of the training rows, block by block."""
 
-    #: The untrusted result of `column_statistics` from a model file; if it is invalid, nothing is reported.
+    #: The untrusted result of `compute_column_statistics` from a model file; if it is invalid, nothing is reported.
     statistics: Any
     encoding: Encoding | None  #: The columns fitted to the training rows; None if the columns are features already.
     count: int  #: The number of columns.
@@ -229,7 +229,7 @@ def _format_percentage(fraction: float) -> str:
 
 
 def _is_valid_statistics(statistics: Any, count: int) -> bool:
-    """Test whether an untrusted value has the form of a result of `column_statistics` for ``count`` columns."""
+    """Test whether an untrusted value has the form of a result of `compute_column_statistics` for ``count`` columns."""
     if not isinstance(statistics, dict):
         return False
     columns, per_class, smallest = (statistics.get(key) for key in ("columns", "per_class", "smallest"))

@@ -21,7 +21,7 @@ from protonet.tables.columns.parsing import COMMA_FIRST, COMMA_OVER_POINT, POINT
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
 from protonet.tables.formats import closest_match
-from protonet.tables.numeric_formats import describe_numeric_formats, detect_numeric_conversion, revised_format_order
+from protonet.tables.numeric_formats import describe_numeric_formats, detect_numeric_conversion, revise_format_order
 from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_leakage, detect_row_index
 from protonet.tables.table import RowBlock, Table
 
@@ -73,9 +73,9 @@ def fit_features(
     """
     if table.columns is None:
         encoding = Encoding(tuple(map(Numeric.fit, block.columns)))
-        notes, _ = check_columns(table, block, encoding)
+        notes, _ = detect_suspicious_columns(table, block, encoding)
         x = encode_block(table, block, encoding)
-        return TableFeatures(x, None if encoding.plain else encoding, None, (), tuple(notes))
+        return TableFeatures(x, None if encoding.is_fully_numeric else encoding, None, (), tuple(notes))
     cells = dict(zip(table.columns, block.columns, strict=True))
     inferred = fit_columns(
         cells, kinds, keep_hint=keep_hint, selection=selection, decimal=decimal, semicolons=table.semicolons
@@ -87,7 +87,7 @@ def fit_features(
         hint = f" (if it holds pictures: `column_type` {name}=picture)" if _are_picture_paths(cells[name]) else ""
         reasons.setdefault(inferred[name].reason + hint, []).append(to_printable(name))
     ambiguous_points = table.semicolons and decimal is None
-    notes = describe_numeric_formats(cells, _numeric_columns(inferred), ambiguous_points=ambiguous_points)
+    notes = describe_numeric_formats(cells, _select_numeric_columns(inferred), ambiguous_points=ambiguous_points)
     notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     modalities = {inferred_type.modality for inferred_type in inferred.values()} - {None}
     notes += [hint for modality in sorted(map(str, modalities)) if (hint := selection.hint(modality))]
@@ -97,7 +97,7 @@ def fit_features(
     used = block._replace(columns=[cells[name] for name in fitted])
     parsed = used._replace(columns=[column.preparse(cells[name]) for name, column in fitted.items()])
     table = replace(table, columns=tuple(fitted))
-    warnings, group_columns = check_columns(table, parsed, encoding, groups)
+    warnings, group_columns = detect_suspicious_columns(table, parsed, encoding, groups)
     notes += warnings
     notes += check_column_types(table, used, encoding)
     x = encode_block(table, parsed, encoding)
@@ -149,22 +149,22 @@ def fit_columns(
     prefer_comma = decimal == "," or (decimal is None and semicolons)
     first_order = (COMMA_FIRST if decimal else COMMA_OVER_POINT) if prefer_comma else POINT_FIRST
     inferred = {name: fit(name, first_order) for name in columns}
-    numeric = _numeric_columns(inferred)
-    if decimal is None and (order := revised_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
+    numeric = _select_numeric_columns(inferred)
+    if decimal is None and (order := revise_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
         inferred |= {name: fit(name, order) for name in numeric if columns[name].dtype.kind == "O"}
     for name, (column, *_) in inferred.items() if keep_hint is not None else ():
-        if name not in kinds and column is not None and column.plain:
+        if name not in kinds and column is not None and column.is_fully_numeric:
             reason = detect_row_index(column.comparable_values(columns[name]).astype(np.float64))
             if reason:
                 inferred[name] = InferredType(None, f"{reason} ({keep_hint})" if keep_hint else reason)
     constants = {name: Numeric.fit(columns[name]) for name, (_, reason, _) in inferred.items() if reason == "constant"}
     others = [column for column, *_ in inferred.values() if column is not None]
-    if others and Encoding((*others, *constants.values())).plain:  # they may be pixels, whose order matters
+    if others and Encoding((*others, *constants.values())).is_fully_numeric:  # they may be pixels, whose order matters
         inferred |= {name: InferredType(column) for name, column in constants.items()}
     return _attach_representations(inferred, columns, selection)
 
 
-def _numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]:
+def _select_numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, Numeric]:
     """Select the fitted columns that hold numbers; return them by name."""
     return {name: column for name, (column, *_) in inferred.items() if isinstance(column, Numeric)}
 
@@ -211,7 +211,7 @@ def _attach_representations(
     return result
 
 
-def check_columns(
+def detect_suspicious_columns(
     table: Table, block: RowBlock, encoding: Encoding, groups: np.ndarray | None = None
 ) -> tuple[list[str], tuple[int, ...]]:
     """Detect columns that may leak the labels, and columns that seem to identify groups of rows.
@@ -225,7 +225,7 @@ def check_columns(
         values = column.comparable_values(cells)
         ordered = values.dtype.kind == "f"
         if column.may_be_group and table.columns:
-            rows = _distinct_rows(values, ~is_missing(cells), groups)
+            rows = _select_distinct_rows(values, ~is_missing(cells), groups)
             group = detect_group_column(table.columns[index], values[rows], block.labels[rows], ordered=ordered)
             if group:
                 group_columns[index] = group
@@ -242,7 +242,7 @@ def check_columns(
     return notes + describe_group_columns(named), tuple(group_columns)
 
 
-def _distinct_rows(values: np.ndarray, present: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
+def _select_distinct_rows(values: np.ndarray, present: np.ndarray, groups: np.ndarray | None) -> np.ndarray:
     """Return the indices (m,) of the rows with a value; equal values of a group are represented by its first row."""
     rows = np.flatnonzero(present)
     if groups is None:
@@ -291,7 +291,7 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
     return notes
 
 
-def adapt_table(
+def convert_to_training_formats(
     table: Table, encoding: Encoding | None, *, decimal: str | None = None, argument: str = "path"
 ) -> Table:
     """Return a table of new rows whose numbers are rewritten in the formats that the encoding was fitted to.

@@ -358,7 +358,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_value(cell)), default=0)
     transposed = list(islice(zip_longest(*rows), width))
     header = [_to_text(cells[0]) for cells in transposed]
-    columns = [excel_column([cell if _has_value(cell) else None for cell in cells[1:]]) for cells in transposed]
+    columns = [convert_excel_column([cell if _has_value(cell) else None for cell in cells[1:]]) for cells in transposed]
 
     def read(indices: Sequence[int]) -> Iterator[Chunk]:
         step = max(1, CELLS_PER_CHUNK // max(1, width))
@@ -407,7 +407,7 @@ def _to_seconds(cell: object) -> float:
     return cell.total_seconds() if isinstance(cell, timedelta) else math.nan
 
 
-def excel_column(cells: Sequence[object]) -> np.ndarray:
+def convert_excel_column(cells: Sequence[object]) -> np.ndarray:
     """Convert a list of n Excel cells, None if missing, to an array (n,) of one of the types of `Chunk.columns`."""
     types = {type(cell) for cell in cells} - {type(None)}
     if types and types <= {int, float}:

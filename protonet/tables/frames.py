@@ -20,8 +20,8 @@ from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import InferredType
 from protonet.tables.columns.ordered import Numeric
-from protonet.tables.columns.parsing import blank_missing, is_missing, parse_plain
-from protonet.tables.features import adapt_table, encode_block, fit_columns
+from protonet.tables.columns.parsing import is_missing, parse_plain, replace_missing
+from protonet.tables.features import convert_to_training_formats, encode_block, fit_columns
 from protonet.tables.formats import ROW_FORMAT, arrow_to_numpy, native_dtype, text_array
 from protonet.tables.table import make_table
 
@@ -35,7 +35,7 @@ class Frame(NamedTuple):
     original: object = None  #: The data frame; None for an array, whose columns all hold numbers.
 
     @property
-    def plain(self) -> bool:
+    def is_fully_numeric(self) -> bool:
         """Whether all columns are numbers without missing values."""
         return all(cells.dtype.kind in "iuf" and not is_missing(cells).any() for cells in self.columns)
 
@@ -60,7 +60,7 @@ class FrameEncoding(NamedTuple):
     def encode(self, frame: Frame) -> np.ndarray:
         """Compute the features (n, dim) of the rows of a frame, with the columns of the frame that was fitted."""
         names, columns = zip(*((frame.names[index], frame.columns[index]) for index in self.indices), strict=True)
-        table = adapt_table(make_table(list(columns), names), self.encoding, argument="X")
+        table = convert_to_training_formats(make_table(list(columns), names), self.encoding, argument="X")
         return encode_block(table, next(table.blocks), self.encoding, "X")
 
     def is_uninformative(self, frame: Frame) -> np.ndarray:
@@ -101,7 +101,7 @@ def read_frame(x: Any) -> Frame | None:
         names = tuple(x.column_names)
         columns = [_convert_arrow(name, x.column(index)) for index, name in enumerate(names)]
         categorical = [pyarrow.types.is_dictionary(dtype) for dtype in x.schema.types]
-    elif (cells := _text_cells(x)) is not None:
+    elif (cells := _convert_text_rows(x)) is not None:
         names, columns = tuple(f"x{index}" for index in range(cells.shape[1])), list(map(_convert_objects, cells.T))
         categorical = [False] * len(names)
     else:
@@ -132,7 +132,7 @@ def _reject_series_of_texts(x: object) -> None:
         raise_input_error("X", "have rows and columns", "one series of texts", remedy)
 
 
-def check_numbers(frame: Frame | None) -> None:
+def require_numeric_frame(frame: Frame | None) -> None:
     """Raise an InputError if a frame has text other than numbers and booleans; do nothing if there is no frame."""
     for name, cells in () if frame is None else zip(frame.names, frame.columns, strict=True):
         texts = cells if cells.dtype.kind == "O" else ()
@@ -142,12 +142,12 @@ def check_numbers(frame: Frame | None) -> None:
             raise_input_error("X", "hold numbers, as the rows of fit did", got, "Correct it, or fit again.")
 
 
-def array_frame(x: np.ndarray) -> Frame:
+def make_array_frame(x: np.ndarray) -> Frame:
     """Convert numbers (n, dim) to a frame with the column names x0, x1, ... of scikit-learn."""
     return Frame(tuple(f"x{index}" for index in range(x.shape[1])), list(x.T))
 
 
-def _text_cells(x: object) -> np.ndarray | None:
+def _convert_text_rows(x: object) -> np.ndarray | None:
     """Convert an array or a list of rows with text or dates to objects (n, columns); return None for other inputs."""
     if isinstance(x, list) and x and all(isinstance(row, (list, tuple)) and len(row) == len(x[0]) for row in x):
         x = np.array(x, object)
@@ -178,7 +178,7 @@ def _convert_objects(cells: np.ndarray) -> np.ndarray:
     values = list(map(_simplify_cell, cells))
     if all(value is None or (isinstance(value, Real) and not isinstance(value, bool)) for value in values):
         return np.array(values, np.float64)
-    return blank_missing(text_array(("" if value is None else str(value).strip() for value in values), len(values)))
+    return replace_missing(text_array(("" if value is None else str(value).strip() for value in values), len(values)))
 
 
 def _simplify_cell(cell: Any) -> Any:
@@ -214,7 +214,7 @@ def _convert_pandas(name: str, column: Any) -> np.ndarray:
     if any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in cells):
         _raise_column_type(f"lists or the like in {to_printable(name)}")
     values = zip(cells.tolist(), missing.tolist(), strict=True)
-    return blank_missing(text_array(("" if gone else str(value).strip() for value, gone in values), len(missing)))
+    return replace_missing(text_array(("" if gone else str(value).strip() for value, gone in values), len(missing)))
 
 
 def _convert_arrow(name: str, column: Any) -> np.ndarray:
@@ -223,7 +223,7 @@ def _convert_arrow(name: str, column: Any) -> np.ndarray:
 
     try:
         chunks = column.chunks or [pyarrow.array([], column.type)]
-        return blank_missing(np.concatenate([arrow_to_numpy(chunk) for chunk in chunks]))
+        return replace_missing(np.concatenate([arrow_to_numpy(chunk) for chunk in chunks]))
     except pyarrow.ArrowException:
         return _raise_column_type(f"{column.type} in {to_printable(name)}")
 
@@ -233,7 +233,7 @@ def _raise_column_type(got: str) -> NoReturn:
     raise_input_error("X", "have columns of numbers, dates and text", got, "Leave that column out.")
 
 
-def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: RepresentationChoice) -> FrameEncoding:
+def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: RepresentationChoice) -> FrameEncoding:
     """Infer the type of each column of a frame, fit columns of these types, and drop useless columns.
 
     The columns of arrays, and frames of numbers without missing values, are used unchanged, even if one is a row index.
@@ -247,7 +247,7 @@ def fit_frame(frame: Frame, kinds: Mapping[str, str] | None, selection: Represen
         InputError: No column can be used, or ``kinds`` does not match the columns.
     """
     kinds = _validate_kinds(frame, kinds)
-    if frame.original is None or (frame.plain and not kinds):
+    if frame.original is None or (frame.is_fully_numeric and not kinds):
         inferred = [InferredType(Numeric.fit(cells)) for cells in frame.columns]
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))

@@ -19,8 +19,8 @@ from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import (
     COMMA_FIRST,
     POINT_FIRST,
-    are_ambiguous_points,
     detect_decimal_separators,
+    have_ambiguous_points,
     parse_numeric,
 )
 from protonet.tables.table import RowBlock, Table
@@ -48,7 +48,7 @@ class NumericConversion(NamedTuple):
         return block._replace(columns=columns)
 
 
-def revised_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:
+def revise_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:
     """Choose the order in which number formats are tried, by the evidence of all columns of a table.
 
     Args:
@@ -85,7 +85,7 @@ def describe_numeric_formats(
     for name, column in numeric.items():
         cells = _list_distinct(columns[name]) if columns[name].dtype.kind == "O" else []
         marks = meanings.get(column.format, {})
-        if ambiguous_points and column.format == "plain" and are_ambiguous_points(cells):
+        if ambiguous_points and column.format == "plain" and have_ambiguous_points(cells):
             marks = {".": "a decimal point"}
         for mark, meaning in marks.items():
             cell = next((cell for cell in cells if mark in cell), "")

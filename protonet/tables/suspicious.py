@@ -115,20 +115,20 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
     class_counts = pair_counts.reshape(len(levels), -1)[repeated]  # (repeated values, classes)
     if n_rows - class_counts.max(axis=1).sum() > GROUP_RULES.max_mixed * n_rows:
         return None
-    name_points = score_name(name)
+    name_points = score_group_name(name)
     is_group_name = name_points == GROUP_RULES.certain_points
     max_chance = GROUP_RULES.max_chance_named if is_group_name else GROUP_RULES.max_chance
     if _log_chance_bound(level_of, y) > np.log(max_chance):
         return None
     adjacent = 1 + int((level_of[1:] != level_of[:-1]).sum()) == len(levels)
-    if ordered and not is_group_name and not adjacent and _changes_seldom(class_counts.argmax(axis=1)):
+    if ordered and not is_group_name and not adjacent and _classes_change_seldom(class_counts.argmax(axis=1)):
         return None
     equal_sizes = counts[repeated].var() <= GROUP_RULES.max_dispersion * counts[repeated].mean()
-    points = name_points + score_values(levels) + adjacent + int(equal_sizes)
+    points = name_points + score_group_values(levels) + adjacent + int(equal_sizes)
     return GroupColumn(points, len(class_counts)) if points >= GROUP_RULES.min_points else None
 
 
-def score_name(name: str) -> int:
+def score_group_name(name: str) -> int:
     """Compute the points of evidence that the name of a column gives for a group column.
 
     The last word counts, or the word before "id", "no" or similar. "patient", "Patient_ID", "id_paciente", "subjectNo"
@@ -148,7 +148,7 @@ def score_name(name: str) -> int:
     return int(is_id)
 
 
-def score_values(levels: np.ndarray) -> int:
+def score_group_values(levels: np.ndarray) -> int:
     """Compute the points of evidence that the spelling of values gives for a group column.
 
     Args:
@@ -205,7 +205,7 @@ def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
     return -len(mixed) * float(divergence)
 
 
-def _changes_seldom(classes: np.ndarray) -> bool:
+def _classes_change_seldom(classes: np.ndarray) -> bool:
     """Test whether the classes (m,) of ascending values change less often than classes in random order."""
     change_rate = 1 - float(np.square(np.bincount(classes) / len(classes)).sum())
     expected = (len(classes) - 1) * change_rate

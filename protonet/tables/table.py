@@ -13,7 +13,7 @@ import numpy as np
 
 from protonet._text import count, shorten_list, to_printable
 from protonet.errors import raise_input_error
-from protonet.tables.columns.parsing import blank_missing, format_cells, is_missing
+from protonet.tables.columns.parsing import format_cells, is_missing, replace_missing
 from protonet.tables.delimited import MISSING_TEXTS, is_numeric
 from protonet.tables.formats import PICTURE_COLUMN, ROW_FORMAT, Chunk, TableSource, closest_match, open_source
 
@@ -177,7 +177,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         extra_names = filter(None, source.header) if spec.all_extra else spec.extra_columns
         extra = {name: index[name] for name in extra_names}
         label = index[spec.label] if spec.labelled else index.get(spec.label) if spec.partly_labelled else None
-        if (spec.columns is None or spec.user_columns) and (values := numeric_names(source.header)):
+        if (spec.columns is None or spec.user_columns) and (values := list_numeric_names(source.header)):
             source.notes.append(f"warning: columns are named {format_names(values)}. {HEADER_HINT}".rstrip())
     if "" in unused:
         source.notes.append("the unnamed column is not used")
@@ -217,7 +217,7 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
     """Select columns by name: return the names of the features, in the requested order, and of the unused columns."""
     header = source.header or []
     path = f"{file}{source.sheet_note}"
-    hint = HEADER_HINT * bool(numeric_names(header))
+    hint = HEADER_HINT * bool(list_numeric_names(header))
     duplicates = [name for name, count in Counter(header).items() if count > 1]
     if duplicates and duplicates != [""]:
         got = f"{format_names(duplicates)} twice in {path}"
@@ -252,7 +252,7 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
     return features, [name for name in header if name not in used]
 
 
-def numeric_names(header: Sequence[str]) -> list[str]:
+def list_numeric_names(header: Sequence[str]) -> list[str]:
     """Return the column names that are numbers, which suggest that the file lacks a header.
 
     The result is empty if the numbers count the columns, or form a scale such as wavelengths.
@@ -293,7 +293,7 @@ def _suggest_label(source: TableSource, label: str) -> str:
     for index, (name, cells) in enumerate(zip(header, chunk.columns if chunk else [], strict=False)):
         n_values = len(set(cells.tolist()))
         few_values = 2 <= n_values <= min(MAX_CLASSES, len(cells) / MIN_ROWS_PER_CLASS)
-        if name and few_values and not parse_labels(blank_missing(cells))[1].any():
+        if name and few_values and not parse_labels(replace_missing(cells))[1].any():
             likely.append((name != similar, name.lower() not in COMMON_LABEL_NAMES, n_values, -index, name))
     columns = ", ".join(
         f"{to_printable(name)} ({n_values} values)" for *_, n_values, _, name in sorted(likely)[:MAX_SUGGESTIONS]
@@ -318,16 +318,16 @@ def _read_blocks(
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
     for columns, positions in chunks:
         labels, unlabelled = np.empty(0, np.str_), np.empty(0, bool)
-        features = [blank_missing(cells, spec.missing_texts) for cells in columns[:n_features]]
+        features = [replace_missing(cells, spec.missing_texts) for cells in columns[:n_features]]
         if len(columns) > n_features + n_extra:
-            labels, unlabelled = parse_labels(blank_missing(columns[-1], spec.missing_texts))
+            labels, unlabelled = parse_labels(replace_missing(columns[-1], spec.missing_texts))
             missing_counts["label"].update(format_cells(columns[-1][unlabelled & ~is_missing(columns[-1])]))
         for cells, blanked in zip(columns, features, strict=False):
             if cells is not blanked:
                 missing_counts["cell"].update(format_cells(cells[is_missing(blanked) & ~is_missing(cells)]))
         keep = np.ones(len(positions), bool)
         if spec.for_training or (spec.labelled and unlabelled.any()):
-            keep = ~np.logical_and.reduce([*map(_is_empty_cell, columns)])
+            keep = ~np.logical_and.reduce([*map(_are_empty_cells, columns)])
             n_blank += len(keep) - int(keep.sum())
         if spec.partly_labelled:
             labels = np.where(unlabelled, "", labels.astype(np.str_))
@@ -340,7 +340,7 @@ def _read_blocks(
             has_option = spec.drop_unlabelled is not None
             remedy = f"Fill it in, or {'leave the row out: `drop_unlabelled`' if has_option else 'remove the row'}."
             raise_input_error("path", "name the class of every row", got, remedy)
-        extra = tuple(cell_texts(cells) for cells in columns[n_features : n_features + n_extra])
+        extra = tuple(convert_cells_to_text(cells) for cells in columns[n_features : n_features + n_extra])
         block = RowBlock(features, labels, extra, positions, range(start, start + len(positions)))
         start, n_kept = start + len(positions), n_kept + int(keep.sum())
         if keep.any():
@@ -368,7 +368,7 @@ def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
     return [f"read as missing: {' and '.join(parts)}; `missing_values` changes the list"] if parts else []
 
 
-def _is_empty_cell(cells: np.ndarray) -> np.ndarray:
+def _are_empty_cells(cells: np.ndarray) -> np.ndarray:
     """Compute a mask (n,) bool of empty cells (n,); words that mean "missing" are not empty."""
     return np.asarray(cells == "") if cells.dtype.kind == "O" else is_missing(cells)
 
@@ -391,7 +391,7 @@ def parse_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return cells.astype(np.str_) if cells.dtype.kind == "b" else cells, np.zeros(len(cells), bool)
 
 
-def cell_texts(cells: np.ndarray) -> np.ndarray:
+def convert_cells_to_text(cells: np.ndarray) -> np.ndarray:
     """Convert cells (b,) of any type, such as identifiers, to text (b,); missing values become ""."""
     if cells.dtype.kind not in "fM":
         return cells.astype(np.str_)

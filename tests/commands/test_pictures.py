@@ -230,7 +230,9 @@ def test_a_network_of_a_file_adds_to_our_picture_features(fitted: Path, tmp_path
     with torch.no_grad():
         rows = network(torch.from_numpy(pixels.astype(np.float32) / 255)).numpy()
     opened = open_typed(f"{exported}:{column.embedding.record.name.partition(':')[2]}").represent()
-    x = column.attach(lambda _: opened, show_progress=False).encode(np.array(list(map(str, paths)), object))
+    x = column.attach_representation(lambda _: opened, show_progress=False).encode(
+        np.array(list(map(str, paths)), object)
+    )
     expected = (rows - column.embedding.mean) / column.embedding.scale
     np.testing.assert_allclose(x[:, : column.embedding_width], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(

@@ -13,7 +13,7 @@ import pytest
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Date, Numeric
-from protonet.tables.drift import DRIFT_RULES, DriftMonitor, column_statistics
+from protonet.tables.drift import DRIFT_RULES, DriftMonitor, compute_column_statistics
 from protonet.tables.table import RowBlock, Table
 
 COLUMNS = ("normal", "skewed", "cauchy", "count", "zeros", "gaps", "colour", "zip", "day")
@@ -41,7 +41,7 @@ def draw(rng: np.random.Generator, y: np.ndarray, shift: float = 2.0) -> list[np
 def fit(cells: Sequence[np.ndarray], y: np.ndarray) -> tuple[Any, Encoding]:
     numeric = [Numeric.fit(values) for values in cells[:6]]
     encoding = Encoding((*numeric, *map(Category.fit, cells[6:8]), Date.fit(cells[8])))
-    statistics = column_statistics(cells, encoding, np.bincount(y).tolist())
+    statistics = compute_column_statistics(cells, encoding, np.bincount(y).tolist())
     return json.loads(json.dumps(statistics, allow_nan=False)), encoding
 
 
@@ -108,7 +108,7 @@ def test_the_error_probability_is_shared_by_the_columns() -> None:
     """Two new rows lack a cell that 50 training rows have: by chance in 1 of 1,326 tables with one column."""
     for n_columns, reported in ((1, 1), (20, 0)):
         cells = [np.arange(50.0)] * n_columns
-        statistics = column_statistics(cells, None, [50])
+        statistics = compute_column_statistics(cells, None, [50])
         new = [np.full(2, np.nan), *[np.array([20.0, 30.0])] * (n_columns - 1)]
         assert len(warn(statistics, None, new)) == reported, n_columns
 
@@ -116,11 +116,11 @@ def test_the_error_probability_is_shared_by_the_columns() -> None:
 def test_arrays_without_an_encoding() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 3)).astype(np.float32)
-    statistics = column_statistics(list(x.T), None, [20, 40])
+    statistics = compute_column_statistics(list(x.T), None, [20, 40])
     assert warn(statistics, None, list(x.T)) == []
     assert warn(statistics, None, list((x * [1, 1, 50]).astype(np.float32).T))[0].startswith("warning: column 2 is far")
     cells = [np.full(50, 0.123456789), np.arange(50.0)]  # constant columns are unchanged
-    assert warn(column_statistics(cells, None, [25, 25]), None, cells) == []
+    assert warn(compute_column_statistics(cells, None, [25, 25]), None, cells) == []
 
 
 def test_invalid_statistics_are_ignored() -> None:

@@ -11,7 +11,7 @@ import pytest
 from protonet.errors import InputError
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
-from protonet.tables.columns.parsing import blank_missing
+from protonet.tables.columns.parsing import replace_missing
 from protonet.tables.features import TableFeatures, check_column_types, encode_block, fit_features
 from protonet.tables.table import RowBlock, Table
 
@@ -23,7 +23,7 @@ X = RNG.normal(size=N)
 
 def make(columns: dict[str, Any], labels: np.ndarray = LABELS) -> tuple[Table, RowBlock]:
     cells = [
-        column if isinstance(column, np.ndarray) else blank_missing(np.array(column, object))
+        column if isinstance(column, np.ndarray) else replace_missing(np.array(column, object))
         for column in columns.values()
     ]
     block = RowBlock(cells, labels, (), range(2, 2 + len(cells[0])), range(len(cells[0])))

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from protonet.tables.suspicious import GROUP_RULES, detect_group_column, detect_leakage, detect_row_index, score_name
+from protonet.tables.suspicious import (
+    GROUP_RULES,
+    detect_group_column,
+    detect_leakage,
+    detect_row_index,
+    score_group_name,
+)
 
 NAMES = "golf passat corolla civic accord focus fiesta polo a4 a6 x5 i3 500 panda clio megane 208 mustang f-150 leaf"
 MODELS = np.array(NAMES.split())
@@ -107,7 +113,7 @@ def test_last_word_of_a_name_counts() -> None:
     others = "patient_age device_type user_country sessions batch_size acid grid zip postal_code model name 1"
     for points, names in ((GROUP_RULES.certain_points, groups), (1, "id ID ward_id id_local"), (0, others)):
         for name in names.split():
-            assert score_name(name) == points, name
+            assert score_group_name(name) == points, name
 
 
 RNG = np.random.default_rng(0)

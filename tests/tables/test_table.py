@@ -12,8 +12,16 @@ import pytest
 
 from protonet.errors import InputError
 from protonet.tables import formats
-from protonet.tables.columns.parsing import blank_missing
-from protonet.tables.table import ReadSpec, RowBlock, cell_texts, format_names, open_table, parse_labels, read_table
+from protonet.tables.columns.parsing import replace_missing
+from protonet.tables.table import (
+    ReadSpec,
+    RowBlock,
+    convert_cells_to_text,
+    format_names,
+    open_table,
+    parse_labels,
+    read_table,
+)
 from tests.strategies import write_columns
 
 KIND = ReadSpec(label="kind")
@@ -223,10 +231,10 @@ def test_labels_of_any_type() -> None:
         (np.array(["2020-01-02", "NaT"], "datetime64[us]"), ["2020-01-02T00:00:00", "NaT"], [1]),
     ]
     for cells, labels, missing in cases:
-        parsed, missing_mask = parse_labels(blank_missing(cells))
+        parsed, missing_mask = parse_labels(replace_missing(cells))
         assert parsed.tolist() == labels, cells
         assert np.flatnonzero(missing_mask).tolist() == missing, cells
         assert parsed.dtype.kind in "iufU", cells
-    assert cell_texts(np.array([3.0, np.nan, 0.0])).tolist() == ["3", "", "0"]  # a missing value is not 0
-    assert cell_texts(np.array(["P 1", ""], object)).tolist() == ["P 1", ""]
+    assert convert_cells_to_text(np.array([3.0, np.nan, 0.0])).tolist() == ["3", "", "0"]  # a missing value is not 0
+    assert convert_cells_to_text(np.array(["P 1", ""], object)).tolist() == ["P 1", ""]
     assert format_names(["a", "b c", *"defgh"]) == "a, 'b c', d, e, f and 2 more"

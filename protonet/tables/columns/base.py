@@ -45,7 +45,7 @@ class FittedColumn(ABC):
         """The suffix of each feature's name, such as " missing"; the name of the column precedes it."""
 
     @property
-    def plain(self) -> bool:
+    def is_fully_numeric(self) -> bool:
         """Whether the training cells are numbers without missing values, so that they may be used without scaling."""
         return False
 
@@ -69,7 +69,7 @@ class FittedColumn(ABC):
         """The record that identifies the pretrained network of the column; None if no network embeds its cells."""
         return None
 
-    def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> FittedColumn:
+    def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> FittedColumn:
         """Return a copy of the column with its pretrained network loaded; return the column itself if it has none.
 
         Args:

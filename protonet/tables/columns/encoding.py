@@ -40,19 +40,23 @@ class Encoding:
     columns: tuple[FittedColumn, ...]  #: The fitted columns, in the order of the table.
 
     @property
-    def plain(self) -> bool:
+    def is_fully_numeric(self) -> bool:
         """Whether all columns are numbers without missing values."""
-        return all(column.plain for column in self.columns)
+        return all(column.is_fully_numeric for column in self.columns)
 
     @property
     def summary(self) -> list[str] | None:
         """A one-line summary of each column; None if all columns are numbers without missing values."""
-        return None if self.plain else [column.summary() for column in self.columns]
+        return None if self.is_fully_numeric else [column.summary() for column in self.columns]
 
     @property
     def sizes(self) -> list[int]:
         """The number of features of each column."""
-        return [1] * len(self.columns) if self.plain else [len(column.feature_suffixes) for column in self.columns]
+        return (
+            [1] * len(self.columns)
+            if self.is_fully_numeric
+            else [len(column.feature_suffixes) for column in self.columns]
+        )
 
     @property
     def blocks(self) -> Tensor | None:
@@ -61,7 +65,9 @@ class Encoding:
         Feature maps (views) scale all features of a block by one factor. A block is a column or, for texts and
         pictures, a part of the column: the embedding of a text, its words, or an image descriptor.
         """
-        sizes = self.sizes if self.plain else [size for column in self.columns for size in column.block_sizes]
+        sizes = (
+            self.sizes if self.is_fully_numeric else [size for column in self.columns for size in column.block_sizes]
+        )
         return None if max(sizes) == 1 else torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
     @property
@@ -96,7 +102,7 @@ class Encoding:
         features are float64.
         """
         pairs = list(zip(self.columns, cells, strict=True))
-        if self.plain:
+        if self.is_fully_numeric:
             return self.stack([column.comparable_values(values) for column, values in pairs])
         return np.concatenate([column.encode(values) for column, values in pairs], axis=1)
 

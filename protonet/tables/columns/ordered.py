@@ -18,8 +18,8 @@ from protonet.tables.columns.parsing import (
     NUMERIC_FORMATS,
     SECONDS_PER_DAY,
     is_missing_or_word,
-    map_unique,
     parse_dates,
+    parse_distinct,
     parse_duration,
     parse_numeric_column,
 )
@@ -138,7 +138,7 @@ class Numeric(OrderedColumn):
         return cls(numeric_format, *cls.fit_statistics(numeric, np.abs(numeric) <= MAX_FLOAT32))  # False for NaN
 
     @property
-    def plain(self) -> bool:
+    def is_fully_numeric(self) -> bool:
         """Whether no training cell is missing, so that the numbers may be used without scaling."""
         return not self.missing
 
@@ -247,7 +247,7 @@ class Date(OrderedColumn):
         days = parse_dates(cells, self.format)
         if cells.dtype.kind == "O" and self.format == "%H:%M:%S" and self.mean + self.scale < 1 / 24:
             unparsed = np.isnan(days)
-            days[unparsed] = map_unique(parse_duration, cells[unparsed]) / SECONDS_PER_DAY
+            days[unparsed] = parse_distinct(parse_duration, cells[unparsed]) / SECONDS_PER_DAY
         return days
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:

@@ -89,21 +89,21 @@ NUMERIC_FORMATS = ("plain", "point", "comma", "interval", "duration")
 #: among those that match equally many cells.
 POINT_FIRST, COMMA_FIRST = ("plain", "point", "comma"), ("comma", "point", "plain")
 #: Order in which formats are tried for files with semicolons between cells. The comma of "1,234" is then a decimal
-#: mark. So is the point of "1.234", unless `are_grouped` is true for its column.
+#: mark. So is the point of "1.234", unless `are_thousands_grouped` is true for its column.
 COMMA_OVER_POINT = ("plain", "comma", "point")
 
 
 def is_missing(values: np.ndarray) -> np.ndarray:
     """Compute a mask (n,) bool of the missing values of a column (n,) of any type: "", NaN and NaT.
 
-    Texts such as "N/A" are not missing values, unless the caller has replaced them by `blank_missing` before.
+    Texts such as "N/A" are not missing values, unless the caller has replaced them by `replace_missing` before.
     """
     if values.dtype.kind == "O":
         return np.asarray(values == "", bool)
     return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values))
 
 
-def blank_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) -> np.ndarray:
+def replace_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) -> np.ndarray:
     """Replace the cells of a column (n,) that mean "missing" by "", NaN or NaT, according to the type of the column.
 
     Args:
@@ -176,7 +176,7 @@ def format_cells(values: np.ndarray) -> np.ndarray:
     return texts
 
 
-def map_unique(parse: Callable[[str], float], cells: np.ndarray) -> np.ndarray:
+def parse_distinct(parse: Callable[[str], float], cells: np.ndarray) -> np.ndarray:
     """Parse text cells (n,) to numbers (n,) float64; the function ``parse`` is called once for each distinct cell."""
     return np.fromiter(map(cache(parse), cells), np.float64, len(cells))
 
@@ -266,11 +266,11 @@ def parse_numeric_column(values: np.ndarray, numeric_format: str) -> np.ndarray:
     if values.dtype.kind != "O":
         return np.asarray(values, np.float64)
     if numeric_format == "interval":
-        return map_unique(parse_interval, values)
+        return parse_distinct(parse_interval, values)
     if numeric_format == "plain" and "_" not in "".join(values):
         with suppress(ValueError):
             return np.fromiter(map(float, values), np.float64, len(values))
-    return map_unique(lambda cell: parse_numeric(cell, numeric_format), values)
+    return parse_distinct(lambda cell: parse_numeric(cell, numeric_format), values)
 
 
 def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
@@ -310,7 +310,7 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
     if not allow_codes and any(map(_ZERO_PADDED.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
     if plain and (order[0] == "plain" or not any("." in cell for cell in cells)):
-        return "comma" if order == COMMA_OVER_POINT and are_grouped(cells) else "plain"
+        return "comma" if order == COMMA_OVER_POINT and are_thousands_grouped(cells) else "plain"
 
     def parsed_fraction(parse: Callable[[str], float], sample: list[str]) -> float:
         return sum(not math.isnan(parse(cell)) for cell in sample) / len(sample)
@@ -329,16 +329,16 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
     return best if fractions.get(best, 0.0) >= MIN_PARSED_FRACTION else ""
 
 
-def are_grouped(cells: Sequence[str]) -> bool:
+def are_thousands_grouped(cells: Sequence[str]) -> bool:
     """Test whether the points in numbers are thousands separators, as in a column of "950" and "1.200".
 
     The numbers of 1000 or more must have points, and the smaller ones must not.
     """
     others = [float(cell) for cell in cells if "." not in cell]
-    return are_ambiguous_points(cells) and bool(others) and max(map(abs, others)) < 1000
+    return have_ambiguous_points(cells) and bool(others) and max(map(abs, others)) < 1000
 
 
-def are_ambiguous_points(cells: Iterable[str]) -> bool:
+def have_ambiguous_points(cells: Iterable[str]) -> bool:
     """Test whether cells have points, and all of them may be decimal points or between thousands, as in "22.361"."""
     marked = [cell for cell in cells if "." in cell]
     return bool(marked) and all(re.fullmatch(rf"[-+]?{_GROUPED_POINTS}", cell) for cell in marked)
@@ -407,7 +407,7 @@ def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
         days = parse_date(cell, date_format)
         return parse_plain(cell) / SECONDS_PER_DAY if is_time and math.isnan(days) else days
 
-    return map_unique(parse, values)
+    return parse_distinct(parse, values)
 
 
 def infer_date_format(cells: Iterable[str]) -> str:

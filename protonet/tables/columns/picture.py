@@ -92,11 +92,11 @@ class Picture(FittedColumn):
         """The record that identifies the pretrained network; None if there is none."""
         return None if self.embedding is None else self.embedding.record
 
-    def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> Picture:
+    def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> Picture:
         """Return a copy of the column with its pretrained network loaded; return the column itself if it has none."""
         if self.embedding is None:
             return self
-        embedding = self.embedding.attach(open_representation, show_progress=show_progress)
+        embedding = self.embedding.attach_representation(open_representation, show_progress=show_progress)
         return replace(self, embedding=embedding, show_progress=show_progress)
 
     def summary(self) -> str:

@@ -286,7 +286,7 @@ class ColumnEmbedding:
         """Return the pretrained network; load it again if the object comes from a pickle or a model file."""
         return self.representation or reopen(self.record, [self.path] if self.path else None)
 
-    def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> ColumnEmbedding:
+    def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> ColumnEmbedding:
         """Return a copy of the embedding with its pretrained network loaded."""
         representation = open_representation(self.record)
         return replace(self, representation=representation, show_progress=show_progress, path=representation.source)
@@ -390,9 +390,11 @@ class EmbeddedText(FittedColumn):
         """The record that identifies the pretrained network."""
         return self.embedding.record
 
-    def attach(self, open_representation: OpenRepresentation, *, show_progress: bool) -> EmbeddedText:
+    def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> EmbeddedText:
         """Return a copy of the column with its pretrained network loaded."""
-        return replace(self, embedding=self.embedding.attach(open_representation, show_progress=show_progress))
+        return replace(
+            self, embedding=self.embedding.attach_representation(open_representation, show_progress=show_progress)
+        )
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray:
         """Compute the features (n, features) float32 of class names (n,), in the same way as those of cells."""

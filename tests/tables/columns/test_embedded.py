@@ -95,7 +95,7 @@ def test_texts_round_trip_bit_for_bit(words: Representation) -> None:
     assert column.embedding.representation is None
     np.testing.assert_array_equal(restored.encode([CELLS] * 3), x)  # opened on demand
     np.testing.assert_array_equal(
-        column.attach(lambda _: words, show_progress=False).encode(CELLS), fitted[0].encode(CELLS)
+        column.attach_representation(lambda _: words, show_progress=False).encode(CELLS), fitted[0].encode(CELLS)
     )
     assert [len(encoding.feature_range(index)) for index in range(3)] == encoding.sizes
     copied = pickle.loads(pickle.dumps(fitted[0]))
@@ -116,7 +116,9 @@ def test_picture_features_are_embedding_and_descriptors(pictures: np.ndarray) ->
     assert encoding.encode([pictures[:0]]).shape == (0, x.shape[1])
     (restored,) = round_trip(encoding).columns
     assert isinstance(restored, Picture)
-    np.testing.assert_array_equal(restored.attach(lambda _: representation, show_progress=False).encode(pictures), x)
+    np.testing.assert_array_equal(
+        restored.attach_representation(lambda _: representation, show_progress=False).encode(pictures), x
+    )
     for copied in (restored, pickle.loads(pickle.dumps(column))):  # only files that the user named are opened again
         with pytest.raises(InputError, match="Pass --representation FILE, where it is now"):
             copied.encode(pictures)

@@ -12,7 +12,7 @@ from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.inference import INFERENCE_RULES, fit_column_as, infer_column_type
 from protonet.tables.columns.ordered import Numeric
-from protonet.tables.columns.parsing import blank_missing
+from protonet.tables.columns.parsing import replace_missing
 from protonet.tables.features import fit_columns
 
 RNG = np.random.default_rng(0)
@@ -20,15 +20,15 @@ N = 60
 
 
 def objects(cells: object) -> np.ndarray:
-    return blank_missing(np.array(list(map(str, cells)), object))  # type: ignore[call-overload]
+    return replace_missing(np.array(list(map(str, cells)), object))  # type: ignore[call-overload]
 
 
 def cycle(*cells: str) -> np.ndarray:
-    return blank_missing(np.array([cells[index % len(cells)] for index in range(N)], object))
+    return replace_missing(np.array([cells[index % len(cells)] for index in range(N)], object))
 
 
 def with_missing(cells: np.ndarray, word: str = "NA") -> np.ndarray:
-    return blank_missing(np.where(np.arange(len(cells)) % 7 == 3, word, cells))
+    return replace_missing(np.where(np.arange(len(cells)) % 7 == 3, word, cells))
 
 
 def infer(cells: np.ndarray) -> FittedColumn:

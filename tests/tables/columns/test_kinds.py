@@ -20,7 +20,7 @@ from protonet.tables.columns.category import CATEGORY_RULES, Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import infer_column_type
 from protonet.tables.columns.ordered import CYCLES, Date, Numeric
-from protonet.tables.columns.parsing import blank_missing
+from protonet.tables.columns.parsing import replace_missing
 from protonet.tables.columns.text import TEXT_RULES, Text
 from tests.strategies import spoil
 
@@ -29,7 +29,7 @@ WORDS = ["red", "green", "blue", "dark", "light", "small", "large", "old", "new"
 
 
 def objects(*cells: str) -> np.ndarray:
-    return blank_missing(np.array(cells, object))
+    return replace_missing(np.array(cells, object))
 
 
 def sentences(n: int, seed: int = 0) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_features_and_values(column_class: type[Any], cells: np.ndarray) -> None
     assert not column.is_invalid(cells).any()
     assert column.is_rare_or_unknown(cells).mean() == pytest.approx(column.rare_fraction)
     assert column.summary().startswith(column.kind)
-    assert column.plain == (column_class is Numeric and len(column.feature_suffixes) == 1)
+    assert column.is_fully_numeric == (column_class is Numeric and len(column.feature_suffixes) == 1)
     # The linear time of dates, without their cycles on circles.
     variance = x[:, : 1 if column_class is Date else None].var(axis=0).sum()
     assert 0.2 < variance < 2.5
@@ -221,7 +221,7 @@ class TestEncoding:
     def test_complete_floats_are_unchanged(self) -> None:
         cells: list[np.ndarray] = [np.array([1, 2], np.float16), np.array([0.5, 7], np.float32)]
         encoding = Encoding(tuple(map(Numeric.fit, cells)))
-        assert encoding.plain
+        assert encoding.is_fully_numeric
         assert encoding.encode(cells).tolist() == [[1, 0.5], [2, 7]]
         assert encoding.encode(cells).dtype == np.float32
         assert encoding.encode([cells[0], np.array([0.5, 7e9])]).dtype == np.float64
@@ -231,7 +231,7 @@ class TestEncoding:
     def test_mixed_columns(self) -> None:
         cells = [cells for _, cells in COLUMNS.values()]
         encoding = Encoding(tuple(column_class.fit(cells) for column_class, cells in COLUMNS.values()))
-        assert not encoding.plain
+        assert not encoding.is_fully_numeric
         assert encoding.encode(cells).shape == (60, sum(encoding.sizes))
         assert encoding.columns[3].feature_suffixes == ("=yes",)
         assert encoding.columns[1].feature_suffixes == ("", " missing")

@@ -17,7 +17,6 @@ from protonet.tables.columns.parsing import (
     DATE_FORMATS,
     are_durations,
     are_intervals,
-    blank_missing,
     format_cells,
     infer_date_format,
     infer_numeric_format,
@@ -29,6 +28,7 @@ from protonet.tables.columns.parsing import (
     parse_formatted,
     parse_interval,
     parse_numeric_column,
+    replace_missing,
 )
 from protonet.tables.delimited import MISSING_TEXTS
 
@@ -47,20 +47,20 @@ class TestMissing:
         numbers = [-999, 3, 0]
         for dtype in (np.int16, np.int64, np.float32, np.float64):
             cells = np.array(numbers, dtype)
-            assert is_missing(blank_missing(cells, missing)).tolist() == [True, False, False], dtype
+            assert is_missing(replace_missing(cells, missing)).tolist() == [True, False, False], dtype
             assert cells.tolist() == numbers, dtype
-        assert is_missing(blank_missing(np.array([0.1, 0.2], np.float32), missing)).tolist() == [True, False]
+        assert is_missing(replace_missing(np.array([0.1, 0.2], np.float32), missing)).tolist() == [True, False]
         days = np.array(["1900-01-01", "1900-01-02T03:00", "1900-01-02", "NaT"], "datetime64[us]")
-        assert is_missing(blank_missing(days, missing)).tolist() == [True, True, False, True]
+        assert is_missing(replace_missing(days, missing)).tolist() == [True, True, False, True]
         for unchanged in (np.array([1, 2]), np.array([1.0, np.nan]), np.array(["2020-01-01"], "datetime64[us]")):
-            assert blank_missing(unchanged, missing) is unchanged
+            assert replace_missing(unchanged, missing) is unchanged
 
     def test_missing_values_in_any_letter_case(self) -> None:
         for text in MISSING_TEXTS:
             cells = objects(text, text.upper(), text.capitalize(), text.title())
-            assert is_missing(blank_missing(cells)).all(), text
-        assert blank_missing(objects("NA", "?", "x"), frozenset({"x"})).tolist() == ["NA", "?", ""]
-        assert not is_missing(blank_missing(objects("0", "no", "False", "n", "nanny", "--x", "1/a"))).any()
+            assert is_missing(replace_missing(cells)).all(), text
+        assert replace_missing(objects("NA", "?", "x"), frozenset({"x"})).tolist() == ["NA", "?", ""]
+        assert not is_missing(replace_missing(objects("0", "no", "False", "n", "nanny", "--x", "1/a"))).any()
         for cell, missing in {"***": True, "n.a.": True, "": True, "\u200b": False, "\ufeff-": False}.items():
             assert is_missing_word(cell) == missing, cell  # invisible characters are not missing
         assert not is_missing(np.array([0, -1])).any()
