@@ -115,7 +115,7 @@ def replace_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS
         A copy (n,), float64 if integers were replaced; ``values`` itself if no cell means "missing".
     """
     if values.dtype.kind != "O":
-        return _blank_missing_values(values, frozenset(missing))
+        return _replace_missing_values(values, frozenset(missing))
     lower = "\0".join(values).lower().split("\0")  # four times as fast as cell by cell
     if len(lower) != len(values):  # a cell contains the separator, or the column is empty
         lower = [cell.lower() for cell in values]
@@ -123,7 +123,7 @@ def replace_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS
     return np.where(mask, "", values).astype(object) if mask.any() else values
 
 
-def _blank_missing_values(values: np.ndarray, missing: frozenset[str]) -> np.ndarray:
+def _replace_missing_values(values: np.ndarray, missing: frozenset[str]) -> np.ndarray:
     """Replace numbers or dates (n,) that mean "missing" by NaN or NaT; integers become float64 if one is replaced."""
     numbers, days = _parse_missing_values(missing)
     if values.dtype.kind == "M":
