@@ -70,9 +70,10 @@ def read_rows(
     """Yield the line number and the cells of each row of delimited text, beginning with the header.
 
     Cells are separated by commas, semicolons, tabs or bars, the same in the whole file, and may be quoted; or each line
-    is one cell. Text is UTF-8, UTF-16 with a byte order mark, or else Windows-1252, which includes Latin-1. Above the
-    header, lines that start with ``#`` are comments, and rows of fewer cells are titles. Below it every line is a row,
-    even one of separators only; only blank lines are skipped, as by `pandas.read_csv`.
+    is one cell. Text is UTF-8, UTF-16 with a byte order mark, or else Windows-1252, which includes Latin-1.
+
+    Above the header, lines that start with ``#`` are comments, and rows of fewer cells are titles. Below the header,
+    every line is a row, even a line of separators only. Blank lines are skipped, as by `pandas.read_csv`.
 
     Control characters are escaped, line ends within cells become line feeds, and the apostrophe that
     `protonet._text.escape_formula` puts before a formula is removed.
@@ -129,8 +130,9 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO]:
 def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
     """Detect the encoding of a file by decoding all of it; raise an InputError if it is not text.
 
-    This takes a second or two per GB, a tenth of the time for parsing cells. Text is UTF-8 if a byte order mark says
-    so, or if most of its non-ASCII bytes are valid UTF-8: then invalid bytes are an error.
+    A byte order mark determines the encoding. Without one, text is UTF-8 if most of its non-ASCII bytes are
+    valid UTF-8, and Windows-1252 otherwise. In text that is UTF-8, invalid bytes are an error. Decoding takes a second
+    or two per GB, a tenth of the time for parsing cells.
 
     Returns:
         The length of the byte order mark in bytes, the name of the encoding, and whether there are control characters.

@@ -87,7 +87,7 @@ def compute_column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | 
 
 @dataclass
 class ColumnCounts:
-    """Counts of the cells of a column in new rows, compared with the training rows."""
+    """Counts of the cells of a column in new rows, such as those outside the range of the training rows."""
 
     rows: int = 0  #: The number of cells.
     missing: int = 0  #: The number of missing cells.

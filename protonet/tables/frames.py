@@ -40,14 +40,14 @@ class Frame(NamedTuple):
         return all(cells.dtype.kind in "iuf" and not is_missing(cells).any() for cells in self.columns)
 
     def take(self, rows: np.ndarray) -> Frame:
-        """Select rows by their indices (m,)."""
+        """Return a frame of the rows with the given indices (m,)."""
         return self._replace(columns=[cells[rows] for cells in self.columns])
 
 
 class FrameEncoding(NamedTuple):
     """The fitted columns of a frame, and a summary of all columns."""
 
-    encoding: Encoding  #: The columns that are used.
+    encoding: Encoding  #: The fitted columns that are used.
     indices: list[int]  #: The indices of the used columns in the frame.
     summary: dict[str, str]  #: A one-line summary of every column, by name; empty for arrays.
 

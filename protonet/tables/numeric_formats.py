@@ -164,8 +164,8 @@ def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_fo
         numeric_format: The format, "point" or "comma".
 
     Returns:
-        The mean over the columns of the difference between the root mean squares, in powers of ten; infinity if no cell
-        is a number in this format.
+        The absolute difference, in powers of ten, between the root mean squares of the new and of the training numbers,
+        averaged over the columns; infinity if no cell is a number in this format.
     """
     distances = []
     for column, cells in texts:

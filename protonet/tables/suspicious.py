@@ -270,14 +270,17 @@ def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
 
 
 def _is_monotonic(column: np.ndarray, *, strictly: bool = False) -> bool:
-    """Test whether the values of a column increase, or decrease, from row to row."""
+    """Test whether the values (n,) of a column never decrease, or never increase, from row to row.
+
+    If ``strictly``, equal values in adjacent rows are not allowed.
+    """
     before, after = column[:-1], column[1:]
     increases, decreases = (after > before, after < before) if strictly else (after >= before, after <= before)
     return bool(increases.all() or decreases.all())
 
 
 def _separates_classes(column: np.ndarray, labels: np.ndarray, n_classes: int) -> bool:
-    """Test whether each class has an interval of values that contains no values of other classes."""
+    """Test whether each class has an interval of values of the column that contains no values of other classes."""
     order = np.lexsort((labels, column))
     ends = np.flatnonzero(labels[order][1:] != labels[order][:-1])
     return len(ends) == n_classes - 1 and bool((column[order][ends] < column[order][ends + 1]).all())

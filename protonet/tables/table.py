@@ -74,7 +74,7 @@ class RowBlock(NamedTuple):
     uninformative: np.ndarray | None = None
 
     def take(self, rows: np.ndarray) -> RowBlock:
-        """Select rows by their indices (m,) in the block."""
+        """Return a block of the rows with the given indices (m,) in this block."""
         return RowBlock(
             [cells[rows] for cells in self.columns],
             self.labels[rows] if len(self.labels) else self.labels,
@@ -108,7 +108,7 @@ class Table:
         return [*self.notes, f"{len(self.unused):,} {noun} of the table not used: {format_names(self.unused)}"]
 
     def column_name(self, index: int) -> str:
-        """Format the name of a feature for messages."""
+        """Format the name of the feature column ``index`` for messages, such as "column 3" if it has no name."""
         return f"column {index}" if self.columns is None else to_printable(self.columns[index])
 
 

@@ -88,18 +88,22 @@ class FittedColumn(ABC):
         return None
 
     def preparse(self, cells: np.ndarray) -> np.ndarray:
-        """Convert cells (n,) to cells (n,) that the other methods process faster, such as text to numbers."""
+        """Convert cells (n,) to a form (n,) that the other methods process faster, such as text to numbers."""
         return cells
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray | None:
-        """Convert cells (n,) to numbers (n,) float64, NaN if missing; None if the type has no order."""
+        """Convert cells (n,) to numbers (n,) float64 that can be ordered, such as days for dates.
+
+        Returns:
+            The numbers, NaN for missing cells; None for column types without an order, such as categories.
+        """
         return None
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
         """Convert cells (n,) to values (n,) that can be compared and sorted.
 
         Returns:
-            Numbers, the median for missing cells; or text if values of the type have no order.
+            Numbers, with the median of the training rows for missing cells; or text, for column types without an order.
         """
         return format_cells(cells).astype(str)
 

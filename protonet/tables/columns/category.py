@@ -46,7 +46,7 @@ class Category(FittedColumn):
 
     @classmethod
     def fit(cls, cells: np.ndarray) -> Category:
-        """Fit a column of categories to cells (n,)."""
+        """Fit a column of categories to cells (n,) of any type; each distinct text of a cell is a category."""
         levels, counts = np.unique(format_cells(cells).astype(str), return_counts=True)
         if len(levels) > CATEGORY_RULES.max_always:
             frequent = np.flatnonzero(counts >= min(CATEGORY_RULES.min_rows, counts.max()))
@@ -56,7 +56,7 @@ class Category(FittedColumn):
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
-        """The suffix of each feature's name, such as "=red" for a level; two levels have a single feature."""
+        """The suffix of each feature's name, such as "=red" for a level; a column of two levels has one feature."""
         levels = self.levels[1:] if self._is_binary else self.levels
         return tuple(f"={level}" if level else " missing" for level in levels)
 
@@ -83,8 +83,8 @@ class Category(FittedColumn):
     def _level_features(self) -> np.ndarray:
         """Compute the features (levels + 1, features) float32 of each level and, in the last row, of other categories.
 
-        If training rows had categories without a feature, the last row is that of zeros before centring. Otherwise it
-        is 0, the mean of the training rows.
+        The features are one-hot rows, minus the mean of the training rows, and scaled. The last row is zeros minus the
+        mean if training rows had categories without a feature. Otherwise it is 0, the mean itself after centring.
         """
         fractions = np.array(self.counts) / self.rows
         one_hot = np.eye(len(fractions) + 1, len(fractions)) - fractions
@@ -96,7 +96,7 @@ class Category(FittedColumn):
         return (one_hot / (math.sqrt(variances.sum()) or 1.0)).astype(np.float32)
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Compute the features (n, features) float32 of cells (n,)."""
+        """Compute the centred and scaled one-hot features (n, features) float32 of cells (n,)."""
         features: np.ndarray = self._level_features()[self._level_indices(cells)]
         return features
 

@@ -25,7 +25,7 @@ COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
 
 
 def list_columns(encoding: Encoding | None, count: int) -> Sequence[FittedColumn]:
-    """List the fitted columns of an encoding; without an encoding, ``count`` columns of numbers without a scale."""
+    """List the fitted columns of an encoding; without one, ``count`` columns of numbers that are used unchanged."""
     return [Numeric("plain", 0.0, 0.0, 1.0, 0.0)] * count if encoding is None else encoding.columns
 
 

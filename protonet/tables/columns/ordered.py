@@ -280,7 +280,10 @@ class Date(OrderedColumn):
 
 
 def _covers_cycle(cycle: str, days: np.ndarray) -> bool:
-    """Test whether dates (n,), in days since 1970, span more than the minimum of a cycle and are spread over it."""
+    """Test whether dates (n,), in days since 1970, span enough days for a cycle and are spread over its phases.
+
+    ``cycle`` is a name in ``CYCLES``, such as "year".
+    """
     if np.ptp(days) <= MIN_SPANS[cycle]:
         return False
     if cycle == "week":

@@ -360,7 +360,7 @@ class EmbeddedText(FittedColumn):
 
     @property
     def standalone_sizes(self) -> list[int]:
-        """The number of all features: a feature map (view) may use them without the other columns."""
+        """A list of one number, the number of all features: a feature map (view) may use them without other columns."""
         return [len(self.feature_suffixes)]
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
