@@ -317,7 +317,15 @@ def format_evaluation(crossed: Crossfit, compared: Sequence[JsonDict], classes: 
 def results_to_dict(
     name: str, data: EncodedTable, model: TablePipeline, crossed: Crossfit, compared: Sequence[JsonDict]
 ) -> JsonDict:
-    """Convert the results of fit to a dict for JSON: the table and, if there are held-out rows, all metrics."""
+    """Convert the results of ``fit`` to a dict for JSON: the table and, if there are held-out rows, all metrics.
+
+    Args:
+        name: The file name of the table.
+        data: The encoded table.
+        model: The fitted model.
+        crossed: The cross-validation.
+        compared: The results of `compare_with_baselines`.
+    """
     table = table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
     results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(crossed.labels):

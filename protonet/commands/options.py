@@ -65,7 +65,7 @@ def option(
 
 
 def get_flag(declared: Field[Any]) -> str:
-    """Get the name of an option on the command line, such as ``--time-limit``, from its dataclass field."""
+    """Get the name on the command line, such as ``--time-limit``, of the option that a dataclass field declares."""
     return f"-{declared.name}" if len(declared.name) == 1 else f"--{declared.name.replace('_', '-')}"
 
 

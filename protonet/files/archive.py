@@ -92,9 +92,8 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         try:
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()
-                if [entry.filename for entry in entries] != [CONFIG_ENTRY, TENSORS_ENTRY] or entries[
-                    0
-                ].header_offset != 0:
+                names = [entry.filename for entry in entries]
+                if names != [CONFIG_ENTRY, TENSORS_ENTRY] or entries[0].header_offset != 0:
                     raise ValueError(f"an archive of other entries than {CONFIG_ENTRY} and {TENSORS_ENTRY}")
                 for entry in entries:
                     max_size = min(MAX_SIZES[entry.filename], MAX_COMPRESSION_RATIO * min(entry.compress_size, stored))
