@@ -1,7 +1,7 @@
-"""The encoder: the concatenation of views to one embedding.
+"""The encoder: the concatenation of several feature maps ("views") to one embedding.
 
-A view has one or more parts. Each part is scaled to a norm of the square root of its weight. The cosine of two
-embeddings then is the weighted sum of the cosines of their parts.
+The output of a view has one or more parts, which are adjacent columns. Each part is scaled so that its norm is the
+square root of its weight. The cosine of two embeddings then is the weighted sum of the cosines of their parts.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ from torch import Tensor, nn
 
 from protonet.views.view import Graph, Source, View
 
-#: Means of unit rows with a smaller norm consist of rounding errors and count as zero.
+#: A mean of rows of unit norm whose norm is below this consists of rounding errors and counts as zero.
 MIN_MEAN_NORM = 1e-6
 
 
 def keep_float32(convert: Callable[[Tensor], Tensor], tensors: Iterable[Tensor]) -> Callable[[Tensor], Tensor]:
-    """Wrap a conversion for `torch.nn.Module._apply`, so that the given tensors are not converted below float32."""
+    """Wrap a function for `torch.nn.Module._apply`, so that it does not convert the given tensors to half precision.
+
+    Args:
+        convert: The function that ``Module.to``, ``Module.half`` and the like apply to each tensor of a module.
+        tensors: The tensors that keep at least float32. Other tensors are converted as before.
+    """
     protected = {id(tensor): tensor for tensor in tensors}
 
     def apply(tensor: Tensor) -> Tensor:
@@ -35,16 +40,20 @@ def keep_float32(convert: Callable[[Tensor], Tensor], tensors: Iterable[Tensor])
 
 
 class Encoder(nn.Module):
-    """Map features to one embedding by closed-form views (buffers) and trained views (parameters).
+    """Map features to one embedding: the weighted concatenation of the outputs of several feature maps ("views").
+
+    Views that are fitted in closed form hold buffers, and trained views hold parameters.
 
     Buffers keep at least float32, also after ``.half()`` or ``.bfloat16()``, and `forward` disables autocast: the
     scales of table columns differ by more than the range of half precision.
 
     Args:
         views: The views, at least one. Views that read the same map of the features share one `Source`.
-        weights: (parts,) weight of each part of each view, >= 0, summing to 1; see `split_weights`.
-        origin: (input_dim,) subtracted from the features; nonzero for columns far from 0.
-        scale: Divisor of the centred features, > 0, so that no unit of measurement over- or underflows.
+        weights: (parts,) the weight of each part of each view, >= 0, summing to 1; see `split_weights`. A part is a
+            block of output columns that is normalized by itself.
+        origin: (input_dim,) values that are subtracted from the features; nonzero for columns far from 0.
+        scale: Divisor > 0 of the centred features, so that large or small units of measurement do not overflow or
+            underflow.
 
     Weights, origin and scale are stored in float32 buffers.
     """
@@ -70,7 +79,7 @@ class Encoder(nn.Module):
         return sum(self.sizes)
 
     def list_sources(self) -> list[Source]:
-        """List the maps of features that views read, each once, in the order of the views."""
+        """List the distinct feature maps (`Source`) whose outputs the views read, in the order of the views."""
         return list(self.sources)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,9 +99,10 @@ class Encoder(nn.Module):
         return self._join(parts)
 
     def normalize(self, embedding: Tensor) -> Tensor:
-        """Scale every part of rows (n, embedding_dim), such as class means, to the norm that it has in an embedding.
+        """Normalize rows (n, embedding_dim), such as class means, as embeddings are: part by part.
 
-        A part whose norm is nearly zero, such as the mean of opposite rows, becomes zero.
+        Each part, a block of columns, is scaled so that its norm is the square root of its weight. A part whose norm is
+        nearly zero, such as the mean of opposite rows, becomes zero.
         """
         parts: list[Tensor] = []
         for part, size in zip(embedding.split(self.sizes, dim=1), self.weights.sqrt(), strict=True):
@@ -105,7 +115,15 @@ class Encoder(nn.Module):
         return self
 
     def add_to_graph(self, graph: Graph, features: str) -> str:
-        """Add the encoder to an ONNX graph; return the name of the value with the embeddings."""
+        """Add the encoder to an ONNX graph.
+
+        Args:
+            graph: The graph to which nodes are added.
+            features: The name of the value with the features (n, input_dim).
+
+        Returns:
+            The name of the value with the embeddings (n, embedding_dim).
+        """
         if bool(self.origin.any()):  # in that case, the features are float64
             features = graph.cast(graph.add("Sub", features, graph.array(self.origin.double())), "FLOAT")
         x = graph.add("Div", features, graph.array(self.scale))
@@ -126,7 +144,7 @@ class Encoder(nn.Module):
             yield view
 
     def _join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Scale each part (n, width) to the square root of its weight, and concatenate them: (n, embedding_dim)."""
+        """Scale each part (n, width) to a norm of the square root of its weight; concatenate: (n, embedding_dim)."""
         min_norm = max(1e-12, torch.finfo(parts[0].dtype).tiny)
         scaled = [
             part * (weight / torch.linalg.vector_norm(part, dim=1, keepdim=True).clamp_min(min_norm))
@@ -136,7 +154,10 @@ class Encoder(nn.Module):
 
 
 def split_weights(views: Sequence[View], weights: Sequence[float]) -> Tensor:
-    """Divide the weight > 0 of each view by its number of parts: weights of parts (parts,) float32, summing to 1."""
+    """Compute the weight of each part of each view: (parts,) float32, summing to 1, for `Encoder`.
+
+    The weight > 0 of a view is divided equally among the parts of its output, which are normalized separately.
+    """
     parts = [weight / len(view.sizes) for view, weight in zip(views, weights, strict=True) for _ in view.sizes]
     part_weights = torch.tensor(parts, dtype=torch.float32)
     return part_weights / part_weights.sum()

@@ -1,4 +1,4 @@
-"""Weighted class means, and the two training losses: episodic, and cross-entropy over cosine logits."""
+"""Weighted class means, and two training losses: to the prototypes of episodes, and to learned class proxies."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ def episodic_loss(
 ) -> Tensor:
     """Compute the weighted mean cross-entropy of queries classified by their cosine to the episode's prototypes.
 
-    Embeddings (..., n_way, n_shot + n_query, dim) have unit norm; the support rows of a class come before its queries.
-    Weights are (..., n_way, n_shot + n_query). The temperature divides the cosines.
+    Args:
+        embeddings: (..., n_way, n_shot + n_query, dim) of unit norm; each class's support rows precede its queries.
+        n_shot: The number of support rows of each class.
+        temperature: The divisor of the cosines, > 0.
+        smoothing: Label smoothing, in [0, 1).
+        weights: (..., n_way, n_shot + n_query) sample weights > 0. If None, all weights are 1.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 2, with cosines instead
         of squared distances. https://arxiv.org/abs/1703.05175
@@ -48,7 +52,13 @@ def cosine_cross_entropy(
 ) -> Tensor:
     """Compute the weighted mean cross-entropy of rows classified by their cosine to one learned proxy per class.
 
-    Embeddings (..., n, dim) have unit norm. Proxies are (..., num_classes, dim), targets and weights (..., n).
+    Args:
+        embeddings: (..., n, dim) of unit norm.
+        targets: (..., n) int64, the class of each row.
+        proxies: (..., num_classes, dim), a trained vector for each class, of any norm.
+        temperature: The divisor of the cosines, > 0.
+        smoothing: Label smoothing, in [0, 1).
+        weights: (..., n) sample weights > 0. If None, all weights are 1.
 
     Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), eq. 3.
         https://arxiv.org/abs/1804.09458
@@ -67,9 +77,16 @@ def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, weights: T
 
 
 def add_by_class(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Add embeddings to the sums (num_classes, dim) of their classes, in place.
+    """Add embeddings, times their weights, to the sums of their classes, in place.
 
-    The embeddings of n rows come in blocks (m, dim). Labels and weights are (n,).
+    Args:
+        sums: (num_classes, dim), changed in place.
+        blocks: The embeddings of n rows, as consecutive blocks (m, dim).
+        labels: (n,) int64, the class of each row.
+        weights: (n,). If None, all weights are 1.
+
+    Returns:
+        The tensor ``sums``.
     """
     first = 0
     for block in blocks:
@@ -82,9 +99,17 @@ def add_by_class(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, weights
 def class_means(
     embeddings: Tensor, labels: Tensor, num_classes: int, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the weighted mean (num_classes, dim) of the rows of each class, and its total weight (num_classes,).
+    """Compute the weighted mean embedding of each class.
 
-    Embeddings are (n, dim), labels and weights (n,). The mean of a class without rows is zero.
+    Args:
+        embeddings: (n, dim).
+        labels: (n,) int64 in [0, num_classes).
+        num_classes: The number of classes.
+        weights: (n,) >= 0. If None, all weights are 1.
+
+    Returns:
+        The means (num_classes, dim), which are zero for a class without rows, and the summed weights (num_classes,) of
+        the rows of each class.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 1.
         https://arxiv.org/abs/1703.05175

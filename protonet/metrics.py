@@ -1,4 +1,4 @@
-"""Metrics of logits with confidence intervals, and scores by which rows of unknown classes are rejected."""
+"""Metrics of logits with confidence intervals, and scores that reject rows of no known class."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class IntervalRules:
     """Constants of confidence intervals, chosen on synthetic data: analysis/results/coverage.md."""
 
     pseudo_groups: float = 2.0
-    """Pseudo-counts for the intraclass correlation: groups whose rows are all correct or all wrong. Without errors the
-    correlation cannot be estimated, and a group then counts as one row."""
+    """Number of hypothetical groups, with rows that are all correct or all wrong, that are added before the intraclass
+    correlation is estimated. Without them, it could not be estimated if no row is wrong."""
     refits: float = 5.0
-    """Cross-validation evaluates other networks than the final one. With m groups per class, this adds ``refits / (1 +
-    m)`` to the variance, in units of the variance with a single network."""
+    """Increase of the variance by cross-validation, which evaluates other networks than the final one. With m groups
+    per class, the variance is ``1 + refits / (1 + m)`` times that of a single evaluated network."""
 
 
 INTERVALS = IntervalRules()
@@ -41,10 +41,10 @@ class Metrics:
     accuracy: float  #: In [0, 1].
     interval: tuple[float, float]  #: Confidence interval of the accuracy.
     log_loss: float  #: In nats per row.
-    calibration_error: float  #: In [0, 1], corrected for its expectation with honest probabilities.
-    confusion: Tensor  #: (num_classes, num_classes) int64: rows of each true class, by predicted class (columns).
-    log_loss_interval: tuple[float, float]
-    calibration_interval: tuple[float, float]
+    calibration_error: float  #: In [0, 1], minus the bias that it has if the predicted probabilities are correct.
+    confusion: Tensor  #: (num_classes, num_classes) int64: numbers of rows by true class (row) and predicted (column).
+    log_loss_interval: tuple[float, float]  #: Confidence interval of the log-loss.
+    calibration_interval: tuple[float, float]  #: Confidence interval of the calibration error.
 
 
 class Sample(NamedTuple):
@@ -54,21 +54,22 @@ class Sample(NamedTuple):
     groups: Tensor  #: (n,) int64: the group of each row; all numbers from 0 to the maximum occur.
     variance_factor: float = 1.0  #: Factor on variances, for rows that were evaluated by several networks.
     gain: float = 0.0
-    """Estimated accuracy of the final network minus that of the evaluated ones, which are fitted to fewer rows. If it
-    is positive, the interval of the accuracy ends higher by it."""
+    """Estimated accuracy of the final network minus that of the evaluated networks, which are fitted to fewer rows. If
+    positive, the gain is added to the upper end of the accuracy's confidence interval."""
     gain_error: float = 0.0  #: The standard error of the gain, which widens the upper part of the interval.
 
     @classmethod
     def of_size(
         cls, n: int, weights: Tensor | None = None, groups: Tensor | None = None, variance_factor: float = 1.0
     ) -> Sample:
-        """Make a sample of n rows.
+        """Build a `Sample` of n rows, with default weights and groups.
 
         Args:
             n: The number of rows.
-            weights: (n,) float64, > 0; None for 1.
-            groups: (n,) int64; None, or a negative number, for rows without a group.
-            variance_factor: Factor on variances.
+            weights: (n,) float64, > 0. If None, all weights are 1.
+            groups: (n,) int64, the group of each row. A row with a negative number is a group by itself. If None, every
+                row is a group by itself.
+            variance_factor: Factor on variances, for rows that were evaluated by several networks.
         """
         weights = torch.ones(n, dtype=torch.float64) if weights is None else weights
         if groups is None:
@@ -77,17 +78,17 @@ class Sample(NamedTuple):
         return cls(weights, torch.where(groups < 0, single, groups).unique(return_inverse=True)[1], variance_factor)
 
     def sum_by_group(self, values: Tensor) -> Tensor:
-        """Sum values (n,) in each group: (groups,) float64."""
+        """Sum the values (n,) of the rows of each group: (groups,) float64."""
         return self.weights.new_zeros(int(self.groups.max()) + 1).index_add_(0, self.groups, values)
 
     @property
     def effective_groups(self) -> float:
-        """The effective number of groups, given their weights."""
+        """The number of groups of equal weight that are as informative, by Kish's effective sample size."""
         return effective_sample_size(self.sum_by_group(self.weights))
 
     @property
     def quantile(self) -> float:
-        """The factor on a standard error for a 95 % interval, larger if there are few groups."""
+        """The factor by which a standard error is multiplied for a 95 % interval; it is larger if groups are few."""
         return student_quantile(self.effective_groups - 1)
 
     def proportion(self, correct: Tensor) -> float:
@@ -95,10 +96,10 @@ class Sample(NamedTuple):
         return float((self.weights * correct).sum() / self.weights.sum())
 
     def effective_rows(self, correct: Tensor) -> float:
-        """Compute the number of independent rows of equal weight with which a proportion is equally uncertain.
+        """Compute the effective number of rows: independent rows of equal weight with an equally uncertain accuracy.
 
         Args:
-            correct: (n,) float64, 0 or 1.
+            correct: (n,) float64: 1 if the prediction is correct, else 0.
 
         Source: the design effect of groups of unequal sizes and weights, Kish, "Survey sampling" (1965), sec. 8.2, and
             Gabler, Haeder and Lahiri, "A model based justification of Kish's formula for design effects for weighting
@@ -118,11 +119,14 @@ class Sample(NamedTuple):
         return total**2 / (squares + min(1.0, max(0.0, correlation)) * pairs)
 
     def interval(self, correct: Tensor, proportion: float | None = None) -> tuple[float, float]:
-        """Compute the 95 % confidence interval of a proportion.
+        """Compute the 95 % confidence interval of a proportion of rows.
 
         Args:
-            correct: (n,) float64, 0 or 1.
-            proportion: Another proportion that is equally uncertain; None for that of ``correct``.
+            correct: (n,) float64, 0 or 1, from which the uncertainty is estimated.
+            proportion: The centre of the interval, in [0, 1]. If None, it is the weighted mean of ``correct``.
+
+        Returns:
+            The lower and the upper end, in [0, 1].
         """
         proportion = self.proportion(correct) if proportion is None else proportion
         ungrouped = len(self.groups) == int(self.groups.max()) + 1  # then the proportion determines the variance
@@ -138,7 +142,7 @@ class Sample(NamedTuple):
         return self.quantile * math.sqrt(self.variance_of_mean(values))
 
     def variance_of_mean(self, values: Tensor) -> float:
-        """Compute the variance of the mean of values (n,) float64, with groups as units."""
+        """Compute the variance of the weighted mean of values (n,) float64, whose groups are independent."""
         weights = self.weights / self.weights.sum()
         sums = self.sum_by_group(weights * (values - (weights * values).sum()))
         groups = len(sums)
@@ -146,7 +150,7 @@ class Sample(NamedTuple):
 
 
 def effective_sample_size(weights: Tensor) -> float:
-    """Compute the effective sample size of rows with weights (n,).
+    """Compute the effective sample size of rows with weights (n,): ``sum(weights)**2 / sum(weights**2)``.
 
     Source: Kish, "Survey sampling" (1965), sec. 8.2.
     """
@@ -154,7 +158,9 @@ def effective_sample_size(weights: Tensor) -> float:
 
 
 def student_quantile(degrees: float) -> float:
-    """Compute the 97.5 % quantile of Student's t; fewer than 2 degrees of freedom, which may be fractional, count as 2.
+    """Compute the 97.5 % quantile of Student's t distribution.
+
+    The degrees of freedom may be fractional. Fewer than 2 count as 2.
 
     Source: the expansion of Abramowitz and Stegun, "Handbook of mathematical functions" (1964), 26.7.5, right to 1 %.
     """
@@ -169,12 +175,12 @@ def student_quantile(degrees: float) -> float:
 
 
 def wilson_interval(proportion: float, rows: float, quantile: float = NORMAL_QUANTILE) -> tuple[float, float]:
-    """Compute the 95 % confidence interval of a proportion.
+    """Compute Wilson's 95 % confidence interval of a proportion: its lower and upper end.
 
     Args:
-        proportion: In [0, 1].
+        proportion: The observed proportion, in [0, 1].
         rows: The number of rows, > 0, or their effective number from `Sample.effective_rows`.
-        quantile: `Sample.quantile` if the rows are in groups.
+        quantile: The factor on a standard error: `Sample.quantile` if the rows are in groups, else the default.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927), with the quantile of
         Student's t, as Korn and Graubard, "Confidence intervals for proportions with small expected number of
@@ -188,7 +194,7 @@ def wilson_interval(proportion: float, rows: float, quantile: float = NORMAL_QUA
 
 
 def refit_variance_factor(groups: float, classes: int) -> float:
-    """Compute `Sample.variance_factor` of cross-validation with this many groups and classes; see `IntervalRules`."""
+    """Compute the factor by which cross-validation increases variances, for `Sample`; see `IntervalRules.refits`."""
     return 1 + INTERVALS.refits / (1 + groups / classes)
 
 
@@ -198,13 +204,14 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     Args:
         logits: (n, num_classes) floating, n >= 1.
         labels: (n,) int64.
-        sample: Weights and groups; or weights alone, (n,) float64, > 0; None for weights of 1.
+        sample: The weights and groups of the rows, or their weights alone, (n,) float64, > 0. If None, all weights
+            are 1 and rows are independent.
 
     Returns:
         The metrics. Confidence intervals take into account that the rows of a group are correlated. The variance of the
-        log-loss is at least that which the predicted probabilities imply: a small sample seldom contains the rare rows
-        with large losses. The calibration error is that of Guo et al., minus its expectation if probabilities are
-        honest.
+        log-loss is at least the variance that the predicted probabilities imply, since a small sample seldom contains
+        the rare rows with large losses. The calibration error is that of Guo et al., minus the bias that it has if the
+        predicted probabilities are correct.
 
     Raises:
         InputError: Logits that give no probabilities.
@@ -254,12 +261,20 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
 def _estimate_calibration_error(
     confidence: Tensor, correct: Tensor, weights: Tensor, rows: float
 ) -> tuple[float, float, float]:
-    """Estimate the calibration error of confidences (n,), corrected for its bias.
+    """Estimate the expected calibration error, corrected for its bias, and its uncertainty.
 
-    In each bin, the square of the gap between confidence and accuracy is reduced by its expectation under honest
-    confidences, but not below 0. Weights (n,) sum to 1; variances follow from the effective number of rows. The second
-    result is the sum of absolute gaps minus its expectation under honest confidences. The third is the standard
-    deviation of that sum, as a sum of half-normal variables.
+    The gap of a bin is its mean confidence minus its accuracy. Even if all confidences are correct probabilities, the
+    observed gaps are not zero: this expectation is subtracted.
+
+    Args:
+        confidence: (n,) probability of the predicted class.
+        correct: (n,) float64: 1 if the prediction is correct, else 0.
+        weights: (n,) float64, summing to 1.
+        rows: The effective number of rows, which determines variances.
+
+    Returns:
+        The error, the excess and its standard deviation. The error subtracts the expectation from the squared gap of
+        each bin, but not below 0. The excess is the sum of absolute gaps minus its expectation, and may be negative.
 
     Source: the error of Guo et al., "On calibration of modern neural networks" (2017), eq. 3; its bias and the remedy,
         for squares, Kumar, Liang and Ma, "Verified uncertainty calibration" (2019), sec. 4.1.
@@ -276,7 +291,7 @@ def _estimate_calibration_error(
 
 
 class ClassMetrics(NamedTuple):
-    """Recall, precision and F1 of each class, 0 where undefined, and its numbers of rows and predictions."""
+    """Recall, precision and F1 of each class, 0 if undefined, and the numbers of rows and predictions of each class."""
 
     recall: Tensor  #: (num_classes,) float64.
     precision: Tensor  #: (num_classes,) float64.
@@ -311,13 +326,13 @@ def measure_classes(confusion: Tensor) -> ClassMetrics:
 
 
 def compute_auroc(known: Tensor, unknown: Tensor) -> float:
-    """Compute the area under the ROC curve: the probability that a known row scores higher than an unknown one.
+    """Compute the area under the ROC curve of scores that separate rows of known classes from rows of no known class.
 
-    Ties count half.
+    It is the probability that a row of a known class scores higher than a row of no known class. Ties count half.
 
     Args:
-        known: (n,) floating, n >= 1: scores such as those of `score_known`.
-        unknown: (m,) floating, m >= 1.
+        known: (n,) floating, n >= 1: scores of rows of known classes, such as those of `score_known`.
+        unknown: (m,) floating, m >= 1: scores of rows of no known class.
 
     Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
         (1982).
@@ -328,15 +343,15 @@ def compute_auroc(known: Tensor, unknown: Tensor) -> float:
 
 
 def score_label_errors(logits: Tensor, labels: Tensor) -> Tensor:
-    """Score how likely the label of each row is wrong.
+    """Compute a score of each row that is higher if its label is more likely to be wrong.
 
     Args:
-        logits: (n, num_classes) floating, of networks that were not trained on the rows.
+        logits: (n, num_classes) floating, of networks that were not fitted to these rows.
         labels: (n,) int64, the labels to be checked.
 
     Returns:
-        (n,) float64, in nats: the log-probability of the most likely other class minus that of the label. The score is
-        positive if another class is predicted.
+        (n,) float64, in nats: the largest log-probability of another class than the label, minus the log-probability of
+        the label. A score is positive if another class is predicted.
 
     Source: the normalised margin of Northcutt, Jiang and Chuang, "Confident learning: estimating uncertainty in
         dataset labels" (2021), sec. 3.2, as a ratio of probabilities.
@@ -353,15 +368,16 @@ MAX_SCORES = 2000
 
 
 def score_known(logits: Tensor) -> Tensor:
-    """Score how likely each row belongs to a known class, by the log-sum-exp of its logits.
+    """Compute a score of each row that is higher if the row more likely belongs to one of the known classes.
 
-    Unlike the largest probability, the score also falls with the distance from all classes.
+    The score is the log-sum-exp of the logits. Unlike the largest probability, it is also low if a row is far from all
+    classes.
 
     Args:
         logits: (n, num_classes) floating.
 
     Returns:
-        (n,) float64, higher for rows that more likely belong to a known class.
+        (n,) float64, in nats.
 
     Source: Liu, Wang, Owens and Li, "Energy-based out-of-distribution detection" (2020), eq. 4.
     """
@@ -372,15 +388,16 @@ def score_known(logits: Tensor) -> Tensor:
 
 
 def calibrate_known_scores(scores: Tensor, offset: float = 0.0) -> Tensor:
-    """Estimate the scores that the final network will give to new rows of known classes.
+    """Estimate the distribution of the scores (`score_known`) of new rows of known classes under the final network.
 
     Args:
-        scores: (n,) float64 of held-out rows, from `protonet.fit.crossfit.score_held_out`.
-        offset: Mean score by the network of all rows minus that by the cross-validation networks, from
-            `protonet.fit.crossfit.Crossfit.offset`.
+        scores: (n,) float64: scores of held-out rows by cross-validation networks, from
+            `protonet.fit.crossfit.score_held_out`.
+        offset: The mean score by the final network minus the mean score by the cross-validation networks, from
+            `protonet.fit.crossfit.Crossfit.offset`. It is added to all scores.
 
     Returns:
-        (min(n, MAX_SCORES),) float64, ascending, for `rejection_threshold`.
+        (min(n, MAX_SCORES),) float64: evenly spaced quantiles of the scores, ascending, for `rejection_threshold`.
     """
     scores = scores.sort().values + offset
     indices = torch.linspace(0, len(scores) - 1, min(len(scores), MAX_SCORES), dtype=torch.float64)
@@ -388,7 +405,9 @@ def calibrate_known_scores(scores: Tensor, offset: float = 0.0) -> Tensor:
 
 
 def rejection_threshold(scores: Tensor, rate: float) -> float:
-    """Compute the score at and below which rows are rejected as unknown, given a false-rejection rate.
+    """Compute the threshold on the scores of `score_known` at which a given fraction of known rows is rejected.
+
+    Rows whose score is at or below the threshold are to be rejected as rows of no known class.
 
     Args:
         scores: (n,) ascending scores of rows of known classes, from `calibrate_known_scores`.
@@ -415,7 +434,7 @@ def rejection_threshold(scores: Tensor, rate: float) -> float:
 def count_confidence_bins(
     confidence: Tensor, right: Tensor, n_bins: int = CALIBRATION_BINS, *, weights: Tensor | None = None
 ) -> Tensor:
-    """Count predictions in bins of equal width by confidence, for the calibration error.
+    """Compute the counts and sums of the confidence bins, from which `calibration_error` is computed.
 
     Bin b holds the confidences in (b / n_bins, (b + 1) / n_bins]; the first bin also holds 0. The results of several
     batches can be added.
@@ -424,10 +443,11 @@ def count_confidence_bins(
         confidence: Floating, of any shape, in [0, 1]: the probability of the predicted class.
         right: Of the same shape, bool or 0 and 1: whether the prediction is correct.
         n_bins: >= 1.
-        weights: Of the same shape, > 0; None for weights of 1.
+        weights: Of the same shape, > 0. If None, all weights are 1.
 
     Returns:
-        (n_bins, 3) float64: the number of predictions, the sum of their confidences, and the number of correct ones.
+        (n_bins, 3) float64, for each bin: the number of predictions, the sum of their confidences, and the number of
+        correct predictions. All three are weighted.
 
     Source: Guo et al., "On calibration of modern neural networks" (2017), sec. 2. https://arxiv.org/abs/1706.04599
     """
@@ -443,10 +463,10 @@ def _confidence_bins(confidence: Tensor, n_bins: int) -> Tensor:
 
 
 def calibration_error(bins: Tensor) -> float:
-    """Compute the expected calibration error: the gap between confidence and accuracy, averaged over predictions.
+    """Compute the expected calibration error: the mean over predictions of ``|confidence - accuracy|`` of their bin.
 
     Args:
-        bins: (n_bins, 3) float64 from `count_confidence_bins`, or the sum of several.
+        bins: (n_bins, 3) float64 from `count_confidence_bins`, or the sum of such results.
 
     Returns:
         The error in [0, 1]; NaN for bins without predictions.

@@ -16,9 +16,9 @@ from protonet.errors import raise_input_error
 from protonet.losses import CHUNK, add_by_class
 from protonet.views.distances import row_matmul
 
-#: Maximum numbers of values and of rows that are embedded at once, so that they fit in the processor's cache.
+#: Maximum numbers of embedding values and of rows that are computed at once, so that they fit in the cache.
 CHUNK_VALUES, CHUNK_ROWS = 2**20, 1024
-#: Types whose values may have more digits than float32 keeps.
+#: Types of features that are centred in float64, since their values may have more digits than float32 keeps.
 HIGH_PRECISION_DTYPES = {torch.float64, torch.int32, torch.int64}
 
 
@@ -29,8 +29,9 @@ class PrototypeNetwork(nn.Module):
     are buffers: they are part of ``state_dict``, move with ``.to``, and are never trained.
 
     Args:
-        encoder: Maps (n, input_dim) to (n, embedding_dim). If it has a method ``normalize``, its output is normalized
-            already, and ``normalize`` is applied to class means. Otherwise rows are scaled to unit norm.
+        encoder: A module that maps (n, input_dim) to (n, embedding_dim). If it has a method ``normalize``, its output
+            must have unit norm, and class means are normalized by this method. Otherwise, the network scales the
+            output and class means to unit norm.
         embedding_dim: Width of the encoder's output, >= 1.
         num_classes: Number of classes, >= 1. No class has a prototype before ``set_prototypes`` is called.
         temperature: Divisor of the cosines, > 0.
@@ -39,8 +40,8 @@ class PrototypeNetwork(nn.Module):
         prototypes: (num_classes, embedding_dim), zero for a class without samples or whose embeddings sum to zero.
         sums: (num_classes, embedding_dim), the sum of the embeddings of each class's samples; float32 or float64.
         counts: (num_classes,) int64, the number of samples of each class.
-        temperature: 0-d.
-        offsets: (num_classes,) in nats, added to the logits; zero unless set.
+        temperature: 0-d float32, the divisor of the cosines.
+        offsets: (num_classes,) in nats, added to the logits; zero until `set_offsets` is called.
 
     Raises:
         InputTypeError: A size or the temperature is not a number.
@@ -70,14 +71,15 @@ class PrototypeNetwork(nn.Module):
 
     @property
     def seen(self) -> Tensor:
-        """Mask (num_classes,) bool of the classes that have samples; classes without samples are never predicted."""
+        """Whether each class has samples: (num_classes,) bool. A class without samples is never predicted."""
         return self.counts > 0
 
     @property
     def cancelled(self) -> Tensor:
-        """Mask (num_classes,) bool of the classes whose embeddings sum to zero, so that they have no prototype.
+        """Whether the embeddings of a class's samples cancel, that is, sum to zero: (num_classes,) bool.
 
-        Such a class gets the lowest logit, so that it is never predicted.
+        Such a class has samples but no prototype. It gets the lowest logit of all classes with samples, so that it is
+        never predicted.
         """
         return self.seen & ~self.prototypes.any(dim=1)
 
@@ -99,11 +101,11 @@ class PrototypeNetwork(nn.Module):
         )
 
     def mask_logits(self, logits: Tensor) -> Tensor:
-        """Lower the logits (n, num_classes) of classes without a prototype, so that they are never predicted.
+        """Lower the logits of classes without a prototype, so that they are never predicted; return (n, num_classes).
 
-        The cosine to a missing prototype is 0, which would win if all others are negative. A class without samples gets
-        the smallest number of the dtype. A class whose samples cancel gets 1 less than the minimum of the other logits
-        and 0, so that its log-loss is finite.
+        The cosine to a missing prototype is 0, which would be the largest if all other cosines are negative. A class
+        without samples gets the smallest number of the dtype. A class whose embeddings sum to zero gets a logit 1 below
+        the minimum of 0 and the logits of all other classes, so that its log-loss is finite.
         """
         cancelled = self.cancelled
         minimum = logits.masked_fill(~self.seen | cancelled, 0).amin(dim=1, keepdim=True)
@@ -117,7 +119,7 @@ class PrototypeNetwork(nn.Module):
         Args:
             features: (n, ...) real, finite, n >= 1.
             labels: (n,) integers in [0, num_classes). A class without rows loses its prototype and is never predicted.
-            weights: (n,) finite and > 0: number of samples that each row counts as; None for one.
+            weights: (n,) finite and > 0: the number of samples that each row counts as. If None, each row counts once.
 
         Raises:
             InputTypeError: Not tensors, or labels that are not integers.
@@ -134,8 +136,8 @@ class PrototypeNetwork(nn.Module):
         Args:
             features: (n, ...) real, finite, n >= 1.
             labels: (n,) integers in [0, num_classes).
-            num_classes: New number of classes, at least as many as before; None for no new class.
-            weights: (n,) finite and > 0: number of samples that each row counts as; None for one.
+            num_classes: Number of classes after the call, at least as many as before. If None, it does not change.
+            weights: (n,) finite and > 0: the number of samples that each row counts as. If None, each row counts once.
 
         Raises:
             InputTypeError: Not tensors, or labels that are not integers.
@@ -168,11 +170,11 @@ class PrototypeNetwork(nn.Module):
 
     @torch.no_grad()
     def arrange_classes(self, order: Tensor) -> None:
-        """Reorder, append or drop classes.
+        """Reorder the classes, append classes without samples, or drop classes.
 
         Args:
-            order: (classes after the call,) int64: the present index of each class, or -1 for a new class without
-                samples. Present classes that do not occur are dropped.
+            order: int64, one entry for each class after the call: the index of the class before the call, or -1 for a
+                new class without samples. Classes whose index does not occur are dropped.
 
         Raises:
             InputError: An index is out of range.
@@ -189,7 +191,7 @@ class PrototypeNetwork(nn.Module):
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
 
     def count_buffer_elements(self) -> int:
-        """Count the elements of the buffers in ``state_dict``, such as prototypes and the statistics of views."""
+        """Count the elements of all buffers in ``state_dict``: prototypes, and the statistics that encoders store."""
         stored = {id(value) for value in self.state_dict(keep_vars=True).values()}
         return sum(b.numel() for b in self.buffers() if id(b) in stored)
 
@@ -217,9 +219,9 @@ class PrototypeNetwork(nn.Module):
     def _add_samples_to_sums(
         self, sums: Tensor, counts: Tensor, features: Tensor, labels: Tensor, weights: Tensor | None
     ) -> None:
-        """Set the sums and counts of classes to the given ones plus those of validated samples.
+        """Validate samples, add their embeddings to class sums and counts, and make the results the network's.
 
-        Counts are integers: the summed weights of a class are rounded, to 1 at least.
+        Counts are integers: the summed weights of a class's samples are rounded, and at least 1.
         """
         x = check_features("features", features, dim=self._input_dim)
         y = check_labels("labels", labels, n=len(x), num_classes=len(counts)).to(sums.device)
@@ -236,7 +238,7 @@ class PrototypeNetwork(nn.Module):
 
     @torch.no_grad()
     def set_sums(self, sums: Tensor, counts: Tensor) -> None:
-        """Set the class sums and counts, and recompute the prototypes; the arguments are not validated.
+        """Replace the class sums and counts, and recompute the prototypes; the arguments are not validated.
 
         Args:
             sums: (num_classes, embedding_dim), of the dtype of the attribute ``sums``.
@@ -256,7 +258,7 @@ class PrototypeNetwork(nn.Module):
 
     @torch.no_grad()
     def set_offsets(self, offsets: Tensor) -> None:
-        """Set the offsets (num_classes,) that are added to the logits, in nats; they are not validated."""
+        """Replace the offsets (num_classes,) that are added to the logits, in nats; the argument is not validated."""
         with torch.inference_mode(False):
             self.offsets = offsets.to(self.offsets).clone()
 

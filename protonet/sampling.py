@@ -1,7 +1,7 @@
-"""Batches of N-way K-shot episodes, drawn as indices of rows.
+"""Batches of N-way K-shot episodes, sampled as row indices.
 
 Training uses `sample_episodes`, which takes a generator. Experiments use `protonet.episodes.samplers`, where
-every episode has a number and can be drawn alone.
+every episode has a number and can be sampled without the episodes before it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class ClassIndex(NamedTuple):
     size: Tensor  #: (num_classes,) int64: number of rows of each class.
 
     def take(self, classes: Tensor) -> ClassIndex:
-        """Select distinct classes (k,), which become classes 0, 1, ..., k - 1 in the order given."""
+        """Build the index of selected classes (k,) int64, distinct, which become classes 0 to k - 1 in this order."""
         return ClassIndex(self.rows, self.start[classes], self.size[classes])
 
 
 def index_classes(labels: Tensor) -> ClassIndex:
-    """Group row indices by label.
+    """Build a `ClassIndex`, which lists the row indices of each class.
 
     Args:
         labels: (n,) int64; the distinct values in ascending order become classes 0, 1, ...
@@ -42,13 +42,13 @@ def index_classes(labels: Tensor) -> ClassIndex:
 
 
 def list_class_rows(index: ClassIndex) -> list[Tensor]:
-    """List the row indices (rows of the class,) int64 of each class."""
+    """List, for each class, the indices of its rows as a tensor (n_rows,) int64; inverse of `index_class_rows`."""
     starts, sizes = index.start.tolist(), index.size.tolist()
     return [index.rows[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 def index_class_rows(pieces: list[Tensor]) -> ClassIndex:
-    """Build a `ClassIndex` from the row indices (rows of the class,) int64 of each class."""
+    """Build a `ClassIndex` from a list that has, for each class, the indices of its rows (n_rows,) int64."""
     size = torch.tensor(list(map(len, pieces)))
     return ClassIndex(torch.cat(pieces), size.cumsum(0) - size, size)
 
@@ -56,13 +56,26 @@ def index_class_rows(pieces: list[Tensor]) -> ClassIndex:
 def sample_episodes(
     index: ClassIndex, *, n_way: int, n_shot: int, n_query: int, n_episodes: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw episodes: classes without replacement, then rows of each class without replacement.
+    """Sample episodes: classes without replacement, then rows of each class without replacement.
 
-    Returns row indices (n_episodes, n_way, n_shot + n_query) int64; the support rows come before the queries. The label
-    of a row within its episode is its index along the second axis. If a class has fewer than ``n_shot + n_query`` rows,
-    all of them are drawn once before any is drawn again. With a single row, the query thus is the support row.
+    If a class has fewer than ``n_shot + n_query`` rows, each is drawn once before any is drawn again. The query of a
+    class with a single row thus is its support row.
 
-    Raises an InputError for a count outside its range.
+    Args:
+        index: The rows of each class.
+        n_way: Number of classes per episode, from 1 to the number of classes.
+        n_shot: Number of support rows per class, >= 1.
+        n_query: Number of query rows per class, >= 0.
+        n_episodes: Number of episodes, >= 0.
+        generator: The source of random numbers, on the CPU.
+
+    Returns:
+        Row indices (n_episodes, n_way, n_shot + n_query) int64. The support rows of a class precede its queries. The
+        label of a row within its episode is its index along the second axis.
+
+    Raises:
+        InputTypeError: A count is not an integer.
+        InputError: A count is outside its range.
 
     Source: Vinyals et al., "Matching networks for one shot learning" (2016), sec. 2.2. https://arxiv.org/abs/1606.04080
     """
@@ -78,10 +91,16 @@ def sample_episodes(
 
 
 def draw_distinct(uniform: Tensor, count: Tensor) -> Tensor:
-    """Draw items without replacement from uniform random numbers: indices (..., slots) int64 below ``count``.
+    """Convert uniform random numbers to draws of items without replacement.
 
-    ``uniform`` (..., slots) has one number per draw, in [0, 1), and ``count`` (...) the number of items. Once all items
-    are drawn, each can be drawn again. A draw depends only on its own number and on those before it.
+    A draw depends only on its random number and on the earlier ones. Once all items are drawn, each can be drawn again.
+
+    Args:
+        uniform: (..., slots) in [0, 1): one random number for each draw.
+        count: (...) integers >= 1: the number of items to draw from.
+
+    Returns:
+        (..., slots) int64: the index of the drawn item, below ``count``.
     """
     shape, slots, count = uniform.shape, uniform.shape[-1], count.reshape(-1).int()  # count: (n,)
     left = count - torch.arange(slots, dtype=torch.int32)[:, None] % count  # (slots, n), items not yet drawn

@@ -12,11 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FoldRules:
-    """Number and size of folds, which limit time and memory; see analysis/results/scale.md."""
+    """Number and size of folds, chosen to limit time and memory; see analysis/results/scale.md."""
 
     count: int = 5  #: Default number of folds.
-    max_rows: int = 16384  #: With more rows, there is a single fold, which holds out a part of the rows.
-    max_cosines: int = 1 << 24  #: There also is a single fold if rows times classes exceed this.
+    max_rows: int = 16384  #: Maximum number of rows of several folds: with more, one fold holds out some of the rows.
+    max_cosines: int = 1 << 24  #: Maximum number of rows times number of classes of several folds.
     held_out: int = 4096  #: Maximum number of rows that a single fold holds out.
 
 
@@ -43,19 +43,22 @@ def split_folds(
     groups: Tensor | None = None,
     is_class_name: Tensor | None = None,
 ) -> list[Fold]:
-    """Split rows into folds stratified by class.
+    """Split rows randomly into cross-validation folds that are stratified by class.
 
-    The folds depend on the order of the rows and on ``partition``, the index of a random partition. A class with a
-    single row or group is never held out. With many rows or classes, a single fold holds out a part of them; see
-    `FoldRules`. There is no fold if no class has two rows.
+    The result depends only on the arguments, including the order of the rows. A class with a single row or group is
+    never held out. With many rows or classes, there is a single fold, which holds out some of the rows; see
+    `FoldRules`.
 
     Args:
         labels: (n,) int64 in [0, num_classes).
         num_classes: The number of classes.
-        partition: The index of the partition: each index gives other folds.
-        max_folds: The maximum number of folds; 0 for none.
-        groups: (n,) int64: rows of one group are in the same fold.
-        is_class_name: (n,) bool: rows that embed class names, which are never held out.
+        partition: The seed of the random split.
+        max_folds: The maximum number of folds, >= 0.
+        groups: (n,) int64: rows of one group are in the same fold. If None, rows are independent.
+        is_class_name: (n,) bool: whether a row is the embedding of a class name. Such rows are never held out.
+
+    Returns:
+        The folds. The list is empty if no class has two rows (or two groups), or if ``max_folds`` is 0.
     """
     if is_class_name is not None:
         samples, others = (~is_class_name).nonzero().flatten(), is_class_name.nonzero().flatten()
@@ -94,9 +97,10 @@ def split_folds(
 def _split_groups(
     labels: Tensor, num_classes: int, groups: Tensor, generator: torch.Generator, max_folds: int
 ) -> list[Fold]:
-    """Split rows by their groups (n,), as `split_folds` does.
+    """Split rows into folds as `split_folds` does, such that no group (n,) is in two folds.
 
-    Starting with the largest, each group is held out by the fold that holds out the fewest rows of its classes.
+    Groups are assigned one by one, the largest first. A group is held out by the fold that so far holds out the fewest
+    rows of the classes of the group.
     """
     n, (_, group, size) = len(labels), groups.unique(return_inverse=True, return_counts=True)
     pairs, count = (group * num_classes + labels).unique(return_counts=True)  # a group and a class in it

@@ -24,34 +24,39 @@ class LBFGSRules:
     """Settings of the line search and the stopping criteria; the values are those of `torch.optim.LBFGS`."""
 
     max_steps: int = 60  #: Maximum number of steps.
-    max_trials: int = 25  #: Maximum number of step sizes that a line search tries.
+    max_trials: int = 25  #: Maximum number of step sizes that are evaluated in one line search.
     armijo: float = 1e-4  #: Sufficient decrease, as a fraction of the decrease that the slope predicts.
     wolfe: float = 0.9  #: Curvature condition: maximum slope after a step, as a fraction of the slope before it.
     extrapolation: tuple[float, float] = (0.01, 10.0)
-    """Bounds on an extrapolated step size: the last size plus this fraction of its last increase, and this multiple of
-    the last size."""
+    """Bounds on an extrapolated step size. Lower: the last size plus the first number times its last increase. Upper:
+    the last size times the second number."""
     margin: float = 0.1  #: Minimum distance of an interpolated size from both ends, as a fraction of the interval.
-    gradient_tolerance: float = 1e-7  #: The search stops if no derivative is larger.
-    tolerance: float = 1e-9  #: The search stops if the value, or all variables, change by less.
-    min_curvature: float = 1e-10  #: Steps along which the curvature is lower do not update the inverse Hessian.
+    gradient_tolerance: float = 1e-7  #: The search stops if no absolute partial derivative is larger.
+    tolerance: float = 1e-9  #: The search stops if a step changes the value, or every variable, by less than this.
+    min_curvature: float = 1e-10  #: Steps with a lower curvature (y's) do not update the inverse Hessian.
 
 
 LBFGS = LBFGSRules()
 
 
 class Trial(NamedTuple):
-    """The value and the derivatives of the objective at one step size."""
+    """The value and the derivatives of the objective at one step size of a line search."""
 
     size: float  #: The step size.
-    value: float
-    slope: float  #: Derivative along the step.
-    gradient: Tensor  #: (n,)
+    value: float  #: The objective.
+    slope: float  #: Derivative of the objective by the step size.
+    gradient: Tensor  #: (n,): gradient of the objective.
 
 
 def minimize(objective: Objective, x: Tensor) -> Tensor:
-    """Minimize a smooth function, starting at x (n,) float64; return the minimizer (n,).
+    """Minimize a smooth function by L-BFGS.
 
-    If the search has not converged after ``LBFGS.max_steps`` steps, the last point is returned.
+    Args:
+        objective: The function; it returns its value and its gradient (n,).
+        x: (n,) float64, the start.
+
+    Returns:
+        (n,) float64: the minimizer, or the last point if the search has not converged after ``LBFGS.max_steps`` steps.
     """
     value, gradient = objective(x)
     pairs: list[tuple[Tensor, Tensor]] = []  # steps s, and the changes y of the gradient along them
@@ -73,7 +78,7 @@ def minimize(objective: Objective, x: Tensor) -> Tensor:
 
 
 def _multiply_by_inverse_hessian(pairs: list[tuple[Tensor, Tensor]], vector: Tensor) -> Tensor:
-    """Multiply a vector (n,) by the inverse Hessian that pairs of steps and gradient changes imply."""
+    """Multiply a vector (n,) by the inverse Hessian that is estimated from pairs of steps and gradient changes."""
     coefficients = []
     for s, y in reversed(pairs):
         coefficients.append(s @ vector / (y @ s))
@@ -87,7 +92,7 @@ def _multiply_by_inverse_hessian(pairs: list[tuple[Tensor, Tensor]], vector: Ten
 
 
 def _line_search(objective: Objective, x: Tensor, direction: Tensor, start: Trial, size: float) -> Trial:
-    """Choose a step size along a descent direction (n,) that satisfies the strong Wolfe conditions."""
+    """Find a step size along a descent direction (n,) that satisfies the strong Wolfe conditions; return the trial."""
     low, high = start, None  # the lowest trial so far; once there is a high one, a minimum lies between the two
     for _ in range(LBFGS.max_trials):
         value, gradient = objective(x + size * direction)

@@ -1,4 +1,7 @@
-"""Log-losses of held-out rows: the temperature and weights of views that minimize them, and how losses are compared."""
+"""Fits of the temperature and of the weights of views to held-out rows, and comparisons of their log-losses.
+
+A view is a feature map; the cosines of a view are those of embedded rows to class prototypes.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,24 @@ class WeightRules:
     """
 
     logit_scale: float = 3.0  # of 5, 3 and 2 on 240 development tasks, confirmed on 200 others
-    """Standard deviation of the prior on the logits' size when a temperature is fitted, in nats."""
+    """Standard deviation of the Gaussian prior on the logits when a temperature is fitted, in nats."""
     frequency_mean: float = 0.5  # of 0, 0.25, 0.5 and 0.75 on 144 problems with rare classes and 200 tables
-    """Prior mean of the factor on the logarithms of class frequencies ..."""
-    frequency_deviation: float = 0.5  #: ... and its prior standard deviation.
+    """Prior mean of the factor that multiplies the logarithms of class frequencies in the class offsets."""
+    frequency_deviation: float = 0.5  #: Prior standard deviation of this factor.
     equal_classes: float = 0.1  #: Log frequencies that are all nearer to their mean than this count as equal, in nats.
-    tie: float = 2e-3  #: Mean log-losses that differ by at most this are equal, in nats per row.
-    softness: float = 0.15  #: Excess log-loss that divides a view's weight by e, in nats per row ...
-    total_softness: float = 4.0  #: ... or in nats over all rows, if that is more.
-    shrinkage: float = 10.0  #: Penalty on the divergence of joint weights from their start, in nats over all rows.
+    tie: float = 2e-3  #: Mean log-losses that differ by at most this count as equal, in nats per row.
+    softness: float = 0.15  #: Excess log-loss at which a view's weight is divided by e, in nats per row.
+    total_softness: float = 4.0  #: Minimum of this excess, in nats summed over all rows.
+    shrinkage: float = 10.0  #: Factor on the divergence of joint weights from their start, in nats over all rows.
     max_cosines: int = 2**22  #: Maximum number of cosines that joint weights are fitted to.
     block: int = 2**20  #: Maximum number of cosines or logits that are processed at once, which bounds the memory.
-    min_influence: float = 0.01  #: A view with a smaller fraction of the influence gets weight 0.
+    min_influence: float = 0.01  #: A view gets weight 0 if its fraction of the influence of all views is smaller.
     max_tolerated: float = 0.02
-    """If the log-loss of raw cosine exceeds that of the mixture by more, the mixture is used, in nats per row."""
+    """The mixture of views is always used if its log-loss is lower than that of raw cosine by more than this, in nats
+    per row."""
     mixture_prior: float = 1.0
-    """Prior evidence for the mixture of views against raw cosine alone, in nats over all rows."""
+    """Advantage given to the mixture of views over raw cosine when their log-losses are compared, in nats summed over
+    all rows."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +60,35 @@ WEIGHTS, NEWTON = WeightRules(), NewtonRules()
 
 
 def row_blocks(n: int, width: int) -> Iterator[slice]:
-    """Split n rows of ``width`` values into slices of at most ``WEIGHTS.block`` values, but of at least one row."""
+    """Iterate over slices of n rows that have at most ``WEIGHTS.block`` values each, at ``width`` values per row.
+
+    Every slice has at least one row.
+    """
     step = max(1, WEIGHTS.block // max(1, width))
     return (slice(first, first + step) for first in range(0, n, step))
 
 
 def select_seen(cosines: Tensor, seen: Tensor) -> Tensor:
-    """Select the cosines (..., num_classes) to the seen classes, without a copy if all classes are seen."""
+    """Select the cosines (..., num_classes) to the classes of a mask ``seen`` (num_classes,) bool.
+
+    If all classes are selected, the tensor is returned without a copy.
+    """
     return cosines if bool(seen.all()) else cosines[..., seen]
 
 
 def fit_temperature(
     cosines: Tensor, labels: Tensor, seen: Tensor, weights: Tensor | None = None
 ) -> tuple[float, Tensor]:
-    """Fit the inverse temperature >= 0 that minimizes the log-loss of cosines; also return the losses of the rows.
+    """Fit the inverse temperature that minimizes the log-loss of cosines to prototypes.
 
-    The cosines are (n, num_classes), the labels (n,) int64, ``seen`` (num_classes,) a mask of the classes that can be
-    predicted, and the weights (n,) > 0 with a mean of about 1. The losses (n,) float64 are multiplied by the weights.
+    Args:
+        cosines: (n, num_classes) floating, of held-out rows to the class prototypes.
+        labels: (n,) int64.
+        seen: (num_classes,) bool: whether a class has a prototype and can be predicted.
+        weights: (n,) > 0 with a mean of about 1. If None, all weights are 1.
+
+    Returns:
+        The inverse temperature, >= 0, and the log-losses (n,) float64 at it, multiplied by the weights.
 
     Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
@@ -85,13 +102,19 @@ def fit_scale_and_offsets(
     """Fit an inverse temperature and class offsets that minimize the log-loss of cosines.
 
     The offsets are a fitted factor times the logarithms of the class frequencies: cosines to prototypes treat all
-    classes alike, while votes of a forest depend on how frequent classes are. A Gaussian prior on this factor, and one
-    on the size of the logits, keep few rows from driving them to extremes.
+    classes alike, while votes of a forest depend on how frequent classes are. Gaussian priors on this factor and on the
+    logits avoid extreme values if there are few rows.
 
-    The arguments are those of `fit_temperature`. In addition, ``sizes`` (num_classes,) is the total weight of the
-    labelled rows of each class, 0 for a class that cannot be predicted, and ``repeats`` the number of times that each
-    row occurs. Returns the inverse temperature, the offsets (num_classes,), which sum to zero, or None if all are zero,
-    and the weighted log-losses (n,).
+    Args:
+        cosines: (n, num_classes) floating, of held-out rows to the class prototypes.
+        labels: (n,) int64.
+        sizes: (num_classes,) summed weights of the labelled rows of each class; 0 for a class without a prototype.
+        weights: (n,) > 0 with a mean of about 1. If None, all weights are 1.
+        repeats: The number of times that each held-out row occurs in the arguments.
+
+    Returns:
+        The inverse temperature, >= 0; the offsets (num_classes,), which sum to zero, or None if the classes are equally
+        frequent; and the log-losses (n,) float64, multiplied by the weights.
 
     Source: Platt, "Probabilistic outputs for support vector machines" (1999), with class frequencies as in Menon et
         al., "Long-tail learning via logit adjustment" (2021).
@@ -102,7 +125,10 @@ def fit_scale_and_offsets(
 
 
 def log_frequencies(sizes: Tensor) -> Tensor | None:
-    """Compute the centred logarithms (num_classes,) of class frequencies; None if the classes are equally frequent."""
+    """Compute the logarithms (num_classes,) of class frequencies, shifted to a mean of 0.
+
+    A class of size 0 gets 0. The result is None if the classes are about equally frequent.
+    """
     logs = torch.where(sizes > 0, sizes, 1.0).log()
     logs = torch.where(sizes > 0, logs - logs.sum() / (sizes > 0).sum(), 0.0)
     return None if float(logs.abs().max()) <= WEIGHTS.equal_classes else logs
@@ -111,10 +137,10 @@ def log_frequencies(sizes: Tensor) -> Tensor | None:
 def _fit_logits(
     cosines: Tensor, labels: Tensor, seen: Tensor, frequencies: Tensor | None, weights: Tensor | None, repeats: int = 1
 ) -> tuple[float, float, Tensor]:
-    """Fit the factors on the cosines and on the logarithms of class frequencies; also return the losses (n,).
+    """Fit logits ``factor * cosines + exponent * frequencies`` to labels; return the two scalars and the losses (n,).
 
-    The problem is convex in the two factors; Newton steps with backtracking solve it. If the frequencies are None,
-    their factor is 0.
+    The problem is convex in the two scalars; Newton steps with backtracking solve it. ``frequencies`` are from
+    `log_frequencies`; if they are None, the exponent is 0.
     """
     targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
     true = cosines.gather(1, labels[:, None])[:, 0]
@@ -133,7 +159,7 @@ def _fit_logits(
     prior = 0.0 if logs is None else repeats / (WEIGHTS.frequency_deviation**2 * len(cosines))
 
     def evaluate(factor: float, exponent: float) -> tuple[float, Tensor, Tensor]:
-        """Compute the objective, the losses (n,), and moments (5, n) of the cosines and log frequencies."""
+        """Compute the objective, the losses (n,), and the moments (5, n) that Newton's method requires."""
         log_p_true, moments = torch.empty_like(true), true.new_zeros(5, len(true))  # parts would fragment the memory
         for rows, block in blocks:
             logits = factor * block
@@ -179,11 +205,18 @@ def _fit_logits(
 
 
 def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
-    """Compute weights (views,) of views from the held-out losses (n,) of each view alone.
+    """Compute a weight of each view from its held-out log-loss alone: lower losses give larger weights.
 
-    A weight is ``exp(-excess loss / softness)``, divided by the standard deviation of the view's cosines over the
-    classes. Weights sum to 1; those of views below ``WEIGHTS.min_influence`` are 0. Unlike weights that are fitted
-    jointly, they do not overfit to few rows.
+    The influence of a view is ``exp(-excess loss / softness)``; its weight is the influence divided by the standard
+    deviation of its cosines over the classes. A view with less than ``WEIGHTS.min_influence`` of the influence of all
+    views gets weight 0. Unlike weights that are fitted jointly, these do not overfit to few rows.
+
+    Args:
+        cosines: For each view, its cosines (n, num_classes).
+        losses: For each view, its log-losses (n,).
+
+    Returns:
+        (views,) float64, summing to 1.
 
     Source: exponential weights, as in Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008).
     """
@@ -201,12 +234,22 @@ def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
 def fit_weights(
     cosines: Sequence[Tensor], labels: Tensor, sizes: Tensor, start: Tensor, row_weights: Tensor | None = None
 ) -> Tensor:
-    """Fit the weights (views,) of views jointly to held-out rows, shrunk towards the weights ``start`` (views,).
+    """Fit the weights of all views jointly to held-out rows, shrunk towards given weights.
 
-    The objective is the log-loss of the weighted cosines (n, num_classes), with offsets for class ``sizes``, plus a
-    penalty on the Kullback-Leibler divergence from the start; see ``WEIGHTS.shrinkage``. Few rows thus hardly change
-    the weights. The influence of a view is its weight times the standard deviation of its cosines, and at least
-    ``WEIGHTS.min_influence`` unless the start is 0.
+    The objective is the log-loss of the weighted sum of the views' cosines, plus a penalty on the Kullback-Leibler
+    divergence from the start; see ``WEIGHTS.shrinkage``. Few rows thus hardly change the weights. A view with a
+    positive start keeps at least ``WEIGHTS.min_influence`` of the influence, its weight times the standard deviation of
+    its cosines.
+
+    Args:
+        cosines: For each view, its cosines (n, num_classes).
+        labels: (n,) int64.
+        sizes: (num_classes,) summed weights of the labelled rows of each class, for class offsets.
+        start: (views,) float64, >= 0: the weights towards which the result is shrunk. A weight of 0 stays 0.
+        row_weights: (n,) > 0. If None, all rows have weight 1.
+
+    Returns:
+        (views,) float64, summing to 1.
 
     Source: stacking, Wolpert, "Stacked generalization" (1992), with non-negative weights as in Breiman (1996).
     """
@@ -249,9 +292,14 @@ def worse_by_one_error(
 ) -> bool:
     """Test whether losses (n,) exceed reference losses (n,) by more than one standard error of the mean difference.
 
-    The mean difference must also exceed ``WEIGHTS.tie``, since two fits of the same kind differ systematically. A mean
-    difference above ``max_tolerated`` always counts, since one standard error of few rows is large. The margin, in nats
-    over all rows, is added to the tolerance.
+    The mean difference must also exceed ``WEIGHTS.tie``, in nats per row, since even two similar fits differ by that.
+
+    Args:
+        losses: (n,) in nats.
+        reference: (n,) losses on the same rows.
+        max_tolerated: A mean difference above this always counts, in nats per row: with few rows, one standard error
+            is large.
+        margin: An increase of the tolerated difference, in nats summed over all rows.
 
     Source: the one-standard-error rule of Breiman et al., "Classification and regression trees" (1984), sec. 3.4.3.
     """
@@ -261,9 +309,9 @@ def worse_by_one_error(
 
 
 def simplest_within_one_error(losses: list[Tensor]) -> int:
-    """Choose the first of several candidates that is not worse than the best one by one standard error.
+    """Return the index of the simplest candidate whose loss is within one standard error of the best candidate's.
 
-    The losses (n,) of the candidates are in order of increasing complexity. Returns the index of the chosen one.
+    ``losses`` has the losses (n,) of each candidate on the same rows, in order of increasing complexity.
     """
     best = min(losses, key=lambda loss: float(loss.mean()))
     return next(index for index, loss in enumerate(losses) if not worse_by_one_error(loss, best))
