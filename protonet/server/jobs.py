@@ -65,7 +65,7 @@ class JobRunner:
     _task: asyncio.Task[None] | None = None
 
     def start(self, job: PageJob) -> None:
-        """Start a job or, if a job is in progress, start it afterwards; only the latest job waits."""
+        """Start a job or, if another one is in progress, start it afterwards; it replaces a job that waits."""
         if self.running:
             self._next = job
             return

@@ -35,7 +35,7 @@ from protonet.tables.table import format_names, make_table
 
 #: Maximal rows of a request.
 MAX_REQUEST_ROWS = 100_000
-#: Suffixes of files by the media type of a body.
+#: Suffix of the temporary file that the body of a request is written to, by the body's media type.
 BODY_SUFFIXES = {
     JSON: ".json",
     "text/csv": ".csv",
@@ -43,10 +43,11 @@ BODY_SUFFIXES = {
     "application/octet-stream": ".npy",
     "image/*": ".png",
 }
+#: Media type of a form that uploads a file.
 MULTIPART = "multipart/form-data"
-#: The form of a row's position in messages.
+#: Format of the position of a row in messages.
 POSITION_FORMAT = "row {} (counted from 0)"
-#: Python types of the elements, by the data type of a tensor.
+#: Python types that the JSON elements of a tensor may have, by the tensor's data type in KServe's protocol.
 DATATYPES: dict[str, tuple[type, ...]] = {
     "BOOL": (bool,),
     "BYTES": (str,),
@@ -54,21 +55,21 @@ DATATYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("FP32", "FP64"), (int, float)),
 }
 
-#: A cell of a row in JSON.
+#: A cell of a row in JSON; None is a missing value.
 Cell = int | float | str | bool | None
-#: A row in JSON: its cells in order, or by column.
+#: A row in JSON: a list of cells in the order of the model's columns, or a dict of cells by column name.
 Row = list[Cell] | dict[str, Cell]
 T = TypeVar("T")
 
 
 class PredictRequest(msgspec.Struct):
-    """Rows: lists of cells in the order of the model's columns, or objects by column; null is a missing value."""
+    """A request for predictions. Each row is a list of cells, or an object of cells by column name (see `Row`)."""
 
     rows: list[Row]
 
 
 class Tensor(msgspec.Struct, omit_defaults=True):
-    """A tensor of KServe's protocol; its data are flat, or nested as its shape."""
+    """A tensor of KServe's protocol; ``data`` is a flat list, or has nested lists that follow ``shape``."""
 
     name: str
     shape: list[Annotated[int, msgspec.Meta(ge=0, le=2**31)]]
@@ -78,14 +79,17 @@ class Tensor(msgspec.Struct, omit_defaults=True):
 
 
 class OutputName(msgspec.Struct):
-    """The name of a requested output."""
+    """The name of an output tensor that a KServe request asks for."""
 
     name: str
     parameters: JsonDict | msgspec.UnsetType = msgspec.UNSET
 
 
 class InferRequest(msgspec.Struct):
-    """A KServe request: one tensor [rows, columns], or a tensor [rows] or [rows, 1] for each column by name."""
+    """A KServe request for predictions.
+
+    ``inputs`` is one tensor of shape [rows, columns], or one tensor of shape [rows] or [rows, 1] for each column name.
+    """
 
     inputs: list[Tensor]
     id: str | msgspec.UnsetType = msgspec.UNSET
@@ -94,14 +98,14 @@ class InferRequest(msgspec.Struct):
 
 
 class ParsedRows(NamedTuple):
-    """The rows of a request as features of a model."""
+    """The rows of a request, encoded as features for a model."""
 
     x: np.ndarray  #: (n, dim) float32 or float64.
     notes: list[str]  #: Warnings for the user, such as missing values.
-    uninformative: np.ndarray  #: (n,) bool: whether a row has no information, such as empty cells only.
+    uninformative: np.ndarray  #: (n,) bool: whether a row has no information, for example only empty cells.
 
 
-#: Decodes a request for predictions, also a plain list of rows.
+#: Decodes the JSON body of a request for predictions: an object with rows, or a plain list of rows.
 ROWS_DECODER: msgspec.json.Decoder[PredictRequest | list[Row]] = msgspec.json.Decoder(PredictRequest | list[Row])
 
 
@@ -121,7 +125,7 @@ def parse_media_type(header: str) -> str:
 
 
 async def read_upload(request: Request) -> tuple[str, bytes]:
-    """Read the media type and the bytes of a request's body or, if it is a form, of the file in the form."""
+    """Read the body of a request, and return its media type and bytes; a form is replaced by the file in it."""
     media = parse_media_type(request.headers.get("content-type", ""))
     if media != MULTIPART:
         return media, await request.body()
@@ -140,14 +144,14 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
 
 
 def list_content_types(model: TablePipeline) -> list[str]:
-    """List the media types of bodies that a model accepts, except forms."""
+    """List the media types that a model accepts as the body of a request, except that of forms."""
     if model.has_pictures:
         return [JSON, *["image/*"] * (len(model.modalities) == 1)]
     return list(BODY_SUFFIXES)[:4]
 
 
 def max_magnitudes(model: TablePipeline) -> list[float]:
-    """Compute the maximal magnitude of numbers in each column, relative to the scale of the training data."""
+    """Compute the maximal absolute value that is accepted in each column: a multiple of its scale in training."""
     limit = float(model.network.encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
     plain = model.encoding is None or model.encoding.is_fully_numeric
     # Slightly below the limit, because standardized numbers are rounded.
@@ -156,7 +160,10 @@ def max_magnitudes(model: TablePipeline) -> list[float]:
 
 
 def parse_rows(model: TablePipeline, media: str, body: bytes) -> ParsedRows:
-    """Parse the rows of a body of a media type; raise an HTTPException if the model does not accept the type."""
+    """Parse the body of a request, of media type ``media``, into rows for a model.
+
+    Raises an HTTPException if the model does not accept the media type, and an InputError if the rows are wrong.
+    """
     kind = "image/*" if media.startswith("image/") else media
     if kind == JSON:
         return parse_json_rows(model, body)
@@ -175,7 +182,7 @@ def parse_rows(model: TablePipeline, media: str, body: bytes) -> ParsedRows:
 
 @contextmanager
 def hide_temporary_paths(folder: str) -> Iterator[None]:
-    """Replace paths in a temporary folder, in messages of InputErrors, by "the request" or the row."""
+    """Rewrite messages of InputErrors in the context: "the request" or the row replaces paths in a temporary folder."""
     try:
         yield
     except UserError as error:
@@ -186,7 +193,7 @@ def hide_temporary_paths(folder: str) -> Iterator[None]:
 
 
 def parse_file(model: TablePipeline, path: Path) -> ParsedRows:
-    """Parse the rows of a CSV or NPY file as ``predict`` does."""
+    """Parse the rows of a CSV or NPY file in the same way as the command ``predict``."""
     table = model.open_table(path, model.read_spec)
     blocks = list(table.blocks)
     n = sum(len(block.positions) for block in blocks)
@@ -198,7 +205,7 @@ def parse_file(model: TablePipeline, path: Path) -> ParsedRows:
 
 
 def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
-    """Parse the rows of a JSON body; pictures are base64-encoded files."""
+    """Parse the rows of a JSON body; cells of a picture column are the contents of files in base64."""
     request = decode_json(body, ROWS_DECODER)
     rows = request.rows if isinstance(request, PredictRequest) else request
     if not rows:
@@ -230,7 +237,7 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
 
 
 def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> ParsedRows:
-    """Parse rows from one tensor for all columns, or from one tensor per column."""
+    """Parse the rows of a KServe request from one tensor for all columns, or from one tensor per column."""
     if model.has_pictures:
         remedy = "Send them to /models/NAME/predict."
         raise_input_error("inputs", "be for a model without pictures", "one with pictures", remedy)
@@ -258,7 +265,7 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> ParsedRows:
 
 
 def get_elements(tensor: Tensor) -> list[Cell]:
-    """Return the elements of a tensor as a flat list; raise an InputError if they do not fit its type and shape."""
+    """Return the elements of a tensor as a flat list; raise an InputError if they contradict its data type or shape."""
     kinds = DATATYPES.get(tensor.datatype)
     if kinds is None:
         got = to_printable(tensor.datatype)[:20]
@@ -277,7 +284,7 @@ def get_elements(tensor: Tensor) -> list[Cell]:
 
 
 def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRows:
-    """Encode columns of cells (n,) as features, with the checks that files have."""
+    """Check and encode n rows as features, given an array (n,) of cells for each column, as rows of a file are."""
     columns = [replace_missing(cells, model.missing_texts) for cells in columns]
     for index, (cells, limit) in enumerate(zip(columns, max_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
@@ -294,7 +301,7 @@ def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRow
 
 
 def describe_missing(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[str]:
-    """Describe the number of missing cells in each column that has some; empty if columns have no names."""
+    """List a note with the number of missing cells per column; the list is empty if columns have no names."""
     counts = []
     for name, column, cells in zip(model.columns or (), model.fitted_columns, columns, strict=False):
         test = is_missing_or_word if column.kind in {"number", "date"} else is_missing
@@ -304,13 +311,16 @@ def describe_missing(model: TablePipeline, columns: Sequence[np.ndarray]) -> lis
 
 
 def check_row_count(n: int) -> None:
-    """Raise an HTTPException if a request has too many rows."""
+    """Raise an HTTPException if ``n``, the number of rows of a request, is too large."""
     if n > MAX_REQUEST_ROWS:
         raise HTTPException(413, f"`body` must have at most {MAX_REQUEST_ROWS:,} rows; got more. Send them in parts.")
 
 
 def order_cells(row: Row, columns: Sequence[str] | None, number: int) -> list[Cell]:
-    """Return the cells of a row in the order of the columns; cells of other columns are left out, as in tables."""
+    """Return the cells of a row in the order of the columns, without cells of other columns.
+
+    A list is returned unchanged. ``number`` is the index of the row in error messages.
+    """
     if not isinstance(row, dict):
         return row
     if columns is None:
@@ -325,7 +335,7 @@ def order_cells(row: Row, columns: Sequence[str] | None, number: int) -> list[Ce
 
 
 def to_matrix(rows: Sequence[Row], width: int) -> np.ndarray | None:
-    """Convert rows of numbers to an array (n, width), int64 or float64; None if a cell is no number."""
+    """Convert rows of numbers to an array (n, width), int64 or float64; return None if a cell is not a number."""
     try:
         cells = np.array(rows)
     except (ValueError, OverflowError):
@@ -334,7 +344,7 @@ def to_matrix(rows: Sequence[Row], width: int) -> np.ndarray | None:
 
 
 def to_column(cells: Sequence[Cell]) -> np.ndarray:
-    """Convert the cells of a column to an array of numbers, NaN if missing, or else of texts."""
+    """Convert the cells of a column to an array (n,) of numbers, NaN if missing, or of texts if one is not a number."""
     kinds = {type(cell) for cell in cells} - {type(None)}
     if kinds <= {int, float}:
         if kinds == {int} and None not in cells and all(abs(cell) < 2**63 for cell in cells):  # type: ignore[arg-type]
@@ -345,7 +355,7 @@ def to_column(cells: Sequence[Cell]) -> np.ndarray:
 
 
 def write_picture(path: Path, cell: str) -> str:
-    """Decode a base64-encoded picture into a file; return its path. The cell is never used as a path itself."""
+    """Decode a picture in base64 into a file, and return the path of the file; the cell is never used as a path."""
     try:
         path.write_bytes(base64.b64decode(cell, validate=True))
     except (TypeError, ValueError, binascii.Error):

@@ -43,15 +43,16 @@ from protonet.server.models import Batcher, Classification, HotModel, open_model
 from protonet.ui.html import format_page
 from protonet.ui.text import format_csv
 
-#: Bytes of a JSON body up to which it is parsed on the event loop, where it does not wait for larger bodies.
+#: Maximal bytes of a JSON body that is parsed on the event loop. Larger ones are parsed in threads, so that small ones
+#: do not wait for them.
 SMALL_BODY_BYTES = 2**16
 INFER_DECODER = msgspec.json.Decoder(parsing.InferRequest)
-#: Answers a GET request, given the parameters in its path.
+#: A function of the parameters in the path of a GET request that returns the content of the response.
 GetHandler = Callable[..., msgspec.Struct | str]
 
 
 class PredictionApi:
-    """The routes of ``serve``, with its models by name."""
+    """The routes of the command ``serve``: predictions, descriptions of models, health, metrics and documentation."""
 
     def __init__(self, models: dict[str, HotModel], policy: AccessPolicy) -> None:
         self.models, self.policy = models, policy
@@ -65,7 +66,7 @@ class PredictionApi:
         registry.register(self)
 
     def create_app(self) -> ASGIApp:
-        """Create the ASGI application."""
+        """Create the ASGI application of all routes."""
         routes = [
             Route("/models/{name}/predict", self.predict, methods=["POST"]),
             Route("/v2/models/{name}/infer", self.infer, methods=["POST"]),
@@ -78,7 +79,7 @@ class PredictionApi:
 
     @property
     def documented_handlers(self) -> dict[str, GetHandler]:
-        """The handlers of GET requests in the OpenAPI document, by path."""
+        """The handlers of the GET requests that the OpenAPI document describes, by path."""
         return {
             "/healthz": self.live,
             "/readyz": self.ready,
@@ -93,14 +94,14 @@ class PredictionApi:
         }
 
     def observe(self, path: str, status: int, seconds: float) -> None:
-        """Add a response to the metrics if its request was for predictions."""
+        """Add the status and the duration of a response to the metrics, if its request was for predictions."""
         *_, name, action = path.rsplit("/", 2)
         if action in {"predict", "infer"}:
             self.requests.labels(name if name in self.models else "", status).inc()
             self.seconds.observe(seconds)
 
     def collect(self) -> list[CounterMetricFamily]:
-        """Return the counts of batches and reloads, which Prometheus collects when metrics are read."""
+        """Return the numbers of batches, reloads and failed reloads; called by the registry of the Prometheus client."""
         batches = CounterMetricFamily("protonet_batches", "Batches classified", value=self.batcher.batches)
         reloads = CounterMetricFamily("protonet_reloads", "Model files read again", labels=["model"])
         failures = CounterMetricFamily("protonet_reload_failures", "Files that were not a model", labels=["model"])
@@ -110,7 +111,7 @@ class PredictionApi:
         return [batches, reloads, failures]
 
     def find_model(self, name: str) -> HotModel:
-        """Return the model of a name; raise an HTTPException if there is none."""
+        """Return the model with a name; raise an HTTPException if no model has the name."""
         if name not in self.models:
             raise HTTPException(
                 404, f"`model` must be one of {', '.join(self.models)}; got {to_printable(name)[:40]!r}."
@@ -120,13 +121,13 @@ class PredictionApi:
     async def classify(
         self, name: str, model: TablePipeline, rows: parsing.ParsedRows, threshold: float | None
     ) -> Classification:
-        """Classify the rows of a request, together with rows of other requests, and count them."""
+        """Classify the rows of a request in a batch with concurrent requests, and count the rows in the metrics."""
         result = await self.batcher.classify(model, rows, threshold)
         self.rows.labels(name).inc(len(result[0]))
         return result
 
     async def predict(self, request: Request) -> Response:
-        """Answer a request for the classes of rows."""
+        """Answer a request for predictions with the class of each row, as JSON or CSV."""
         name = request.path_params["name"]
         model = self.find_model(name).model
         query = parse_query(request)
@@ -152,7 +153,7 @@ class PredictionApi:
         return json_response(schemas.PredictResponse(name, predictions, rows.notes or msgspec.UNSET))
 
     async def infer(self, request: Request) -> Response:
-        """Answer a request for the classes of rows that are tensors of KServe's protocol."""
+        """Answer a KServe request for predictions, whose rows are tensors, with output tensors."""
         name = request.path_params["name"]
         model = self.find_model(name).model
         if "inference-header-content-length" in request.headers:
@@ -170,7 +171,7 @@ class PredictionApi:
         return schemas.Live()
 
     def ready(self) -> schemas.Ready:
-        """Report readiness; 503 once the server is stopping."""
+        """Check that the server accepts requests; 503 while it stops."""
         if self.policy.closing:
             raise HTTPException(503, "The server stops.", {"retry-after": "1"})
         return schemas.Ready()
@@ -218,18 +219,21 @@ class PredictionApi:
         return schemas.build_openapi({name: hot.model for name, hot in self.models.items()}, self.documented_handlers)
 
     def overview(self) -> Response:
-        """Build a page of the models, their columns and a request to copy."""
+        """Build an HTML page of the models, with their columns, classes and a request to copy."""
         examples = {name: format_curl_example(name, hot.model) for name, hot in self.models.items()}
         values = {"models": self.list_models().models, "examples": examples}
         return html_response(*format_page("served.html", "protonet serve", values))
 
     def docs(self) -> Response:
-        """Build a page of the OpenAPI document."""
+        """Build an HTML page that shows the OpenAPI document."""
         return html_response(*format_page("api.html", "API", self.openapi()))
 
 
 def make_handler(get_content: Callable[..., object]) -> Callable[[Request], Awaitable[Response]]:
-    """Make the handler of a GET request from a function of its path parameters that returns the content."""
+    """Make the handler of a GET request from a function that returns the content of the response.
+
+    The function gets the parameters in the path. It returns a response, a text for Prometheus, or a value for JSON.
+    """
 
     async def handle(request: Request) -> Response:
         value = get_content(**request.path_params)
@@ -241,7 +245,7 @@ def make_handler(get_content: Callable[..., object]) -> Callable[[Request], Awai
 
 
 def select_outputs(request: parsing.InferRequest, outputs: list[parsing.Tensor]) -> list[parsing.Tensor]:
-    """Select the output tensors that a request names; all if it names none."""
+    """Select the output tensors that a request names; if it names none, return all."""
     names = [output.name for output in request.outputs or ()]
     if not set(names) <= set(schemas.OUTPUT_DATATYPES):
         got = ", ".join(map(to_printable, names))[:80]
@@ -263,7 +267,7 @@ def parse_query(request: Request) -> schemas.PredictQuery:
 
 
 def get_unknown_threshold(model: TablePipeline, rate: float | msgspec.UnsetType) -> float | None:
-    """Return the score up to which rows are unknown at a false-rejection rate; None without a rate."""
+    """Return the score at and below which rows are rejected as unknown, for a false-rejection rate; None for UNSET."""
     if rate is msgspec.UNSET:
         return None
     limits = schemas.false_rejection_limits(model)
@@ -275,7 +279,7 @@ def get_unknown_threshold(model: TablePipeline, rate: float | msgspec.UnsetType)
 
 
 def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
-    """Format the probabilities of logits (n, num_classes) with the digits of ``predict``."""
+    """Format the softmax of logits (n, num_classes) with six significant digits, as the command ``predict`` does."""
     return [[f"{value:.6g}" for value in row] for row in logits.softmax(dim=1).tolist()]
 
 
@@ -288,14 +292,14 @@ def format_curl_example(name: str, model: TablePipeline) -> str:
 
 
 def open_access_log(path: str | None) -> TextIO | None:
-    """Open the access log at a path: stderr for ``-``, none for None."""
+    """Open a file to append the access log to; ``-`` is stderr, and None opens no file."""
     if path is None or path == "-":
         return sys.stderr if path else None
     return Path(path).open("a", 1, encoding="utf-8")  # a buffer of one line
 
 
 def run(options: ServeOptions) -> None:
-    """Serve predictions until SIGTERM or Ctrl-C."""
+    """Serve predictions of the models until SIGTERM or Ctrl-C."""
     models = open_models(options.models, options.representation)
     if not any(hot.model.has_pretrained_encoder for hot in models.values()):
         torch.set_num_threads(1)  # as in predict; several threads slow small batches down

@@ -23,13 +23,14 @@ VERSION = installed_version(DISTRIBUTION) or "0"
 class PredictQuery(Struct, forbid_unknown_fields=True):
     """Query parameters of a request for predictions."""
 
-    proba: Literal[0, 1] = 0
+    proba: Literal[0, 1] = 0  #: 1 to return the probabilities of all classes.
+    #: Fraction of rows of known classes that may be rejected as unknown; UNSET to reject no row.
     unknown: Annotated[float, Meta(gt=0, lt=1)] | UnsetType = UNSET
-    token: str = ""
+    token: str = ""  #: The access token, if it is not in a header.
 
 
 class Prediction(Struct, rename={"label": "class"}):
-    """The most likely class of a row; ``unknown``, without a probability, for a row that is unlike every class."""
+    """The most probable class of a row; the class ``unknown``, without a probability, for a row unlike every class."""
 
     label: str
     probability: float | None
@@ -37,7 +38,7 @@ class Prediction(Struct, rename={"label": "class"}):
 
 
 class PredictResponse(Struct):
-    """A prediction for each row, and notes about the rows that a person should read."""
+    """The prediction of each row, and notes about the rows, such as the number of missing values."""
 
     model: str
     predictions: list[Prediction]
@@ -52,15 +53,15 @@ class Column(Struct):
 
 
 class ModelInfo(Struct):
-    """A model and its inputs."""
+    """A model, with its classes, its columns and its cross-validated accuracy."""
 
     name: str
     classes: list[str]
     columns: list[Column]
-    features: int
-    content_types: list[str]
-    held_out: JsonDict | None
-    reloads: int
+    features: int  #: Number of features after the columns are encoded.
+    content_types: list[str]  #: Accepted media types of a body.
+    held_out: JsonDict | None  #: Metrics of the cross-validation, if the model was cross-validated.
+    reloads: int  #: How often the model's file was replaced and loaded again.
 
 
 class ModelList(Struct):
@@ -70,7 +71,7 @@ class ModelList(Struct):
 
 
 class TensorMetadata(Struct):
-    """A tensor of a model; -1 in its shape is the number of rows."""
+    """Name, shape and data type of an input or output tensor; -1 in the shape is the number of rows."""
 
     name: str
     shape: list[int]
@@ -78,7 +79,7 @@ class TensorMetadata(Struct):
 
 
 class InferResponse(Struct):
-    """Tensors of the predicted classes, their probabilities, and the probabilities of all classes."""
+    """Output tensors: the predicted classes, their probabilities, and the probabilities of all classes."""
 
     model_name: str
     outputs: list[Tensor]
@@ -114,9 +115,9 @@ class Ready(Struct):
     ready: bool = True
 
 
-#: Names and types of the output tensors in KServe's protocol.
+#: Data types of the output tensors in KServe's protocol, by the tensors' names.
 OUTPUT_DATATYPES = {"class": "BYTES", "probability": "FP64", "probabilities": "FP64"}
-#: Descriptions of error statuses, and whether requests that need no token can have them.
+#: By HTTP error status, a description, and whether the error can occur on paths that need no token.
 ERROR_STATUSES = {
     "400": ("The request does not fit", True),
     "401": ("No token, or a wrong one", False),
@@ -129,13 +130,13 @@ ERROR_STATUSES = {
     "431": ("The head of the request is too large", False),
     "503": ("No answer in time, or the server stops", True),
 }
-#: Regular expressions of CSV cells, by the first type in the cell's schema; ``anyOf`` is a date.
+#: Regular expressions of example CSV cells, by the type in the JSON schema of the cell; dates are under ``anyOf``.
 CELL_PATTERNS = {
     "number": "-?[0-9]{1,6}",
     "string": "[0-9A-Za-z]{0,9}",
     "anyOf": "20[0-9]{2}-(0[1-9]|1[0-2])-[01][1-9]",
 }
-#: JSON types of a cell that is read as a text.
+#: JSON types that are accepted in a cell of a text or category column.
 SCALAR_TYPES = ["string", "number", "boolean", "null"]
 
 
@@ -144,7 +145,7 @@ def build_openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callab
 
     Args:
         models: The models by name.
-        gets: The handlers of GET requests by path; their docstrings and return types describe the responses.
+        gets: The handlers of GET requests by path. The docstring and return type of a handler describe its response.
     """
     results = {path: get_type_hints(get)["return"] for path, get in gets.items()}
     types = list(dict.fromkeys([Error, PredictResponse, InferResponse, *results.values()]))
@@ -191,7 +192,10 @@ def build_openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callab
 
 
 def false_rejection_limits(model: TablePipeline) -> tuple[float, float] | None:
-    """Compute the minimal and maximal ``unknown`` that the number of held-out rows allows; None without such rows."""
+    """Compute the minimal and the maximal false-rejection rate that the number of a model's held-out rows allows.
+
+    The rate is the query parameter ``unknown``. Return None if the model has no scores of held-out rows.
+    """
     scores = model.metadata.get("scores")
     n = len(scores) if isinstance(scores, list) else 0
     return (1 / (n + 1), n / (n + 1)) if n else None
@@ -203,12 +207,12 @@ def make_object_schema(**properties: object) -> JsonDict:
 
 
 def make_array_schema(*items: JsonDict) -> JsonDict:
-    """Make the JSON schema of an array with one item for each given schema."""
+    """Make the JSON schema of an array of fixed length, given the schema of each item."""
     return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
 
 
 def make_body_schemas(model: TablePipeline) -> JsonDict:
-    """Make the schemas of request bodies that a model accepts, by media type."""
+    """Make the JSON schema of each kind of request body that a model accepts, by media type."""
     columns, cells = describe_columns(model), make_cell_schemas(model)
     row = make_array_schema(*cells)
     if columns:
@@ -233,7 +237,10 @@ def make_body_schemas(model: TablePipeline) -> JsonDict:
 
 
 def make_infer_schema(model: TablePipeline) -> JsonDict:
-    """Make the schema of a KServe request for one row; a schema cannot relate the size of data to a shape."""
+    """Make the JSON schema of a KServe request for predictions of one row.
+
+    It is an example: for several rows, a schema cannot relate the length of ``data`` to ``shape``.
+    """
     text, inputs = {"type": ["string", "null"]}, describe_inputs(model)
     cells = [text if cell == {"type": SCALAR_TYPES} else cell for cell in make_cell_schemas(model)]
     tensors = []
@@ -256,7 +263,7 @@ def make_infer_schema(model: TablePipeline) -> JsonDict:
 
 
 def describe_inputs(model: TablePipeline) -> list[TensorMetadata]:
-    """Describe a model's inputs in KServe's protocol: one per column, or one for all columns without names."""
+    """List the input tensors of a model in KServe's protocol: one per column or, if columns lack names, one in all."""
     inputs = [
         TensorMetadata(name, [-1], "FP64" if column.kind == "number" else "BYTES")
         for name, column in zip(model.columns or (), model.fitted_columns, strict=False)
@@ -265,7 +272,7 @@ def describe_inputs(model: TablePipeline) -> list[TensorMetadata]:
 
 
 def make_cell_schemas(model: TablePipeline) -> list[JsonDict]:
-    """Make the schema of the cells in each column of a model."""
+    """Make the JSON schema of a cell for each column of a model, in order."""
     cells: list[JsonDict] = []
     number = {"type": ["number"] if model.encoding is None else ["number", "null"]}
     date = {"anyOf": [{"type": ["string", "null"], "format": "date"}, {"const": ""}]}
@@ -277,5 +284,5 @@ def make_cell_schemas(model: TablePipeline) -> list[JsonDict]:
 
 
 def describe_columns(model: TablePipeline) -> dict[str, str]:
-    """Describe the contents of each column of a model by its name; empty if the columns have no names."""
+    """Return a summary of each column of a model by column name; the dict is empty if the columns have no names."""
     return {name: column.summary() for name, column in zip(model.columns or (), model.fitted_columns, strict=False)}
