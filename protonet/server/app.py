@@ -288,9 +288,10 @@ CLOSING_SECONDS = 1.0
 
 
 class ConnectionState(ServerState):
-    """The state that all connections share, with a list of the idle ones, which are not being sent a response.
+    """The state that all connections share: the open connections, and which of them are idle.
 
-    ``idle`` maps each idle connection to the time at which it became idle, in seconds of the event loop's clock.
+    A connection is idle until the head of a request has arrived, and again after the response. ``idle`` maps each
+    idle connection to the time at which it became idle, in seconds of the event loop's clock.
     """
 
     def __init__(self) -> None:
@@ -307,7 +308,7 @@ class ConnectionState(ServerState):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with errors as JSON, and with limits on the size and time of a request's head, and on trailers."""
+    """An HTTP/1.1 connection with limits on the size and arrival time of a request's head, and with errors as JSON."""
 
     server_state: ConnectionState
 

@@ -86,7 +86,7 @@ class JobRunner:
         return Path(self.folder.name, file), media
 
     def list_commands(self, labels: Path, table: Path, folder: Path) -> list[ReadOptions]:
-        """List the options of the commands that export a model, its report and predictions, in order.
+        """List the options of the commands that export a model, its report and predictions, in the order to run them.
 
         Args:
             labels: The file of labelled rows.

@@ -176,7 +176,7 @@ class LabelApi:
         return respond
 
     def start_job_on_labels(self, kind: Literal["results", "export"]) -> None:
-        """Start a job of a kind on the labelled rows, except rows with a picture that no longer exists."""
+        """Start a job, "results" or "export", on the labelled rows, except rows whose pictures no longer exist."""
         queue, session = self.queue, self.queue.session
         rows = {row: [*session.cells[row], label] for row, label in session.labels.items() if queue.has_picture(row)}
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None

@@ -328,7 +328,7 @@ class LabelQueue:
         Returns:
             ``likely``: the most probable classes with their probabilities; ``near``: the most similar labelled rows;
             ``farther``: the fraction of the table's rows that are farther from every class than this row; ``support``:
-            the contribution of each column to the log-probability of the most probable class, if there are several.
+            the contribution of each column to the log-probability of the most probable class; [] for a single column.
         """
         with self._lock:
             x_all, done = self.session.rows.x, self.session.labelled[-REPLACEMENT_ROWS:]

@@ -212,7 +212,7 @@ class LabelSession:
     Args:
         rows: The features of all rows.
         cells: The texts of the cells of each row.
-        classes: The class names; new names are appended if there is no model.
+        classes: The class names to start with. With a model, the names of its classes are used instead.
         model: The model that labels update; None to fit a network to the labels alone.
         answers: The label file.
     """
@@ -410,7 +410,7 @@ class Uploads:
         return self._save([path_to_text(path)])
 
     def _save(self, texts: Sequence[str]) -> list[list[str]]:
-        """Make a row for each text (or path), append it unless the file of rows has it, and return all rows' cells."""
+        """Save a row for each text (or path), unless it is saved already; return the cells of the rows of all texts."""
         column = self.column or 0
         rows = [[text if index == column else "" for index in range(len(self.rows.header) - 1)] for text in texts]
         with self._lock:

@@ -284,7 +284,7 @@ def get_elements(tensor: Tensor) -> list[Cell]:
 
 
 def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRows:
-    """Check and encode n rows as features, given an array (n,) of cells for each column, as rows of a file are."""
+    """Encode the cells of each column, an array (n,), as features, with the same checks as for rows of a file."""
     columns = [replace_missing(cells, model.missing_texts) for cells in columns]
     for index, (cells, limit) in enumerate(zip(columns, max_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)

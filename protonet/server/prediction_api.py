@@ -101,7 +101,7 @@ class PredictionApi:
             self.seconds.observe(seconds)
 
     def collect(self) -> list[CounterMetricFamily]:
-        """Return the numbers of batches, reloads and failed reloads; called by the registry of the Prometheus client."""
+        """Return counters of batches, reloads and failed reloads; the registry calls this when metrics are read."""
         batches = CounterMetricFamily("protonet_batches", "Batches classified", value=self.batcher.batches)
         reloads = CounterMetricFamily("protonet_reloads", "Model files read again", labels=["model"])
         failures = CounterMetricFamily("protonet_reload_failures", "Files that were not a model", labels=["model"])

@@ -263,7 +263,7 @@ def make_infer_schema(model: TablePipeline) -> JsonDict:
 
 
 def describe_inputs(model: TablePipeline) -> list[TensorMetadata]:
-    """List the input tensors of a model in KServe's protocol: one per column or, if columns lack names, one in all."""
+    """List the input tensors of a model in KServe's protocol: one per column, or a single one if columns lack names."""
     inputs = [
         TensorMetadata(name, [-1], "FP64" if column.kind == "number" else "BYTES")
         for name, column in zip(model.columns or (), model.fitted_columns, strict=False)
