@@ -1,9 +1,8 @@
 """Few-shot experiments: episodes, methods, evaluation and meta-training.
 
-Packages, each of which imports only earlier ones: `samplers` sample the episodes of each protocol and gather their
-rows; `networks` embed rows; `methods` classify queries; `features` loads rows of data sets and networks; `evaluation`
-scores methods; `paper` writes the files that a paper needs; `training` meta-trains encoders. `arguments` parses command
-lines.
+Packages, each of which imports only earlier ones: `samplers` sample episodes and gather their rows; `networks` embed
+rows; `methods` classify queries; `features` loads data sets and embeds pictures; `evaluation` scores methods; `paper`
+writes the tables and figures of a paper; `training` meta-trains encoders. `arguments` parses command lines.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _EPISODES_EXPORTS = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name at its first use, so that a command answers, also to Ctrl-C, before torch is imported."""
+    """Import a public name of this package at its first use: a command then starts without importing torch."""
     if name not in _EPISODES_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"protonet.{_EPISODES_EXPORTS[name]}"), name)

@@ -1,9 +1,9 @@
-"""Few-shot experiments: ``python -m protonet.episodes`` evaluates methods.
+"""The command line of few-shot experiments: ``python -m protonet.episodes`` evaluates few-shot methods.
 
 ``... train`` meta-trains an encoder; ``... paper`` compares a new method with common ones; ``... compare`` compares the
-files of several evaluations; ``... extract`` embeds pictures.
+results of several evaluations; ``... extract`` embeds pictures.
 
-Slow imports wait until the arguments are checked.
+Slow imports, such as torch, wait until the arguments are checked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from protonet.ui.command_line import Parser, check_name, check_output_options, r
 
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
 OUTPUT_SUFFIXES = {"plot": (".png", ".pdf", ".svg"), "report": REPORT_SUFFIXES}
-#: For each option that names a file to write, what the file holds.
+#: For each option that names a file to write, the content of the file, for the help text.
 OUTPUT_FILES = {
     "json": "all metrics, and how many queries of each episode each method has right",
     "csv": "one line per metric",
@@ -57,7 +57,7 @@ SIDE_CHOICES = ("novel", "validation", "base", "all")
 
 
 def make_parser() -> Parser:
-    """Build the parser of the evaluation's arguments."""
+    """Build the command-line parser of an evaluation."""
     parser = Parser(
         EVALUATE_PROG,
         "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.",
@@ -138,7 +138,7 @@ def make_parser() -> Parser:
 
 
 def _describe_methods() -> str:
-    """Write the last part of ``--help-all``, about kinds of data sets, methods and further commands."""
+    """Return the last part of the text of ``--help-all``: kinds of data sets, methods and further commands."""
     import textwrap  # noqa: PLC0415 - for the help alone
 
     from protonet.episodes.methods import METHOD_ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
@@ -163,7 +163,10 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
 
 
 def run(arguments: Sequence[str] | None) -> None:
-    """Evaluate as the arguments say."""
+    """Run an evaluation from its command line, or print a list of methods, presets or classes if an option asks for it.
+
+    None takes the arguments of this process.
+    """
     parser, words = make_parser(), list(arguments or ())
     options = parser.parse_args(words)
     if options.list_methods or options.list_presets or options.class_lists:
@@ -182,7 +185,7 @@ def run(arguments: Sequence[str] | None) -> None:
         options = parser.parse_args([*preset, *words])
 
     def list_given(some: Sequence[str]) -> set[str]:
-        """List the options that some words of a command line set."""
+        """Return the names of the options that some words of a command line set."""
         unset = argparse.Namespace(**dict.fromkeys(vars(options)))
         return {name for name, value in vars(parser.parse_args(some, unset)).items() if value is not None}
 
@@ -192,7 +195,7 @@ def run(arguments: Sequence[str] | None) -> None:
 
 @contextmanager
 def _print_cause(options: argparse.Namespace) -> Iterator[None]:
-    """With ``--traceback``, print the traceback of the error that an InputError was raised from."""
+    """A context manager that, with ``--traceback``, prints the traceback of the error that caused an InputError."""
     try:
         yield
     except InputError as error:
@@ -202,7 +205,10 @@ def _print_cause(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _check_paths(options: argparse.Namespace) -> dict[str, Path]:
-    """Check the files that an evaluation reads and writes; return the path of each option that names an output."""
+    """Check the options of an evaluation that name files to read and to write.
+
+    Returns the path of each output file by the name of its option; no paths in other processes than the first.
+    """
     paths = [Path(dataset).resolve() for dataset in options.dataset]
     if options.resume and options.state is None:
         raise_input_error("--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
@@ -233,7 +239,10 @@ def _check_paths(options: argparse.Namespace) -> dict[str, Path]:
 
 
 def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Collection[str]) -> None:
-    """Evaluate as the options say. ``given`` are the options of the command line, ``preset`` those of the preset."""
+    """Run the evaluations that the options describe: one for each data set and number of shots.
+
+    ``given`` are the names of the options on the command line, and ``preset`` those that ``--preset`` sets.
+    """
     outputs = _check_paths(options)
     check_device("--device", options.device)
     from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - torch, as above
@@ -284,14 +293,14 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Colle
 
 @dataclass(frozen=True)
 class Subcommand:
-    """A command beside the evaluation, whose module is imported after the arguments are checked."""
+    """A command other than the evaluation, whose module is imported after the arguments are checked."""
 
     read: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks the command's arguments.
     module: str  #: The module below `protonet.episodes`. A module NAME has a function run_NAME of the parsed options.
-    names: Mapping[str, str]  #: Maps arguments of functions that messages name to the options of the command.
+    names: Mapping[str, str]  #: The command's option for each argument of a function, for error messages.
 
     def run(self, arguments: Sequence[str] | None) -> None:
-        """Run the command as the arguments say."""
+        """Parse and check the command's arguments, import its module and run the command."""
         options = self.read(arguments)
         module = import_module(f"protonet.episodes.{self.module}")
         with _print_cause(options):
@@ -307,7 +316,7 @@ SUBCOMMANDS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command of ``SUBCOMMANDS`` that the first argument names, or the evaluation; return the exit code."""
+    """Run the command of ``SUBCOMMANDS`` that the first argument names, or an evaluation; return the exit code."""
     prog, command, names = EVALUATE_PROG, run, OPTION_NAMES
     if arguments and arguments[0] in SUBCOMMANDS:
         name, *arguments = arguments

@@ -31,7 +31,7 @@ from protonet.episodes.names import (
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.ui.command_line import Parser, check_name, check_output_options, check_writable, parse_whole
 
-#: For each option of ``train`` that is a whole number: least value, default, help.
+#: For each option of ``train`` that is a whole number: its smallest value, its default and its help text.
 INTEGER_OPTIONS = {
     "way": (2, 64, "classes per training episode; all base classes if they are fewer"),
     "shot": (1, 1, "support rows per class"),
@@ -42,7 +42,7 @@ INTEGER_OPTIONS = {
     "patience": (1, 8, "stop after this many validations without a new best score"),
     "seed": (0, 0, "of the initial weights, the episodes and the augmentation; up to 2^63 - 1"),
 }
-#: Defaults of the objectives feat, maml and anil, whose papers train on episodes like those of the evaluation.
+#: Defaults for the objectives feat, maml and anil, whose papers train on episodes like those of the evaluation.
 EPISODIC = {"way": 5, "query": 15, "episodes-per-step": 4}
 #: For each objective, the defaults that differ from ``INTEGER_OPTIONS``. Snell et al. train on 30 classes for 1-shot
 #: mini-ImageNet.
@@ -50,14 +50,14 @@ DEFAULTS = {"protonet": {"way": 30, "query": 15, "episodes-per-step": 1}} | dict
     ("feat", "maml", "anil"), EPISODIC
 )
 INNER_LOOP_OPTIONS = ("inner_steps", "inner_rate", "first_order", "head")  #: Only MAML and ANIL have these options.
-BASIC_OPTIONS = ("way", "shot", "steps", "seed")  #: The ``INTEGER_OPTIONS`` that ``--help`` shows, not for experts.
+BASIC_OPTIONS = ("way", "shot", "steps", "seed")  #: The ``INTEGER_OPTIONS`` that ``--help`` shows; ``--help-all`` all.
 TRAIN_EXAMPLES = (
     "python -m protonet.episodes train -o encoder.safetensors",
     "python -m protonet.episodes train --dataset cub:CUB_200_2011 --backbone resnet12 -o cub.safetensors",
     "python -m protonet.episodes train --resume -o encoder.safetensors",
 )
-CLIP_TEMPLATE = "a photo of a {}."  #: CLIP's prompt.
-PICTURE_BATCH_SIZE = 64  #: How many pictures, or texts, ``extract`` embeds at a time by default.
+CLIP_TEMPLATE = "a photo of a {}."  #: CLIP's prompt, with braces for the name of a class.
+PICTURE_BATCH_SIZE = 64  #: By default, ``extract`` embeds this many pictures or texts at a time.
 EXTRACT_EXAMPLES = (
     f"python -m {EVALUATE_PROG} extract pictures/ --backbone net.onnx -o features.npz",
     f"python -m {EVALUATE_PROG} extract cub:ROOT --backbone timm:resnet18.a1_in1k -o cub.npz",
@@ -78,7 +78,7 @@ COMPARE_REMEDY = "Write them with --json, of the same data, kind of episodes and
 
 
 class IntegerOption(argparse.Action):
-    """An option whose value is a whole number in [low, high]."""
+    """An argparse action for an option whose value is a whole number in [low, high]; without ``high``, >= low."""
 
     def __init__(self, *args: Any, low: int, high: int | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -91,7 +91,7 @@ class IntegerOption(argparse.Action):
 
 
 class NumberOption(argparse.Action):
-    """An option whose value is a finite number, > 0 if ``strict``, else >= 0."""
+    """An argparse action for an option whose value is a finite number, > 0 if ``strict``, otherwise >= 0."""
 
     def __init__(self, *args: Any, strict: bool = True, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -110,7 +110,7 @@ class NumberOption(argparse.Action):
 
 
 def make_train_parser() -> Parser:
-    """Build the parser of the arguments of ``train``."""
+    """Build the command-line parser of ``train``."""
     what = "Meta-train an encoder on base classes; the weights best on validation classes are kept."
     parser = Parser(TRAIN_PROG, what, TRAIN_EXAMPLES)
     add = parser.add_argument
@@ -164,10 +164,14 @@ def make_train_parser() -> Parser:
 
 
 def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``train``.
+    """Parse and check the command line of ``train``.
 
-    The result's ``plan`` is a `TrainingPlan`, whose backbone is "" if the data decide it. The result's ``paths`` maps
-    "output", "log" and "tensorboard" to the paths to write, as far as the arguments name them.
+    Args:
+        arguments: The words after ``train``; None for those of this process.
+
+    Returns:
+        The options, with two more attributes. ``plan`` is a `TrainingPlan`, whose backbone is "" if it is to be chosen
+        by the data. ``paths`` has the path to write for each of "output", "log" and "tensorboard" that is given.
     """
     options = make_train_parser().parse_args(arguments)
     if options.backbone is not None:
@@ -208,7 +212,7 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
-    """Check that ``train`` can write its outputs; return the path of each option that names an output."""
+    """Check that ``train`` can write its output files; return their paths by "output", "log" and "tensorboard"."""
     if Path(options.output).suffix != ".safetensors":
         raise_input_error("--output", "end in .safetensors", options.output, "Rename it.")
     with optional_packages("train"):
@@ -229,7 +233,7 @@ def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
 
 
 def make_compare_parser() -> Parser:
-    """Build the parser of the arguments of ``compare``."""
+    """Build the command-line parser of ``compare``."""
     parser = Parser(COMPARE_PROG, "Compare the methods of several runs in pairs, on the episodes that all runs have.")
     parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that --json wrote")
     text = "compare this method alone with each other one, not all pairs"
@@ -240,7 +244,10 @@ def make_compare_parser() -> Parser:
 
 
 def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``compare``; the result's ``outputs`` maps options to the paths of files to write."""
+    """Parse and check the command line of ``compare``; None takes the arguments of this process.
+
+    Returns the options. Their attribute ``outputs`` has the paths of the files to write, by "latex" and "markdown".
+    """
     options = make_compare_parser().parse_args(arguments)
     paths = [Path(file).resolve() for file in options.files]
     for index, path in enumerate(paths):
@@ -259,7 +266,7 @@ def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def raise_no_run(path: Path, error: Exception) -> NoReturn:
-    """Raise an InputError about a file that is missing, or that ``--json`` did not write."""
+    """Raise an InputError about a file for ``compare`` that is missing, or that an evaluation did not write."""
     if isinstance(error, FileNotFoundError):
         raise_missing_file(path, argument="FILE.json")
     got = f"{path} ({type(error).__name__}: {error})"
@@ -267,7 +274,7 @@ def raise_no_run(path: Path, error: Exception) -> NoReturn:
 
 
 def make_paper_parser() -> Parser:
-    """Build the parser of the arguments of ``paper``."""
+    """Build the command-line parser of ``paper``."""
     text = "Compare a method of your own with five usual ones, as a paper does: tables, LaTeX, a figure, predictions\n"
     text += "of each query, and a text for the appendix. An interrupted run continues where it stopped."
     parser = Parser(PAPER_PROG, text, PAPER_EXAMPLES)
@@ -299,9 +306,10 @@ def make_paper_parser() -> Parser:
 
 
 def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``paper``, and create the output folder.
+    """Parse and check the command line of ``paper``, and create the output folder; None takes this process's arguments.
 
-    The result's ``shots`` are the values of ``--shot``, and ``command`` is the command line as text for the appendix.
+    Returns the options, with two more attributes: ``shots`` has the values of ``--shot`` as texts, and ``command`` is
+    the command line as text, for the paper's appendix.
     """
     options = make_paper_parser().parse_args(arguments)
     parse_whole("--way", options.way, low=2)
@@ -318,7 +326,7 @@ def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def make_extract_parser() -> Parser:
-    """Build the parser of the arguments of ``extract``."""
+    """Build the command-line parser of ``extract``."""
     text = "Embed pictures by a network, and write the features to a file that --dataset reads."
     parser = Parser(EXTRACT_PROG, text, EXTRACT_EXAMPLES)
     text = "a folder of pictures by class, perhaps in train, val and test, or KIND:ROOT as --dataset takes it; with "
@@ -353,7 +361,10 @@ def make_extract_parser() -> Parser:
 
 
 def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments of ``extract``; the result's ``output`` is a path, and ``template`` is never empty."""
+    """Parse and check the command line of ``extract``; None takes the arguments of this process.
+
+    Returns the options. Their ``output`` is a Path, and ``template`` is a list of at least one template.
+    """
     options = make_extract_parser().parse_args(arguments)
     options.output = output = Path(options.output)
     if output.suffix.lower() != ".npz":

@@ -1,4 +1,4 @@
-"""Names of options, limits, and the plan of meta-training, which commands check before torch is imported."""
+"""Names of options, limits, and the plan of meta-training; without imports, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ PAPER_PROG = f"{EVALUATE_PROG} paper"
 MAX_COUNT = 10**6  #: The largest allowed number of classes and of rows per class.
 BACKBONES = ("mlp", "conv", "conv4", "resnet12")
 OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
-HEAD_KINDS = ("classes", "zero")  #: Initial weights of the last layer of MAML and ANIL: learned by class, or zero.
+#: Initial weights of the last layer of MAML and ANIL: "classes" for learned weights of each class, or "zero".
+HEAD_KINDS = ("classes", "zero")
 ADAPTED_OBJECTIVES = ("maml", "anil")  #: Objectives that classify queries after gradient steps on the support.
-#: none: no normalisation. l2: scale rows to unit norm. cl2: subtract the base classes' mean, then scale to unit norm.
-#: z: subtract the mean of each row's features, and divide by their standard deviation.
+#: Normalisations of rows. none: no normalisation. l2: scale to unit norm. cl2: subtract the mean of the base classes'
+#: rows, then scale to unit norm. z: subtract the mean of the row's features, and divide by their standard deviation.
 NORMALIZATIONS = ("none", "l2", "cl2", "z")
 _SAME_NAMES = (
     *("against", "allow_small", "backbone", "base", "dataset", "device", "distractors", "dropblock"),
@@ -25,7 +26,7 @@ _SAME_NAMES = (
     *("side", "split_seed", "start", "state", "steps", "target_half_width", "template", "test_dataset"),
     *("texts", "traceback", "tune", "unequal", "unlabelled", "validation_dataset", "way", "weights"),
 )
-#: Maps arguments that functions name in messages to command-line options.
+#: The command-line option for each argument of a function, so that error messages can name the option.
 OPTION_NAMES = {
     **{name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES},
     "n_episodes": "--episodes",
@@ -38,31 +39,31 @@ PAPER_OPTION_NAMES = OPTION_NAMES | {"own": "METHOD", "tune": "METHOD", "state":
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """The settings of meta-training that determine its result; checkpoints store them under these names."""
+    """All settings that determine the result of meta-training; checkpoints store them under these names."""
 
     dataset: str  #: The data set, as the command line names it.
-    split_seed: int | None  #: Seed of a random split by class; None without one.
+    split_seed: int | None  #: Seed of a random split of the classes; None for the split that the data have.
     way: int  #: Classes per training episode.
     shot: int  #: Support rows per class.
     query: int  #: Query rows per class.
-    episodes_per_step: int  #: Episodes whose losses are averaged in a step.
-    steps: int  #: The largest number of steps.
+    episodes_per_step: int  #: Episodes whose losses are averaged in an optimizer step.
+    steps: int  #: The largest number of optimizer steps.
     eval_every: int  #: Steps between two validations.
-    patience: int  #: Validations without a new best score after which the run ends.
+    patience: int  #: Training stops after this many validations without a new best score.
     seed: int  #: Seed of initial weights, episodes and augmentation, in [0, 2**63).
-    dim: int = 0  #: Features per row; 0 before the data are loaded.
-    classes: int = 0  #: The number of base classes; 0 before the data are loaded.
-    backbone: str = ""  #: One of ``BACKBONES``; "" for the default of the data.
+    dim: int = 0  #: Features per row; 0 until the data are loaded.
+    classes: int = 0  #: The number of base classes; 0 until the data are loaded.
+    backbone: str = ""  #: One of ``BACKBONES``; "" to choose one by the kind of data, see `choose_backbone`.
     objective: str = "prototypes"  #: One of ``OBJECTIVES``.
     learning_rate: float = 3e-3  #: The learning rate of AdamW, > 0. The default is our own choice.
-    inner_steps: int = 0  #: Gradient steps of MAML and ANIL on an episode's support.
-    inner_rate: float = 0.0  #: The learning rate of these steps.
-    first_order: bool = False  #: Whether no gradient flows through the gradients of these steps.
+    inner_steps: int = 0  #: Gradient steps of MAML and ANIL on an episode's support (the inner loop).
+    inner_rate: float = 0.0  #: The learning rate of the inner loop.
+    first_order: bool = False  #: Whether the gradients of the inner loop are treated as constants (first-order MAML).
     dropblock: float = 0.0  #: The rate of DropBlock in ResNet-12, in [0, 1).
-    start: str | None = None  #: The checkpoint with the encoder's initial weights; None for random weights.
-    head: str = "zero"  #: One of ``HEAD_KINDS``, for MAML and ANIL.
+    start: str | None = None  #: The path of a checkpoint with the encoder's initial weights; None for random weights.
+    head: str = "zero"  #: The initial weights of the last layer of MAML and ANIL, one of ``HEAD_KINDS``.
 
     @property
     def head_way(self) -> int | None:
-        """The only number of classes that the head is for, or None for any number."""
+        """The number of classes per episode that the head is limited to; None if any number is possible."""
         return self.way if self.head == "classes" else None

@@ -1,7 +1,7 @@
 """The command ``python -m protonet.episodes paper``: compare a new method with common methods, for a paper.
 
-It writes a JSON file with all predictions and a state file for each number of shots, and for all numbers together
-tables in Markdown and LaTeX, a figure, and an appendix that describes the runs.
+For each number of shots it writes a JSON file with all predictions, and a state file to resume from. For all of them
+together it writes tables in Markdown and LaTeX, a figure, and an appendix that describes the runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIGURE_PANEL_SIZE = 4.2  #: The width of the figure's panel for each number of s
 
 
 def run_paper(options: argparse.Namespace) -> None:
-    """Evaluate the methods that the options of ``paper`` name, and write all files."""
+    """Run the command ``paper``: evaluate the methods that ``options`` name, and write all files of the paper."""
     others = [text for text in dict.fromkeys(options.method) if text != options.own]
     grids = [choose_grid(options.own, "own"), *(choose_grid(text, "method") for text in others)]
     new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].key, keywords={})
@@ -74,14 +74,14 @@ def run_paper(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Paper:
-    """The tables, the figure and the appendix of all evaluations together."""
+    """Writes the tables, the figure and the appendix of a paper from its evaluations, one for each number of shots."""
 
     folder: Path  #: The folder to write to.
-    command: str  #: The command line, for the appendix.
-    grids: Sequence[Sequence[ChosenMethod]]  #: The candidate settings of each method, the new method first.
+    command: str  #: The command line as text, for the appendix.
+    grids: Sequence[Sequence[ChosenMethod]]  #: For each method its candidate settings; the new method is the first.
 
     def write(self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
-        """Print the tables, one for each number of shots, and write all files."""
+        """Print the tables, one for each evaluation of ``members``, and write tables, figure and appendix."""
         keys = {choice.name: choice.key for grid in self.grids for choice in grid if len(grid) > 1}
         summaries = adjust_summaries([rename(evaluation.summary, keys) for evaluation in evaluations])
         tables = []
@@ -105,7 +105,7 @@ class Paper:
     def describe(
         self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation], n_pairs: int
     ) -> Iterator[tuple[str, str]]:
-        """Yield the title and the text of each paragraph of the appendix."""
+        """Yield the paragraphs of the appendix as pairs (title, text); ``n_pairs`` is the number of paired tests."""
         first, settings = evaluations[0], evaluations[0].summary.settings
         yield "Data", _describe_data(members[0], first)
         queries = f"{settings['query']} of each class"
@@ -141,7 +141,10 @@ class Paper:
 
 
 def _describe_method(grid: Sequence[ChosenMethod]) -> str:
-    """Describe a method: name, version of a plug-in, summary and source."""
+    """Describe a method for the appendix: name, file hash of a plug-in, first line of its docstring, and source.
+
+    ``grid`` are the candidate settings of the method.
+    """
     choice = grid[0]
     name = choice.name if len(grid) == 1 else choice.key
     origin = "" if choice.origin is None else f"; {choice.origin}"
@@ -150,7 +153,7 @@ def _describe_method(grid: Sequence[ChosenMethod]) -> str:
 
 
 def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
-    """Describe the data set: rows, classes, split, hash, encoder and normalisation."""
+    """Describe the data set for the appendix: rows, classes, split, hash, encoder and normalisation."""
     rows = member.plan.rows
     data = load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
     sides = Counter(data.sides or ())
@@ -164,7 +167,10 @@ def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
 
 
 def rename(summary: Summary, keys: Mapping[str, str]) -> Summary:
-    """Rename methods by ``keys`` in a summary, which keeps only accuracies and comparisons."""
+    """Return a summary in which methods are renamed by ``keys``, from old to new names; other names stay.
+
+    The result has only accuracies and comparisons, no further measures.
+    """
     methods = {keys.get(name, name): MethodSummary(method.accuracy) for name, method in summary.methods.items()}
     pairs = [
         replace(pair, first=keys.get(pair.first, pair.first), second=keys.get(pair.second, pair.second))
@@ -175,7 +181,7 @@ def rename(summary: Summary, keys: Mapping[str, str]) -> Summary:
 
 
 def adjust_summaries(summaries: Sequence[Summary]) -> list[Summary]:
-    """Adjust the p-values of several summaries for all of their comparisons together, by Holm's procedure."""
+    """Return summaries whose p-values are adjusted by Holm's procedure for the comparisons of all of them together."""
     pairs = [pair for summary in summaries for pair in summary.comparisons]
     over_classes = iter(adjust_holm([pair.p_value_classes for pair in pairs]))
     over_episodes = iter(adjust_holm([pair.p_value_episodes for pair in pairs]))
@@ -187,7 +193,10 @@ def adjust_summaries(summaries: Sequence[Summary]) -> list[Summary]:
 
 
 def write_figure(path: Path, summaries: Mapping[str, Summary]) -> None:
-    """Plot the accuracies of all methods with intervals, in a panel for each number of shots."""
+    """Plot the accuracies of all methods with intervals as a PDF file, with one panel per number of shots.
+
+    ``summaries`` has the results by the number of shots, as text.
+    """
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
     figure = Figure(figsize=(FIGURE_PANEL_SIZE * len(summaries), 0.7 * FIGURE_PANEL_SIZE), layout="constrained")

@@ -1,4 +1,4 @@
-"""Load functions from users' files, ``FILE.py:FUNCTION``."""
+"""Load functions from Python files of users (plug-ins), which are named ``FILE.py:FUNCTION``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ PLUGIN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
 
 
 def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any], str]:
-    """Load a function by running its file, and return it with the SHA-256 of the file.
+    """Load a function from a user's Python file, by running the file.
 
     Args:
-        argument: The argument with the plug-in, for messages.
+        argument: The argument that names the plug-in, for messages.
         key: The plug-in, ``FILE.py:FUNCTION``, which matches ``PLUGIN``.
-        kind: A description of the function, for messages.
+        kind: A description of the expected function, such as "a function from pictures to embeddings", for messages.
+
+    Returns:
+        The function; and the text "sha256 " with the SHA-256 of the file.
 
     Raises:
         InputError: There is no such file or function, the file raises an error, or the object is no function.
@@ -54,7 +57,7 @@ def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any],
 
 
 def check_callable(argument: str, key: str, loaded: object, kind: str) -> None:
-    """Raise an InputError unless a loaded object is a function; arguments are as in `load_plugin`."""
+    """Raise an InputError unless the object ``loaded`` is a function; other arguments are as in `load_plugin`."""
     if not callable(loaded) or isinstance(loaded, type):
         got = f"{'a class' if isinstance(loaded, type) else type(loaded).__name__} of {key}"
         raise_input_error(argument, f"be {kind}", got, "Pass the name of a function.")
@@ -63,7 +66,7 @@ def check_callable(argument: str, key: str, loaded: object, kind: str) -> None:
 def wrap_plugin_error(
     error: BaseException, argument: str, constraint: str, name: str, *, remedy: str = "Correct that line."
 ) -> Exception:
-    """Convert an error of a plug-in to an InputError with its file and line."""
+    """Convert an error that a plug-in raised to an InputError, whose message has the file and line of the error."""
     got = f"{type(error).__name__} of {name}: {error}"
     if not isinstance(error, SyntaxError):  # whose message has file and line
         last = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,4 +1,4 @@
-"""The command ``python -m protonet.episodes compare``: the ``--json`` files of several runs, compared by episode."""
+"""The command ``python -m protonet.episodes compare``: compare the methods of several runs, by their JSON files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
 
-#: Settings that determine the episodes of a data set: they must be equal, others may differ.
+#: Settings that determine the episodes of a data set. Runs can be compared if these settings are equal.
 EPISODE_SETTINGS = (
     *("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed", "protocol"),
     *("unlabelled", "distractors", "hierarchy", "base_classes"),
@@ -27,13 +27,13 @@ EPISODE_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """An evaluation run, read from a file that ``--json`` wrote."""
+    """The results of an evaluation, read from a file that its option ``--json`` wrote."""
 
     path: Path  #: The file.
-    settings: Mapping[str, object]  #: Those of ``EPISODE_SETTINGS``, under the names of the command line.
+    settings: Mapping[str, object]  #: The values of the settings in ``EPISODE_SETTINGS``.
     data: str  #: A hash of the data set's rows, before encoder and normalisation.
     versions: Mapping[str, object]  #: The versions of packages by name.
-    class_mask: Tensor  #: (episodes, classes) bool, the classes of each episode.
+    class_mask: Tensor  #: (episodes, classes) bool, whether each episode has each class.
     queries: Tensor  #: (episodes,) float64, the number of queries.
     right: dict[
         str, Tensor
@@ -41,7 +41,7 @@ class StoredRun:
 
 
 def run_compare(options: argparse.Namespace) -> None:
-    """Compare the runs that the options of ``compare`` name, print the table and write it to files."""
+    """Run the command ``compare``: compare the runs that ``options`` name, print a table and write it to files."""
     runs = [read_run(Path(path)) for path in options.files]
     check_same_episodes(runs)
     summary, notes = join_runs(runs, against=options.against)
@@ -50,7 +50,10 @@ def run_compare(options: argparse.Namespace) -> None:
 
 
 def read_run(path: Path) -> StoredRun:
-    """Read a run from a file that ``--json`` wrote; raise an InputError for another file or impossible counts."""
+    """Read the results of an evaluation from a file that ``--json`` wrote.
+
+    An InputError is raised for a file of something else, and for impossible numbers of correct queries.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         n = content["episodes"]
@@ -80,7 +83,7 @@ def read_run(path: Path) -> StoredRun:
 
 
 def check_same_episodes(runs: Sequence[StoredRun]) -> None:
-    """Raise an InputError that names the first difference unless all runs are of the same episodes."""
+    """Raise an InputError unless all runs are of the same episodes; the message names the first difference."""
     first = runs[0]
     for other in runs[1:]:
         for name in EPISODE_SETTINGS:
@@ -95,9 +98,19 @@ def check_same_episodes(runs: Sequence[StoredRun]) -> None:
 
 
 def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple[Summary, list[str]]:
-    """Compare the methods of several runs on the episodes that all runs have, and write notes for the report.
+    """Compare the methods of several runs on the episodes that all of them have.
 
-    If two runs have methods of the same name with different results, the names get the paths of the files.
+    If runs have methods of the same name with different results, the paths of the files are added to the names.
+
+    Args:
+        runs: The results of the runs, of the same episodes.
+        against: The method that all others are compared with; None to compare all pairs.
+
+    Returns:
+        The accuracies with intervals and paired tests; and lines of text to print above the table.
+
+    Raises:
+        InputError: No run has the method ``against``.
     """
     n = min(len(run.queries) for run in runs)
     accuracies: dict[str, Tensor] = {}

@@ -24,7 +24,7 @@ from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import check_name
 
-#: Maps arguments that other functions name in messages to the arguments of `evaluate_dataset`.
+#: For arguments of functions called by `evaluate_dataset`, its own argument, so that error messages can name it.
 ARGUMENT_NAMES = {
     **{name: f"config.{name}" for name in ("way", "shot", "n_query", "imbalance")},
     **{name: f"config.{name}" for name in ("n_open_classes", "n_unlabelled", "n_distractors")},
@@ -60,29 +60,30 @@ def evaluate_dataset(
     device: str = "cpu",
     progress: bool | ShowProgress = False,
 ) -> Evaluation:
-    """Evaluate methods on the episodes of a data set, as ``python -m protonet.episodes`` does.
+    """Evaluate few-shot methods on the episodes of a data set, as ``python -m protonet.episodes`` does.
 
-    Episodes are drawn from the novel classes, if the data have a split by class. Base classes serve the methods that
-    use them. Intervals and p-values are over classes and over episodes.
+    Episodes are drawn from the novel classes, if the data have a split by class. Methods that need base classes get
+    those of the split. Intervals and p-values are over classes and over episodes.
 
     Args:
         data: The name or the path of a data set, see `load_source`; or one in memory.
         methods: Names of methods, with settings such as ``tim:steps=100``, or ``file.py:function``; or a mapping from
             names to functions from a batch of `Episodes` to logits.
-        config: The protocol; None for ``EpisodeConfig()``, 5-way 1-shot with 15 queries per class.
+        config: How episodes are sampled; None for ``EpisodeConfig()``: 5-way 1-shot with 15 queries per class.
         n_episodes: Largest number of episodes, >= 1.
         seed: Seed of the episodes, in [0, 2**63).
-        side: "novel", "validation", "base" or "all"; None for "novel", or "all" of data without a split.
-        split_seed: Seed of a random split by class, for data without one.
-        image_size: Pixels per side of pictures.
+        side: The side of the split to draw episodes from: "novel", "validation", "base" or "all". None takes "novel" if
+            the data have a split, otherwise "all".
+        split_seed: Seed of a random split by class, for data without a split; None for no such split.
+        image_size: Pixels per side to resize pictures to; None for the size that their authors use.
         encoder: A file from ``python -m protonet.episodes train``; None to use the features themselves.
         normalize: The normalisation of all rows: "none", "l2", "cl2" or "z", see `normalize_rows`.
         base: A data set whose rows are the base classes; None for the base classes of the split.
-        texts: Embeddings of texts by class, for `clip_zero_shot` and `tip_adapter`.
-        test_data: Test rows of the same classes, for a config of `FixedSplit`.
-        validation_data: Validation rows of the same classes, for ``tune`` with ``test_data``.
-        tune: Methods with several values of settings, such as ``ridge:penalty=0.1,1``. The best settings on validation
-            classes are evaluated, too.
+        texts: A data set of embedded texts that name the classes, for `clip_zero_shot` and `tip_adapter`.
+        test_data: A data set of test rows of the same classes, if ``config`` is a `FixedSplit`.
+        validation_data: A data set of validation rows of the same classes, for ``tune`` with ``test_data``.
+        tune: Methods with several values of settings, such as ``ridge:penalty=0.1,1``. The settings that are best on
+            validation classes are evaluated as a further method.
         against: The method that all others are compared with; None to compare all pairs.
         target_half_width: Stop once all 95 % intervals over episodes are within this many percentage points; 0 to
             evaluate all episodes.
@@ -152,7 +153,10 @@ def evaluate_dataset(
 
 
 def _convert_methods(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:
-    """Convert names of methods, or functions by name, to chosen methods."""
+    """Convert the argument ``methods`` of `evaluate_dataset` to methods with their settings.
+
+    It is a list of names, or a mapping from names to functions. An InputTypeError is raised for anything else.
+    """
     if isinstance(methods, Mapping):
         check_methods(methods)
         chosen = []

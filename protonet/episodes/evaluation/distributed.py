@@ -1,4 +1,4 @@
-"""Processes that share the work of one run: ``torchrun --nproc-per-node 2 -m protonet.episodes ...``."""
+"""Share the work of one run among processes: ``torchrun --nproc-per-node 2 -m protonet.episodes ...``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Gathered = TypeVar("Gathered")
 
 
 class ProcessGroup(NamedTuple):
-    """The processes that share the work, from the point of view of this process."""
+    """The processes that share the work of a run, and the index of this process among them."""
 
     rank: int = 0  #: The index of this process, in [0, world_size).
     world_size: int = 1  #: The number of processes.
 
     def gather(self, value: Gathered) -> list[Gathered]:
-        """Share a value with all processes, and return the values of all in the order of their ranks."""
+        """Send a value to all processes, and return the values of all processes in the order of their ranks."""
         if self.world_size == 1:
             return [value]
         values: list[Gathered] = [value] * self.world_size
@@ -28,7 +28,7 @@ class ProcessGroup(NamedTuple):
 
 
 def pick_device(name: str) -> torch.device:
-    """Choose a device by name; for "cuda", the processes that torchrun started take the GPUs in turn."""
+    """Return the torch device of a name; for "cuda", the processes of torchrun are distributed over the GPUs."""
     rank = os.environ.get("LOCAL_RANK")
     return torch.device(f"cuda:{int(rank) % torch.cuda.device_count()}" if name == "cuda" and rank else name)
 
@@ -37,8 +37,9 @@ def pick_device(name: str) -> torch.device:
 def join_group(device: str = "cpu") -> Iterator[ProcessGroup]:
     """Join the group of processes that torchrun started, and leave it on exit; without torchrun, be a group of one.
 
-    Tensors that the processes exchange are on ``device``, by nccl on a GPU and gloo on a CPU. Inside another
-    `join_group`, the outer group is used: it could not be joined again while other processes may still read from it.
+    A context manager, which yields the group. The processes communicate by nccl if ``device`` is a GPU, otherwise by
+    gloo. Inside another `join_group`, the outer group is used: it could not be joined again while other processes may
+    still read from it.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ProcessGroup()

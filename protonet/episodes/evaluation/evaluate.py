@@ -1,4 +1,4 @@
-"""Evaluate methods on the same numbered episodes: accuracy, also by shot, calibration, and open classes."""
+"""Evaluate few-shot methods on the same numbered episodes: accuracy, calibration, and detection of open classes."""
 
 from __future__ import annotations
 
@@ -33,52 +33,61 @@ from protonet.errors import InputTypeError, raise_input_error
 from protonet.metrics import count_confidence_bins
 from protonet.sampling import ClassIndex
 
-EPISODES_PER_ROUND = 256  #: Episodes that one process samples and scores between two exchanges with the others.
+EPISODES_PER_ROUND = 256  #: Episodes that one process samples and scores before it exchanges scores with the others.
 #: Largest number of episodes that are scored between two calls of ``progress``. Batch sizes are fixed, because batches
 #: of other sizes could round differently.
 BATCH_SIZE = 64
-FIRST_BATCH_ENDS = (1, 4, 16, 64)  #: The first batches are smaller, so that slow methods show progress early.
-#: Fast methods score rows of fewer features than this a whole round at a time, because the overhead per batch takes
-#: most of the time.
+#: The first batches end after these numbers of episodes. They are smaller, so that slow methods show progress early.
+FIRST_BATCH_ENDS = (1, 4, 16, 64)
+#: If rows have fewer features than this, fast methods score ``EPISODES_PER_ROUND`` episodes per batch: the overhead per
+#: batch would take most of the time.
 MAX_NARROW_FEATURES = 160
-#: Features of episodes that are processed at a time: most methods are fastest while these fit into the processor's
-#: caches. With twice as many, methods with many small steps are 15 % faster and the others slower.
+#: The number of feature values of episodes (rows times features) that a method gets at a time: most methods are fastest
+#: while these fit into the processor's caches. With twice as many, methods with many small steps are 15 % faster and
+#: the others slower.
 FEATURES_PER_BLOCK = 2**21
-MAX_PRODUCTS = 2**27  #: Products of queries with classes and support rows that inductive methods compute at a time.
-MIN_QUERIES_PER_BLOCK = 1024  #: Fewest queries that inductive methods classify at a time.
+#: The largest number of dot products (of queries with class means or support rows) that an inductive method computes at
+#: a time, to limit the memory.
+MAX_PRODUCTS = 2**27
+MIN_QUERIES_PER_BLOCK = 1024  #: Inductive methods classify at least this many queries at a time.
 #: Number of floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of
 #: returning them to the system.
 FLOATS_BELOW_32_MIB = 2**23 - 2**12
-TRUE_POSITIVE_RATE = 0.95  #: The fraction of known queries above the threshold of the false positive rate.
-COUNT_TOLERANCE = 1e-9  #: Rounding error of a number of queries.
+TRUE_POSITIVE_RATE = 0.95  #: The fraction of known queries above the threshold at which ``fpr95`` is measured.
+COUNT_TOLERANCE = 1e-9  #: A tolerance for rounding errors in numbers of queries.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The scores of one method, in the order of the episodes' numbers.
+    """The scores of one method in each episode, in the order of the episodes' numbers.
 
-    Tensors are (episodes,) float64 in [0, 1] unless stated otherwise. ``base``, ``novel`` and ``harmonic`` are NaN
-    without base classes in the episode; ``auroc``, ``fpr95`` and ``oscr`` are NaN without open queries.
+    Known queries are those of the episode's classes; open queries are of other classes, and should be detected as such.
+    Tensors are (episodes,) float64 in [0, 1] unless stated otherwise. ``base``, ``novel`` and ``harmonic`` are NaN if
+    episodes have no base classes; ``auroc``, ``fpr95`` and ``oscr`` are NaN if they have no open queries.
 
     Source: Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021), sec. 5,
         for base and novel classes. https://arxiv.org/abs/1906.02944
     """
 
-    accuracy: Tensor  #: The fraction of queries that are classified correctly, without queries of open classes.
-    by_shot: Tensor  #: (episodes, shots), the accuracy on classes with each number of shots, NaN without such classes.
-    auroc: Tensor  #: The area under the ROC curve of known against open queries by their highest logit.
+    accuracy: Tensor  #: The fraction of known queries that are classified correctly.
+    #: (episodes, shots), the accuracy on the classes with each number of shots; NaN if an episode has no such class.
+    by_shot: Tensor
+    auroc: Tensor  #: The area under the ROC curve of known against open queries, scored by their highest logit.
     fpr95: Tensor  #: The fraction of open queries above the threshold that 95 % of the known queries reach.
-    oscr: Tensor  #: The area under the rate of correct known queries over the rate of open queries taken for known.
+    #: The open-set classification rate: the area under the curve of the fraction of known queries that are accepted and
+    #: classified correctly against the fraction of open queries that are accepted as known.
+    oscr: Tensor
     base: Tensor  #: The accuracy on queries of base classes.
     novel: Tensor  #: The accuracy on queries of novel classes.
     harmonic: Tensor  #: The harmonic mean of the accuracies on base and novel classes, 0 if one accuracy is 0.
-    #: (episodes, n_queries) int16, the predicted class of each query without those of open classes; (episodes, 0) if
-    #: predictions are not kept.
+    #: (episodes, n_known) int16, the predicted class of each known query; (episodes, 0) if predictions are not kept.
     predicted: Tensor
-    bins: Tensor  #: (n_bins, 3) float64, queries by confidence, from `protonet.metrics.count_confidence_bins`.
+    #: (n_bins, 3) float64, the known queries of all episodes by confidence, see `protonet.metrics.count_confidence_bins`.
+    bins: Tensor
 
 
-#: Called with batches of the scores of finished episodes, in the order of their numbers.
+#: A function that is called with the scores of all finished episodes: a list of batches in the order of the episodes,
+#: each of which maps the name of a method to its scores.
 ProgressCallback = Callable[[Sequence[Mapping[str, Scores]]], None]
 
 
@@ -101,7 +110,7 @@ def evaluate(
     earlier: Mapping[str, Scores] | None = None,
     keep_predictions: bool = False,
 ) -> dict[str, Scores]:
-    """Score several methods on the same episodes.
+    """Score several few-shot methods on the same episodes.
 
     Episodes are drawn on the CPU, and gathered, classified and scored on the device of the rows. The scores depend only
     on the data, the config, the seed and the device. The number of processes that share the episodes does not matter,
@@ -109,7 +118,7 @@ def evaluate(
 
     Args:
         x: (n, dim) rows of any floating dtype.
-        index: Rows by class, from `protonet.sampling.index_classes`.
+        index: The row indices of each class, from `protonet.sampling.index_classes`.
         methods: Methods by name: those of `protonet.episodes.methods`, with settings from `choose_methods`, or any
             function from a batch of episodes to logits. Functions of your own get a copy of each batch, which they may
             change, with the queries in random order, and may use gradients.
@@ -117,22 +126,24 @@ def evaluate(
         seed: Seed of the episodes, in [0, 2**63).
         n_episodes: Largest number of episodes, >= 1.
         target_half_width: Stop once the half-widths of all methods' 95 % intervals over episodes are below this many
-            percentage points, >= 0; 0 for never.
+            percentage points, >= 0; 0 to score all episodes.
         base: The base classes, for methods that use them.
         texts: (classes of ``index``, dim) floating, the embedding of a text that names each class, on the device of the
             rows, for methods that use texts.
-        trained: The encoder whose embeddings the rows are, with its own rows under the same indices, for methods that
-            adapt it.
-        shape: (channels, height, width) of rows that are feature maps of a network, for methods that use positions.
-        group: The processes that share the work, including this one; None for this one alone.
-        progress: Called after each batch of episodes; with several processes, after each exchange.
-        take: Reads rows of ``x`` by index, such as `protonet.datasets.Dataset.get_rows` of a mapped file.
-        earlier: The joined scores that ``progress`` got in an earlier call with the same arguments. Their episodes are
-            not scored again, and the result is the same.
-        keep_predictions: Whether to keep the predicted classes, of episodes with equally many queries.
+        trained: The encoder whose embeddings the rows are, for methods that adapt it. Its ``take`` reads rows before
+            their embedding by the same indices.
+        shape: (channels, height, width) if rows are flattened feature maps, for methods that use positions.
+        group: The processes that share the work, including this one; None if this process does all.
+        progress: Called after each batch of episodes; with several processes, after each exchange of scores.
+        take: Reads rows of ``x`` by index, such as `protonet.datasets.Dataset.get_rows` of a memory-mapped file; None
+            to index ``x``.
+        earlier: Scores that ``progress`` got in an earlier call with the same arguments, joined by `join_batches`.
+            Their episodes are not scored again, and the result is the same.
+        keep_predictions: Whether to keep the predicted class of each query. All episodes must then have the same number
+            of queries.
 
     Returns:
-        The scores of each method by name, the same in every process.
+        The scores of each method by name, equal in every process.
 
     Raises:
         InputTypeError: An argument has the wrong type, or a method does not return a tensor of floats.
@@ -209,7 +220,10 @@ def evaluate(
 
 
 def _check_types(x: object, index: object, methods: object, config: object, *, has_take: bool) -> None:
-    """Raise an error if arguments of `evaluate` have wrong types, or the index has rows that do not exist."""
+    """Raise an InputError if arguments of `evaluate` have wrong types, or the index has rows that do not exist.
+
+    ``has_take`` says whether a function reads the rows, so that ``x`` need not be floating or in memory.
+    """
     if isinstance(x, Dataset):
         remedy = "Pass it to evaluate_dataset, which uses its split, or pass its x."
         raise_input_error("x", "be a tensor of rows", "a Dataset", remedy, kind=InputTypeError)
@@ -242,22 +256,26 @@ def check_methods(methods: object) -> None:
 
 
 def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
-    """Choose the number of episodes that are scored between two calls of ``progress``, see ``BATCH_SIZE``."""
+    """Choose how many episodes `evaluate` scores per batch, so between two calls of ``progress``.
+
+    The number is larger for fast methods on rows ``x`` (n, dim) of few features.
+    """
     ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.origin is None]
     fast = len(ours) == len(methods) and not any(method.spec.slow for method in ours)
     return EPISODES_PER_ROUND if fast and x.shape[1] < MAX_NARROW_FEATURES else BATCH_SIZE
 
 
 def ends_batch(n_episodes: int, batch_size: int) -> bool:
-    """Test whether a batch of scores ends after the first ``n_episodes``."""
+    """Test whether a batch of scores ends after the first ``n_episodes`` episodes, see ``FIRST_BATCH_ENDS``."""
     return n_episodes in FIRST_BATCH_ENDS or n_episodes % batch_size == 0
 
 
 def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor, seed: int) -> Tensor:
-    """Compute and check a method's logits (episodes, n_queries, n_way).
+    """Run a method on a batch of episodes; return its logits (episodes, n_queries, n_way), checked.
 
-    Inductive methods of the package get many queries in blocks, to save memory. Methods from outside the package get a
-    copy of the episodes with queries in random order, and gradients.
+    Inductive methods of the package get many queries block by block, to save memory. Methods from outside the package
+    get a copy of the episodes with queries in random order, and may compute gradients. ``episode_ids`` (episodes,) are
+    the numbers of the episodes.
     """
     spec = method.spec if isinstance(method, ChosenMethod) and method.origin is None else method
     if not isinstance(spec, MethodSpec):
@@ -276,7 +294,10 @@ def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor
 
 
 def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Tensor) -> Tensor:
-    """Check a method's logits (episodes, n_queries, n_way); convert them to float32 unless they are float64."""
+    """Return a method's logits (episodes, n_queries, n_way), converted to float32 unless they are float64.
+
+    An InputError names the method ``name`` if its logits have another shape or dtype, or are not finite.
+    """
     shape = (*episodes.query.shape[:2], episodes.n_way)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         got = f"{logits.dtype if isinstance(logits, Tensor) else type(logits).__name__} of {name}"
@@ -297,7 +318,10 @@ def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Te
 
 
 def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep: bool) -> Scores:
-    """Score logits (episodes, n_queries, n_way) on their device, and copy the scores to the CPU."""
+    """Compute the scores of a method from its logits (episodes, n_queries, n_way), and copy them to the CPU.
+
+    ``keep`` says whether to keep the predicted classes.
+    """
     shot = config.shot
     query_labels, query_shots = (tensor.to(logits.device) for tensor in (batch.query_labels, batch.query_shots))
     n_known = int((batch.query_labels[0] >= 0).sum())  # queries of open classes come last
@@ -331,15 +355,19 @@ def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep:
 
 
 def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tensor:
-    """Compute the area under the ROC curve of known against open queries, or the OSCR: (episodes,) float64.
+    """Compute how well scores separate known from open queries: the area under the ROC curve, or the OSCR.
 
-    The area is how often a known query has a higher score than an open query; ties count half. For the open-set
-    classification rate (OSCR), known queries that are not ``right`` count as lower.
+    The area is the fraction of pairs of a known and an open query in which the known one has the higher score; ties
+    count half. For the open-set classification rate (OSCR), pairs with a wrongly classified known query count 0.
 
     Args:
         scores: (episodes, n_queries), known queries first.
-        n_known: The number of known queries.
-        right: (episodes, n_known) bool, whether known queries are classified correctly; None for the ROC curve.
+        n_known: The number of known queries in each episode.
+        right: (episodes, n_known) bool, whether known queries are classified correctly, for the OSCR; None for the ROC
+            curve.
+
+    Returns:
+        The area in each episode, (episodes,) float64 in [0, 1].
 
     Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
         (1982), which equates the area with Mann and Whitney's statistic; for ``right`` Dhamija, Günther and Boult,
@@ -352,9 +380,10 @@ def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> 
 
 
 def compute_fpr(scores: Tensor, n_known: int) -> Tensor:
-    """Compute the rate of open queries at or above the threshold that 95 % of the known queries reach: (episodes,).
+    """Compute the false positive rate of open queries at a true positive rate of 95 %, (episodes,) float64.
 
-    The arguments are as in `compute_auroc`.
+    It is the fraction of open queries whose score reaches the threshold that 95 % of the known queries reach. Arguments
+    are as in `compute_auroc`.
 
     Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
         https://arxiv.org/abs/1706.02690
@@ -365,12 +394,15 @@ def compute_fpr(scores: Tensor, n_known: int) -> Tensor:
 
 
 def count_episodes(batches: Sequence[Mapping[str, Scores]]) -> int:
-    """Count the episodes of batches of scores."""
+    """Count the episodes in several batches of scores by method."""
     return sum(len(next(iter(batch.values())).accuracy) for batch in batches)
 
 
 def join_scores(batches: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
-    """Join the scores of several batches of episodes, then put the episodes into ``order``."""
+    """Join the scores of one method on several batches of episodes.
+
+    ``order`` has the index of each episode of the result among the joined episodes; by default they keep their order.
+    """
     by_episode = [name for name in vars(batches[0]) if name != "bins"]
     joined = {name: torch.cat([getattr(batch, name) for batch in batches])[order] for name in by_episode}
     # One after another, so that sums of sums are the same numbers.
@@ -378,5 +410,5 @@ def join_scores(batches: Sequence[Scores], order: Tensor | slice = slice(None)) 
 
 
 def join_batches(batches: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:
-    """Join the scores of each method over several batches of episodes."""
+    """Join several batches of scores by method into the scores of each method on all episodes, by name."""
     return {name: join_scores([batch[name] for batch in batches]) for name in batches[0]}

@@ -1,4 +1,4 @@
-"""The HTML report of an evaluation: a self-contained file with the numbers of ``--json``."""
+"""The HTML report of an evaluation: one self-contained file with the numbers of the JSON file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from protonet.episodes.evaluation.statistics import SIDE_MEASURES, ClassAccuracy
 from protonet.ui.html import format_document
 from protonet.ui.text import format_interval, percent
 
-MAX_CLASSES_SHOWN = 100  #: Most classes that are shown, the hardest first; the JSON has all.
-MIN_EPISODES_PER_CLASS = 20  #: Classes in fewer episodes are not shown, because they differ by chance.
+MAX_CLASSES_SHOWN = 100  #: At most this many classes are shown, the hardest first; the JSON file has all.
+MIN_EPISODES_PER_CLASS = 20  #: Classes in fewer episodes are not shown, because their accuracies differ by chance.
 QUANTILES = (0.05, 0.5, 0.95)  #: The quantiles of accuracies over episodes that are shown.
 HISTOGRAM_BARS = 40  #: The number of bars of a histogram.
 
 
 def format_page(evaluation: Evaluation) -> str:
-    """Format an evaluation with accuracies by class as HTML."""
+    """Format an evaluation as an HTML page: tables, paired tests, accuracies by class and distributions."""
     summary = evaluation.summary
     methods, kinds, best = summary.methods, summary.interval_kinds, summary.order[0]
     rates = [method.accuracy for method in methods.values()]
@@ -69,9 +69,15 @@ def format_page(evaluation: Evaluation) -> str:
 
 
 def list_classes(scores: Mapping[str, Scores], class_mask: Tensor, names: Sequence[str]) -> list[ClassAccuracy]:
-    """Compute, for each class in any episode, the accuracy of each method in the episodes that have the class.
+    """Compute for each class the mean accuracy of each method over the episodes that have the class.
 
-    ``class_mask`` (episodes, classes) bool has the classes of each episode, and ``names`` their names.
+    Args:
+        scores: The scores of each method by name.
+        class_mask: (episodes, classes) bool, whether each episode has each class.
+        names: The names of the classes.
+
+    Returns:
+        One entry for each class that is in any episode, in the order of the classes.
     """
     inside = class_mask.double()
     counts = inside.sum(dim=0)  # (classes,)
@@ -84,23 +90,32 @@ def list_classes(scores: Mapping[str, Scores], class_mask: Tensor, names: Sequen
 
 
 def format_half_widths(rate: Rate) -> str:
-    """Format the known half-widths of a rate in percentage points, over classes first."""
+    """Format the half-widths of a rate's intervals in points, such as ", ±2.10, ±0.40"; that over classes is first.
+
+    Half-widths that are NaN are left out.
+    """
     return "".join(f", ±{100 * half:.2f}" for half in rate.half_widths)
 
 
 def format_rates(rates: Iterable[Rate]) -> list[str]:
-    """Format rates in percent with their half-widths; "" for unknown rates."""
+    """Format each rate in percent with the half-widths of its intervals; "" for a rate that is NaN."""
     return [percent(rate.mean, 2) + format_half_widths(rate) if rate.is_known else "" for rate in rates]
 
 
 def format_intervals(rate: Rate, kinds: Sequence[str]) -> list[str]:
-    """Format the intervals of a rate in percent, of each kind in ``INTERVAL_KINDS``; "" for unknown intervals."""
+    """Format the 95 % intervals of a rate in percent, one for each of ``kinds``; "" for an interval that is NaN.
+
+    ``kinds`` are of ``INTERVAL_KINDS``: over classes and over episodes.
+    """
     halves = [rate.half_width(kind) for kind in kinds]
     return ["" if math.isnan(half) else format_interval((rate.mean - half, rate.mean + half), 2) for half in halves]
 
 
 def list_pairs(summary: Summary) -> list[dict[str, object]]:
-    """List the paired differences, the largest first; each names the better method, or ``against``, first."""
+    """List the paired differences between methods as values for the page's template, the largest difference first.
+
+    ``first`` is the more accurate method of a pair, or the method ``against`` that all others are compared with.
+    """
     kinds, rows = summary.interval_kinds, []
     for pair in sorted(summary.comparisons, key=lambda pair: -abs(pair.difference)):
         names, lead = [pair.first, pair.second], pair.difference
@@ -115,7 +130,10 @@ def list_pairs(summary: Summary) -> list[dict[str, object]]:
 
 
 def list_distributions(evaluation: Evaluation) -> list[dict[str, object]]:
-    """Compute the histogram, mean, deviation and quantiles of each method's accuracies over episodes."""
+    """Describe how each method's accuracy varies over episodes: histogram, mean, standard deviation and quantiles.
+
+    Returns one dictionary per method for the page's template, the most accurate method first.
+    """
     quantiles, rows = torch.tensor(QUANTILES, dtype=torch.float64), []
     for name in evaluation.summary.order:
         values = evaluation.accuracies[name]
@@ -127,7 +145,7 @@ def list_distributions(evaluation: Evaluation) -> list[dict[str, object]]:
 
 
 def list_origin(evaluation: Evaluation) -> dict[str, object]:
-    """List the settings, versions and hashes that the results depend on, by their labels in the report."""
+    """List the settings, versions and hashes that the results depend on, by their labels on the page."""
     return {
         **{f"setting {name.replace('_', '-')}": value for name, value in evaluation.summary.settings.items()},
         "SHA-256 of the rows, class by class": evaluation.data,
@@ -137,7 +155,7 @@ def list_origin(evaluation: Evaluation) -> dict[str, object]:
 
 
 def format_value(value: object) -> str:
-    """Format the value of a setting as text."""
+    """Format the value of a setting as text, such as "yes" for True, and with commas between the items of lists."""
     if value is None:
         return "none"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The plan of an evaluation, and the rows, classes, base classes and methods that are prepared by the plan."""
+"""The plan of an evaluation, and its preparation: select classes and methods, embed and normalise rows."""
 
 from __future__ import annotations
 
@@ -30,21 +30,25 @@ from protonet.episodes.samplers.sampler import RowPool, RowReader, Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import ClassIndex, index_classes
 
-MAX_TUNING_EPISODES = 500  #: Most validation episodes on which settings are compared.
+MAX_TUNING_EPISODES = 500  #: Settings of methods are compared on at most this many validation episodes.
 
 
 @dataclass(frozen=True)
 class MethodsPlan:
-    """The methods to evaluate, to tune and to compare with."""
+    """The methods of an evaluation: those with fixed settings, those to tune, and the one to compare others with."""
 
-    chosen: Sequence[ChosenMethod]  #: The methods in the order of the report.
-    every: bool = False  #: Whether to evaluate all methods that can run, before ``chosen``.
-    #: For each method to tune, its candidate settings. The best on validation classes is evaluated, too.
+    chosen: Sequence[ChosenMethod]  #: The methods with fixed settings, in the order of the report.
+    every: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
+    #: For each method to tune, the method with each of its candidate settings. The candidate that is best on validation
+    #: classes is evaluated.
     tune: Sequence[Sequence[ChosenMethod]] = ()
     against: ChosenMethod | None = None  #: The method that all others are compared with; None compares all pairs.
 
     def add_tuned(self, best: Sequence[ChosenMethod]) -> MethodsPlan:
-        """Add the best settings of tuned methods, and the method that others are compared with, tuned if it was."""
+        """Return a plan that also evaluates the tuned methods ``best``, and the method that others are compared with.
+
+        If the latter was tuned, its best settings take its place.
+        """
         chosen, against = [*self.chosen, *best], self.against
         if against is not None:
             tuned = [choice for choice in best if choice.key == against.key and not against.keywords]
@@ -59,17 +63,21 @@ class EvaluationPlan:
 
     rows: RowsPlan  #: The rows to classify.
     methods: MethodsPlan  #: The methods to evaluate.
-    sampler: Sampler  #: The protocol, not yet adapted to the data.
+    sampler: Sampler  #: The protocol that episodes are sampled by, not yet adapted to the data.
     n_episodes: int  #: Largest number of episodes.
-    #: Stop once the half-widths of all 95 % intervals are below this many percentage points; 0: never.
+    #: Stop once the half-widths of all 95 % intervals over episodes are below this many percentage points; 0 to
+    #: evaluate all episodes.
     target_half_width: float = 0.0
     seed: int = 0  #: Seed of the episodes.
     device: str = "cpu"  #: The device on which rows are embedded and classified.
-    #: Whether to record the prediction and the row of each query, of episodes of equal sizes.
+    #: Whether to record the prediction and the row of each query. All episodes must then have the same size.
     records: bool = False
 
     def describe(self, side: str, sampler: Sampler) -> dict[str, object]:
-        """Describe the settings, with the evaluated side and the adapted sampler, as JSON with command-line names."""
+        """Convert the settings to a dictionary for JSON, under the names of the command line.
+
+        ``side`` is the evaluated side of the split, and ``sampler`` the protocol adapted to the data.
+        """
         against = self.methods.against
         rows = asdict(self.rows)
         if self.rows.validation_dataset is None:
@@ -91,19 +99,20 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedEvaluation:
-    """All inputs of an evaluation: rows, classes, base classes and methods."""
+    """An evaluation that is ready to run: rows, classes, base classes and methods are loaded and checked."""
 
     data: Dataset  #: The data set, before encoder and normalisation.
     side: str  #: The evaluated side of the split, or "all".
-    n_classes: int  #: The number of classes of the side, small or not, and of base classes that the protocol adds.
+    #: The number of classes of the side, including those with too few rows, plus base classes that the protocol adds.
+    n_classes: int
     class_ids: Tensor  #: (classes,) int64, the classes of ``data`` that episodes are drawn from.
-    sampler: Sampler  #: The protocol, adapted to the data.
-    pool: RowPool  #: The rows to draw episodes from.
+    sampler: Sampler  #: The protocol that episodes are sampled by, adapted to the data.
+    pool: RowPool  #: The rows that episodes are drawn from, embedded and normalised.
     base: BaseClasses | None  #: The base classes, if a method uses them.
     texts: Tensor | None  #: (classes, dim) float32, embeddings of texts that name the classes.
-    trained: TrainedEncoder | None  #: The encoder that embedded the rows.
-    methods: dict[str, ChosenMethod]  #: The methods by name.
-    notes: list[str]  #: Lines to print with the report.
+    trained: TrainedEncoder | None  #: The encoder that embedded the rows, for methods that adapt it; otherwise None.
+    methods: dict[str, ChosenMethod]  #: The methods with their settings, by name.
+    notes: list[str]  #: Lines of text to print with the report.
 
     @property
     def plugins(self) -> dict[str, str]:
@@ -112,7 +121,7 @@ class PreparedEvaluation:
 
     @property
     def hashed_tensors(self) -> list[Tensor]:
-        """All tensors other than the rows that the scores depend on."""
+        """The tensors other than rows that scores depend on, to be hashed: base means, texts, protocol and head."""
         means = [] if self.base is None else [self.base.mean, self.base.class_means]
         texts = [] if self.texts is None else [self.texts]
         head = [] if self.trained is None else self.trained.head.state_dict().values()
@@ -125,7 +134,7 @@ class PreparedEvaluation:
         progress: ProgressCallback,
         earlier: Mapping[str, Scores] | None = None,
     ) -> dict[str, Scores]:
-        """Score all methods on the episodes of a plan; arguments and result are as in `evaluate`."""
+        """Score all methods on the episodes of a plan; other arguments and the result are as in `evaluate`."""
         return evaluate(
             self.pool.x,
             self.pool.by_class,
@@ -147,26 +156,31 @@ class PreparedEvaluation:
 
 
 class SourceRows(NamedTuple):
-    """Rows of a data set, embedded or not."""
+    """Rows of a data set, all as they are or some of them embedded by an encoder."""
 
-    x: Tensor  #: (n, dim) floating, on the plan's device unless ``read`` copies rows there.
-    positions: Tensor  #: (rows of the data set,) int64, the position of each row in ``x``, or -1.
-    read: RowReader | None = None  #: Reads rows of ``x``; None if ``x`` is in memory.
-    #: The encoder, with a reader of the rows before their embedding, by the indices of ``x``.
+    x: Tensor  #: (n, dim), the rows; on the device of the evaluation, unless ``read`` copies them there.
+    positions: Tensor  #: For each row of the data set its index in ``x``, int64; -1 if it was not embedded.
+    read: RowReader | None = None  #: Reads rows of a memory-mapped ``x`` by index; None if ``x`` is in memory.
+    #: The encoder that embedded the rows, or None. Its ``take`` reads rows before their embedding by the indices of
+    #: ``x``.
     trained: TrainedEncoder | None = None
 
     def select(self, index: ClassIndex) -> RowPool:
-        """Make a pool of the rows of some classes, with its own reader, as a method may use rows of two pools."""
+        """Return the pool of the rows of some classes, from which episodes are drawn.
+
+        ``index`` has the rows of each class in the data set. Each pool has its own reader, because a method may use
+        rows of two pools at a time.
+        """
         take = make_row_reader(self.x) if self.read is None else self.read
         return RowPool(self.x, take, index._replace(rows=self.positions[index.rows]), index)
 
     def summarize(self, index: ClassIndex) -> BaseClasses:
-        """Summarise the rows of some classes as base classes."""
+        """Compute the means of some classes, which serve as base classes; ``index`` has their rows in the data set."""
         pool = self.select(index)
         return summarize_base(pool.take, pool.by_class)
 
     def normalize(self, kind: str, mean: Tensor | None) -> SourceRows:
-        """Normalise the rows by `normalize_rows`; the rows of a mapped file are normalised when they are read."""
+        """Return the rows normalised by `normalize_rows`, at once or, if they are memory-mapped, when they are read."""
         if kind == "none":
             return self
         if self.read is None:
@@ -176,9 +190,15 @@ class SourceRows(NamedTuple):
 
 
 def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> PreparedEvaluation:
-    """Select the classes and methods of a plan, and embed and normalise their rows.
+    """Prepare an evaluation: select classes and methods by its plan, and embed and normalise their rows.
 
-    ``sampler`` and ``sources`` are from `load_data`; methods to tune are ignored.
+    Args:
+        plan: The settings. Methods to tune are ignored.
+        sampler: The protocol of the episodes, from `load_data`.
+        sources: The data sets and the encoder, from `load_data`.
+
+    Raises:
+        InputError: Data, protocol, encoder and methods do not fit together.
     """
     data, training = sources.data, None if sources.trained is None else sources.trained.plan
     sides = data.sides or ("all",) * data.num_classes
@@ -263,7 +283,14 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
 def prepare_tuning(
     plan: EvaluationPlan, sampler: Sampler, sources: DataSources
 ) -> tuple[EvaluationPlan, PreparedEvaluation]:
-    """Prepare an evaluation of all candidate settings on validation classes or, for a fixed split, validation rows."""
+    """Prepare the evaluation by which settings of methods are chosen.
+
+    It evaluates all candidate settings on validation classes or, for a fixed split, on validation rows. ``sampler`` and
+    ``sources`` are from `load_data`.
+
+    Returns:
+        The plan of this evaluation; and the evaluation, ready to run.
+    """
     candidates = MethodsPlan([choice for grid in plan.methods.tune for choice in grid])
     plan = replace(
         plan,
@@ -281,7 +308,10 @@ def prepare_tuning(
 
 
 def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
-    """Replace the test rows of a fixed split by its validation rows."""
+    """Return the settings with the validation rows of a fixed split in place of its test rows.
+
+    An InputError is raised if there are none, or if a row is among both.
+    """
     if rows.validation_dataset is None or rows.test_dataset is None:
         remedy = "Pass `validation_dataset`, other rows of the same classes, or fixed settings in `method`."
         raise_input_error("tune", "have validation rows beside those of `test_dataset`", "none", remedy)
@@ -293,7 +323,10 @@ def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
 
 
 def _select_validation(rows: RowsPlan, sampler: Sampler, sources: DataSources) -> RowsPlan:
-    """Select the rows of the validation classes; raise an InputError if there are too few classes."""
+    """Return the settings with the validation classes as the evaluated side of the split.
+
+    An InputError is raised if these are evaluated anyway, or are too few for an episode.
+    """
     sides = sources.data.sides
     evaluated = rows.side or ("novel" if sides else "all")
     if evaluated in {"validation", "all"}:
@@ -310,7 +343,10 @@ def _select_validation(rows: RowsPlan, sampler: Sampler, sources: DataSources) -
 
 
 def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[int]:
-    """List the indices of the base classes in the data set that has them."""
+    """Return the indices of the base classes in ``sources.base``, the data set that has them; empty if there are none.
+
+    ``side`` is the evaluated side: it is not used as base classes. An InputError is raised if ``normalize`` needs some.
+    """
     base = sources.base
     base_ids = [c for c, name in enumerate(base.sides or ()) if name == "base"]
     if base is not sources.data:
@@ -325,7 +361,11 @@ def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[
 def _open_rows(
     data: Dataset, class_ids: Sequence[int], trained: TrainedEncoder | None, device: torch.device
 ) -> SourceRows:
-    """Copy rows to a device, at once or when they are read from a mapped file; or embed the rows of ``class_ids``."""
+    """Make the rows of a data set available on a device.
+
+    With an encoder, the rows of ``class_ids`` are embedded. Without one, all rows are copied: at once, or when they are
+    read if the data set is memory-mapped.
+    """
     if trained is None:
         positions = torch.arange(len(data.x))
         if data.is_plain:

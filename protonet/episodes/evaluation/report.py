@@ -1,4 +1,4 @@
-"""The report of an evaluation: one summary as text tables, LaTeX, CSV or a plot."""
+"""The report of an evaluation: summarise scores, and format the summary as text tables, LaTeX, CSV or a plot."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from protonet.ui.text import format_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PLOT_SIZE = 4.6  #: Inches, the side of a plot.
-TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: The header and the rows of a table.
-#: LaTeX code of special characters.
+PLOT_SIZE = 4.6  #: The side of a plot, in inches.
+TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A table of texts as a pair: the header, and the rows.
+#: The LaTeX code of each special character.
 LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -48,11 +48,11 @@ LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "<": r"$<$",
     "±": r"$\pm$",
 }
-#: A table cell with a number, perhaps with a sign, an exponent, half-widths or a rank in brackets.
+#: Matches a table cell with a number, which may have a sign, an exponent, half-widths or a rank in brackets.
 NUMBER = re.compile(
     r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?(?P<halves>( ±[\d.]+)*)(?P<rank> \([\d.]+\))?"
 )
-#: The column headings of measures.
+#: The column heading of each measure beside the accuracy.
 MEASURES = {
     "auroc": "AUROC of open classes, %",
     "fpr95": "FPR at 95 %, %",
@@ -61,7 +61,7 @@ MEASURES = {
     "novel": "of novel classes, %",
     "harmonic": "harmonic mean, %",
 }
-MAX_SHOT_COLUMNS = 20  #: Most columns of the table by shots, which is left out if there are more.
+MAX_SHOT_COLUMNS = 20  #: The table of accuracies by number of shots is left out if it had more columns than this.
 #: Explanations of intervals and p-values over classes and episodes, over episodes alone, and over draws of the support.
 INTERVAL_NOTES = {
     "both": "The first 95 % interval (±) and p-value apply to new classes of the same kind (jackknife over classes), "
@@ -78,13 +78,18 @@ def summarize(
     settings: Mapping[str, Any] = MappingProxyType({}),
     class_mask: torch.Tensor | None = None,
 ) -> Summary:
-    """Summarise scores: mean accuracies with intervals, further measures, and paired tests.
+    """Summarise the scores of several methods: mean accuracies with intervals, further measures, and paired tests.
 
     Args:
-        scores: Scores by the name of the method, on the same episodes.
-        shot: Least and most shots per class.
-        settings: The settings of the evaluation; ``against`` names the method that all others are compared with.
-        class_mask: (episodes, classes) bool, the classes of each episode, for intervals over classes; None for none.
+        scores: The scores of each method by name, on the same episodes.
+        shot: The smallest and the largest number of shots per class.
+        settings: The settings of the evaluation, for the report. If there is a setting ``against``, it names the method
+            that all others are compared with.
+        class_mask: (episodes, classes) bool, whether each episode has each class. It is needed for intervals over
+            classes; with None there are only intervals over episodes.
+
+    Returns:
+        The summary, for `format_report`.
     """
     check_type("scores", scores, Mapping, "a mapping from names to scores, from evaluate")
     shot = check_span("shot", shot, low=1)
@@ -104,12 +109,15 @@ def summarize(
 
 
 def accuracy_heading(rates: Iterable[Rate]) -> str:
-    """Format the heading of a column of accuracies with their half-widths."""
+    """Format the heading of a column of accuracies with half-widths of intervals: "accuracy, % ±classes ±episodes".
+
+    Only intervals that any of the rates has are named.
+    """
     return " ".join(["accuracy, %", *(f"±{kind}" for kind in list_interval_kinds(rates))])
 
 
 def format_evaluation(evaluation: Evaluation) -> str:
-    """Format an evaluation as text: title, notes, and the tables of `format_report`."""
+    """Format the results of an evaluation as text: title, notes, and the Markdown tables of `format_report`."""
     check_type("evaluation", evaluation, Evaluation, "an Evaluation, from evaluate_dataset")
     return "\n".join([evaluation.title, *evaluation.notes]) + "\n\n" + format_report(evaluation.summary)
 
@@ -135,16 +143,18 @@ def format_report(summary: Summary) -> str:
 
 
 def explain_intervals(summary: Summary) -> str:
-    """Explain which population the intervals and p-values of a summary apply to."""
+    """Return a text that explains what the intervals and p-values of a summary apply to, such as new classes."""
     if summary.settings.get("protocol") == "fixed-split":
         return INTERVAL_NOTES["supports"]
     return INTERVAL_NOTES["both" if "classes" in summary.interval_kinds else "episodes"]
 
 
 def tabulate(summary: Summary) -> list[TextTable]:
-    """Format a summary as tables in percent: the methods, the best first; and accuracies by shot, if shots vary.
+    """Format a summary as tables of texts, with numbers in percent.
 
-    Differences are to the best method or, if the settings name ``against``, its lead over each other method.
+    The first table has a row per method, the most accurate first. A second table has accuracies by number of shots, if
+    this varies between classes. Differences are between the best method and each other one. If the settings name a
+    method ``against``, they are between this method and each other one.
     """
     methods, order, against = summary.methods, summary.order, summary.against
     best, several = order[0], len(order) > 1
@@ -175,7 +185,7 @@ def tabulate(summary: Summary) -> list[TextTable]:
 
 
 def format_latex_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a table as LaTeX's ``tabular`` with the rules of booktabs."""
+    """Format a table of texts as LaTeX's ``tabular``, with horizontal rules of the package booktabs."""
 
     def line(cells: Sequence[str]) -> str:
         return "  " + " & ".join(map(format_latex_cell, cells)) + r" \\" + "\n"
@@ -186,7 +196,7 @@ def format_latex_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def format_latex_cell(cell: str) -> str:
-    """Escape a text as LaTeX; a number becomes mathematics."""
+    """Format the text of a table cell as LaTeX: in mathematics if it is a number, otherwise with escapes."""
     match = NUMBER.fullmatch(cell)
     if match is None:
         return "".join(LATEX.get(character, character) for character in cell)
@@ -196,19 +206,23 @@ def format_latex_cell(cell: str) -> str:
 
 
 def write_tables(outputs: Mapping[str, Path], tables: Sequence[TextTable]) -> None:
-    """Write tables to the paths of ``outputs`` under ``latex`` and ``markdown``, if there are any."""
+    """Write tables as LaTeX to the path ``outputs["latex"]`` and as Markdown to ``outputs["markdown"]``, if present."""
     for kind, form in (("latex", format_latex_table), ("markdown", format_table)):
         if kind in outputs:
             write_text(outputs[kind], "\n".join(form(*table) for table in tables))
 
 
 def format_rate(rate: Rate) -> str:
-    """Format a rate in percent, such as ``71.23 ±2.10 ±0.40``; "" for an unknown rate."""
+    """Format a rate in percent with the half-widths of its intervals, such as "71.23 ±2.10 ±0.40"; "" if it is NaN."""
     return " ±".join(f"{100 * value:.2f}" for value in (rate.mean, *rate.half_widths)) if rate.is_known else ""
 
 
 def _format_difference(summary: Summary, best: str, name: str, *, signed: bool) -> list[str]:
-    """Format the paired difference between two methods and its adjusted p-values, as table cells."""
+    """Format the paired difference between two methods, and its adjusted p-values, as cells of a table.
+
+    With ``signed``, it is the accuracy of ``best`` minus that of ``name``, otherwise its absolute value. The cells are
+    empty if the two are the same.
+    """
     for pair in summary.comparisons:
         if {pair.first, pair.second} == {best, name} and best != name:
             rate = pair.rate if signed else replace(pair.rate, mean=abs(pair.difference))
@@ -218,14 +232,17 @@ def _format_difference(summary: Summary, best: str, name: str, *, signed: bool) 
 
 
 def format_p_value(p_value: float | None) -> str:
-    """Format a p-value; "" for None."""
+    """Format a p-value with two digits; "" for None."""
     if p_value is None:
         return ""
     return "<1e-300" if p_value < 1e-300 else f"{p_value:.2g}"
 
 
 def write_csv(path: Path, summary: Summary) -> None:
-    """Write a summary as CSV, one line per metric: method, measure, shot ("" for all), value and half-widths."""
+    """Write a summary as CSV, with one line for each number in it.
+
+    The columns are method, measure, number of shots ("" for all classes), value and half-widths of its intervals.
+    """
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
 
@@ -251,9 +268,13 @@ def write_csv(path: Path, summary: Summary) -> None:
 
 
 def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: torch.Tensor) -> None:
-    """Plot accuracies, paired differences of several methods, and one episode.
+    """Plot accuracies, paired differences if there are several methods, and an example episode, to an image file.
 
-    ``episode`` is a batch of one episode; ``query_labels`` (1, n_queries) int64 are -1 for queries of open classes.
+    Args:
+        path: The file to write.
+        summary: The results of the evaluation.
+        episode: A batch of one episode.
+        query_labels: (1, n_queries) int64, the classes of its queries; -1 for queries of open classes.
     """
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
@@ -270,7 +291,7 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
 
 
 def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
-    """Plot accuracies with intervals: by shot if shots vary, otherwise by method."""
+    """Plot accuracies with 95 % intervals: as curves over the number of shots if it varies, otherwise by method."""
     shots = list(next(iter(methods.values())).by_shot)
     over = [f"over {kind}" for kind in list_interval_kinds(method.accuracy for method in methods.values())[:1]]
     if len(shots) > 1:
@@ -297,7 +318,10 @@ def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
 
 
 def _plot_differences(axes: Axes, summary: Summary) -> None:
-    """Plot a heat map of paired differences, row minus column; a star is p < 0.05, over classes if that is known."""
+    """Plot the paired differences between methods as a heat map: accuracy of the row minus that of the column.
+
+    A star marks p < 0.05, over classes if this p-value is known, otherwise over episodes.
+    """
     names = summary.order
     grid = torch.zeros(len(names), len(names), dtype=torch.float64)
     stars_of: dict[tuple[int, int], str] = {}  # for all pairs, or for the pairs of one method
@@ -319,7 +343,7 @@ def _plot_differences(axes: Axes, summary: Summary) -> None:
 
 
 def _plot_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> None:
-    """Plot an episode's rows and prototypes in the plane of most variance between prototypes."""
+    """Plot the rows and prototypes of an episode, projected to the two principal components of its prototypes."""
     prototypes = support_means(episode)[0].double()
     centre = prototypes.mean(dim=0)
     directions = torch.linalg.svd(prototypes - centre, full_matrices=False).Vh[:2]  # (at most 2, dim)

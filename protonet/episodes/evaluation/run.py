@@ -1,4 +1,4 @@
-"""One evaluation: from a plan to a report, with the state file of its finished episodes."""
+"""Run one evaluation, from its plan to its report, and store finished episodes in a state file to resume from."""
 
 from __future__ import annotations
 
@@ -42,12 +42,17 @@ STATE_FORMAT, STATE_VERSION = "protonet.episodes", 5
 #: Settings that may change when a run is resumed, because the scores of an episode do not depend on them.
 FREE_SETTINGS = ("against", "max_episodes", "target_half_width")
 SECONDS_PER_UPDATE = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
-SECONDS_PER_SAVE = 10.0  #: Seconds between two writes of the state.
-ShowProgress = Callable[[int, int], None]  #: Called with the numbers of finished and of all episodes.
+SECONDS_PER_SAVE = 10.0  #: Seconds between two writes of the state file.
+#: A function that is called with the number of finished episodes and the number of all episodes.
+ShowProgress = Callable[[int, int], None]
 
 
 def describe_run(settings: Mapping[str, object], prepared: PreparedEvaluation) -> dict[str, object]:
-    """Describe all that the scores depend on as JSON: settings, methods, versions, a hash of 3 rows of each class."""
+    """Describe everything that scores depend on, to recognise whether a state file is of the same run.
+
+    Returns values for JSON: settings, methods, plug-ins, versions of packages, and a hash of the data. The hash is of
+    the row indices and 3 rows of each class, which is fast for large data.
+    """
     digest = hashlib.sha256()
     index = prepared.pool.by_class
     positions = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
@@ -60,13 +65,16 @@ def describe_run(settings: Mapping[str, object], prepared: PreparedEvaluation) -
 
 
 def get_versions() -> dict[str, str | None]:
-    """Look up the versions of the packages that scores may depend on."""
+    """Return the versions of the installed packages that scores may depend on, by name."""
     packages = {"protonet": DISTRIBUTION, "torch": "torch", "numpy": "numpy"}
     return {name: installed_version(package) for name, package in packages.items()}
 
 
 def write_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping[str, Scores]]) -> None:
-    """Write the scores of a run's finished episodes to a state file, atomically."""
+    """Write the scores of a run's finished episodes to a state file, atomically.
+
+    ``run`` is from `describe_run`, and ``batches`` are the scores by method of each finished batch of episodes.
+    """
     # The last batch is stored separately: a longer run scores it again if it is incomplete.
     parts = [join_batches(batches[:-1]), batches[-1]] if len(batches) > 1 else batches
     header = json.dumps({"format": STATE_FORMAT, "version": STATE_VERSION, "run": run, "parts": len(parts)})
@@ -80,7 +88,10 @@ def write_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping
 
 
 def read_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Scores]]:
-    """Read one or two batches of scores by method from a state file; raise an InputError if it is of another run."""
+    """Read the scores of finished episodes from a state file; raise an InputError if it is of another run than ``run``.
+
+    Returns one batch of scores by method, or two: all batches but the last one joined, and the last batch.
+    """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             header = json.loads(str(arrays["header"]))
@@ -111,16 +122,20 @@ def read_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Scores]]
 def run_evaluation(
     plan: EvaluationPlan, outputs: Mapping[str, Path], *, state: Path | None = None, resume: bool = False
 ) -> Evaluation | None:
-    """Evaluate a plan, print the report and write the outputs; after Ctrl-C, of the finished episodes alone.
+    """Run an evaluation, print its report and write its output files.
 
     Args:
-        plan: The evaluation.
-        outputs: The files to write, by ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and ``report``.
-        state: The file of the scores of finished episodes; the scores of ``tune`` are in a second file beside it.
-        resume: Whether to continue from the state. The outputs equal the outputs of an uninterrupted run.
+        plan: The settings of the evaluation.
+        outputs: The files to write, by ``json``, ``csv``, ``plot``, ``latex``, ``markdown`` and ``report`` (HTML).
+        state: The file that stores the scores of finished episodes; None for no such file. The scores by which settings
+            are chosen are in a second file in the same folder.
+        resume: Whether to continue from the state file. The outputs equal those of an uninterrupted run.
 
     Returns:
         The results in the first process, None in others.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed. The report and the files are of the finished episodes, if there are any.
     """
     if "plot" in outputs:
         with optional_packages():
@@ -145,16 +160,16 @@ def run_evaluation(
 
 
 class EvaluationRun:
-    """An evaluation: the methods to tune on validation classes, then all methods on the evaluated classes.
+    """One evaluation: chooses settings of methods on validation classes, then evaluates all methods.
 
     Args:
-        plan: The settings.
+        plan: The settings of the evaluation.
         group: The processes that share the work.
-        state: The file of the scores of finished episodes; None to keep none.
-        resume: Whether to continue from the state.
-        data: The data set, if it is already in memory.
+        state: The file that stores the scores of finished episodes; None for no such file.
+        resume: Whether to continue from the state file.
+        data: The data set, if it is already in memory; None to load it by its name.
         progress: Whether to show a progress bar on terminals; or a function to call instead.
-        by_class: Whether to compute accuracies by class.
+        by_class: Whether to compute accuracies by class, for the HTML report.
     """
 
     def __init__(
@@ -176,7 +191,7 @@ class EvaluationRun:
         self.run_progress: _RunProgress | None = None
 
     def evaluate(self) -> Evaluation:
-        """Score all methods on all episodes, and summarise the results."""
+        """Choose settings, score all methods on all episodes, and return the summarised results."""
         self.tunings = self._tune()
         best = {tuning.chosen for tuning in self.tunings}
         candidates = [choice for grid in self.plan.methods.tune for choice in grid if choice.name in best]
@@ -189,14 +204,14 @@ class EvaluationRun:
         return self._summarize(scores)
 
     def summarize_finished(self) -> Evaluation | None:
-        """Summarise the episodes that were finished before an interrupt; None if there are none."""
+        """Return the results on the episodes that were finished before Ctrl-C; None if there are none."""
         if self.run_progress is None:
             return None
         self.run_progress.close()
         return self._summarize(join_batches(self.run_progress.finished)) if self.run_progress.finished else None
 
     def _tune(self) -> list[Tuning]:
-        """Evaluate the candidate settings of each method to tune on validation classes."""
+        """Evaluate the candidate settings of each method to tune on validation classes, and choose the best."""
         plan, state = self.plan, self.state
         if not plan.methods.tune:
             return []
@@ -214,7 +229,7 @@ class EvaluationRun:
         ]
 
     def _summarize(self, scores: Mapping[str, Scores]) -> Evaluation:
-        """Summarise the scores of finished episodes."""
+        """Convert the scores of finished episodes to results: means with intervals, paired tests, notes and hashes."""
         assert self.prepared is not None
         assert self.run_progress is not None
         prepared, settings = self.prepared, self.run_progress.settings
@@ -246,7 +261,10 @@ class EvaluationRun:
 
 
 class _RunProgress:
-    """The scores of an evaluation's finished episodes, in a state file, and its progress bar."""
+    """Keeps the scores of finished episodes: shows them on a progress bar, and writes them to a state file.
+
+    If the run is resumed, it begins with the scores of the state file ``path``. ``name`` is a title for the bar.
+    """
 
     def __init__(
         self,
@@ -276,7 +294,7 @@ class _RunProgress:
         self.bar = progress_bar(total=n_episodes, desc=name, initial=initial, unit="episode", shown=shown)
 
     def show(self, batches: Sequence[Mapping[str, Scores]]) -> None:
-        """Update the progress bar with the finished batches of scores, and save them from time to time."""
+        """Update the progress bar with the scores of all finished episodes, and save these from time to time."""
         self.finished = [*batches]
         now, name = time.monotonic(), next(iter(batches[0]))
         if now - self.shown > SECONDS_PER_UPDATE:
@@ -297,13 +315,13 @@ class _RunProgress:
             write_state(self.path, self.description, self.finished)
 
     def close(self) -> None:
-        """Close the progress bar, and save the scores of the finished episodes."""
+        """Close the progress bar, and save the scores of the finished episodes to the state file."""
         self.bar.close()
         self._save()
 
 
 def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[str, Path]) -> None:
-    """Print the report of an evaluation and write its files."""
+    """Print the report of an evaluation, and write the files of ``outputs`` (paths by kind, as in `run_evaluation`)."""
     print(format_evaluation(evaluation), end="", flush=True)
     if "report" in outputs:
         write_text(outputs["report"], format_page(evaluation))
@@ -322,7 +340,7 @@ def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[
 
 
 def _format_title(settings: Mapping[str, object], prepared: PreparedEvaluation, n_episodes: int) -> str:
-    """Format the line above the table: data set, features, kind of episodes and seed."""
+    """Format the title of the report: data set, features, protocol, number of episodes and seed."""
     features = str(settings["encoder"] or f"{prepared.pool.x.shape[1]} features")
     features += "" if settings["normalize"] == "none" else f" ({settings['normalize']})"
     title = f"{settings['dataset']}, {prepared.n_classes} classes, {features}: "

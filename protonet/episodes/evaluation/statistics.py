@@ -1,4 +1,4 @@
-"""Statistics of scores: means with intervals and paired tests, over classes and over episodes, as types for JSON."""
+"""Statistics of scores: means with intervals, and paired tests, both over classes and over episodes."""
 
 from __future__ import annotations
 
@@ -13,107 +13,115 @@ from torch import Tensor
 
 from protonet.episodes.samplers.batch import Records
 
-#: Intervals and p-values over classes apply to other classes of the same kind; those over episodes, to other episodes
-#: of the same classes.
+#: What intervals and p-values apply to. Over classes: to other classes from the same distribution. Over episodes: to
+#: other episodes of the same classes.
 INTERVAL_KINDS = ("classes", "episodes")
 CONFIDENCE = 0.95  #: The level of all intervals.
-MIN_EPISODES_WITHOUT = 5  #: An interval over classes needs this many episodes without each class.
-ACCURACY_TOLERANCE = 1e-12  #: Smaller differences of accuracies are rounding errors.
-OPEN_SET_MEASURES = ("auroc", "fpr95", "oscr")  #: Fields of `evaluate.Scores`: how well open classes are detected.
+#: An interval over classes needs, for each class, at least this many episodes without the class.
+MIN_EPISODES_WITHOUT = 5
+ACCURACY_TOLERANCE = 1e-12  #: Smaller differences between accuracies count as rounding errors.
+#: Fields of `evaluate.Scores` that say how well queries of open classes (outside the episode) are detected.
+OPEN_SET_MEASURES = ("auroc", "fpr95", "oscr")
 SIDE_MEASURES = ("base", "novel", "harmonic")  #: Fields of `evaluate.Scores`: accuracies of base and novel classes.
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The mean of a measure over episodes, with 95 % intervals; unknown values are NaN."""
+    """The mean of a measure, such as the accuracy, over episodes, with 95 % intervals; unknown values are NaN."""
 
-    mean: float  #: The mean over the episodes that have the measure.
+    mean: float  #: The mean over the episodes in which the measure is not NaN.
     half_width_classes: float = math.nan  #: Half the width of the 95 % interval over classes.
     half_width_episodes: float = math.nan  #: Half the width of the 95 % interval over episodes.
-    n_episodes: int = 0  #: The number of episodes that have the measure.
+    n_episodes: int = 0  #: The number of episodes in which the measure is not NaN.
 
     @classmethod
     def measure(cls, values: Tensor, class_mask: Tensor | None) -> Rate:
-        """Compute the mean and intervals of values (episodes,) that are not NaN; masks are as in `standard_error`."""
+        """Compute the mean and the intervals of a measure from its values (episodes,); NaN are ignored.
+
+        ``class_mask`` is as in `standard_error`; with None there is no interval over classes.
+        """
         over_classes = math.nan if class_mask is None else half_width(values, class_mask)
         return cls(mean_of(values), over_classes, half_width(values), int((~values.isnan()).sum()))
 
     @classmethod
     def read(cls, written: Mapping[str, Any]) -> Rate:
-        """Read a rate that `describe` wrote."""
+        """Convert the dictionary that `describe` returned, perhaps read from JSON, back to a rate."""
         widths = (written["half_width_classes"], written["half_width_episodes"])
         over_classes, over_episodes = (math.nan if width is None else float(width) for width in widths)
         return cls(float(written["accuracy"]), over_classes, over_episodes)
 
     def half_width(self, kind: str) -> float:
-        """Look up the half-width over one of ``INTERVAL_KINDS``."""
+        """Return the half-width of the interval of a kind, "classes" or "episodes"; NaN if it is unknown."""
         return self.half_width_classes if kind == "classes" else self.half_width_episodes
 
     @property
     def half_widths(self) -> list[float]:
-        """The known half-widths, over classes first."""
+        """The half-widths of the intervals that are known: over classes, then over episodes."""
         return [half for half in map(self.half_width, INTERVAL_KINDS) if not math.isnan(half)]
 
     @property
     def is_known(self) -> bool:
-        """Whether any episode has the measure."""
+        """Whether the mean is known, which is so if the measure is not NaN in any episode."""
         return not math.isnan(self.mean)
 
     @property
     def widest(self) -> float:
-        """The largest known half-width, or 0."""
+        """The half-width of the widest interval; 0 if no interval is known."""
         return max(self.half_widths, default=0.0)
 
     def describe(self) -> dict[str, float | None]:
-        """Convert the rate to JSON."""
+        """Convert the mean and the half-widths to a dictionary for JSON, with None for NaN."""
         values = {"accuracy": self.mean} | {f"half_width_{kind}": self.half_width(kind) for kind in INTERVAL_KINDS}
         return {name: nan_to_none(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two methods compared on the same episodes; accuracies are in [0, 1].
+    """The difference in accuracy between two methods on the same episodes, with intervals and paired t tests.
 
-    Values over classes are NaN if they are unknown: without class masks, or if a class is in all episodes.
+    Accuracies are in [0, 1]. If values over classes are unknown, the half-width is NaN: this is so if the classes of
+    each episode were not given, or if a class is in almost all episodes (see `standard_error`).
     """
 
     first: str  #: The first method's name.
     second: str  #: The second method's name.
-    difference: float  #: The mean over episodes of the first method's accuracy minus the second's.
+    difference: float  #: The accuracy of the first method minus that of the second, averaged over episodes.
     half_width_classes: float  #: Half the width of the difference's 95 % interval over classes.
-    p_value_classes: float  #: p-value of a paired t test over classes, 1 if no episode differs.
+    p_value_classes: float  #: p-value of a paired t test over classes; 1 if accuracies are equal in all episodes.
     p_holm_classes: float  #: The p-value over classes, adjusted for the number of comparisons by Holm's procedure.
     half_width_episodes: float  #: Half the width of the 95 % interval over episodes; NaN for a single episode.
-    p_value_episodes: float  #: p-value of a paired t test over episodes; 1 if none differs, or for a single episode.
-    p_holm_episodes: float  #: The p-value over episodes, adjusted by Holm's procedure.
+    #: p-value of a paired t test over episodes; 1 if accuracies are equal in all episodes, or for a single episode.
+    p_value_episodes: float
+    p_holm_episodes: float  #: The p-value over episodes, adjusted likewise.
 
     @property
     def rate(self) -> Rate:
-        """The difference with its half-widths."""
+        """The difference with the half-widths of its intervals."""
         return Rate(self.difference, self.half_width_classes, self.half_width_episodes)
 
     def get_p_value(self, kind: str) -> float | None:
-        """Look up the adjusted p-value over one of ``INTERVAL_KINDS``; None if it is unknown."""
+        """Return the adjusted p-value of a kind, "classes" or "episodes"; None if it is unknown."""
         return None if math.isnan(self.rate.half_width(kind)) else float(getattr(self, f"p_holm_{kind}"))
 
     def describe(self) -> dict[str, object]:
-        """Convert the comparison to JSON."""
+        """Convert the comparison to a dictionary for JSON, with None for unknown values."""
         unknown = [kind for kind in INTERVAL_KINDS if math.isnan(self.rate.half_width(kind))]
         return {name: None if name.rpartition("_")[2] in unknown else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """The accuracy of a method, and further measures, in [0, 1]."""
+    """The accuracy of a method over all episodes, and its further measures, in [0, 1]."""
 
-    accuracy: Rate  #: The accuracy on all queries but queries of open classes.
+    accuracy: Rate  #: The accuracy on queries of the episode's classes, so without queries of open classes.
     calibration_error: float | None = None  #: The calibration error, or None if it is unknown.
-    #: Rates by name, of ``OPEN_SET_MEASURES`` and ``SIDE_MEASURES``.
+    #: Further measures by name, of ``OPEN_SET_MEASURES`` and ``SIDE_MEASURES``.
     measures: Mapping[str, Rate] = field(default_factory=dict)
-    by_shot: Mapping[int, Rate] = field(default_factory=dict)  #: The accuracy on classes by their number of shots.
+    #: For each number of shots, the accuracy on classes with this number.
+    by_shot: Mapping[int, Rate] = field(default_factory=dict)
 
     def describe(self) -> dict[str, object]:
-        """Convert the summary to JSON."""
+        """Convert the accuracy and the further measures to a dictionary for JSON."""
         measures = {name: rate.describe() for name, rate in self.measures.items()}
         return {
             **self.accuracy.describe(),
@@ -128,12 +136,13 @@ class MethodSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of an evaluation, or of a comparison of several: accuracies and paired tests."""
+    """The results of one evaluation, or of a comparison of several runs: accuracies and paired tests of methods."""
 
-    settings: Mapping[str, Any]  #: The settings under the names of the command line.
+    settings: Mapping[str, Any]  #: The settings of the evaluation, under the names of the command line.
     n_episodes: int  #: The number of episodes.
     methods: Mapping[str, MethodSummary]  #: The results of each method by name.
-    comparisons: Sequence[Comparison]  #: All pairs of methods, or ``against`` with each other method.
+    #: The paired tests of all pairs of methods; if the settings name ``against``, of this method with each other one.
+    comparisons: Sequence[Comparison]
 
     @property
     def order(self) -> list[str]:
@@ -142,7 +151,7 @@ class Summary:
 
     @property
     def interval_kinds(self) -> list[str]:
-        """The kinds of intervals that the accuracies have."""
+        """The kinds of intervals that are known for any accuracy: "classes", "episodes" or both."""
         return list_interval_kinds(method.accuracy for method in self.methods.values())
 
     @property
@@ -152,7 +161,7 @@ class Summary:
         return against
 
     def describe(self) -> dict[str, object]:
-        """Convert the summary to JSON."""
+        """Convert settings, accuracies and paired tests to a dictionary for JSON."""
         return {
             "settings": dict(self.settings),
             "episodes": self.n_episodes,
@@ -163,15 +172,21 @@ class Summary:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The accuracy of several settings of a method on validation classes, and the best settings."""
+    """The accuracies of one method with several settings on validation classes, and the choice of the best settings."""
 
-    chosen: str  #: The method with the settings of the highest mean accuracy, the first of equals.
-    accuracies: Mapping[str, Rate]  #: Accuracies by the names of the method with settings.
+    #: The name of the method with the settings of the highest mean accuracy, such as "ridge:penalty=0.1"; the first one
+    #: if several are equal.
+    chosen: str
+    accuracies: Mapping[str, Rate]  #: For each candidate, by the name of the method with its settings, the accuracy.
     n_classes: int  #: The number of validation classes.
 
     @classmethod
     def choose(cls, accuracies: Mapping[str, Tensor], n_classes: int) -> Tuning:
-        """Choose the settings with the highest mean of accuracies (episodes,) by name."""
+        """Choose the settings with the highest mean accuracy.
+
+        ``accuracies`` has the accuracies (episodes,) of each candidate on validation episodes, by name. ``n_classes``
+        is the number of validation classes.
+        """
         rates = {name: Rate.measure(values, None) for name, values in accuracies.items()}
         return cls(max(rates, key=lambda name: rates[name].mean), rates, n_classes)
 
@@ -181,7 +196,7 @@ class Tuning:
         return self.accuracies[self.chosen].n_episodes
 
     def describe(self) -> dict[str, object]:
-        """Convert the accuracies and the choice to JSON."""
+        """Convert the accuracies and the choice to a dictionary for JSON."""
         rates = {
             name: {"accuracy": rate.mean, "half_width": nan_to_none(rate.half_width_episodes)}
             for name, rate in self.accuracies.items()
@@ -197,19 +212,19 @@ class Tuning:
 
 @dataclass(frozen=True)
 class ClassAccuracy:
-    """The accuracies of methods in the episodes that have a class."""
+    """The accuracies of all methods in those episodes that have a certain class."""
 
     name: str  #: The name of the class.
     episodes: int  #: The number of episodes that have the class.
-    accuracy: Mapping[str, float]  #: The accuracy of each method by name.
+    accuracy: Mapping[str, float]  #: For each method by name, the mean accuracy in these episodes, in [0, 1].
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The results of an evaluation, including the counts by episode that a later comparison needs."""
+    """The results of an evaluation, including the counts of each episode that a later comparison of runs needs."""
 
-    summary: Summary  #: Accuracies and paired tests.
-    tuning: Sequence[Tuning]  #: The choice of settings of each tuned method.
+    summary: Summary  #: Settings, accuracies and paired tests.
+    tuning: Sequence[Tuning]  #: For each tuned method, the accuracies of its candidate settings and the choice.
     versions: Mapping[str, str | None]  #: The versions of packages by name.
     plugins: Mapping[str, str]  #: The version of each plug-in, such as a hash of its file, by name.
     data: str  #: A hash of the rows, class by class, before encoder and normalisation.
@@ -219,11 +234,11 @@ class Evaluation:
     ]  #: For each method (episodes,) int64, the number of queries that it classifies correctly.
     #: (episodes, classes) bool, the classes of each episode, without base classes that all episodes have.
     class_mask: Tensor
-    n_classes: int  #: Classes that episodes are drawn from.
-    title: str = ""  #: Data, episodes and seed, in one line.
-    notes: Sequence[str] = ()  #: Further lines for the report.
-    by_class: Sequence[ClassAccuracy] | None = None  #: Accuracies by class; None without an HTML report.
-    records: Records | None = None  #: The prediction for each query, if it was kept.
+    n_classes: int  #: The number of classes that episodes are drawn from.
+    title: str = ""  #: One line of text for the report that names data, protocol and seed.
+    notes: Sequence[str] = ()  #: Further lines of text for the report.
+    by_class: Sequence[ClassAccuracy] | None = None  #: Accuracies by class; None if no HTML report is written.
+    records: Records | None = None  #: The prediction for each query; None if predictions were not kept.
 
     @property
     def methods(self) -> Mapping[str, MethodSummary]:
@@ -232,11 +247,11 @@ class Evaluation:
 
     @property
     def accuracies(self) -> dict[str, Tensor]:
-        """For each method its accuracies (episodes,) float64 in [0, 1]."""
+        """The accuracy of each method in each episode, (episodes,) float64 in [0, 1], by the method's name."""
         return {name: right / self.queries.double() for name, right in self.right.items()}
 
     def describe(self) -> dict[str, object]:
-        """Convert the evaluation to JSON."""
+        """Convert all results to a dictionary for JSON, from which `compare` can compare runs."""
         queries, ways = self.queries.tolist(), self.class_mask.sum(dim=1).tolist()
         by_class = {} if self.by_class is None else {"by_class": [asdict(accuracy) for accuracy in self.by_class]}
         return {
@@ -261,13 +276,16 @@ def nan_to_none(value: float) -> float | None:
 
 
 def list_interval_kinds(rates: Iterable[Rate]) -> list[str]:
-    """List the kinds of intervals that any of the rates has, in the order of ``INTERVAL_KINDS``."""
+    """List the kinds of intervals ("classes", "episodes") that are known for any of the rates."""
     rates = list(rates)
     return [kind for kind in INTERVAL_KINDS if any(not math.isnan(rate.half_width(kind)) for rate in rates)]
 
 
 def read_class_mask(written: Mapping[str, Any]) -> Tensor:
-    """Read the classes of each episode, (episodes, classes) bool, from the JSON of `Evaluation.describe`."""
+    """Restore the mask of classes from the dictionary ``written`` by `Evaluation.describe`.
+
+    Returns (episodes, classes) bool, whether each episode has each class.
+    """
     ways = torch.tensor(written["ways"]).expand(written["episodes"])
     class_mask = torch.zeros(len(ways), int(written["classes"]), dtype=torch.bool)
     classes = torch.tensor(written["class_indices"]).view(int(ways.sum()))
@@ -284,7 +302,7 @@ def half_width(values: Tensor, class_mask: Tensor | None = None) -> float:
 
 
 def _convert_to_half_width(error: float, freedom: int) -> float:
-    """Convert a standard error and its degrees of freedom to half the width of the 95 % interval."""
+    """Convert a standard error, with degrees of freedom of Student's t, to half the width of the 95 % interval."""
     if math.isnan(error):
         return math.nan
     from scipy.special import stdtrit  # noqa: PLC0415 - slow to import
@@ -293,22 +311,22 @@ def _convert_to_half_width(error: float, freedom: int) -> float:
 
 
 def standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[float, int]:
-    """Estimate the standard error of the mean of episodes' values, over episodes or, with a class mask, over classes.
+    """Estimate the standard error of a mean over episodes.
 
-    Over episodes, the classes are fixed: the error applies to other episodes of the same classes. Over classes, it
-    applies to other classes of the same kind. The mean is then a U-statistic of the classes, and the jackknife leaves
-    out one class at a time, with all of its episodes. The variance of these means that comes from the number of
-    episodes is subtracted, and its part of the overall mean added. A bootstrap of classes would need episodes with a
-    class twice, and episodes without common classes would be too few.
+    Without a class mask, the error is over episodes: it applies to other episodes of the same classes. With a mask, it
+    is over classes: it applies to other classes from the same distribution. The mean is then a U-statistic of the
+    classes, and the jackknife leaves out one class at a time, with all of its episodes. These means also vary because
+    episodes are few: this variance is subtracted, and the variance of the overall mean for the same reason is added. A
+    bootstrap of classes would need episodes with a class twice, and episodes without common classes would be too few.
 
     Args:
-        values: (n,), of each episode; NaN are ignored.
-        class_mask: (n, classes) bool, the classes of each episode; None for the error over episodes.
+        values: (n,), the value of each episode, such as the accuracy; NaN are ignored.
+        class_mask: (n, classes) bool, whether each episode has each class; None for the error over episodes.
 
     Returns:
-        The error, and the degrees of freedom of Student's t distribution: the number of episodes or classes less one.
-        The error is NaN for fewer than two values. Over classes it is also NaN if fewer than ``MIN_EPISODES_WITHOUT``
-        episodes leave a class out, or if episodes have unequal numbers of classes.
+        The error, and the degrees of freedom of Student's t distribution: the number of episodes or classes minus one.
+        The error is NaN for fewer than two values. Over classes it is also NaN if a class is missing in fewer than
+        ``MIN_EPISODES_WITHOUT`` episodes, or if episodes have unequal numbers of classes.
 
     Source: Arvesen, "Jackknifing U-statistics" (1969); that the estimate is not too low on average, Efron and Stein,
         "The jackknife estimate of variance" (1981). That intervals over episodes are too narrow for other data,
@@ -323,7 +341,10 @@ def standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[fl
 
 
 def _jackknife(values: Tensor, class_mask: Tensor) -> list[tuple[float, int]]:
-    """Estimate the standard error over classes of each column of values (n, k), with its degrees of freedom."""
+    """Estimate the standard error over classes of the mean of each column of values (n, k), see `standard_error`.
+
+    Returns a pair for each column: the error and its degrees of freedom.
+    """
     present, inside = (~values.isnan()).double(), class_mask.double()
     values = values.double().nan_to_num()
     n, total = present.sum(dim=0), values.sum(dim=0)  # (k,)
@@ -350,9 +371,15 @@ def mean_of(values: Tensor) -> float:
 def compare_pairs(
     accuracies: Mapping[str, Tensor], class_mask: Tensor | None = None, against: str | None = None
 ) -> list[Comparison]:
-    """Compare all pairs of methods, or ``against`` with each other method, by paired t tests.
+    """Compare methods in pairs by paired t tests, over episodes and over classes.
 
-    Accuracies (episodes,) are of the same episodes. ``class_mask`` is as in `standard_error`.
+    Args:
+        accuracies: The accuracies (episodes,) of each method by name, on the same episodes.
+        class_mask: (episodes, classes) bool, whether each episode has each class; None for no test over classes.
+        against: The method to compare with each other one; None to compare all pairs.
+
+    Returns:
+        One comparison for each pair. Its p-values are also adjusted for the number of pairs.
 
     Source: Student's paired t test; Holm, "A simple sequentially rejective multiple test procedure" (1979).
     """
@@ -371,7 +398,10 @@ def compare_pairs(
 
 
 def _run_t_tests(differences: Tensor, errors: Sequence[tuple[float, int]]) -> list[tuple[float, float, float]]:
-    """Compute the half-width, p-value and adjusted p-value of each column of differences (n, pairs)."""
+    """Run a t test on each column of differences (n, pairs), given the standard error and freedom of its mean.
+
+    Returns for each column half the width of the 95 % interval, the p-value and the p-value adjusted by Holm.
+    """
     from scipy.special import stdtr  # noqa: PLC0415 - slow to import
 
     p_values = []
@@ -385,7 +415,7 @@ def _run_t_tests(differences: Tensor, errors: Sequence[tuple[float, int]]) -> li
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for multiple comparisons by Holm's step-down procedure."""
+    """Adjust p-values for multiple comparisons by Holm's step-down procedure; return them in the same order."""
     adjusted, highest, n = [0.0] * len(p_values), 0.0, len(p_values)
     for rank, position in enumerate(sorted(range(n), key=lambda position: p_values[position])):
         highest = max(highest, min(1.0, (n - rank) * p_values[position]))

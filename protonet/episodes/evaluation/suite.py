@@ -1,4 +1,4 @@
-"""Several evaluations in one run, of several data sets and numbers of shots, with mean accuracies and ranks."""
+"""A suite: evaluations of several data sets and numbers of shots in one run, with mean accuracies and ranks."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from protonet.episodes.features.sources import load_data
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
 
-SIGNIFICANT = 0.05  #: Methods share a rank if their paired t test has this p-value or a higher one.
-SUITE_OUTPUTS = ("json", "latex", "markdown")  #: The files that a suite writes from all of its evaluations.
+SIGNIFICANT = 0.05  #: Two methods share a rank if the p-value of their paired t test is at least this.
+SUITE_OUTPUTS = ("json", "latex", "markdown")  #: The kinds of files that a suite writes from all of its evaluations.
 
 
 @dataclass(frozen=True)
 class SuiteMember:
-    """One of the evaluations of a suite."""
+    """One evaluation of a suite, of one data set and one number of shots, before it is run."""
 
     dataset: str  #: The data set, as the command line names it.
-    shot: str  #: The shots, as the command line names them; "" if the protocol draws them.
+    shot: str  #: The number of shots, as the command line has it; "" if the protocol draws it for each episode.
     plan: EvaluationPlan  #: The settings of the evaluation.
-    outputs: Mapping[str, Path] = field(default_factory=dict)  #: The files of this evaluation, see `run_evaluation`.
+    #: The files to write for this evaluation alone, by kind, see `run_evaluation`.
+    outputs: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """The data set and the shots."""
+        """The data set and the number of shots as text, to identify the evaluation."""
         return f"{self.dataset} {self.shot}-shot" if self.shot else self.dataset
 
 
-#: Called with the members of a suite and their evaluations.
+#: A function that is called with the members of a suite and the results of each, in the same order.
 ReportCallback = Callable[[Sequence[SuiteMember], Sequence[Evaluation]], None]
 
 
@@ -48,23 +49,33 @@ ReportCallback = Callable[[Sequence[SuiteMember], Sequence[Evaluation]], None]
 class Average:
     """A method's mean accuracy over several data sets, and its rank on each of them."""
 
-    rate: Rate  #: The mean accuracy. Its intervals are for the same data sets, whose errors are independent.
-    ranks: Sequence[float]  #: The rank on each data set.
+    #: The mean accuracy. Its intervals apply to the same data sets, and take their errors as independent.
+    rate: Rate
+    ranks: Sequence[float]  #: The rank of the method on each data set, 1 being the best.
 
     @property
     def rank(self) -> float:
-        """The mean rank."""
+        """The mean of the ranks over the data sets."""
         return sum(self.ranks) / len(self.ranks)
 
     def describe(self) -> dict[str, object]:
-        """Convert the mean accuracy and the ranks to JSON."""
+        """Convert the mean accuracy and the ranks to a dictionary for JSON."""
         return {**self.rate.describe(), "ranks": list(self.ranks), "rank": self.rank}
 
 
 def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
-    """Run all evaluations, print the report of each, and call ``report``; after Ctrl-C, with the finished ones alone.
+    """Run the evaluations of a suite one after another, print the report of each, and call ``report`` with all results.
 
-    Each evaluation has its own state file, numbered after ``state``. The KeyboardInterrupt names unfinished members.
+    Args:
+        members: The evaluations to run.
+        report: Called in the first process, after the last evaluation or after Ctrl-C, with the finished ones.
+        state: The path from which the state files of the evaluations are named, with a number each; None for no state
+            files.
+        resume: Whether to continue from the state files.
+
+    Raises:
+        InputError: A plan cannot be carried out, which is checked first, or a state file exists without ``resume``.
+        KeyboardInterrupt: Ctrl-C was pressed; the message names the evaluations that are not finished.
     """
     states = [state and state.with_name(f"{state.stem}-{index + 1}{state.suffix}") for index in range(len(members))]
     is_main = os.environ.get("RANK", "0") == "0"
@@ -99,7 +110,10 @@ def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: 
 def report_suite(
     outputs: Mapping[str, Path], members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]
 ) -> None:
-    """Print the tables of a suite, and write its files to the paths of ``outputs``, by ``SUITE_OUTPUTS``."""
+    """Print the tables of a suite's results, and write them to the files of ``outputs``.
+
+    ``outputs`` has paths by kind of file, of ``SUITE_OUTPUTS``. ``evaluations`` has the results of each of ``members``.
+    """
     by_shot: dict[str, list[Evaluation]] = {}
     for member, evaluation in zip(members, evaluations, strict=True):
         by_shot.setdefault(member.shot, []).append(evaluation)
@@ -117,7 +131,10 @@ def report_suite(
 
 
 def average_methods(evaluations: Sequence[Evaluation]) -> dict[str, Average]:
-    """Average the accuracy of each method over evaluations of several data sets, if all of them have the method."""
+    """Average the accuracy and the rank of each method over evaluations of several data sets, by the method's name.
+
+    Methods that any of the evaluations lacks are left out.
+    """
     ranks = [rank_methods(evaluation.accuracies) for evaluation in evaluations]
     averages: dict[str, Average] = {}
     for name in evaluations[0].methods:
@@ -131,9 +148,10 @@ def average_methods(evaluations: Sequence[Evaluation]) -> dict[str, Average]:
 
 
 def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
-    """Rank methods by their accuracies (episodes,), 1 being the best; methods that share ranks get their mean.
+    """Rank methods on one data set, 1 being the best, from the accuracies (episodes,) of each on the same episodes.
 
-    Methods that are not significantly less accurate than the best of the remaining ones share its rank.
+    The best method shares its rank with all methods that a paired t test finds not significantly less accurate; then
+    the next methods are ranked likewise. Methods that share ranks get the mean of these ranks. Returns ranks by name.
 
     Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; as its code (Leaderboard.ipynb, ``compute_ranks``), but
         with a paired test, because all methods have the same episodes.
@@ -152,9 +170,15 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
 def tabulate_suite(
     members: Sequence[SuiteMember], evaluations: Sequence[Evaluation], averages: Mapping[str, Mapping[str, Average]]
 ) -> Iterator[TextTable]:
-    """Yield a table of all data sets for each number of shots, and a table of the mean accuracies by shots.
+    """Yield the tables of a suite: for each number of shots a table with a column per data set, then a table of means.
 
-    The second table is left out if Ctrl-C left some shots without a data set that others have.
+    The last table has the mean accuracies by number of shots. It is left out if Ctrl-C left a data set without some of
+    the shots.
+
+    Args:
+        members: The evaluations of the suite.
+        evaluations: The results of each member.
+        averages: For each number of shots and each method, by name, the mean over data sets.
     """
     datasets = {member.dataset for member in members}
     is_complete = len(members) == len(averages) * len(datasets)
@@ -186,7 +210,7 @@ def tabulate_suite(
 
 
 def explain_ranks(members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> str:
-    """Explain what means and ranks refer to; "" for a single data set, which has none."""
+    """Return a text that explains what the means and ranks of the tables refer to; "" if there is one data set."""
     if len({member.dataset for member in members}) < 2:
         return ""
     text = "Intervals of means speak of these same data sets."

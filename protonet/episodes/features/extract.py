@@ -1,4 +1,4 @@
-"""The command ``python -m protonet.episodes extract``: embed pictures or class names into a file of features."""
+"""The command ``python -m protonet.episodes extract``: embed pictures or class names, and write them as NPZ file."""
 
 from __future__ import annotations
 
@@ -40,46 +40,51 @@ from protonet.sampling import index_classes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ROWS_PER_COPY = 1024  #: Rows that are copied at a time.
-BATCHES_AHEAD = 2  #: Batches that are read while another one is embedded.
+ROWS_PER_COPY = 1024  #: Rows that are copied at a time from the part file to the finished file.
+BATCHES_AHEAD = 2  #: Batches of pictures that are decoded while another one is embedded.
 CHECKPOINT_SUFFIX = ".safetensors"  #: Suffix of the encoder files of ``train``.
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingJob:
-    """Rows to embed, and how they are embedded."""
+    """Pictures, texts or rows to embed, with their labels and the function that embeds them."""
 
     labels: Sequence[str]  #: The class name of each row.
-    sides: Sequence[str] | None = None  #: The side of each row in a split by class; None without a split.
-    files: Sequence[str] | None = None  #: The file or text that each row embeds, or None.
-    #: Maps the index of the first row that is not embedded yet, a multiple of ``step``, to blocks of embeddings (step,
-    #: dim) float32, of which the last may be smaller.
+    sides: Sequence[str] | None = None  #: The side of each row's class in a split by class; None without a split.
+    files: Sequence[str] | None = None  #: For each row the file or the text that is embedded; None for other rows.
+    #: Takes the index of the first row to embed, a multiple of ``step``. Yields the embeddings from this row on, in
+    #: blocks (step, dim) float32; the last block may be smaller.
     embed: Callable[[int], Iterator[np.ndarray]]
-    step: int  #: Rows per block. A resumed run continues at the start of a block, with equal results.
-    made: Mapping[str, object]  #: The settings that determine the embeddings, as JSON.
-    state: str  #: A text that changes with the data.
-    shape: tuple[int, int, int] | None = None  #: (channels, height, width) of feature maps, or None.
+    step: int  #: Rows per block. A resumed run continues at the start of a block, with the same results.
+    made: Mapping[str, object]  #: The settings that determine the embeddings, for JSON.
+    state: str  #: A text, such as a hash, that changes if the data change.
+    #: (channels, height, width) if embeddings are flattened feature maps; otherwise None.
+    shape: tuple[int, int, int] | None = None
 
     def hash(self) -> str:
-        """Compute a hash of everything that determines the embeddings."""
+        """Compute a hash of everything that determines the embeddings, to recognise the files of this job."""
         identity: list[object] = [self.made, self.state, self.step, list(self.labels), list(self.sides or ())]
         identity += [] if self.shape is None else [self.shape]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
 def write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
-    """Embed the rows of a job, write them to an NPZ file, and return the number of features.
+    """Embed the rows of a job, and write the embeddings with their labels to an NPZ file.
 
-    The file has ``x`` (n, dim) float32, ``y`` and perhaps ``split`` and ``files`` (n,) strings, ``maps`` (3,), the
-    shape of feature maps, and ``made``, JSON. Finished blocks are kept in a file beside it that ends in ``.part``.
+    The file has ``x`` (n, dim) float32, ``y`` (n,) strings and ``made``, the settings as JSON. If the job has them, it
+    also has ``split`` and ``files`` (n,) strings, and ``maps`` (3,), the shape of feature maps. Until all rows are
+    embedded, finished blocks are stored in a file in the same folder whose name ends in ``.part``.
 
     Args:
-        output: The file.
-        job: The rows.
-        resume: Whether to continue with the part file; a finished file of the same job is left unchanged.
+        output: The path of the NPZ file.
+        job: The rows to embed.
+        resume: Whether to continue from the part file of the same job. A finished file of the job is left unchanged.
+
+    Returns:
+        The number of features, dim.
 
     Raises:
-        InputError: The file or its part is of another job, or embeddings are not finite.
+        InputError: The NPZ file or the part file is of another job, or embeddings are not finite.
     """
     key, n = job.hash(), len(job.labels)
     part = output.with_name(f"{output.name}.part")
@@ -120,7 +125,11 @@ def write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
 
 
 def _open_part(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
-    """Read the numbers of features and finished rows of a part file, both 0 if it has none; cut off incomplete rows."""
+    """Read how far an interrupted job came, and cut incomplete rows off its part file.
+
+    Returns the number of features and the number of finished rows; both are 0 if the file has no rows. An InputError is
+    raised if the part file begins with another ``header``, so is of another job.
+    """
     file.seek(0)
     content = file.read(len(header) + 4)
     if content[: len(header)] != header[: len(content)]:
@@ -136,7 +145,7 @@ def _open_part(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> 
 
 
 def _read_rows(file: BinaryIO, start: int, dim: int, n: int) -> Iterator[np.ndarray]:
-    """Yield the rows of a part file in blocks."""
+    """Yield the ``n`` embeddings in a part file, which begin at byte ``start``, in blocks (rows, dim) float32."""
     file.seek(start)
     for first in range(0, n, ROWS_PER_COPY):
         count = min(ROWS_PER_COPY, n - first)
@@ -144,7 +153,7 @@ def _read_rows(file: BinaryIO, start: int, dim: int, n: int) -> Iterator[np.ndar
 
 
 def _read_key(path: Path) -> tuple[str, int] | None:
-    """Read the hash of the job and the number of features of a finished file; None if it is another file."""
+    """Read the hash of the job and the number of features from a finished NPZ file; None if it is another file."""
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -154,7 +163,7 @@ def _read_key(path: Path) -> tuple[str, int] | None:
 
 
 def _refuse(path: Path, *, resume: bool) -> NoReturn:
-    """Raise an InputError for an existing file: of another job if ``resume``, otherwise because it exists."""
+    """Raise an InputError about an output file that exists: with ``resume`` because it is of another job."""
     if resume:
         got, remedy = f"{path}, of other data, settings or another network", "Pass another path, or remove it."
         raise_input_error("resume", "continue a run of the same arguments", got, remedy)
@@ -163,7 +172,7 @@ def _refuse(path: Path, *, resume: bool) -> NoReturn:
 
 
 def run_extract(options: argparse.Namespace) -> None:
-    """Embed the pictures, rows or class names that the options of ``extract`` name, and write the file."""
+    """Run the command ``extract``: embed the pictures, rows or class names that ``options`` name, and write a file."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
     if Path(options.backbone).suffix.lower() == CHECKPOINT_SUFFIX:
@@ -182,7 +191,10 @@ def run_extract(options: argparse.Namespace) -> None:
 
 
 def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, device: str) -> Extractor:
-    """Open a network that embeds pictures: a function of a user's file, a file, or a network of a library."""
+    """Open the network of the option ``--backbone``, which embeds pictures.
+
+    It is a function of a user's file, a file with a network, or a network of a library by name.
+    """
     is_plugin = PLUGIN.fullmatch(options.backbone) is not None
     got = f"`backbone` {options.backbone}"
     if options.image_size is not None and not is_plugin:
@@ -202,8 +214,8 @@ def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, dev
 def open_plugin(backbone: str, size: int, device: str) -> Extractor:
     """Open a function or a torch module of a user's file as a network that embeds pictures.
 
-    It maps RGB pictures (n, 3, size, size) float32 in [0, 1] to embeddings (n, dim) floating. Its errors and other
-    results raise InputErrors.
+    The user's function must map RGB pictures (n, 3, size, size) float32 in [0, 1] to embeddings (n, dim) of a floating
+    dtype. When the network is used, an error of the function or a result of another form is raised as an InputError.
     """
     function, origin = load_plugin("backbone", backbone, "a function from pictures to embeddings")
     if isinstance(function, nn.Module):
@@ -230,7 +242,10 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
 
 
 def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: Extractor) -> EmbeddingJob:
-    """Plan to embed pictures from their files, or pixels that are mapped from the cache."""
+    """Make the job that embeds a set of pictures, or computes their feature maps with the option ``--maps``.
+
+    Pictures are read from their files; those of packed files are read from the cached file of `load_pictures`.
+    """
     network, shape, batch = extractor.embed, None, options.batch
     if options.maps:
         if extractor.embed_maps is None:
@@ -284,21 +299,21 @@ def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: 
 
 
 def _infer_map_shape(network: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int, int]:
-    """Infer (channels, height, width) of a network's feature maps from its output for an input."""
+    """Return (channels, height, width) of a network's feature maps, by running the network on the input ``x``."""
     with torch.no_grad():
         _, channels, height, width = network(x).shape
     return channels, height, width
 
 
 def _name_rows(data: Dataset) -> tuple[list[str], list[str] | None]:
-    """List the class name and, if there is a split, the side of each row."""
+    """Return two lists: the class name of each row, and the side of each row's class; None if there is no split."""
     labels = data.y.tolist()
     sides = None if data.sides is None else [data.sides[label] for label in labels]
     return [data.class_names[label] for label in labels], sides
 
 
 def _plan_rows(options: argparse.Namespace, device: str) -> EmbeddingJob:
-    """Plan to embed the rows of a data set by a meta-trained encoder."""
+    """Make the job that embeds the rows of a data set by a meta-trained encoder, a checkpoint of ``train``."""
     path = options.backbone
     if options.texts or options.weights:
         got = f"`{'texts' if options.texts else 'weights'}` with {path}"
@@ -326,7 +341,7 @@ def _plan_rows(options: argparse.Namespace, device: str) -> EmbeddingJob:
 
 
 def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
-    """Select the layers of an encoder up to its last feature maps; None if it has no maps."""
+    """Select the layers of an encoder up to the output of its last feature maps; None if it is no convolutional one."""
     layers = list(encoder.children())
     n_layers = len(layers)
     while layers and isinstance(layers[-1], (nn.Flatten, nn.AdaptiveAvgPool2d)):
@@ -335,7 +350,7 @@ def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
 
 
 def _plan_texts(options: argparse.Namespace, extractor: Extractor) -> EmbeddingJob:
-    """Plan to embed texts with the names of classes."""
+    """Make the job that embeds texts with the names of classes, such as "a photo of a NAME."."""
     embed_texts, data, templates = extractor.embed_texts, options.data, options.template
     if embed_texts is None:
         got = extractor.settings["backbone"]
@@ -360,7 +375,11 @@ def _plan_texts(options: argparse.Namespace, extractor: Extractor) -> EmbeddingJ
 
 
 def get_class_words(classes: Sequence[str], names: str | None) -> list[str]:
-    """Get the words for each class, from a file or from its name without leading numbers and underscores."""
+    """Return for each class the words by which a text calls it, such as "black footed albatross".
+
+    They are read from the file ``names``, which has a line for each class. If it is None, they are the name of the
+    class without a leading number, with blanks for underscores. An InputError names a class without words.
+    """
     if names is None:
         bad = [name for name in classes if re.fullmatch(r"n?\d+", name)]
         if bad:

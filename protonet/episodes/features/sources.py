@@ -35,7 +35,7 @@ from protonet.ui.command_line import check_name
 SYNTHETIC_SIZES = {"num_classes": 64, "n_train": 100, "dim": 64}
 GREY_SIZE = 28  #: The default side of a folder's grey images, in pixels, as of glyphs.
 FOLDER_SIZE = 84  #: The default side of a folder's images in colour, in pixels, as in papers.
-#: Functions that locate published data sets of pictures in a folder, by the kind of data set.
+#: For each published data set of pictures, a function that locates its pictures in a folder.
 PUBLISHED: Mapping[str, Callable[[str], ImageSet]] = {
     **{key: partial(locate_benchmark, key) for key in (*BENCHMARKS, *meta_dataset_keys())},
     "omniglot": locate_omniglot,
@@ -43,39 +43,51 @@ PUBLISHED: Mapping[str, Callable[[str], ImageSet]] = {
 }
 MAX_IMAGE_SIZE = 1024  #: The largest side of pictures, in pixels.
 ROWS_PER_BLOCK = 8192  #: Rows that are normalised at a time.
-GLYPH_COPIES = 3  #: Glyphs per font face, each with its own jitter: at least 24 images per class.
+#: Images of each character per font face, each distorted by another random map: at least 24 images per class.
+GLYPH_COPIES = 3
 
 
 @dataclass(frozen=True)
 class RowsPlan:
-    """The rows to classify, and their encoder and normalisation."""
+    """Settings that say which rows an evaluation classifies, and how they are embedded and normalised."""
 
     dataset: str  #: The data set by name or path, see `load_source`.
-    test_dataset: str | None = None  #: The test rows of a fixed split, see `load_source`.
-    validation_dataset: str | None = None  #: Further rows of the same classes, for the choice of settings.
-    #: The evaluated side of the split by class, or "all"; None for "novel" if there is a split, otherwise "all".
+    #: For a fixed split into training and test rows: the data set of the test rows by name or path. Otherwise None.
+    test_dataset: str | None = None
+    #: For a fixed split: the data set of further rows of the same classes, on which settings of methods are chosen.
+    validation_dataset: str | None = None
+    #: The evaluated side of the split by class, or "all"; None takes "novel" if there is a split, otherwise "all".
     side: str | None = None
     image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
-    split_seed: int | None = None  #: Seed of a random split of data without a split; None for no random split.
-    encoder: str | None = None  #: The path of a checkpoint; None to use the features themselves.
-    normalize: str = "none"  #: One of `protonet.episodes.names.NORMALIZATIONS`.
-    base: str | None = None  #: The source of base classes, see `load_base`; None for the data set's own.
-    texts: str | None = None  #: The embeddings of texts that name the classes, see `load_texts`.
+    split_seed: int | None = None  #: Seed of a random split by class, for data without a split; None for no such split.
+    encoder: str | None = None  #: The path of a checkpoint of `train`; None to classify the features themselves.
+    normalize: str = "none"  #: The normalisation of rows, one of `protonet.episodes.names.NORMALIZATIONS`.
+    base: str | None = None  #: A data set of base classes, see `load_base`; None takes the base side of ``dataset``.
+    texts: str | None = None  #: A data set of embedded texts that name the classes, see `load_texts`.
 
 
 class DataSources(NamedTuple):
     """The data sets and the encoder that the rows of an evaluation come from."""
 
-    data: Dataset  #: The evaluated data set, joined with its test split if there is one.
-    base: Dataset  #: The data set with the base classes, which may be ``data``.
-    trained: TrainedEncoder | None  #: The encoder, without rows.
-    is_trained_on_data: bool  #: Whether the encoder was trained on ``data``, with the same split.
+    data: Dataset  #: The evaluated data set; for a fixed split, training and test rows together.
+    base: Dataset  #: The data set that has the base classes; it may be ``data`` itself.
+    trained: TrainedEncoder | None  #: The encoder, not yet connected to rows; None if there is no encoder.
+    is_trained_on_data: bool  #: Whether the encoder was trained on base classes of ``data``, with the same split.
 
 
 def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> tuple[Sampler, DataSources]:
-    """Load the data sets and the encoder of a plan, join the test split, and adapt the sampler to the test split.
+    """Load the data sets and the encoder that an evaluation needs.
 
-    ``data`` is the evaluated data set, if it is already in memory.
+    Args:
+        rows: The settings that name them.
+        sampler: The protocol of the episodes.
+        data: The evaluated data set, if it is already in memory; None to load it by its name.
+
+    Returns:
+        The sampler, which for a fixed split knows the test rows; and the loaded data sets and encoder.
+
+    Raises:
+        InputError: Data or encoder cannot be loaded, or the encoder was trained on another split of the same data.
     """
     with renamed_arguments(text="dataset", path="dataset"):
         data = data or load_source(rows.dataset, split_seed=rows.split_seed, image_size=rows.image_size)
@@ -106,7 +118,7 @@ def load_source(
     Args:
         text: One of
 
-            - ``glyphs``: `load_glyphs`, 3 copies of each face: at least 24 images per class;
+            - ``glyphs``: `load_glyphs` with 3 images per font face, so at least 24 images per class;
             - ``digits``: `load_digits`;
             - ``synthetic:<family>``: 64 classes of 100 rows and 64 features (see `FAMILIES`). 5-way 1-shot, class means
               reach 94 % accuracy on ``isotropic``, 64 % on ``warped``, 46 % on ``subclusters``, and hardly more than
@@ -119,7 +131,7 @@ def load_source(
             - a folder of images by class, ``<root>/CLASS/*.png``: `load_images`, grey, at 28 x 28 pixels; with an
               ``image_size`` in colour, as those of ``PUBLISHED`` are;
             - a folder with such folders in ``train``, ``val`` and ``test``, in colour, at 84 x 84 pixels.
-        split_seed: Seed of a random split by class (`split_classes`), for data without one; None for no random split.
+        split_seed: Seed of a random split by class (`split_classes`), for data without a split; None for none.
         label: The column of a table that holds the classes.
         image_size: Pixels per side to resize pictures to; None for the sizes above, or those of the authors.
 
@@ -164,9 +176,10 @@ def is_same_source(text: str, other: str) -> bool:
 
 
 def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
-    """Load a data set of base classes with ``dim`` features.
+    """Load a data set whose classes serve as base classes; an InputError is raised unless it has ``dim`` features.
 
-    The text is as for `load_source`, or the path of an NPY file of rows without classes, which count as one class.
+    ``text`` names a data set as for `load_source`, or is the path of an NPY file of rows without labels, which count as
+    one class.
     """
     with renamed_arguments(text="base", path="base"):
         data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label", image_size)
@@ -177,10 +190,20 @@ def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
 
 
 def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
-    """Load embeddings of texts that name classes, (names, dim) float32 of unit norm.
+    """Load one embedding per class of a text that names the class, such as those of CLIP's text encoder.
 
-    The text is as for `load_source`, of a data set with the same class names. If a class has several embeddings, of
-    several prompts, they are scaled to unit norm and averaged.
+    If a class has several embeddings (of several prompts), they are scaled to unit norm and averaged.
+
+    Args:
+        text: A data set as for `load_source`, whose rows are embeddings of texts, and whose classes include ``names``.
+        dim: The number of features that embeddings must have.
+        names: The names of the classes.
+
+    Returns:
+        The embeddings (len(names), dim) float32 of unit norm, in the order of ``names``.
+
+    Raises:
+        InputError: The data set cannot be loaded, has another number of features, or lacks a class.
     """
     with renamed_arguments(text="texts", path="texts"):
         data = _load(text, "label")
@@ -199,7 +222,7 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
 
 
 def _load_rows(path: Path) -> Dataset:
-    """Load an NPY file of rows (n, ...) as a data set of one class."""
+    """Load an NPY file of rows (n, ...) without labels as a data set of one class, for `load_base`."""
     try:
         x = np.load(path, allow_pickle=False)
     except READ_ERRORS as error:
@@ -214,7 +237,10 @@ def _load_rows(path: Path) -> Dataset:
 
 
 def locate_pictures(text: str) -> ImageSet | None:
-    """Locate the pictures that a text names, in colour; None if it names something other than pictures."""
+    """Locate the pictures that ``text`` names, without reading them; return None if it names no pictures.
+
+    The text is ``KIND:ROOT`` with a kind of ``PUBLISHED``, or a folder of pictures by class. Pictures are RGB.
+    """
     kind, _, root = text.partition(":")
     if kind in PUBLISHED and root:
         return PUBLISHED[kind](root)
@@ -226,7 +252,7 @@ def locate_pictures(text: str) -> ImageSet | None:
 
 
 def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
-    """Load a data set by name or path, see `load_source`."""
+    """Load a data set by name or path, without a random split; arguments are as in `load_source`."""
     kind, colon, given = text.partition(":")
     by_name: dict[str, Callable[[], Dataset]] = {
         "glyphs": lambda: datasets.load_glyphs(copies=GLYPH_COPIES),
@@ -260,10 +286,17 @@ def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
 
 
 def normalize_rows(rows: Tensor, kind: str, mean: Tensor | None = None) -> Tensor:
-    """Normalise each row (n, dim) by "l2", "cl2" or "z", see ``NORMALIZATIONS``.
+    """Normalise each of n rows to a fixed norm, perhaps after subtraction of a mean.
 
-    "cl2" needs the ``mean`` (dim,) of the base rows. Rows without a direction become zeros: rows of zeros or, for "z",
-    of equal features. Rows of other dtypes than float64 become float32.
+    Rows without a direction become zeros: rows of zeros or, for "z", of equal features.
+
+    Args:
+        rows: The rows, (n, dim).
+        kind: "l2", "cl2" or "z", see ``NORMALIZATIONS``.
+        mean: (dim,), the mean of the base classes' rows, which "cl2" subtracts; None for "l2" and "z".
+
+    Returns:
+        The normalised rows (n, dim), float64 if ``rows`` are, otherwise float32.
 
     Source: l2 and cl2, Wang et al., "SimpleShot" (2019), sec. 3, https://arxiv.org/abs/1911.04623; z, Fei et al.,
         "Z-score normalization, hubness, and few-shot learning" (2021), ICCV.

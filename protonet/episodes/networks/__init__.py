@@ -1,1 +1,1 @@
-"""Networks that embed the rows of episodes, heads that are trained with the networks, and their files."""
+"""Networks that embed rows (backbones), heads that are trained together with a backbone, and checkpoint files."""

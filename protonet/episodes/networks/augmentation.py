@@ -1,4 +1,4 @@
-"""Augmentation of training rows: images are moved and turned, other rows get noise."""
+"""Augment training rows: warp images by random affine maps, and add noise to other rows."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The strength of the augmentation. All values are our own choice."""
+    """Limits of the random changes to training rows. All values are our own choice."""
 
     rotation: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
     stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
-    shift: float = 0.15  #: Largest shift of an image along either axis, in halves of its side.
-    noise: float = 0.3  #: Standard deviation of the noise on other rows, in standard deviations of each feature.
-    n_sampled: int = 4096  #: About the largest number of rows for estimates of the features' standard deviations.
+    shift: float = 0.15  #: Largest shift of an image along either axis, as a fraction of half the image's side.
+    noise: float = 0.3  #: Rows other than images: standard deviation of the noise, divided by that of each feature.
+    n_sampled: int = 4096  #: The features' standard deviations are estimated from about this many rows at most.
 
 
 AUGMENTATION = Augmentation()
 
 
 def infer_image_shape(dim: int) -> tuple[int, int, int] | None:
-    """Infer the shape (channels, side, side) of square grey or RGB images with ``dim`` features; None if impossible."""
+    """Infer the shape (channels, side, side) of square grey or RGB images from their number of features ``dim``.
+
+    Returns None if no such image has ``dim`` features.
+    """
     for channels in (1, 3):
         side = math.isqrt(dim // channels)
         if channels * side * side == dim:
@@ -34,10 +37,16 @@ def infer_image_shape(dim: int) -> tuple[int, int, int] | None:
 
 
 def draw_affine_maps(n: int, generator: torch.Generator, *, flip: bool = False) -> Tensor:
-    """Draw random affine maps of images, (n, 2, 3) float32: rotation, scale along either axis, shear and shift.
+    """Draw n random affine maps that rotate, scale, shear and shift images.
 
-    The maps are from output to input coordinates, which are -1 and 1 at the edges. With ``flip``, half of them also
-    swap left and right.
+    Args:
+        n: The number of maps.
+        generator: Draws the random numbers.
+        flip: Whether to also swap left and right, with probability 1/2.
+
+    Returns:
+        Matrices (n, 2, 3) float32 for `torch.nn.functional.affine_grid`: from output to input coordinates, which are -1
+        and 1 at the edges of an image.
     """
     limits = AUGMENTATION
     angle, shear, *scales, right, down = (2 * torch.rand(6, n, generator=generator) - 1).unbind()
@@ -53,9 +62,9 @@ def draw_affine_maps(n: int, generator: torch.Generator, *, flip: bool = False) 
 
 
 def warp_images(x: Tensor, maps: Tensor) -> Tensor:
-    """Warp square images (n, channels * side * side), grey or RGB, by maps (n, 2, 3) from `draw_affine_maps`.
+    """Warp square grey or RGB images (n, channels * side * side) by affine maps (n, 2, 3) from `draw_affine_maps`.
 
-    Interpolation is bilinear; pixels outside the image are 0.
+    Returns images of the same shape. Interpolation is bilinear; pixels outside an image count as 0.
 
     Source: Jaderberg et al., "Spatial transformer networks" (2015), eqs. 1 and 5. https://arxiv.org/abs/1506.02025
     """
@@ -67,10 +76,21 @@ def warp_images(x: Tensor, maps: Tensor) -> Tensor:
 
 
 def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *, n: int, first: int = 0) -> Tensor:
-    """Augment rows (k, dim) float32, the rows ``first`` to ``first + k - 1`` of a batch of ``n``.
+    """Augment training rows: warp images, or add noise to other rows.
 
-    Random numbers are drawn for the whole batch, so that processes can share it. ``spread`` (dim,) is the standard
-    deviation of each feature, for noise; None is for images, which are warped, and flipped if they are RGB.
+    Random numbers are drawn for the whole batch, of which each process augments some rows: the result does not depend
+    on the number of processes.
+
+    Args:
+        x: (k, dim) float32, the rows with the indices ``first`` to ``first + k - 1`` of a batch.
+        spread: (dim,), the standard deviation of each feature, which scales the noise; None if rows are square images.
+            RGB images are also flipped at random.
+        generator: Draws the random numbers.
+        n: The number of rows of the whole batch.
+        first: The index of the first row in the batch.
+
+    Returns:
+        The augmented rows (k, dim).
     """
     rows_of_batch = slice(first, first + len(x))
     if spread is not None:

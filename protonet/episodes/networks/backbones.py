@@ -1,4 +1,4 @@
-"""The networks of meta-training: backbones that embed rows, and heads that are trained with them."""
+"""Backbones, the networks that embed rows, and heads, the modules that are trained together with a backbone."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from protonet.errors import raise_input_error
 
 RESNET12_CHANNELS = (64, 160, 320, 640)  #: Channels of the four blocks of ResNet-12.
 RELU_SLOPE = 0.1  #: Slope of the leaky ReLUs of ResNet-12.
-DROPBLOCK_SIZE = 5  #: Side of the squares that DropBlock drops, in pixels of the map.
-#: The backbones for square images, with the smallest side in pixels that they can process.
+DROPBLOCK_SIZE = 5  #: Side of the squares that DropBlock drops, in pixels of the feature map.
+#: The backbones for square images, with the smallest side of an image in pixels that each can process.
 IMAGES = {"conv": 8, "conv4": 16, "resnet12": 16}
 EMBED_BATCH_SIZE = 1024  #: Rows that `embed_rows` embeds at a time.
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation without running averages during training.
+    """Batch normalisation whose statistics for evaluation are measured before it, not averaged during training.
 
-    In training mode the statistics are those of the batch, in evaluation mode those that `measure_statistics` measured:
-    running averages would not belong to averaged weights. With ``leading`` set, the statistics are in both modes those
-    of a batch's leading rows, the support, so that no query affects another.
+    In training mode, the mean and variance are those of the batch. In evaluation mode, they are those that
+    `measure_statistics` measured: encoders are evaluated with averaged weights, to which running averages would not
+    belong. If ``leading`` is set, they are in both modes those of the first rows of a batch, the support of an episode,
+    so that no query affects another.
 
     Source: Ioffe and Szegedy (2015), https://arxiv.org/abs/1502.03167; statistics of the support: Bronskill et al.,
         "TaskNorm" (2020), sec. 3.2, MetaBN. https://arxiv.org/abs/2003.03284
     """
 
-    leading = 0  #: The number of leading rows that the statistics are of; 0 for the usual statistics.
-    measuring = False  #: Whether the statistics of batches are being averaged.
+    leading = 0  #: The number of first rows of a batch that give mean and variance; 0 to use all rows as described.
+    measuring = False  #: Whether `measure_statistics` is averaging the statistics of batches.
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, momentum=None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the channels of maps (n, channels, height, width)."""
+        """Normalise the channels of feature maps (n, channels, height, width)."""
         if self.leading:
             variance, mean = torch.var_mean(x[: self.leading], dim=(0, 2, 3), correction=0)  # (channels,)
             scale = self.weight * (variance + self.eps).rsqrt()
@@ -53,7 +54,10 @@ class BatchNorm(nn.BatchNorm2d):
 
 @contextmanager
 def use_leading_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
-    """Use statistics of leading rows in an encoder's batch normalisation; yield whether it has any such layer."""
+    """Let the first ``n_rows`` rows of each batch give the statistics of an encoder's batch normalisation.
+
+    A context manager, which restores the usual statistics on exit. Yields whether the encoder has batch normalisation.
+    """
     layers = [layer for layer in encoder.modules() if isinstance(layer, BatchNorm)]
     for layer in layers:
         layer.leading = n_rows
@@ -66,9 +70,10 @@ def use_leading_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
 
 @torch.no_grad()
 def measure_statistics(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Measure the statistics of an encoder's batch normalisation in place, and put it in evaluation mode.
+    """Measure the mean and variance that an encoder's batch normalisation uses in evaluation mode.
 
-    They are averaged over one or more batches of rows (n, dim), on the encoder's device.
+    They are stored in the encoder, averaged over one or more batches of rows (n, dim) on the encoder's device. The
+    encoder is then in evaluation mode.
 
     Source: Wu and Johnson, "Rethinking 'Batch' in BatchNorm" (2021), sec. 3. https://arxiv.org/abs/2105.07576
     """
@@ -88,10 +93,11 @@ def measure_statistics(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
 
 
 class DropBlock(nn.Module):
-    """Sets squares of the maps to zero in training, and scales the remaining pixels to the same mean.
+    """Dropout of squares: sets squares of feature maps to zero in training, and scales the remaining pixels up.
 
-    The ``rate`` is about the fraction of a map that is dropped. Squares have ``size`` pixels per side, or that of a
-    smaller map.
+    Args:
+        rate: About the fraction of a feature map that is set to zero, in [0, 1).
+        size: Pixels per side of a square; a smaller feature map is dropped as a whole.
 
     Source: Ghiasi, Lin and Le, "DropBlock" (2018), algorithm 1, https://arxiv.org/abs/1810.12890, with the rate of all
         steps; Lee et al., "MetaOptNet" (2019), whose code raises it from 0 over 40,000 batches.
@@ -102,7 +108,7 @@ class DropBlock(nn.Module):
         self.rate, self.size = rate, size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop squares of maps (n, channels, side, side); in evaluation mode, return the maps."""
+        """Set squares of feature maps (n, channels, side, side) to zero; in evaluation mode, return ``x`` unchanged."""
         if not self.training or not self.rate:
             return x
         side = x.shape[3]
@@ -128,13 +134,16 @@ class Residual(nn.Module):
         self.drop = drop
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, before, side, side) to (n, channels, side // 2, side // 2)."""
+        """Map feature maps (n, before, side, side) to feature maps (n, channels, side // 2, side // 2)."""
         pooled: Tensor = self.drop(F.max_pool2d(F.leaky_relu(self.path(x) + self.shortcut(x), RELU_SLOPE), 2))
         return pooled
 
 
 def make_conv4(shape: tuple[int, int, int]) -> nn.Sequential:
-    """Make Conv4, which maps images of ``shape`` to embeddings (n, 64 * (side // 16)**2): 1600 for 84 pixels.
+    """Make Conv4, an untrained backbone of four convolutions.
+
+    It maps flattened images of ``shape`` (channels, side, side) to embeddings (n, 64 * (side // 16)**2): 1600 features
+    for 84 x 84 pixels.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), sec. 3.1.
         https://arxiv.org/abs/1703.05175
@@ -146,12 +155,14 @@ def make_conv4(shape: tuple[int, int, int]) -> nn.Sequential:
 
 
 def make_resnet12(shape: tuple[int, int, int], dropblock: float) -> nn.Sequential:
-    """Make ResNet-12, which maps images of ``shape`` to embeddings (n, 640).
+    """Make ResNet-12, an untrained backbone of four residual blocks.
 
-    ``dropblock`` is the rate of dropout in the first two blocks and of DropBlock in the others.
+    It maps flattened images of ``shape`` (channels, side, side) to embeddings (n, 640). ``dropblock`` is the rate of
+    dropout in the first two blocks and of DropBlock in the others.
 
     Source: Oreshkin, Rodríguez López and Lacoste, "TADAM" (2018), https://arxiv.org/abs/1805.10123, with the widths and
-        rectifiers of Lee et al., "MetaOptNet" (2019), https://arxiv.org/abs/1904.03758, and the mean of the last maps.
+        rectifiers of Lee et al., "MetaOptNet" (2019), https://arxiv.org/abs/1904.03758, and the mean of the last
+        feature maps.
     """
     drops = [DropBlock(dropblock, size) for size in (1, 1, DROPBLOCK_SIZE, DROPBLOCK_SIZE)]
     blocks = map(Residual, (shape[0], *RESNET12_CHANNELS), RESNET12_CHANNELS, drops)
@@ -159,9 +170,9 @@ def make_resnet12(shape: tuple[int, int, int], dropblock: float) -> nn.Sequentia
 
 
 def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock: float = 0.0) -> nn.Sequential:
-    """Make an untrained backbone, which maps rows (n, dim) to embeddings (n, embedding_dim) float32, on the CPU.
+    """Make an untrained backbone on the CPU, which maps rows (n, dim) to embeddings (n, embedding_dim) float32.
 
-    In evaluation mode, an embedding does not depend on other rows.
+    In evaluation mode, the embedding of a row does not depend on other rows of the batch.
 
     Args:
         name: "mlp" for any rows, "conv" for square grey images, "conv4" or "resnet12" for square grey or RGB images.
@@ -170,7 +181,7 @@ def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock:
         dropblock: The rate of DropBlock in "resnet12", in [0, 1).
 
     Raises:
-        InputError: The name is unknown, or no such image has ``dim`` features.
+        InputError: The name is unknown, or no image that the backbone can process has ``dim`` features.
 
     Source: "conv" follows Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), sec. 3.1,
         https://arxiv.org/abs/1703.05175, with a stride in the first layer, for speed. Weights: He et al., "Delving deep
@@ -226,13 +237,16 @@ def _make_conv(side: int) -> nn.Sequential:
 
 @torch.no_grad()
 def embed_rows(encoder: nn.Module, take: RowReader, rows: Tensor) -> Tensor:
-    """Embed the rows with indices (n,) int64: (n, embedding_dim) float32, on the encoder's device."""
+    """Embed rows, which ``take`` reads by their indices ``rows`` (n,) int64, in batches of ``EMBED_BATCH_SIZE``.
+
+    Returns the embeddings (n, embedding_dim) float32, on the encoder's device.
+    """
     device = next(encoder.parameters()).device
     return torch.cat([encoder(take(chunk).to(device).float()) for chunk in rows.split(EMBED_BATCH_SIZE)])
 
 
 class SetTransformer(nn.Module):
-    """A transformer layer that adapts the rows of a set to each other, with one head and dropout in training.
+    """FEAT's transformer layer: self-attention with one head over the rows of a set, and dropout in training.
 
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), eqs. 6
         to 8, https://arxiv.org/abs/1812.03664, with the dropout of the authors' code.
@@ -245,7 +259,7 @@ class SetTransformer(nn.Module):
         self.attention_dropout, self.output_dropout = nn.Dropout(0.1), nn.Dropout(0.5)
 
     def forward(self, sets: Tensor) -> Tensor:
-        """Adapt the rows of sets (sets, rows, dim): (sets, rows, dim)."""
+        """Adapt the rows of each set to the other rows of the set; input and output are (sets, rows, dim)."""
         scores = self.asking(sets) @ self.asked(sets).transpose(1, 2) / math.sqrt(sets.shape[2])  # (sets, rows, rows)
         moved = self.output(self.attention_dropout(scores.softmax(dim=2)) @ self.value(sets))
         adapted: Tensor = self.norm(sets + self.output_dropout(moved))
@@ -253,11 +267,12 @@ class SetTransformer(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """The initial linear layer of episodes: learned weights of each class, or zero.
+    """The linear classifier of MAML and ANIL before its gradient steps on an episode: learned weights, or zeros.
 
-    Learned weights are for ``n_way`` classes; zero is for any number of classes, in any order. Weights that all classes
-    share would be equivalent to zero, because they add a constant to all logits of a row. The first gradient step from
-    zero changes only the layer, so that one step of MAML equals one of ANIL.
+    With ``n_way``, the initial weights are learned for each of ``n_way`` classes. With None, they are zero, for any
+    number of classes in any order. Learned weights that all classes share would be equivalent to zeros, because they
+    add a constant to all logits of a row. From zeros, the first gradient step changes only this layer, so that one step
+    of MAML equals one of ANIL.
 
     Source: Finn, Abbeel and Levine, "Model-agnostic meta-learning for fast adaptation of deep networks" (2017), and its
         code, https://arxiv.org/abs/1703.03400; zero: Kao, Chiu and Chen, "MAML is a noisy contrastive learner in
@@ -277,7 +292,7 @@ class LinearHead(nn.Module):
             self.weight, self.bias = nn.Parameter(torch.zeros(n_way, dim)), nn.Parameter(torch.zeros(n_way))
 
     def begin(self, n_way: int) -> dict[str, Tensor]:
-        """Get the initial weight (n_way, dim) and bias (n_way,) of an episode, by name."""
+        """Return the initial ``weight`` (n_way, dim) and ``bias`` (n_way,) of an episode's classifier, by name."""
         return {"weight": self.weight.expand(n_way, -1), "bias": self.bias.expand(n_way)}
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -286,9 +301,18 @@ class LinearHead(nn.Module):
 
 
 def make_head(objective: str, dim: int, generator: torch.Generator, *, n_way: int | None = None) -> nn.Module:
-    """Make the untrained head of an objective on ``dim`` features; an identity for "prototypes" and "protonet".
+    """Make the untrained head of an objective: the module on top of the encoder that is trained with it.
 
-    Weights are normal, of variance 1 / dim; biases are 0. ``n_way`` is as in `LinearHead`, for MAML and ANIL.
+    Weights are drawn from a normal distribution of variance 1 / dim; biases are 0.
+
+    Args:
+        objective: One of `protonet.episodes.names.OBJECTIVES`.
+        dim: The number of features of an embedding.
+        generator: Draws the weights.
+        n_way: For MAML and ANIL the number of classes with learned initial weights; None for zeros, see `LinearHead`.
+
+    Returns:
+        A `SetTransformer` for "feat", a `LinearHead` for "maml" and "anil", and an identity for other objectives.
     """
     if objective in ("prototypes", "protonet"):
         return nn.Identity()

@@ -1,4 +1,4 @@
-"""Checkpoints of meta-training: safetensors files with metadata, written atomically."""
+"""Write and read checkpoints of meta-training: safetensors files with metadata as JSON."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.sampler import RowReader
 from protonet.errors import DISTRIBUTION, installed_version, optional_packages, raise_input_error
 
-CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The entry of the file's header that has our metadata, as JSON.
+CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The key of the safetensors header under which the metadata are JSON.
 CHECKPOINT_VERSION = 4  #: The version of the format; files of other versions are not read.
-BEST = "best."  #: Prefix of the names of the best weights.
-HEAD = "head."  #: Prefix of the names of the head's weights, behind the prefix of the best weights.
+BEST = "best."  #: Names of the weights that were best on the validation classes begin with this prefix.
+HEAD = "head."  #: Names of the head's weights begin with this prefix, which follows ``BEST`` or another prefix.
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, object]) -> None:
-    """Write tensors on any device, and metadata as JSON, atomically."""
+    """Write named tensors, which may be on any device, and metadata as JSON to a checkpoint file, atomically."""
     with optional_packages("train"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
@@ -36,9 +36,18 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[s
 
 
 def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a checkpoint: tensors by name, on the CPU, and metadata, including ``version`` and ``library``.
+    """Read the tensors and the metadata of a checkpoint file.
 
-    Raises an InputError if the file does not exist, is truncated, is no checkpoint, or has another version.
+    Args:
+        argument: The argument that names the file, for messages.
+        path: The file.
+
+    Returns:
+        The tensors by name, on the CPU; and the metadata, including ``version`` (of the format) and ``library`` (the
+        version of this package that wrote the file).
+
+    Raises:
+        InputError: The file does not exist, is truncated, is no checkpoint, or is of another version of the format.
     """
     with optional_packages("train"):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
@@ -61,20 +70,29 @@ def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor],
 
 
 def select_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Select the tensors whose names begin with a prefix, and remove the prefix."""
+    """Select the tensors whose names begin with a prefix, and remove the prefix from the names."""
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def split_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split weights by name into weights of the encoder and weights of the head."""
+    """Split named weights in two: those of the encoder, and those of the head without the prefix ``HEAD``."""
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}, select_prefix(tensors, HEAD)
 
 
 def load_trained(path: str | Path, take: RowReader, *, dim: int | None = None) -> TrainedEncoder:
     """Load the encoder and the head of a checkpoint, with the weights that were best on the validation classes.
 
-    Both are in evaluation mode, on the CPU, without gradients. ``take`` reads rows by index, for methods that adapt the
-    encoder. Raises an InputError as `read_checkpoint` does, or if the encoder is not for rows of ``dim`` features.
+    Args:
+        path: The checkpoint file.
+        take: Reads the rows before their embedding by index, for methods that adapt the encoder.
+        dim: The number of features that the encoder must be for; None for any number.
+
+    Returns:
+        The encoder, the head, the settings of training and ``take``. Both modules are in evaluation mode, on the CPU,
+        without gradients.
+
+    Raises:
+        InputError: As in `read_checkpoint`; or the encoder is for another number of features.
     """
     tensors, metadata = read_checkpoint("path", path)
     plan = TrainingPlan(**metadata["plan"])
@@ -92,5 +110,5 @@ def load_trained(path: str | Path, take: RowReader, *, dim: int | None = None) -
 
 
 def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
-    """Load the encoder of a checkpoint, as `load_trained` does."""
+    """Load only the encoder of a checkpoint; arguments, state and errors are as in `load_trained`."""
     return load_trained(path, torch.clone, dim=dim).encoder

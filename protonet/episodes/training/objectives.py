@@ -1,6 +1,6 @@
-"""Objectives of meta-training: prototypes, FEAT, MAML and ANIL.
+"""Objectives of meta-training: losses on episodes, for prototypes, prototypical networks, FEAT, MAML and ANIL.
 
-An objective is a `Learner`: the encoder, the modules trained with the encoder, and losses on a batch of episodes.
+Each objective is a subclass of `Learner`, which holds the encoder and all modules that are trained with it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from protonet.losses import cosine_cross_entropy, episodic_loss
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """Constants of meta-training. All values are our own choice, unless another source is named."""
+    """Constants of meta-training, the same in all runs. All values are our own choice, unless a source is named."""
 
     weight_decay: float = 1e-2  #: Weight decay of AdamW on the encoder's weights; head and proxies have none.
-    temperature: float = 0.1  #: Divides the cosines in all losses.
+    temperature: float = 0.1  #: The divisor of the cosines in all losses of cosines.
     smoothing: float = 0.1  #: Label smoothing in the losses of prototypes and proxies, in [0, 1).
     contrast: float = 0.1  #: The factor on FEAT's contrastive loss, one of the values in its authors' code.
-    average_decay: float = 0.99  #: Decay per step of the averaged weights, which are validated and kept.
-    average_delay: int = 9  #: In step t the decay is at most t / (t + this), to forget the initial weights soon.
-    measured_rows: int = 2048  #: Fewest training rows for the statistics of batch normalisation.
+    #: Decay per step of the exponential moving average of the weights. The averaged weights are validated and kept.
+    average_decay: float = 0.99
+    #: In step t the decay is at most t / (t + average_delay), so that the initial weights are forgotten soon.
+    average_delay: int = 9
+    #: The statistics of batch normalisation are measured on at least this many training rows.
+    measured_rows: int = 2048
 
 
 TRAINING_RECIPE = TrainingRecipe()
@@ -35,9 +38,17 @@ LOSSES = ("episodic_loss", "contrastive_loss", "cross_entropy")  #: The names of
 
 
 class Learner(nn.Module):
-    """The modules that an objective trains: an encoder, a head and perhaps a proxy per base class; and their losses."""
+    """An objective of meta-training: the modules that are trained, and their losses on a batch of episodes.
 
-    losses: tuple[str, ...] = ("episodic_loss",)  #: The names of the losses, from ``LOSSES``.
+    Args:
+        plan: The settings of training.
+        encoder: The backbone that embeds rows.
+        head: The module that is trained with the encoder, from `make_head`.
+        proxies: (classes, embedding_dim), initial values of one learned vector per base class, if the objective has a
+            loss of cosines to these; otherwise None.
+    """
+
+    losses: tuple[str, ...] = ("episodic_loss",)  #: The names of the losses that `forward` returns, from ``LOSSES``.
 
     def __init__(self, plan: TrainingPlan, encoder: nn.Module, head: nn.Module, proxies: Tensor | None = None) -> None:
         super().__init__()
@@ -45,34 +56,40 @@ class Learner(nn.Module):
         self.proxies = None if proxies is None else nn.Parameter(proxies)  # (classes, embedding_dim)
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the losses (losses,) of episodes in nats.
+        """Compute the losses of a batch of episodes, averaged over the episodes.
 
         Args:
-            x: (episodes, n_way, n_shot + n_query, dim) rows, support first.
+            x: (episodes, n_way, n_shot + n_query, dim), the rows; support first.
             targets: (episodes, n_way, n_shot + n_query) int64, the base classes of the rows.
             n_shot: Support rows per class.
+
+        Returns:
+            One value in nats for each name in ``losses``, in this order.
         """
         raise NotImplementedError
 
     def embed(self, x: Tensor) -> Tensor:
-        """Embed rows (episodes, n_way, rows, dim): (episodes, n_way, rows, embedding_dim)."""
+        """Map rows (episodes, n_way, rows, dim) to embeddings (episodes, n_way, rows, embedding_dim)."""
         rows: Tensor = self.encoder(x.flatten(0, 2)).unflatten(0, x.shape[:3])
         return rows
 
     def compute_proxy_loss(self, unit: Tensor, targets: Tensor) -> Tensor:
-        """Compute the smoothed cross-entropy of unit rows (n, embedding_dim) by their cosines to the proxies."""
+        """Compute the label-smoothed cross-entropy whose logits are cosines to the learned vector of each base class.
+
+        ``unit`` (n, embedding_dim) are embeddings of unit norm, and ``targets`` their base classes.
+        """
         assert self.proxies is not None
         temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
         return cosine_cross_entropy(unit, targets.flatten(), self.proxies, temperature=temperature, smoothing=smoothing)
 
 
 class PrototypeLearner(Learner):
-    """Losses of the cosines to class prototypes and to proxies."""
+    """The default objective: cross-entropy of cosines to class prototypes, and of cosines to a proxy per base class."""
 
     losses = ("episodic_loss", "cross_entropy")
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the smoothed episodic loss and the proxies' loss."""
+        """Compute two losses, as in `Learner.forward`: of the cosines to prototypes, and of the cosines to proxies."""
         unit = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)
         temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
         rows = unit.unflatten(0, x.shape[:3])
@@ -81,7 +98,7 @@ class PrototypeLearner(Learner):
 
 
 class ProtoNetLearner(Learner):
-    """The loss of prototypical networks, of squared Euclidean distances to class means.
+    """The objective of prototypical networks: cross-entropy of squared Euclidean distances to class means.
 
     There are no proxies, no temperature and no label smoothing, and embeddings are not normalised.
 
@@ -90,7 +107,7 @@ class ProtoNetLearner(Learner):
     """
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the episodic loss."""
+        """Compute one loss, the cross-entropy of the queries, as in `Learner.forward`."""
         del targets
         rows = self.embed(x)
         prototypes = rows[:, :, :n_shot].mean(dim=2)  # (episodes, n_way, embedding_dim)
@@ -101,9 +118,10 @@ class ProtoNetLearner(Learner):
 
 
 class FeatLearner(Learner):
-    """The losses of FEAT, whose transformer adapts prototypes to each other, and of proxies.
+    """The objective of FEAT, whose transformer adapts the prototypes of an episode to each other.
 
-    The proxies' loss replaces the paper's classification before meta-training.
+    A loss of cosines to one learned vector per base class (proxy) is added. It replaces the paper's training of a
+    classifier before meta-training.
 
     Source: Ye, Hu, Zhan and Sha, "Few-shot learning via embedding adaptation with set-to-set functions" (2020), eqs. 4
         and 9, with cosines. https://arxiv.org/abs/1812.03664
@@ -112,7 +130,7 @@ class FeatLearner(Learner):
     losses = LOSSES
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the episodic loss, the contrastive loss times its factor, and the proxies' loss."""
+        """Compute three losses, as in `Learner.forward`: episodic, contrastive times its factor, and of the proxies."""
         embeddings = self.encoder(x.flatten(0, 2))
         rows = embeddings.unflatten(0, x.shape[:3])
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)
@@ -123,17 +141,23 @@ class FeatLearner(Learner):
 
 
 def _cross_entropy(rows: Tensor, prototypes: Tensor) -> Tensor:
-    """Compute the cross-entropy of rows (episodes, n_way, n, dim) by cosines to prototypes (episodes, n_way, dim)."""
+    """Compute the cross-entropy whose logits are cosines of rows to prototypes, divided by the temperature.
+
+    ``rows`` are (episodes, n_way, n, dim) by class, and ``prototypes`` (episodes, n_way, dim).
+    """
     cosines = F.normalize(rows.flatten(1, 2), dim=2) @ F.normalize(prototypes, dim=2).transpose(1, 2)
     labels = torch.arange(rows.shape[1], device=rows.device).repeat_interleave(rows.shape[2])
     return F.cross_entropy((cosines / TRAINING_RECIPE.temperature).flatten(0, 1), labels.repeat(len(rows)))
 
 
 class AdaptedLearner(Learner):
-    """The loss of MAML or ANIL after gradient steps on the support, of all weights or of the last layer."""
+    """The objective of MAML and ANIL: cross-entropy of the queries after gradient steps on the support.
+
+    The steps change all weights in MAML, and the last layer in ANIL.
+    """
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the cross-entropy of the queries."""
+        """Compute one loss, the cross-entropy of the queries after the gradient steps, as in `Learner.forward`."""
         del targets
         assert isinstance(self.head, LinearHead)
         plan, n_way, encoder, rows = self.plan, x.shape[1], self.encoder, x
@@ -158,7 +182,7 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def make_learner(plan: TrainingPlan, generator: torch.Generator) -> Learner:
-    """Make the untrained learner of a plan, on the CPU; the generator draws the initial weights."""
+    """Make the untrained learner of a plan's objective, on the CPU; ``generator`` draws the initial weights."""
     encoder = make_backbone(plan.backbone, plan.dim, generator, dropblock=plan.dropblock)
     with torch.no_grad():
         embedding_dim = encoder.eval()(torch.zeros(1, plan.dim)).shape[1]

@@ -1,4 +1,4 @@
-"""The tasks of meta-training: augmented episodes of base classes, and validation episodes."""
+"""The episodes of meta-training: augmented training episodes of base classes, and validation episodes."""
 
 from __future__ import annotations
 
@@ -28,42 +28,44 @@ from protonet.sampling import ClassIndex, index_classes
 
 @dataclass(frozen=True)
 class Validation:
-    """The validation episodes, which are always the same. All values are our own choice."""
+    """The sizes of validation episodes. Every validation uses the same episodes. All values are our own choice."""
 
     n_episodes: int = 600  #: The number of episodes.
-    n_slow: int = 200  #: The number of episodes if each adapts the whole network.
-    n_way: int = 5  #: Classes per episode, or all validation classes if they are fewer; see `TrainingPlan.head_way`.
-    n_shot: int = 1  #: Support rows per class for prototypes; other objectives use the shots of training.
+    n_slow: int = 200  #: The number of episodes for MAML, which adapts the whole network in each.
+    #: Classes per episode, or all validation classes if they are fewer. If `TrainingPlan.head_way` limits the head to
+    #: a number of classes, this number is used.
+    n_way: int = 5
+    n_shot: int = 1  #: Support rows per class for the objective "prototypes"; others use the shots of training.
     n_query: int = 15  #: Query rows per class, or all remaining rows if they are fewer.
 
 
 VALIDATION = Validation()
-RAW_METHODS = ("protonet", "protonet-cosine")  #: The methods on raw features that an encoder has to beat.
+RAW_METHODS = ("protonet", "protonet-cosine")  #: An encoder must be more accurate than these methods on raw features.
 
 
 class Score(NamedTuple):
-    """The result of a validation."""
+    """The accuracy of an encoder on the validation episodes."""
 
-    step: int  #: Training steps before the validation.
+    step: int  #: The number of training steps before the validation.
     accuracy: float  #: The mean accuracy over the validation episodes, in [0, 1].
     half_width: float  #: Half the width of the accuracy's 95 % interval.
 
 
 class Side(NamedTuple):
-    """One side of a data set's split by class."""
+    """The rows and classes on one side of a data set's split by class, such as the base classes."""
 
-    x: Tensor  #: (rows of the whole data set, dim), as stored; ``take`` converts them.
-    take: RowReader  #: Reads rows of the whole data set by index.
-    classes: Tensor  #: (rows of the whole data set,) int64, the class of each row in the side, or -1.
-    by_class: ClassIndex  #: The row indices of the side, by class.
-    names: tuple[str, ...]  #: The names of the side's classes.
-    spread: Tensor  #: (dim,) float32, the standard deviation of each feature in the side.
+    x: Tensor  #: (n, dim), all n rows of the data set, not only those of this side; see ``take`` for pictures.
+    take: RowReader  #: Reads rows of ``x`` by index; pixels are converted to [0, 1].
+    classes: Tensor  #: (n,) int64, for each row of ``x`` its class in the order of ``names``; -1 on other sides.
+    by_class: ClassIndex  #: For each class of this side, the indices of its rows in ``x``.
+    names: tuple[str, ...]  #: The names of the classes of this side.
+    spread: Tensor  #: (dim,) float32, the standard deviation of each feature over rows of this side.
 
 
 def select_side(argument: str, data: Dataset, side: str) -> Side:
-    """Select one of the ``SPLIT_SIDES`` of a data set without copying its rows.
+    """Select the classes on one side of a data set's split, one of ``SPLIT_SIDES``, without copying rows.
 
-    Raises an InputError if there is no split, or fewer than two classes with two rows.
+    An InputError about ``argument`` is raised if there is no split, or if fewer than two of the classes have two rows.
     """
     if data.sides is None:
         raise_input_error(argument, "have a split by class", "none", "Pass `split_seed` 0.")
@@ -83,11 +85,13 @@ def select_side(argument: str, data: Dataset, side: str) -> Side:
 
 
 def draw_batch(base: Side, plan: TrainingPlan, step: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Draw and augment this process's part of the episodes of a step, which depend only on the seed and the step.
+    """Draw and augment the training episodes of a step, as many as this process of the group has to do.
+
+    The episodes depend only on the seed of the plan and the step, not on the number of processes.
 
     Returns:
-        Rows (episodes, n_way, n_shot + n_query, dim) float32, support first, and their base classes (episodes, n_way,
-        n_shot + n_query) int64.
+        The augmented rows (episodes, n_way, n_shot + n_query, dim) float32, support first; and the base class of each
+        row, (episodes, n_way, n_shot + n_query) int64.
     """
     n_episodes = plan.episodes_per_step // group.world_size
     first = step * plan.episodes_per_step + group.rank * n_episodes
@@ -104,7 +108,10 @@ def draw_batch(base: Side, plan: TrainingPlan, step: int, group: ProcessGroup) -
 
 
 def score_raw_features(validation: Side, plan: TrainingPlan, group: ProcessGroup) -> tuple[str, Score]:
-    """Score the raw features on the validation episodes by the better one of ``RAW_METHODS``; also return its name."""
+    """Measure the accuracy of raw features on the validation episodes, the baseline for an encoder.
+
+    Returns the name of the more accurate one of ``RAW_METHODS``, and its score.
+    """
     methods = {name: METHODS[name] for name in RAW_METHODS}
     accuracies = _evaluate(validation.x, validation.by_class, methods, plan, group, take=validation.take)
     name = max(accuracies, key=lambda name: mean_of(accuracies[name]))
@@ -114,7 +121,10 @@ def score_raw_features(validation: Side, plan: TrainingPlan, group: ProcessGroup
 def score_encoder(
     encoder: nn.Module, head: nn.Module, validation: Side, plan: TrainingPlan, step: int, group: ProcessGroup
 ) -> Score:
-    """Score an encoder in evaluation mode and its head on the validation episodes, by the method of the objective."""
+    """Measure the accuracy of an encoder and its head on the validation episodes, after ``step`` training steps.
+
+    The few-shot method is that of the training objective. The encoder must be in evaluation mode.
+    """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
     trained = TrainedEncoder(encoder, head, plan, lambda indices: validation.take(rows[indices]))
@@ -134,7 +144,10 @@ def _evaluate(
     take: RowReader | None = None,
     trained: TrainedEncoder | None = None,
 ) -> dict[str, Tensor]:
-    """Compute accuracies (episodes,) of methods on the validation episodes; arguments are as in `evaluate`."""
+    """Compute the accuracies (episodes,) of each method on the validation episodes, by the method's name.
+
+    Arguments other than ``plan`` are as in `evaluate`.
+    """
     n_shot = VALIDATION.n_shot if plan.objective == "prototypes" else plan.shot
     n_way = plan.head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
     config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)

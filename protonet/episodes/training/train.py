@@ -1,6 +1,7 @@
 """The command ``python -m protonet.episodes train``: meta-train an encoder and write it to a file.
 
-In this order: a training run and its steps, its checkpoints, the training loop with its log, and the command.
+The order of this file: the state of a training run, a step, its checkpoints, the training loop with its log, and the
+command.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, Learn
 from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, score_raw_features, select_side
 from protonet.errors import raise_input_error
 
-#: Prefixes of the names of a checkpoint's tensors, but for the prefix of the best weights.
+#: Prefixes of the names of a checkpoint's tensors: the learner's, the averaged weights and the optimizer's state. The
+#: prefix of the best weights is ``BEST``.
 LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
 
 
@@ -55,22 +57,26 @@ class TrainingRun:
     plan: TrainingPlan  #: The settings.
     learner: Learner  #: The encoder and the other trained modules.
     optimizer: torch.optim.AdamW  #: The optimizer of the learner's parameters.
-    average: nn.Module  #: The encoder with averaged weights, in evaluation mode.
-    head: nn.Module  #: The learner's head with averaged weights.
-    best_weights: dict[str, Tensor]  #: The averaged weights with the best validation score.
+    #: A copy of the encoder with moving averages of its weights, in evaluation mode. It is validated and kept.
+    average: nn.Module
+    head: nn.Module  #: A copy of the learner's head with moving averages of its weights.
+    best_weights: dict[str, Tensor]  #: The averaged weights that had the best validation score, by name.
     best: Score  #: The best validation score.
     step: int  #: The number of steps taken.
-    losses: list[list[float]]  #: The losses of each step since the last validation.
+    losses: list[list[float]]  #: For each step since the last validation, its losses in the order of the learner's.
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are taken, or the patience is exhausted."""
+        """Whether all steps are taken, or too many validations in a row had no new best score (see ``patience``)."""
         since = self.step - self.best.step
         return self.step >= self.plan.steps or since >= self.plan.patience * self.plan.eval_every
 
 
 def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -> TrainingRun:
-    """Create a run before its first step on a device, perhaps with the weights of the encoder ``start``."""
+    """Create a training run before its first step, with new weights on a device.
+
+    If an encoder ``start`` is given, the run's encoder begins with its weights.
+    """
     learner = make_learner(plan, torch.Generator().manual_seed(plan.seed))
     encoder = learner.encoder
     if start is not None:
@@ -90,14 +96,21 @@ def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -
 
 
 def _list_averaged_weights(run: TrainingRun) -> dict[str, Tensor]:
-    """List the averaged weights of the encoder and the head by name."""
+    """Return the averaged weights of the encoder and the head by name, the head's with the prefix ``HEAD``."""
     return run.average.state_dict() | {HEAD + name: tensor for name, tensor in run.head.state_dict().items()}
 
 
 def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
-    """Take one optimizer step on a batch from `draw_batch`, update the averaged weights, and return the losses in nats.
+    """Take one optimizer step on a batch of episodes, then update the averaged weights and the step count of the run.
 
-    The ``model`` is the run's learner, or a wrapper of it that shares gradients among processes.
+    Args:
+        run: The training run, which is changed in place.
+        model: The run's learner, or a wrapper of it that averages gradients over processes.
+        x: The rows of the batch, from `draw_batch`.
+        targets: The base classes of the rows, from `draw_batch`.
+
+    Returns:
+        The losses before the step in nats, in the order of the learner's ``losses``.
 
     Source: averaging, Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992).
     """
@@ -118,13 +131,13 @@ def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) ->
 
 
 def update_best(run: TrainingRun, score: Score) -> None:
-    """Store the averaged weights as the best weights if their score is the best so far."""
+    """Keep a copy of the run's averaged weights as the best weights, if their validation score is the best so far."""
     if score.accuracy > run.best.accuracy:
         run.best, run.best_weights = score, copy.deepcopy(_list_averaged_weights(run))
 
 
 def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Convert a run to tensors by name and metadata, for `write_checkpoint`."""
+    """Convert the state of a run to the arguments of `write_checkpoint`: tensors by name, and metadata for JSON."""
     states = {LEARNER: run.learner.state_dict(), AVERAGED: _list_averaged_weights(run), BEST: run.best_weights}
     states |= {f"{OPTIMIZER}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
@@ -148,14 +161,15 @@ def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str,
 
 
 def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, outputs: Mapping[str, Path]) -> None:
-    """Train until the run is finished, and write the checkpoint at each validation and after Ctrl-C.
+    """Train until the run is finished; write the checkpoint at each validation, and after Ctrl-C.
 
     Args:
         run: The run, which is changed in place.
-        base: The base classes.
-        validation: The validation classes.
+        base: The rows of the base classes.
+        validation: The rows of the validation classes.
         group: The processes that share the work.
-        outputs: In the first process, the paths of ``output`` and perhaps of ``log`` and ``tensorboard``.
+        outputs: The paths to write, by ``output`` (the checkpoint), ``log`` and ``tensorboard``; empty in all processes
+            but the first.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; the step is finished first.
@@ -204,7 +218,7 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
 
 
 def _draw_measured(run: TrainingRun, base: Side) -> Iterator[Tensor]:
-    """Yield the rows (n, dim) of a run's first batches, for the statistics of batch normalisation."""
+    """Yield training rows (n, dim) on which the statistics of batch normalisation are measured: the first batches."""
     plan, device = run.plan, next(run.average.parameters()).device
     rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)
     for step in range(-(-TRAINING_RECIPE.measured_rows // rows)):
@@ -212,16 +226,17 @@ def _draw_measured(run: TrainingRun, base: Side) -> Iterator[Tensor]:
 
 
 def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
-    """Average losses (n, losses) over the first axis."""
+    """Average each loss over steps or processes; ``losses`` is (n, number of losses), averaged over the first axis."""
     means: list[float] = torch.tensor(losses, dtype=torch.float64).mean(dim=0).tolist()
     return means
 
 
 @contextmanager
 def _open_log(outputs: Mapping[str, Path], step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
-    """Open the log and TensorBoard's folder of a run, and remove entries after ``step``.
+    """Open the log file and TensorBoard's folder, as far as ``outputs`` names them, and remove entries after ``step``.
 
-    Yields a function that adds an entry to both, and the seconds of the last entry, from which a resumed run counts.
+    A context manager. It yields a function that adds an entry to both, and the seconds of training that the last entry
+    states, from which a resumed run goes on counting.
     """
     with ExitStack() as stack:
         file = writer = None
@@ -249,7 +264,10 @@ def _open_log(outputs: Mapping[str, Path], step: int) -> Iterator[tuple[Callable
 
 
 def _read_log(path: Path, step: int) -> list[str]:
-    """Read a log's lines up to a step; later lines, written between the last checkpoint and a crash, are repeated."""
+    """Read the lines of a log up to ``step``, the step of the checkpoint that a run is resumed from.
+
+    Later lines were written between this checkpoint and a crash; the resumed run writes them again.
+    """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     steps = [re.match(r'{"step": (\d+),.*}\n', line) for line in lines]
     return [line for line, match in zip(lines, steps, strict=True) if match and int(match[1]) <= step]
@@ -257,9 +275,10 @@ def _read_log(path: Path, step: int) -> list[str]:
 
 @contextmanager
 def delay_interrupt() -> Iterator[Callable[[], bool]]:
-    """Delay Ctrl-C until the end of a step, as an interrupted step could not be resumed with the same result.
+    """Record Ctrl-C instead of raising KeyboardInterrupt, so that the caller can finish a step before it stops.
 
-    Yields a function that returns whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt at once.
+    An interrupted step could not be resumed with the same result. A context manager, which yields a function that
+    returns whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt at once.
     """
     interrupted = threading.Event()
 
@@ -276,10 +295,11 @@ def delay_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def run_train(options: argparse.Namespace) -> None:
-    """Train as the options of ``train`` say, write the encoder and print its accuracy.
+    """Run the command ``train``: meta-train an encoder, write it to a file and print its validation accuracy.
 
-    Raises an InputError if options, data and checkpoints do not fit together, or if the encoder is not more accurate
-    than the raw features on the validation classes, in which case its file is removed.
+    ``options`` are from `read_train`. An InputError is raised if options, data and checkpoints do not fit together. It
+    is also raised if the encoder is not more accurate than the raw features on the validation classes; its file is
+    then removed.
     """
     plan: TrainingPlan = options.plan
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -323,9 +343,10 @@ def run_train(options: argparse.Namespace) -> None:
 
 
 def choose_backbone(dataset: str, dim: int) -> str:
-    """Choose the backbone for a data set of ``dim`` features: "conv" for grey images, "conv4" for RGB, or "mlp".
+    """Choose the default backbone for a data set: "conv" for square grey images, "conv4" for RGB, otherwise "mlp".
 
-    The name decides whether rows are images: the number of features may be a square by chance.
+    Whether rows are images is decided by ``dataset``, the data set as the command line names it: the number of features
+    ``dim`` could also be a square by chance.
     """
     kind, colon, _ = dataset.partition(":")
     is_image = dataset == "glyphs" or Path(dataset).is_dir() or (bool(colon) and kind != "synthetic")
@@ -336,7 +357,10 @@ def choose_backbone(dataset: str, dim: int) -> str:
 
 
 def _load_start(plan: TrainingPlan) -> nn.Module | None:
-    """Load the encoder with a plan's initial weights, if any; raise an InputError if its backbone differs."""
+    """Load the encoder whose weights a plan starts from; None if the plan starts from random weights.
+
+    An InputError is raised if its backbone or number of features differs, or if it learned on another split.
+    """
     if plan.start is None:
         return None
     before = TrainingPlan(**read_checkpoint("start", plan.start)[1]["plan"])
@@ -351,7 +375,7 @@ def _load_start(plan: TrainingPlan) -> nn.Module | None:
 
 
 def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
-    """Raise an InputError if a base class, or too many validation classes, have too few rows for an episode."""
+    """Raise an InputError if any base class, or too many validation classes, have fewer rows than an episode needs."""
     needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
     if (size := int(base.by_class.size[worst])) < needed:
         limit = f"have {needed} rows per base class (`shot` + `query`)"
@@ -366,7 +390,10 @@ def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
 
 
 def _check_same_plan(plan: TrainingPlan, stored: Mapping[str, object]) -> None:
-    """Raise an InputError that names the differences, if any, between a plan and the plan of a checkpoint."""
+    """Raise an InputError if a plan differs from the plan ``stored`` in the checkpoint that is to be resumed.
+
+    The message names the settings that differ.
+    """
     words = {"dim": "features per row:", "classes": "base classes:"}
     differences = [
         f"{words.get(name, f'`{name}`')} {stored.get(name)} there and {value} here"
