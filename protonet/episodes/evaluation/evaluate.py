@@ -86,8 +86,8 @@ class Scores:
     bins: Tensor
 
 
-#: A function that is called with the scores of all finished episodes: a list of batches in the order of the episodes,
-#: each of which maps the name of a method to its scores.
+#: A function that is called with the scores of all finished episodes: a list of batches in the order of the episodes.
+#: A batch maps the name of each method to the method's scores.
 ProgressCallback = Callable[[Sequence[Mapping[str, Scores]]], None]
 
 
@@ -138,7 +138,7 @@ def evaluate(
         take: Reads rows of ``x`` by index, such as `protonet.datasets.Dataset.get_rows` of a memory-mapped file; None
             to index ``x``.
         earlier: Scores that ``progress`` got in an earlier call with the same arguments, joined by `join_batches`.
-            Their episodes are not scored again, and the result is the same.
+            Their episodes are not scored again, which does not change the result.
         keep_predictions: Whether to keep the predicted class of each query. All episodes must then have the same number
             of queries.
 

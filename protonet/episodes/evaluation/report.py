@@ -221,7 +221,7 @@ def _format_difference(summary: Summary, best: str, name: str, *, signed: bool) 
     """Format the paired difference between two methods, and its adjusted p-values, as cells of a table.
 
     With ``signed``, it is the accuracy of ``best`` minus that of ``name``, otherwise its absolute value. The cells are
-    empty if the two are the same.
+    empty if the two methods are equal.
     """
     for pair in summary.comparisons:
         if {pair.first, pair.second} == {best, name} and best != name:
