@@ -82,7 +82,7 @@ class Scores:
     harmonic: Tensor  #: The harmonic mean of the accuracies on base and novel classes, 0 if one accuracy is 0.
     #: (episodes, n_known) int16, the predicted class of each known query; (episodes, 0) if predictions are not kept.
     predicted: Tensor
-    #: (n_bins, 3) float64, the known queries of all episodes by confidence, see `protonet.metrics.count_confidence_bins`.
+    #: (n_bins, 3) float64, known queries by confidence, from `protonet.metrics.count_confidence_bins`.
     bins: Tensor
 
 
