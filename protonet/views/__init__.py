@@ -11,8 +11,8 @@ from protonet.views.mlp import MLPFamily, MLPView
 from protonet.views.tabular_transformer import TabularTransformerFamily, TabularTransformerView
 from protonet.views.view import LinearMap, Source, View
 
-#: Families of views with their classes of fitted views, in the order of evaluation: linear views, which others read,
-#: come first, trained views last. A new family is a file in this package, and a line here.
+#: For each type of view, the class that evaluates candidates and the class of fitted views, in the order of
+#: evaluation. Linear views are first, since other views read their output. Trained views are last.
 VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
     (LinearFamily, LinearView),
     (KernelRidgeFamily, KernelRidgeView),
@@ -21,5 +21,5 @@ VIEW_FAMILIES: tuple[tuple[type[ViewFamily], type[View]], ...] = (
     (TabularTransformerFamily, TabularTransformerView),
     (MLPFamily, MLPView),
 )
-#: Classes of the maps of features that views read.
+#: Classes of the feature maps whose output views can take as input.
 SOURCE_CLASSES: tuple[type[Source], ...] = (LinearMap, KernelBank)

@@ -14,7 +14,7 @@ ConfigT = TypeVar("ConfigT", bound="Config")
 
 
 def bounded_field(low: float = 1, high: float = 2**31) -> Any:
-    """Declare a dataclass field of a `Config` whose value must be in [low, high]."""
+    """Declare a dataclass field whose value must be in [low, high]; `Config` checks it."""
     return field(metadata={"range": (low, high)})
 
 
@@ -38,22 +38,25 @@ class Config:
 
     @classmethod
     def from_json(cls: type[ConfigT], entries: Any) -> ConfigT:
-        """Build a config from the mapping that `to_json` returned; raise a ValueError if it is no such mapping."""
+        """Build a config from a mapping as `to_json` returns it; raise a ValueError if names or values are invalid."""
         names = {entry.name for entry in fields(cls)}
         expect(isinstance(entries, dict) and entries.keys() == names, f"entries other than {sorted(names)}")
         return cls(**entries)
 
 
 def expect(condition: bool, problem: str) -> None:
-    """Raise a ValueError that describes a problem, unless a condition holds."""
+    """Raise a ValueError with the message ``problem`` if the condition is false."""
     if not condition:
         raise ValueError(problem)
 
 
 def expect_finite(name: str, tensor: Tensor, *, infinite: bool = False) -> None:
-    """Raise a ValueError if a tensor has NaN, an infinity, or a bool whose byte is neither 0 nor 1.
+    """Raise a ValueError if a tensor holds NaN or an infinity, or bytes other than 0 and 1 in a bool tensor.
 
-    Positive infinities are allowed if ``infinite``.
+    Args:
+        name: The name of the tensor in the error message.
+        tensor: A tensor of any type.
+        infinite: Whether positive infinities are allowed.
     """
     if tensor.dtype == torch.bool:
         expect(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
@@ -69,7 +72,11 @@ def check_tensors(
 ) -> None:
     """Raise a ValueError unless tensors have the expected names, shapes and types, and finite values.
 
-    Tensors named in ``infinite`` may have positive infinities. Error messages put ``prefix`` before a name.
+    Args:
+        tensors: The tensors to be checked, by name.
+        expected: Tensors of the expected names, shapes and types; their values are not used.
+        prefix: Text before the name of a tensor in error messages.
+        infinite: Names of the tensors that may hold positive infinities.
     """
     for name, reference in expected.items():
         expect(name in tensors, f"no tensor {prefix}{name}")
@@ -81,12 +88,12 @@ def check_tensors(
 
 
 class Stored:
-    """A part of a model file that is not trusted: every entry and tensor is validated when it is read.
+    """The JSON entries and tensors of one component of an untrusted model file; each is validated when it is read.
 
     Args:
         description: Parsed JSON, which should be a mapping.
-        tensors: The tensors by name, on the CPU. The method `pop` removes a tensor.
-        prefix: Prefix of the names of the tensors of this part.
+        tensors: The tensors of the file by name, on the CPU. The method `pop` removes a tensor.
+        prefix: Prefix of the names of the component's tensors.
 
     All methods raise a ValueError if an entry or a tensor is missing or invalid.
     """
@@ -95,7 +102,7 @@ class Stored:
         self.description, self.tensors, self.prefix = description, tensors, prefix
 
     def entry(self, name: str, kind: type) -> Any:
-        """Get an entry of the description, which must be of exactly this type."""
+        """Get the entry ``name`` of the description, whose type must be exactly ``kind``, such as int or str."""
         usable = isinstance(self.description, dict) and type(self.description.get(name)) is kind
         expect(usable, f"no usable entry {name}")
         return self.description[name]
@@ -120,7 +127,10 @@ class Stored:
         return tuple(values)
 
     def pop(self, name: str, *shape: int | None) -> Tensor:
-        """Remove and return the tensor with a name, float32 of the given shape; None stands for any size."""
+        """Remove a tensor from ``tensors`` and return it; it must be float32, finite and of the given shape.
+
+        A None in the shape allows any size.
+        """
         name = self.prefix + name
         expect(name in self.tensors, f"no tensor {name}")
         tensor = self.tensors.pop(name)

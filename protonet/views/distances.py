@@ -5,17 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-INT16_MAX = 2**15 - 1
-TILE_SIZE = 2**19  #: Number of values that are compared at once, so that they fit in the processor's cache.
-#: With at least this many columns, BLAS multiplies every row in the same way. Measured: 12 for MKL with AVX-512.
+INT16_MAX = 2**15 - 1  #: The largest 16-bit integer.
+TILE_SIZE = 2**19  #: Number of pairs of coordinates that are compared at once, so that they fit in the cache.
+#: If the matrix has at least this many columns, the product of a row does not depend on the other rows of the batch.
+#: Measured for MKL with AVX-512: 12.
 BATCH_INVARIANT_COLUMNS = 16
 
 
 def row_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply rows (n, k) by a matrix (k, m) so that the digits of a row do not depend on the other rows.
+    """Compute ``rows @ matrix`` (n, m) such that the last digits of a row do not depend on the other rows.
 
-    For few columns, BLAS sums in an order that depends on n and on the index of the row. In sums in float64 that are
-    rounded once, this is not visible. MPS has no float64: there, the digits may depend on the other rows.
+    If m is small, BLAS sums in an order that depends on n and on the index of the row. Sums in float64 that are rounded
+    to float32 hide this. MPS has no float64: on it, the digits may depend on the other rows.
+
+    Args:
+        rows: (n, k) floating.
+        matrix: (k, m) of the same type.
     """
     if matrix.shape[1] >= BATCH_INVARIANT_COLUMNS or rows.device.type == "mps":
         return rows @ matrix
@@ -23,7 +28,10 @@ def row_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor:
-    """Compute distances (n, units) of rows to landmarks: L1 for norm 1, squared Euclidean for norm 2."""
+    """Compute distances (n, units) of rows z (n, dim) to landmarks (units, dim).
+
+    The distances are L1 distances if ``norm`` is 1, and squared Euclidean distances if it is 2.
+    """
     if norm == 1:
         return l1_distances(z, landmarks)
     squares = landmarks.square().sum(dim=1) - 2 * (z @ landmarks.T)
@@ -45,16 +53,25 @@ def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
 
 
 def quantization_grid(landmarks: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the minimum (dim,) and maximum (dim,) of landmarks, and the step to which coordinates are rounded."""
+    """Compute the grid to which `quantized_l1_distances` rounds coordinates.
+
+    Args:
+        landmarks: (units, dim) floating.
+        terms: The number of rounded coordinates whose sum must fit in 16 bits.
+
+    Returns:
+        The minimum (dim,) and the maximum (dim,) of the landmarks, and the step of the grid, 0-d.
+    """
     low, high = landmarks.amin(dim=0), landmarks.amax(dim=0)
     return low, high, (high - low).max().clamp_min(torch.finfo(landmarks.dtype).tiny) / (INT16_MAX // terms)
 
 
 def quantized_l1_distances(z: Tensor, landmarks: Tensor, terms: int) -> Tensor:
-    """Compute the L1 distances (n, units) of rows to landmarks with rounded coordinates, 15 times faster than cdist.
+    """Approximate the L1 distances (n, units) of rows z (n, dim) to landmarks (units, dim), 15 times as fast as cdist.
 
-    ``|a - b|`` equals 2 max(a, b) - a - b. Coordinates are rounded to multiples of a step, so that a sum of ``terms``
-    coordinates fits in 16 bits. The distance of a coordinate from the range of the landmarks is added exactly.
+    Coordinates are rounded to the grid of `quantization_grid`, so that a sum of ``terms`` coordinates fits in 16 bits.
+    Integer maxima give the distances, since ``|a - b|`` equals 2 max(a, b) - a - b. A coordinate outside the range of
+    the landmarks is clamped to it; its distance from the range is added without rounding.
     """
     low, high, step = quantization_grid(landmarks, terms)
     inside = z.clamp(low, high)

@@ -1,6 +1,6 @@
-"""Evaluation of candidate views by the log-loss of their out-of-fold cosines, and the interface of view families.
+"""Evaluation of candidate views (feature maps) by the cross-validated log-loss of their cosines to prototypes.
 
-The sizes of trained MLPs are chosen within a parameter budget.
+The file also has the interface of families of candidates, and the sizes of MLPs within a parameter budget.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from protonet.selection.folds import Fold
 from protonet.selection.scoring import fit_scale_and_offsets, row_blocks, worse_by_one_error
 from protonet.views.view import Source, TrainingRows, View, ViewSpec
 
-#: Minimum width of a trained view, if there are enough classes: rows of few features are padded with zeros.
+#: Minimum width of the output of an MLP, if there are at least 16 classes. Rows of fewer features are zero-padded.
 MIN_EMBEDDING_DIM = 64
-#: Sizes of ensembles of MLPs that may be evaluated, (members, hidden units), smallest first.
+#: Sizes of ensembles of MLPs that may be evaluated, as (number of MLPs, hidden units of each), smallest first.
 MLP_SIZES = ((1, 1), (1, 32), (1, 128), (4, 128))
 
 
@@ -32,7 +32,7 @@ class EncoderPlan(NamedTuple):
     """The sizes of MLP views within a parameter budget."""
 
     embedding_dim: int  #: Width of the output of each MLP.
-    sizes: tuple[tuple[int, int], ...]  #: Sizes of ensembles of MLPs, (members, hidden units), smallest first.
+    sizes: tuple[tuple[int, int], ...]  #: (number of MLPs, hidden units of each) of ensembles, smallest first.
 
 
 def count_mlp_parameters(input_dim: int, hidden: int, embedding_dim: int) -> int:
@@ -41,7 +41,7 @@ def count_mlp_parameters(input_dim: int, hidden: int, embedding_dim: int) -> int
 
 
 def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> EncoderPlan:
-    """Choose sizes of trained MLPs that do not exceed a parameter limit.
+    """Choose the sizes of MLP ensembles that model selection evaluates, within a limit of trainable parameters.
 
     Args:
         input_dim: Features per sample, >= 1.
@@ -49,8 +49,8 @@ def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Encode
         param_limit: Maximum number of trainable parameters, finite and >= 0; fractions are rounded down.
 
     Returns:
-        The sizes of ``MLP_SIZES`` within the limit, and the next one reduced to the limit. There is no size if the
-        smallest MLP exceeds the limit: the model is then raw cosine without parameters.
+        The sizes of ``MLP_SIZES`` within the limit, and the next size, reduced to the limit. The plan has no sizes if
+        the smallest MLP exceeds the limit: the model then has no trainable parameters.
 
     Raises:
         InputTypeError: A size or the limit is not a number.
@@ -73,22 +73,23 @@ def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Encode
 
 @dataclass(frozen=True)
 class PruneRules:
-    """When the evaluation of a view ends early, which saves time and changes results by less than their noise."""
+    """When the evaluation of a view ends early ("pruning"). Pruning changes results by less than their noise."""
 
     decisive_rows: int = 256
-    """A fold with this many held-out rows decides alone which settings are best, and which views are clearly worse."""
+    """With this many held-out rows, the first fold alone decides which hyperparameters are best, and which views are
+    clearly worse."""
     excess: float = 0.75
-    """A view is pruned if its log-loss exceeds that of the best linear view by this, in nats per row ..."""
-    min_rows: int = 32  #: ... and if at least this many held-out rows were evaluated.
+    """A view is pruned if its log-loss exceeds that of the best linear view by this, in nats per row."""
+    min_rows: int = 32  #: Minimum number of evaluated held-out rows before a view is pruned.
 
 
 PRUNING = PruneRules()
 
 
 class Candidate(NamedTuple):
-    """A view spec and its evaluation on held-out rows."""
+    """The spec (hyperparameters) of a view and its evaluation on held-out rows."""
 
-    spec: ViewSpec
+    spec: ViewSpec  #: The hyperparameters of the view.
     cosines: Tensor  #: (n_held_out, num_classes) float32: cosines of held-out rows to class prototypes.
     losses: Tensor  #: (n_held_out,) float64: log-losses at the best temperature and offsets, times the sample weights.
     flops: float = 0.0  #: Prediction time per row, as a number of multiplications.
@@ -101,22 +102,22 @@ class Candidate(NamedTuple):
 
 @dataclass
 class CandidateEvaluator:
-    """Cross-validation of views: out-of-fold cosines and their log-losses.
+    """Cross-validation of views (feature maps): cosines of held-out rows to class prototypes, and their log-losses.
 
     Views are fitted on the device of the rows and folds. Held-out rows are evaluated on the CPU, which is faster for
-    the many small operations. Nothing is evaluated after the deadline of the rows. The generator draws initial weights
-    and training episodes.
+    the many small operations.
     """
 
-    rows: TrainingRows
-    folds: Sequence[Fold]
-    plan: EncoderPlan
-    generator: torch.Generator = field(default_factory=torch.Generator)
+    rows: TrainingRows  #: The training rows, with a deadline after which nothing more is evaluated.
+    folds: Sequence[Fold]  #: The folds, at least one.
+    plan: EncoderPlan  #: The sizes of MLPs that may be evaluated.
+    generator: torch.Generator = field(default_factory=torch.Generator)  #: Draws initial weights and episodes.
     fitted: dict[ViewSpec, list[View]] = field(default_factory=dict)
-    """Views whose sources other views read, one per fold."""
-    candidates: list[Candidate] = field(default_factory=list)  #: The candidates so far, of all families.
+    """Fitted views whose source is the input of other views: for each spec, one view per fold."""
+    candidates: list[Candidate] = field(default_factory=list)  #: The candidates evaluated so far, of all families.
     reference_losses: Tensor | None = None
-    """(n_held_out,) losses that decide whether a view is pruned; None if no view is pruned."""
+    """(n_held_out,) log-losses to which those of a view are compared when it may be pruned. If None, no view is
+    pruned."""
 
     def __post_init__(self) -> None:
         held_out = self.rows.select(torch.cat([fold.held_out for fold in self.folds]))
@@ -132,20 +133,23 @@ class CandidateEvaluator:
         return time.monotonic() > self.rows.deadline
 
     def fit(self, spec: ViewSpec) -> list[View]:
-        """Fit a view to the training rows of each fold, or return the views that were fitted before."""
+        """Fit a view to the training rows of each fold; return one view per fold. Results are cached by spec."""
         if spec not in self.fitted:
             pairs = zip(self.folds, self.sources(spec), strict=True)
             self.fitted[spec] = [spec.fit(self.rows.select(fold.train), source) for fold, source in pairs]
         return self.fitted[spec]
 
     def sources(self, spec: ViewSpec) -> Sequence[Source | None]:
-        """Fit the source of a spec to each fold, or return None for each fold if the view reads the features."""
+        """Return, for each fold, the fitted source (input map) of a view; None if the view reads the features."""
         if spec.source is None:
             return [None] * len(self.folds)
         return [view.source for view in self.fit(spec.source)]
 
     def evaluate(self, spec: ViewSpec) -> Candidate | None:
-        """Fit a view to each fold and evaluate it; None after the deadline, or if the first fold prunes the view."""
+        """Fit a view to each fold, and evaluate it on the held-out rows.
+
+        Returns None after the deadline, or if the view is clearly too bad on the first fold (`should_prune`).
+        """
         cosines: list[Tensor] = []
         for index, (fold, source) in enumerate(zip(self.folds, self.sources(spec), strict=True)):
             view = spec.fit(self.rows.select(fold.train), source)  # one at a time, since some views take much memory
@@ -156,18 +160,26 @@ class CandidateEvaluator:
         return self.score(spec, torch.cat(cosines), flops)
 
     def evaluate_source(self, spec: ViewSpec) -> Candidate:
-        """Fit a view to each fold, evaluate it, and keep the fitted views for other views with the same source."""
+        """Fit a view to each fold, evaluate it, and cache the fitted views, whose source other views may read."""
         return self.score(spec, self.compute_cosines([partial(embed_features, view) for view in self.fit(spec)]))
 
     def compute_cosines(self, maps: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        """Compute out-of-fold cosines (n_held_out, num_classes), given the feature map of each fold."""
+        """Compute the cosines (n_held_out, num_classes) of the held-out rows of all folds to class prototypes.
+
+        Args:
+            maps: For each fold, a fitted feature map as in `compute_fold_cosines`.
+        """
         return torch.cat([self.compute_fold_cosines(embed, index) for index, embed in enumerate(maps)])
 
     def compute_fold_cosines(self, embed: Callable[[Tensor], Tensor], index: int) -> Tensor:
-        """Compute the cosines (fold.held_out, num_classes) of the held-out rows of the fold ``index``, on the CPU.
+        """Compute the cosines of the held-out rows of one fold to class prototypes, on the CPU.
 
-        The map of features (n, input_dim) to embeddings (parts, n, dim) was fitted to the fold. Cosines are averaged
-        over the parts.
+        Args:
+            embed: Maps features (n, input_dim) to embeddings (parts, n, dim); fitted to the training rows of the fold.
+            index: The index of the fold.
+
+        Returns:
+            (rows that the fold holds out, num_classes) float32: the mean of the cosines of all parts.
         """
         fold, features, labels = self.folds[index], self.rows.features, self.rows.labels
         num_classes, weights = self.rows.num_classes, self.rows.weights
@@ -186,20 +198,27 @@ class CandidateEvaluator:
         return cosines
 
     def score(self, spec: ViewSpec, cosines: Tensor, flops: float = 0.0) -> Candidate:
-        """Build a `Candidate` from out-of-fold cosines (n_held_out, num_classes) and the prediction time per row."""
+        """Build a `Candidate` with log-losses from held-out cosines (n_held_out, num_classes).
+
+        ``flops`` is the prediction time per row, as a number of multiplications.
+        """
         return Candidate(spec, cosines, self.compute_losses(cosines), flops)
 
     def compute_losses(self, cosines: Tensor) -> Tensor:
-        """Compute the log-losses (n,) of the first n held-out rows, with their best temperature and class offsets."""
+        """Compute the log-losses (n,) of cosines (n, num_classes) of the first n held-out rows.
+
+        The temperature and the class offsets are fitted to the same rows.
+        """
         n = len(cosines)
         weights = None if self.weights is None else self.weights[:n]
         return fit_scale_and_offsets(cosines, self.labels[:n], self.sizes, weights)[2]
 
     def should_prune(self, cosines: Tensor, *, optimism: float = 1.0) -> bool:
-        """Test whether a view is so much worse than the reference that its weight would be zero or negligible.
+        """Test whether a view is so much worse than the reference losses that its evaluation should end.
 
-        Cosines (n, num_classes) are of the first n held-out rows. Losses are multiplied by ``optimism``, since other
-        hyperparameters may be better.
+        Args:
+            cosines: (n, num_classes), of the first n held-out rows.
+            optimism: Factor on the losses of the view, below 1 if other hyperparameters may be better.
         """
         n = len(cosines)
         if self.reference_losses is None or n < PRUNING.min_rows:
@@ -210,37 +229,43 @@ class CandidateEvaluator:
 
 
 def embed_features(view: View, x: Tensor) -> Tensor:
-    """Embed features (n, input_dim) by a view as a single part: (1, n, dim)."""
+    """Apply a view to features (n, input_dim), after its source: (1, n, dim), for `compute_fold_cosines`."""
     part: Tensor = view(x if view.source is None else view.source(x))
     return part[None]
 
 
 class ViewFamily(Protocol):
-    """The views of one kind that model selection evaluates: a frozen dataclass of their hyperparameters."""
+    """The candidate views of one type, such as forests; implementations are frozen dataclasses.
+
+    The fields of an implementation are the hyperparameters that model selection evaluates.
+    """
 
     stage: ClassVar[str]  #: Name of the evaluation of this family in progress messages.
     relative_time: ClassVar[float] = 1.0  #: Time of the evaluation relative to other families, for progress bars.
 
     @classmethod
     def for_effort(cls, effort: str) -> ViewFamily:
-        """Choose the hyperparameters that are evaluated at an effort: "fast", "default" or "best"."""
+        """Build the family whose candidates are evaluated at the effort "fast", "default" or "best"."""
         return cls()
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate views on held-out rows, and yield those that may get a weight."""
+        """Evaluate views on held-out rows; yield the candidates among which weights are distributed."""
 
     def finalize(self, spec: ViewSpec, weight: float) -> ViewSpec:
-        """Adapt a spec of this family to its weight in the mixture, in (0, 1], before the final fit."""
+        """Return the spec for the final fit of a view, given its weight in the mixture of views, in (0, 1]."""
         return spec
 
     def without_validation(self) -> ViewFamily | None:
-        """Reduce the family to the views that are fitted if no row can be held out; None for no view."""
+        """Return the family of the views that are fitted if no row can be held out; None if there is no such view."""
         return self
 
     def with_spans(self, spans: Sequence[tuple[int, int]]) -> ViewFamily:
-        """Copy the family, and add views that read a span of adjacent features alone, for each (start, stop)."""
+        """Return the family with additional views that read only the features in [start, stop), for each span."""
         return self
 
     def smallest_trained(self, plan: EncoderPlan, source: ViewSpec) -> ViewSpec | None:
-        """Specify the smallest trained view that reads the source of a view; None if none is within the budget."""
+        """Return the spec of the smallest trained view of this family; None if no trained view is within the budget.
+
+        Its input is the source of a view with the spec ``source``.
+        """
         return None

@@ -1,8 +1,8 @@
 """Fixed convolution views: class scores by ridge regression on responses of a series or image to 84 fixed kernels.
 
 Rows are convolved with fixed kernels at several dilations. A *pooled feature* is the fraction of positions at which the
-response exceeds a threshold, over the whole row or in each of its parts. A ridge regression of the class indicators
-reads the pooled features. Thresholds are quantiles, and the regression has a closed form, stored in buffers.
+response exceeds a threshold. *Global pooling* is over the whole row, *local pooling* over each of several parts of it.
+Class indicators are predicted from the pooled features by ridge regression. Thresholds are quantiles of the responses.
 
 Source: Dempster, Schmidt and Webb, "MiniRocket" (2021): kernels, quantiles as thresholds, and ridge regression.
 """
@@ -31,15 +31,16 @@ class ConvolutionRules:
     """Constants of the kernels and of the pooling, and limits of the work."""
 
     taps: int = 9  #: Number of weights of a kernel, for 9 values of a series or 3 x 3 pixels of an image.
-    high: int = 3  #: Number of weights of a kernel that are 2; the others are -1.
+    high: int = 3  #: Number of weights of a kernel that are 2; the other weights are -1.
     quantiles: tuple[float, ...] = (0.3, 0.7)  #: Quantiles of a kernel's responses that are its thresholds.
     margin: float = 1e-4
-    """Added to thresholds, in standard deviations of the responses, so that equal values do not exceed them."""
+    """Added to thresholds so that equal responses do not exceed them, in standard deviations of the responses."""
     max_dilations: int = 5  #: Maximum number of dilations of a series, powers of two up to its length.
-    image_sides: tuple[int, ...] = (7, 14)  #: An image has one dilation, and one more from each of these sides on.
+    image_sides: tuple[int, ...] = (7, 14)
+    """An image has 1 dilation, and one more for each of these numbers that its shorter side reaches, in pixels."""
     threshold_responses: int = 2**14  #: Number of responses of each kernel from which thresholds are computed.
     chunk: float = 2**19  #: Number of responses that are computed at once, so that they fit in the cache of a core.
-    max_work: float = 1e9  #: The view is not evaluated if all rows have more responses than this.
+    max_work: float = 1e9  #: Maximum number of responses of all rows; with more, the view is not evaluated.
     response_flops: float = 30.0  #: Number of multiplications that take as long as a response at one position.
     max_rows: int = 2048  #: Maximum number of rows that the regression is fitted to.
     min_deviation: float = 0.05  #: Pooled features are divided by their standard deviation, but at least by this.
@@ -51,13 +52,13 @@ CONVOLUTION = ConvolutionRules()
 CONVOLUTION_RIDGES = (1e-2, 1e-1, 1.0)
 #: The ridge penalty if no row can be held out.
 DEFAULT_CONVOLUTION_RIDGE = 1e-1
-#: Number of parts of a series, and of each side of an image, for local pooling.
+#: Number of parts for local pooling: of a series, or along each side of an image.
 POOLING_PARTS = {"series": 4, "image": 3}
 
 
 @dataclass(frozen=True)
 class ConvolutionFeatures:
-    """The spec of the pooled features, which several fixed convolution views read."""
+    """The spec of the pooled features, the input that all fixed convolution views share."""
 
     width: int  #: Pixels per line of an image, or length of a series.
     source: ClassVar[ViewSpec | None] = None
@@ -73,11 +74,11 @@ class ConvolutionFeatures:
 
 @dataclass(frozen=True)
 class FixedConvolution:
-    """The spec of a fixed convolution view.
+    """The spec (hyperparameters) of a fixed convolution view.
 
     Args:
         width: Pixels per line of an image, or length of a series.
-        local: Whether responses are pooled in each part of the row instead of over the whole row.
+        local: Whether responses are pooled over each part of the row (local pooling) or over the whole row.
         ridge: Ridge penalty > 0, in units of the mean squared norm of a row's pooled features.
     """
 
@@ -94,16 +95,16 @@ class FixedConvolution:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The trait "convolution", and "local" for pooling in parts."""
+        """The properties for the weighting prior: "convolution", and "local" for local pooling."""
         return frozenset({"convolution", "local"} if self.local else {"convolution"})
 
     @property
     def name(self) -> str:
-        """The kind of pooling; the ridge is left out, since one is chosen per view."""
+        """The name in reports: "local convolution" or "convolution"."""
         return "local convolution" if self.local else "convolution"
 
     def fit(self, rows: TrainingRows, source: Source | None) -> FixedConvolutionView:
-        """Fit the ridge regression in closed form; the view has ``num_classes`` dimensions."""
+        """Fit the ridge regression in closed form; the view's output is ``num_classes`` scores."""
         assert isinstance(source, KernelBank)  # of `ConvolutionFeatures`
         bank, rows = source, rows.select(_choose_rows(rows.features))
         regression = _RidgeRegression(bank.pool(bank(rows.features), local=self.local), rows)
@@ -114,22 +115,28 @@ class FixedConvolution:
 
 @dataclass(frozen=True)
 class FixedConvolutionFamily(ViewFamily):
-    """Fixed convolution views of series and images with both kinds of pooling, each with the best ridge penalty."""
+    """Fixed convolution views of series and images: one with global and one with local pooling.
+
+    The ridge penalty of each view is chosen by its held-out log-loss.
+    """
 
     ridges: tuple[float, ...] = CONVOLUTION_RIDGES
     stage: ClassVar[str] = "convolution views"
 
     @classmethod
     def for_effort(cls, effort: str) -> FixedConvolutionFamily:
-        """Choose a single ridge for "fast"."""
+        """Build the family: with a single ridge penalty for the effort "fast", with three for other efforts."""
         return cls((DEFAULT_CONVOLUTION_RIDGE,)) if effort == "fast" else cls()
 
     def without_validation(self) -> FixedConvolutionFamily:
-        """Use the default ridge."""
+        """Return a family with the default ridge penalty alone."""
         return FixedConvolutionFamily((DEFAULT_CONVOLUTION_RIDGE,))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate both kinds of pooling at their best ridge; the responses to the kernels are computed once."""
+        """Evaluate global and local pooling, each at its best ridge penalty; yield two candidates.
+
+        Nothing is yielded if rows are neither series nor images, or if there are too many responses.
+        """
         rows = evaluator.rows
         n, dim = rows.features.shape
         if not rows.width:
@@ -158,13 +165,13 @@ class FixedConvolutionFamily(ViewFamily):
 
 
 def count_kernels() -> int:
-    """Count the kernels: 84."""
+    """Compute the number of kernels: 84."""
     return math.comb(CONVOLUTION.taps, CONVOLUTION.high)
 
 
 @cache
 def make_kernels() -> Tensor:
-    """Compute all kernels (84, taps) with three weights of 2 and six of -1, which sum to zero."""
+    """Compute all kernels (84, 9) with three weights of 2 and six weights of -1; the weights of a kernel sum to 0."""
     kernels = torch.full((count_kernels(), CONVOLUTION.taps), -1.0)
     for index, high_taps in enumerate(itertools.combinations(range(CONVOLUTION.taps), CONVOLUTION.high)):
         kernels[index, list(high_taps)] = 2.0
@@ -172,7 +179,7 @@ def make_kernels() -> Tensor:
 
 
 def list_dilations(width: int, dim: int) -> list[int]:
-    """List the dilations of the kernels for rows of ``dim`` features in lines of ``width``."""
+    """List the dilations of the kernels for series (``width == dim``), or for images of ``dim`` pixels."""
     if width == dim:
         max_power = max(0, int(math.log2(max(1, (dim - 1) / (CONVOLUTION.taps - 1)))))
         count = min(max_power + 1, CONVOLUTION.max_dilations)
@@ -183,9 +190,10 @@ def list_dilations(width: int, dim: int) -> list[int]:
 
 @cache
 def locate_taps(width: int, dim: int, dilation: int, parts: int) -> Tensor:
-    """Compute the index (dim, taps) int64 of the feature that each weight of a kernel multiplies at each position.
+    """Compute the indices of the features that the weights of a kernel multiply, for each position of the kernel.
 
-    The index is ``dim`` beyond the border. Positions are in the order of `split_positions`.
+    Returns (dim, taps) int64: one row for each position, in the order of `split_positions`, and one column for each
+    weight. The index is ``dim`` beyond the border of the image or series, where a padding of zeros is read.
     """
     line_reach = range(-(CONVOLUTION.taps // 2), CONVOLUTION.taps // 2 + 1)
     side = range(-(math.isqrt(CONVOLUTION.taps) // 2), math.isqrt(CONVOLUTION.taps) // 2 + 1)
@@ -198,7 +206,10 @@ def locate_taps(width: int, dim: int, dilation: int, parts: int) -> Tensor:
 
 @cache
 def split_positions(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
-    """Sort positions (dim,) by the part of the row that they belong to; also return the number of each part."""
+    """Sort the positions of a row by the part that they belong to, for local pooling.
+
+    Returns the sorted positions (dim,) int64, and the number of positions in each part.
+    """
     index = torch.arange(dim, device="cpu")  # sizes of parts are also known on the meta device
     line, column = index // width, index % width
     parts_down, parts_across = min(parts, dim // width), min(parts, width)
@@ -221,13 +232,14 @@ class KernelBankConfig(Config):
 
 
 class KernelBank(Source):
-    """A map of rows to pooled features: the fractions of positions in each part with a response above a threshold.
+    """A feature map from rows to pooled features: the fractions of positions with a response above a threshold.
 
-    The buffer ``thresholds`` is (dilations, kernels, quantiles).
+    There is one pooled feature for each dilation, kernel, threshold and part of the row.
 
     Attributes:
+        thresholds: (dilations, kernels, quantiles) buffer.
         counts: The number of positions in each part.
-        n_responses: The number of pooled features of each part: one for each dilation, kernel and threshold.
+        n_responses: The number of pooled features of each part.
     """
 
     kind = "kernel_bank"
@@ -248,7 +260,7 @@ class KernelBank(Source):
         return {"thresholds": (len(dilations), count_kernels(), len(CONVOLUTION.quantiles))}
 
     def derive_constants(self) -> None:
-        """Compute the kernels and the indices of the features that they read, on the device of the thresholds."""
+        """Compute the kernels, and the indices of the features that they multiply, on the device of the thresholds."""
         shape = self.config.width, self.config.input_dim
         taps = torch.stack([locate_taps(*shape, dilation, self.config.parts) for dilation in list_dilations(*shape)])
         for name, value in (("kernels", make_kernels().to(self.thresholds)), ("taps", taps)):
@@ -261,7 +273,7 @@ class KernelBank(Source):
 
     @classmethod
     def fit(cls, x: Tensor, width: int) -> KernelBank:
-        """Fit the thresholds to rows (n, dim), or to a sample of many rows."""
+        """Fit the thresholds to rows x (n, dim), or to some of them if they are many."""
         dim = x.shape[1]
         x = x[_choose_rows(x)]
         sample = x[:: max(1, math.ceil(x.numel() / CONVOLUTION.threshold_responses))]
@@ -284,7 +296,7 @@ class KernelBank(Source):
         return torch.cat([self._pool_chunk(rows) for rows in x.split(chunk_rows)])
 
     def _pool_traced(self, x: Tensor) -> Tensor:
-        """Compute the pooled features by operators that can be traced, which is slower in eager mode."""
+        """Compute the pooled features as `forward` does, by operators that `torch.export` can trace."""
         kernels, columns = self.kernels.to(x.dtype), []
         for taps, thresholds in zip(self.taps.unbind(0), self.thresholds.unbind(0), strict=True):
             responses = _convolve(x, taps, kernels)
@@ -294,7 +306,7 @@ class KernelBank(Source):
         return torch.stack(columns, dim=1).flatten(1)
 
     def _pool_chunk(self, x: Tensor) -> Tensor:
-        """Compute the pooled features of a few rows."""
+        """Compute the pooled features of rows x (n, dim) at once; memory grows with n."""
         above = x.new_empty(len(x), self.config.input_dim, count_kernels())
         # (dilations, quantiles, parts, n, kernels)
         sums = x.new_empty(*self.thresholds.shape[::2], len(self.counts), len(x), count_kernels())
@@ -310,14 +322,18 @@ class KernelBank(Source):
         return sums.permute(3, 0, 1, 4, 2).flatten(1)
 
     def pool(self, features: Tensor, *, local: bool) -> Tensor:
-        """Average locally pooled features over whole rows: (n, n_responses); return them unchanged if ``local``."""
+        """Convert locally pooled features to globally pooled ones (n, n_responses), unless ``local``.
+
+        Global pooling is the mean over the parts, weighted by their numbers of positions. If ``local``, the features
+        are returned unchanged.
+        """
         if local:
             return features
         parts, dim = features.view(-1, self.n_responses, len(self.counts)).unbind(2), self.config.input_dim
         return torch.stack([count / dim * part for count, part in zip(self.counts, parts, strict=True)]).sum(dim=0)
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
-        """Add the pooled features to an ONNX graph; return the name of their value."""
+        """Add the pooled features of rows ``x`` to an ONNX graph; return the name of their value."""
         kernels, columns = graph.constant(graph.array(make_kernels().T)), []
         members = F.one_hot(torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))).float().T
         means = graph.constant(graph.array(members / members.sum(dim=1, keepdim=True)))  # (parts, positions)
@@ -332,21 +348,27 @@ class KernelBank(Source):
 
 
 def _choose_rows(x: Tensor) -> Tensor:
-    """Choose at most ``CONVOLUTION.max_rows`` rows, evenly spaced; return their indices."""
+    """Compute the indices of at most ``CONVOLUTION.max_rows`` evenly spaced rows of x."""
     n = len(x)
     return torch.linspace(0, n - 1, min(n, CONVOLUTION.max_rows)).round().long().to(x.device)
 
 
 def _convolve(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
-    """Convolve rows (n, dim), padded with zeros, with all kernels: responses (n, positions, kernels)."""
+    """Convolve rows x (n, dim), padded with zeros, with all kernels: responses (n, positions, kernels).
+
+    ``taps`` are the indices from `locate_taps`.
+    """
     values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, CONVOLUTION.taps)
     return (values @ kernels.T).view(-1, len(taps), len(kernels))
 
 
 class _RidgeRegression:
-    """Ridge regression of class indicators on pooled features (n, features), for any ridge penalty.
+    """Ridge regression of class indicators on pooled features, prepared once for several ridge penalties.
 
-    If pooled features (m, features) of queries are given, `cosines` classifies them.
+    Args:
+        features: (n, features) pooled features of the training rows.
+        rows: The training rows, for their labels and weights.
+        queries: (m, features) pooled features of held-out rows, whose cosines `cosines` computes.
     """
 
     def __init__(self, features: Tensor, rows: TrainingRows, queries: Tensor | None = None) -> None:
@@ -367,7 +389,7 @@ class _RidgeRegression:
         self.query_gram = None if queries is None else ((queries.double() - self.mean) * self.gain) @ self.z.T
 
     def _solve_dual(self, ridge: float) -> Tensor:
-        """Compute the dual coefficients (n, num_classes) of the regression."""
+        """Compute the dual coefficients (n, num_classes) of the regression at a ridge penalty."""
         penalty = torch.diag(ridge / self.weights[:, 0])
         dual: Tensor = torch.linalg.solve(self.gram + penalty, self.targets)
         return dual
@@ -387,7 +409,7 @@ class _RidgeRegression:
 
 
 class ConvolutionFeaturesView(View):
-    """A view of the pooled features, which is never part of a network: other views read its source."""
+    """A holder of the pooled features (its source) for the views that read them; never a part of an embedding."""
 
     kind = "convolution_features"
     source_type = KernelBank
@@ -404,13 +426,15 @@ class FixedConvolutionConfig(Config):
     """Settings of a `FixedConvolutionView`."""
 
     classes: int = bounded_field()  #: Number of classes.
-    local: bool = True  #: Whether features are pooled in each part of the row.
+    local: bool = True  #: Whether responses are pooled over each part of the row or over the whole row.
 
 
 class FixedConvolutionView(View):
-    """Class scores by a ridge regression on pooled features.
+    """Class scores by ridge regression on pooled features.
 
-    Buffers: ``readout`` (features, classes) are the coefficients, ``offset`` (classes,) the intercept.
+    Attributes:
+        readout: (features, classes) buffer, the coefficients.
+        offset: (classes,) buffer, the intercept.
     """
 
     kind = "fixed_convolution"
@@ -432,7 +456,10 @@ class FixedConvolutionView(View):
         return F.linear(features.double(), self.readout.double().T.contiguous(), self.offset.double()).to(z.dtype)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the class scores to an ONNX graph; pooling over whole rows becomes a part of the coefficients."""
+        """Add the class scores to an ONNX graph; return the name of their value, in a list.
+
+        Global pooling is linear in the locally pooled features and becomes a part of the coefficients.
+        """
         fractions = self.readout.new_tensor(self.source.counts) / self.input_dim  # (parts,)
         readout = self.readout
         if not self.config.local:

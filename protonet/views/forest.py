@@ -1,4 +1,4 @@
-"""Forest views: the votes of extremely randomised trees, which are grown together, level by level.
+"""Forest views: class votes of extremely randomised trees. All trees are grown together, level by level.
 
 Nothing is trained by gradient descent: the nodes of the trees are stored in buffers.
 """
@@ -24,19 +24,22 @@ from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, ord
 
 @dataclass(frozen=True)
 class ForestRules:
-    """Limits of the work, with which a forest of the default effort takes 0.03 to 0.6 s, and the seed."""
+    """Limits of the work of growing and evaluating forests, and the seed.
+
+    With these limits, a forest of the default effort takes 0.03 to 0.6 s.
+    """
 
     max_rows: int = 4096  #: Maximum number of rows from which trees are grown.
-    forest_work: float = 2e6  #: Maximum number of (row, tree, evaluated split) triples in a forest ...
-    batch_work: float = 1e6  #: ... and in the trees that are grown at once.
+    forest_work: float = 2e6  #: Maximum number of rows times trees times evaluated splits per node, in a forest.
+    batch_work: float = 1e6  #: Maximum of the same product for the trees that are grown at once.
     max_depth: int = 64  #: Maximum depth of a tree.
-    pilot_divisor: int = 8  #: On a fold with many rows, a forest of this many times fewer trees is evaluated first.
-    optimism: float = 0.25  #: Fraction of the log-loss of that forest which the whole forest may reach.
+    pilot_divisor: int = 8  #: A pilot forest, which decides about pruning, has this many times fewer trees.
+    optimism: float = 0.25  #: The log-loss of the full forest is assumed to be this fraction of that of the pilot.
     tiny: float = 1e-30  #: The smallest divisor.
-    levels: int = 3  #: In prediction, pairs of row and tree that reached a leaf are removed after this many levels.
+    levels: int = 3  #: In prediction, pairs of row and tree at a leaf are removed each time after this many levels.
     step_flops: float = 250.0  #: Number of multiplications that take as long as a row's step from a node to its child.
-    full_weight: float = 0.2  #: A forest with at least this weight in the mixture has all trees, others have fewer ...
-    min_trees: int = 50  #: ... but at least this many.
+    full_weight: float = 0.2  #: A forest with less weight than this in the mixture gets proportionally fewer trees.
+    min_trees: int = 50  #: Minimum number of trees of such a forest.
     seed: int = 0  #: Seed of the features and thresholds, the same in every fold and in the final fit.
 
 
@@ -45,25 +48,27 @@ FOREST = ForestRules()
 
 @dataclass(frozen=True)
 class Forest:
-    """The spec of a forest view."""
+    """The spec (hyperparameters) of a forest view."""
 
     trees: int  #: Maximum number of trees.
-    shifted: bool = False  #: Whether trees are also grown from shifted copies of the rows.
+    shifted: bool = False  #: Whether trees are also grown from shifted copies of the rows; see `shift_rows`.
     source: ClassVar[ViewSpec | None] = None
     trained: ClassVar[bool] = False
 
     @property
     def traits(self) -> frozenset[str]:
-        """The trait "forest", and "shifted" for forests of shifted rows."""
+        """The properties for the weighting prior: "forest", and "shifted" for forests of shifted rows."""
         return frozenset({"forest", "shifted"} if self.shifted else {"forest"})
 
     @property
     def name(self) -> str:
-        """The kind of forest, without the number of trees."""
+        """The name in reports: "forest" or "shifted forest"."""
         return "shifted forest" if self.shifted else "forest"
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> ForestView:
-        """Grow a forest from evenly spaced rows: at most ``FOREST.max_rows``, or the same fraction of a fold.
+        """Grow a forest from the rows, or from evenly spaced rows if they are many.
+
+        The maximum number of rows is ``FOREST.max_rows`` for all training rows, and the same fraction of a fold.
 
         Trees are grown on the CPU, whatever the device of the rows: a level takes hundreds of small operations.
 
@@ -97,25 +102,25 @@ class Forest:
 
 @dataclass(frozen=True)
 class ForestFamily(ViewFamily):
-    """A forest of the rows and, if features are a series or an image, a forest of shifted rows."""
+    """A forest grown from the rows and, for series and images, a forest grown from shifted copies, too."""
 
     trees: int = 200
     stage: ClassVar[str] = "forests"
 
     @classmethod
     def for_effort(cls, effort: str) -> ForestFamily:
-        """Choose fewer trees for "fast" and more for "best"."""
+        """Build the family with 50 trees for the effort "fast", 500 for "best" and 200 for any other effort."""
         return cls({"fast": 50, "best": 500}.get(effort, 200))
 
     def finalize(self, spec: ViewSpec, weight: float) -> ViewSpec:
-        """Reduce the number of trees of a forest with little weight, whose noise matters less."""
+        """Return the spec with fewer trees if the forest has little weight, so that its noise matters less."""
         if not isinstance(spec, Forest):
             return spec
         trees = math.ceil(spec.trees * min(1.0, weight / FOREST.full_weight))
         return replace(spec, trees=min(spec.trees, max(FOREST.min_trees, trees)))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate the forests, unless there are too many classes."""
+        """Evaluate the forests and yield their candidates; nothing is yielded if there are too many classes."""
         if not self.trees or 2 * int(evaluator.seen.sum()) > FOREST.max_rows:
             return
         for shifted in (False, True) if evaluator.rows.shifts != (0,) else (False,):
@@ -128,7 +133,10 @@ class ForestFamily(ViewFamily):
 
 
 def _prunes_pilot(evaluator: CandidateEvaluator, forest: Forest) -> bool:
-    """Test with few trees on the first fold whether the forest would get no weight; False for few held-out rows."""
+    """Test on the first fold, with a pilot forest of fewer trees, whether the forest would get no weight.
+
+    The result is False if the fold holds out few rows.
+    """
     fold = evaluator.folds[0]
     if len(fold.held_out) < PRUNING.decisive_rows:
         return False
@@ -143,17 +151,17 @@ def _prunes_pilot(evaluator: CandidateEvaluator, forest: Forest) -> bool:
 
 
 class TreeNodes(NamedTuple):
-    """The nodes of all trees of a forest."""
+    """The nodes of all trees of a forest, numbered together. A leaf is a node with an infinite threshold."""
 
-    root: Tensor  #: (trees,): index of the root of each tree.
-    feature: Tensor  #: (nodes,): index of the feature that an inner node compares with its threshold.
-    threshold: Tensor  #: (nodes,): rows with a larger feature go to the right child; infinite for a leaf.
-    child: Tensor  #: (nodes,): index of the left child, before the right one; of the node itself for a leaf.
-    label: Tensor  #: (nodes,): class of a leaf.
+    root: Tensor  #: (trees,) int64: index of the root of each tree.
+    feature: Tensor  #: (nodes,) int64: index of the feature that an inner node compares with its threshold.
+    threshold: Tensor  #: (nodes,) float32: rows with a larger feature go to the right child; infinite for a leaf.
+    child: Tensor  #: (nodes,) int64: index of the left child; the right child follows it. A leaf has its own index.
+    label: Tensor  #: (nodes,) int64: the class that a leaf predicts.
 
 
 def _sort_nodes(nodes: TreeNodes) -> TreeNodes:
-    """Sort nodes by level, and within a level by their parents, as `_locate_children` requires."""
+    """Renumber nodes by level, and within a level in the order of their parents, as `_locate_children` requires."""
     levels, inner = [nodes.root], torch.isfinite(nodes.threshold)
     while len(levels[-1]):
         first = nodes.child[levels[-1][inner[levels[-1]]]]
@@ -167,10 +175,10 @@ def _sort_nodes(nodes: TreeNodes) -> TreeNodes:
 
 
 def _locate_children(inner: Tensor, trees: int) -> Tensor:
-    """Compute the index (nodes,) of the left child of each node, or of the node itself for a leaf.
+    """Compute the index (nodes,) of the left child of each node; a leaf gets its own index.
 
-    ``inner`` (nodes,) is a mask of the nodes with children. Roots come first, then the nodes of each level in the order
-    of their parents.
+    ``inner`` (nodes,) is a mask of the nodes with children, and ``trees`` the number of roots. Nodes must be in the
+    order of `_sort_nodes`: the roots first, then the nodes of each level in the order of their parents.
     """
     return torch.where(inner, trees + 2 * (inner.cumsum(dim=0) - 1), torch.arange(len(inner), device=inner.device))
 
@@ -187,10 +195,10 @@ class ForestConfig(Config):
 
 
 class ForestView(View):
-    """A fitted forest, whose output for a row is the fraction of trees that predict each class.
+    """A fitted forest. Its output for a row is, for each class, the fraction of trees that predict the class.
 
-    Buffers are the tensors of `TreeNodes`, in the order of `_sort_nodes`; roots and children follow from the
-    thresholds.
+    Buffers are the tensors of `TreeNodes`, in the order of `_sort_nodes`. Roots and children are not stored, since
+    they can be computed from the thresholds.
     """
 
     kind = "forest"
@@ -209,7 +217,7 @@ class ForestView(View):
         return dict.fromkeys(("feature", "threshold", "label"), (self.config.nodes,))
 
     def derive_constants(self) -> None:
-        """Compute the indices of roots and children."""
+        """Compute the indices of roots and left children from the thresholds."""
         root = torch.arange(self.config.trees, device=self.threshold.device)
         child = _locate_children(torch.isfinite(self.threshold), len(root))
         for name, value in (("root", root), ("child", child)):
@@ -227,13 +235,13 @@ class ForestView(View):
         expect(complete and bool(descending.all()), "nodes that make no trees")
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map features (n, input_dim) to votes (n, num_classes)."""
+        """Compute the votes of rows z (n, input_dim): the fraction of trees for each class (n, num_classes)."""
         if torch.compiler.is_compiling():
             return self._vote_traced(z)
         return torch.cat([self._vote(rows) for rows in z.split(CHUNK)])
 
     def _vote_traced(self, x: Tensor) -> Tensor:
-        """Compute the votes (n, num_classes) by operators that can be traced, which is slower in eager mode."""
+        """Compute the votes (n, num_classes) as `_vote` does, by operators that `torch.export` can trace."""
         node = self.root.expand(x.shape[0], -1)  # (n, trees)
         for _ in range(self.config.depth):
             node = self.child[node] + (x.gather(1, self.feature[node]) > self.threshold[node]).to(node.dtype)
@@ -262,7 +270,7 @@ class ForestView(View):
         return FOREST.step_flops * self.config.trees * self.config.depth
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the votes to an ONNX graph: the steps from node to child in all trees, level by level."""
+        """Add the votes to an ONNX graph; return the name of their value, in a list."""
         n_rows, trees = graph.add("Shape", rows, end=1), self.config.trees
         feature, threshold, child = (
             graph.constant(graph.array(values)) for values in (self.feature, self.threshold, self.child)
@@ -280,19 +288,32 @@ class ForestView(View):
 
 
 def count_trees(n: int, dim: int, max_trees: int) -> int:
-    """Compute how many trees can be grown from n rows of ``dim`` features within the work limit, 1 to ``max_trees``."""
+    """Compute the number of trees of a forest on n rows of ``dim`` features: as many as the work limit allows.
+
+    The result is in [1, max_trees].
+    """
     return max(1, min(max_trees, int(FOREST.forest_work / (min(n, FOREST.max_rows) * _count_splits(dim)))))
 
 
 def _count_splits(dim: int) -> int:
-    """Compute the number of random splits that are evaluated at a node of rows with ``dim`` columns."""
+    """Compute the number of random splits that are evaluated at each node: the square root of ``dim``, rounded."""
     return max(1, round(math.sqrt(dim)))
 
 
 def _grow_trees(
     x: Tensor, labels: Tensor, weights: Tensor, blocks: Tensor, num_classes: int, trees: int, generator: torch.Generator
 ) -> tuple[TreeNodes, int]:
-    """Grow trees from rows x (n, dim), whose features are in blocks (dim,); return the nodes and the depth."""
+    """Grow trees from all rows; return their nodes and the number of levels below the roots.
+
+    Args:
+        x: (n, dim) rows.
+        labels: (n,) int64 in [0, num_classes).
+        weights: (n,) sample weights.
+        blocks: (dim,) int64, ascending: the table column of each feature, such as of each one-hot category.
+        num_classes: Number of classes.
+        trees: Number of trees.
+        generator: The source of random splits.
+    """
     n, splits = len(x), _count_splits(int(blocks[-1]) + 1)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
     nodes = _append_leaves(None, trees)
@@ -345,7 +366,7 @@ def _grow_trees(
 
 
 def _unique_integers(values: Tensor, stop: int) -> tuple[Tensor, Tensor]:
-    """Compute the sorted distinct values of integers (n,) in [0, stop), and the index (n,) of each value in them."""
+    """Compute `torch.unique` of integers (n,) in [0, stop): the sorted distinct values, and the index (n,) of each."""
     if stop > 4 * len(values):  # a table of all integers would cost more than sorting
         distinct, index = values.unique(return_inverse=True)
         return distinct, index
@@ -357,7 +378,11 @@ def _unique_integers(values: Tensor, stop: int) -> tuple[Tensor, Tensor]:
 def _draw_features(
     x: Tensor, varying: Tensor, blocks: Tensor, shape: tuple[int, int], generator: torch.Generator
 ) -> Tensor:
-    """Draw indices of features from ``varying`` (m,): first a block uniformly, then a feature of it by its variance."""
+    """Draw random indices of features, of the given shape, from ``varying`` (m,), the features that are not constant.
+
+    For each index, a table column is drawn uniformly. One of its features is drawn with a probability proportional to
+    its variance. ``blocks`` (dim,) is the column of each feature.
+    """
     if int(blocks[-1]) + 1 == len(blocks):  # blocks of one feature
         return varying[torch.randint(len(varying), shape, generator=generator)]
     block = blocks[varying].unique_consecutive(return_inverse=True)[1]
@@ -369,7 +394,7 @@ def _draw_features(
 
 
 def _append_leaves(nodes: TreeNodes | None, count: int) -> TreeNodes:
-    """Append ``count`` leaves to the nodes; if there are no nodes yet, the leaves are the roots of trees."""
+    """Return the nodes with ``count`` leaves appended; if ``nodes`` is None, the leaves are the roots of new trees."""
     zeros, offset = torch.zeros(count, dtype=torch.int64), 0 if nodes is None else len(nodes.child)
     leaves = TreeNodes(
         torch.arange(count),
@@ -386,20 +411,24 @@ def _append_leaves(nodes: TreeNodes | None, count: int) -> TreeNodes:
 def _evaluate_splits(
     values: Tensor, weights: Tensor, group: Tensor, member: Tensor, owner: Tensor, count: Tensor, fraction: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Evaluate one random threshold for each node and drawn feature. A *pair* is a row in a tree.
+    """Evaluate random splits: one random threshold for each node and each feature that was drawn for it.
+
+    A *pair* is a row in a tree; it is at one node. A *combination* is a node and a class that occurs at it.
 
     Args:
-        values: (pairs, splits) of the drawn features.
-        weights: (pairs,).
+        values: (pairs, splits) values of the row's features that were drawn for the pair's node.
+        weights: (pairs,) sample weight of the row of each pair.
         group: (pairs,) index of the node of each pair.
         member: (pairs,) index of the combination of node and class of each pair.
-        owner: (combinations,) index of the node.
-        count: (combinations,) total weight of the pairs.
-        fraction: (nodes, splits) position of the threshold between the extreme values of the node, in [0, 1).
+        owner: (combinations,) index of the node of each combination.
+        count: (combinations,) summed weight of the pairs of each combination.
+        fraction: (nodes, splits) position of the threshold between the smallest and the largest value at the node, in
+            [0, 1).
 
     Returns:
-        Thresholds (nodes, splits), a mask (pairs, splits) of the pairs that exceed them, and scores (nodes, splits):
-        the weight of the pairs minus their Gini impurity, or 0 if one side would be empty.
+        The thresholds (nodes, splits); a mask (pairs, splits) of the values above the threshold; and scores (nodes,
+        splits), higher for better splits. A score is the summed weight minus the weighted Gini impurity of both sides,
+        or 0 if one side is empty.
     """
     index = group[:, None].expand(values.shape)
     low = torch.full_like(fraction, math.inf).scatter_reduce_(0, index, values, "amin")

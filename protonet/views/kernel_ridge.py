@@ -1,6 +1,6 @@
-"""Kernel ridge views: class scores by kernel ridge regression of class indicators on a linear view.
+"""Kernel ridge views: class scores by kernel ridge regression of class indicators on the output of a linear view.
 
-Kernels have their centres at labelled samples, the *units*. The prototypes of the view are nearly one-hot. The fit has
+Kernels are centred at labelled samples, the *units*. The prototypes of the view are nearly one-hot vectors. The fit has
 a closed form without gradient descent, and is stored in buffers.
 """
 
@@ -35,21 +35,22 @@ class KernelRidgeRules:
     distance_work: float = 2e8  #: Maximum number of subtractions for L1 distances in one fit.
     product_work: float = 1.5e9  #: Maximum number of multiplications for products of kernel matrices in one fit.
     max_float32_sum: float = 600.0
-    """If the absolute read-out weights of a class sum to more than this, scores are computed in float64."""
+    """Scores are computed in float64 if the absolute coefficients of a class sum to more than this."""
     jitter: float = 1e-6  #: Added to the diagonal of the kernel matrix of the units, which is singular for equal rows.
     median_rows: int = 4 * CHUNK  #: Maximum number of rows from which the median distance is computed.
     rounding_distance: float = 1e-6
     """A squared distance below this times the mean is a rounding error, or the distance of a unit to itself."""
-    halving_rows: int = 16  #: A fold with this many held-out rows halves the number of settings for the next fold.
+    halving_rows: int = 16  #: A fold that holds out this many rows halves the settings that the next fold evaluates.
     exact_coordinates: int = 2**14  #: L1 distances are quantized if the units have more coordinates than this.
     terms: tuple[int, ...] = (16, 8, 4)
-    """Numbers of coordinates whose sum must fit in 16 bits: the fewer, the finer the quantization."""
+    """Candidate numbers of quantized coordinates whose sum must fit in 16 bits; fewer allow a finer quantization."""
     max_rounding: float = 0.002  #: Largest standard error of class scores that quantization may cause.
     difference_flops: float = 4.0  #: Number of multiplications that take as long as an absolute difference.
     exponential_flops: float = 20.0  #: Number of multiplications that take as long as an exponential.
     search_units: int = 512  #: Maximum number of units in the search for a bandwidth on folds with many rows.
     optimism: tuple[float, float] = (0.8, 0.9)
-    """Fraction of the log-loss with these units that all units may reach, at the middle bandwidth and at the best."""
+    """With all units, the log-loss is assumed to be these fractions of that with ``search_units``: at the middle
+    bandwidth, and at the best bandwidth."""
 
 
 KERNEL_RIDGE = KernelRidgeRules()
@@ -57,10 +58,10 @@ KERNEL_RIDGE = KernelRidgeRules()
 
 @dataclass(frozen=True)
 class KernelRidge:
-    """The spec of a kernel ridge view.
+    """The spec (hyperparameters) of a kernel ridge view.
 
     Args:
-        source: The linear view whose map is read.
+        source: The spec of the linear view whose affine map is the input of the kernel.
         norm: 1 for L1 distances (a Laplacian kernel), 2 for squared Euclidean distances (a Gaussian kernel).
         squash: Whether the hyperbolic tangent of each input feature is taken.
         shifted: Whether the view is also fitted to shifted copies of the rows.
@@ -83,18 +84,18 @@ class KernelRidge:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The kernel, the scaling of its input, and "shifted"."""
+        """The properties for the weighting prior: the kernel, the scaling of its input, and "shifted" if so."""
         scaling = frozenset({"squashed"}) if self.squash else self.source.traits
         return scaling | ({self.kernel, "shifted"} if self.shifted else {self.kernel})
 
     @property
     def name(self) -> str:
-        """The kernel and its input; bandwidth and ridge are left out, since one of each is chosen per view."""
+        """The name in reports: the kernel and the scaling of its input, such as "gaussian whitened"."""
         name = f"{self.kernel} {'squashed' if self.squash else self.source.name}"
         return f"shifted {name}" if self.shifted else name
 
     def fit(self, rows: TrainingRows, source: Source | None) -> KernelRidgeView:
-        """Fit the regression in closed form; the view has ``num_classes`` dimensions.
+        """Fit the regression in closed form; the output of the view is ``num_classes`` scores.
 
         Source: kernel ridge regression (Saunders et al. 1998); with more samples than units, the subset of regressors
             (Smola and Schoelkopf 2000).
@@ -107,7 +108,7 @@ class KernelRidge:
         return KernelRidgeView(config, regression.map, tensors)
 
     def count_units(self, n: int, dim: int) -> int:
-        """Compute how many of n samples of ``dim`` features become units: all, unless that is too much work."""
+        """Compute how many of n samples of ``dim`` features become centres of kernels: all if the work allows it."""
         limits = [n, KERNEL_RIDGE.max_units, math.isqrt(int(KERNEL_RIDGE.product_work / n))]
         if self.norm == 1:
             limits.append(int(KERNEL_RIDGE.distance_work / (n * dim)))
@@ -135,7 +136,7 @@ DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE = 2.0, 0.1
 
 @dataclass(frozen=True)
 class KernelRidgeFamily(ViewFamily):
-    """Kernel ridge views, each with the bandwidth and ridge of the lowest held-out log-loss."""
+    """Kernel ridge views; the bandwidth and the ridge penalty of each view are chosen by its held-out log-loss."""
 
     views: tuple[KernelRidge, ...] = KERNEL_RIDGE_VIEWS
     bandwidths: tuple[float, ...] = BANDWIDTHS
@@ -145,23 +146,26 @@ class KernelRidgeFamily(ViewFamily):
 
     @classmethod
     def for_effort(cls, effort: str) -> KernelRidgeFamily:
-        """Choose fewer views, bandwidths and ridges for "fast"."""
+        """Build the family: with fewer views, bandwidths and ridge penalties for the effort "fast"."""
         if effort == "fast":
             views = tuple(view for view in KERNEL_RIDGE_VIEWS if view.source != RELEVANT)
             return cls(views, (1.0, 4.0), (1e-2, 1e-1))
         return cls()
 
     def with_spans(self, spans: Sequence[tuple[int, int]]) -> KernelRidgeFamily:
-        """Add a Gaussian view of each span of features."""
+        """Return the family with an additional Gaussian kernel view of each span [start, stop) of features."""
         span_views = [KernelRidge(Linear("standardised", span), 2) for span in spans]
         return replace(self, views=(*self.views, *span_views))
 
     def without_validation(self) -> KernelRidgeFamily:
-        """Use the same views with the default bandwidth and ridge."""
+        """Return a family with the same views and only the default bandwidth and ridge penalty."""
         return KernelRidgeFamily(self.views, (DEFAULT_BANDWIDTH,), (DEFAULT_KERNEL_RIDGE,))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate each view that may have two units per class, at its best bandwidth and ridge, until the deadline."""
+        """Evaluate the views until the deadline; yield each at its best bandwidth and ridge penalty.
+
+        Views for which the limits of work allow fewer than two units per class are left out.
+        """
         rows = evaluator.rows
         for view in self.views:
             if evaluator.out_of_time():
@@ -184,7 +188,10 @@ class KernelRidgeFamily(ViewFamily):
 
 
 def _choose_setting(evaluator: CandidateEvaluator, settings: Sequence[KernelRidge]) -> Candidate | None:
-    """Evaluate one view with several bandwidths and ridges; return the best, or None if it is pruned or out of time."""
+    """Evaluate one view with several bandwidths and ridge penalties; return the best candidate.
+
+    Returns None after the deadline, or if the view is clearly worse than other views.
+    """
     cosines = torch.zeros(len(settings), 0, evaluator.rows.num_classes, dtype=torch.float32)
     for index, (source, fold) in enumerate(zip(evaluator.sources(settings[0]), evaluator.folds, strict=True)):
         if evaluator.out_of_time():
@@ -224,15 +231,16 @@ def _choose_setting(evaluator: CandidateEvaluator, settings: Sequence[KernelRidg
 def _choose_bandwidth(
     evaluator: CandidateEvaluator, regression: _KernelRegression, settings: Sequence[KernelRidge]
 ) -> list[KernelRidge]:
-    """Choose the best bandwidth on one fold; return the better half of its settings, or none for a clearly worse view.
+    """Choose the bandwidth with the lowest log-loss on one fold; return the better half of the specs that have it.
 
-    Bandwidths are evaluated from the middle one on, in both directions for as long as the log-loss falls.
+    The list is empty if the view is clearly worse than other views. Bandwidths are evaluated from the middle one on, in
+    both directions for as long as the log-loss falls.
     """
     bandwidths = _list_bandwidths(settings)
 
     @functools.cache
     def evaluate(index: int) -> tuple[float, list[KernelRidge], Tensor]:
-        """Compute the lowest log-loss at a bandwidth, the better half of its settings, and the best cosines."""
+        """Compute, for one bandwidth, the lowest log-loss, the better half of the specs, and the best cosines."""
         candidates = [view for view in settings if view.bandwidth == bandwidths[index]]
         cosines = regression.cosines(bandwidths[index], [view.ridge for view in candidates])
         ranking = _rank_settings(evaluator, cosines)
@@ -259,7 +267,7 @@ def _list_bandwidths(settings: Sequence[KernelRidge]) -> list[float]:
 
 
 def _rank_settings(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
-    """Sort the indices of settings by increasing log-loss of their cosines (settings, n, num_classes)."""
+    """Compute the indices of settings in the order of increasing log-loss, from cosines (settings, n, num_classes)."""
     if len(cosines) == 1:
         return [0]
     losses = [float(evaluator.compute_losses(setting).mean()) for setting in cosines]
@@ -270,18 +278,20 @@ def _rank_settings(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
 class KernelRidgeConfig(Config):
     """Sizes and settings of a `KernelRidgeView`."""
 
-    units: int = bounded_field()  #: Number of units.
+    units: int = bounded_field()  #: Number of units: labelled samples at which kernels are centred.
     classes: int = bounded_field()  #: Number of classes.
-    norm: int = bounded_field(1, 2)  #: See `KernelRidge`.
-    squash: bool = False  #: See `KernelRidge`.
+    norm: int = bounded_field(1, 2)  #: 1 for L1 distances, 2 for squared Euclidean distances.
+    squash: bool = False  #: Whether the hyperbolic tangent of each input feature is taken.
 
 
 class KernelRidgeView(View):
-    """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / bandwidth)`` of a linear map z of the features.
+    """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / bandwidth)`` of the mapped features z of a row.
 
-    Buffers: ``units`` (units, input_dim) are the features of the samples at which kernels are centred, ``readout``
-    (units, classes) the coefficients, and ``bandwidth`` is 0-d, > 0. ``landmarks`` (units, dim) are the (squashed) maps
-    of the units.
+    Attributes:
+        units: (units, input_dim) buffer, the features of the samples at which kernels are centred.
+        readout: (units, classes) buffer, the coefficients.
+        bandwidth: 0-d buffer, > 0.
+        landmarks: (units, dim), the mapped features of the units, after the hyperbolic tangent if ``squash``.
     """
 
     kind = "kernel_ridge"
@@ -308,7 +318,7 @@ class KernelRidgeView(View):
         self.terms = self._choose_quantization()
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Validate the tensors of a file: `Component.check`, and a positive bandwidth."""
+        """Validate the tensors of a file as `Component.check` does, and check that the bandwidth is positive."""
         super().check(tensors, prefix)
         expect(bool(tensors["bandwidth"] > 0), "a bandwidth that is not positive")
 
@@ -327,7 +337,7 @@ class KernelRidgeView(View):
         return F.linear(kernel.double(), self.readout.double().T.contiguous()).to(input_dtype)
 
     def _choose_quantization(self) -> int | None:
-        """Choose how many terms `quantized_l1_distances` adds in 16 bits; None if distances are not quantized."""
+        """Choose the argument ``terms`` of `quantized_l1_distances`; None if distances are not quantized."""
         if self.config.norm != 1 or self.landmarks.numel() <= KERNEL_RIDGE.exact_coordinates:
             return None
         noise = math.sqrt(self.landmarks.shape[1] / 6) / float(self.bandwidth)  # of a kernel value, in steps
@@ -336,7 +346,10 @@ class KernelRidgeView(View):
         return next((terms for terms, step in steps.items() if noise * step <= KERNEL_RIDGE.max_rounding), None)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the class scores to an ONNX graph, in float64, since large weights cancel."""
+        """Add the class scores to an ONNX graph; return the name of their value, in a list.
+
+        They are computed in float64, since large coefficients cancel.
+        """
         rows = graph.add("Tanh", rows) if self.config.squash else rows
         z, terms = graph.cast(rows, "DOUBLE"), self.terms
         landmarks, readout = (graph.array(value.double()) for value in (self.landmarks, self.readout))
@@ -360,9 +373,13 @@ class KernelRidgeView(View):
 
 
 class _KernelRegression:
-    """Kernel ridge regression of class indicators on the maps of rows, for any bandwidth and ridge.
+    """Kernel ridge regression of class indicators, with distances that are computed once for several settings.
 
-    If queries (m, input_dim) are given, `cosines` classifies them.
+    Args:
+        view: The spec; its bandwidth and ridge penalty are not used.
+        source: The affine map whose output is the input of the kernel.
+        rows: The training rows.
+        queries: (m, input_dim) features of held-out rows, whose cosines `cosines` computes.
     """
 
     def __init__(self, view: KernelRidge, source: LinearMap, rows: TrainingRows, queries: Tensor | None = None) -> None:
@@ -390,7 +407,7 @@ class _KernelRegression:
             self.query_distances = distances(self._map_features(view, queries).to(dtype), units, view.norm).double()
 
     def _map_features(self, view: KernelRidge, x: Tensor) -> Tensor:
-        """Compute the input (n, dim) of the kernel: the linear map of features, squashed if the view does so."""
+        """Compute the input (n, dim) of the kernel: the affine map of features x, and its tanh if ``view.squash``."""
         z: Tensor = self.map(x)
         return torch.tanh(z) if view.squash else z
 
@@ -404,9 +421,13 @@ class _KernelRegression:
         return reduced
 
     def solve(self, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
-        """Compute the kernel matrix (n, units) float64, and the coefficients (units, num_classes) for each ridge.
+        """Fit the regression at a bandwidth, for each ridge penalty.
 
-        The squared error of each row is weighted. If every row is a unit, this is equivalent to a ridge per row.
+        The squared error of each row is weighted. If every row is a unit, this is equivalent to a ridge penalty for
+        each row, divided by its weight.
+
+        Returns:
+            The kernel matrix (n, units) float64, and for each penalty the coefficients (units, num_classes).
         """
         kernel = torch.exp(-self.distances / (bandwidth * self.median))
         if len(self.landmarks) < len(kernel):  # subset of regressors: normal equations, with jitter

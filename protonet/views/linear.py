@@ -1,7 +1,7 @@
-"""Linear views, fitted in closed form: the features raw, centred, scaled feature by feature, or whitened.
+"""Linear views: the features raw, centred, each divided by its deviation, or whitened.
 
-Such a view is an affine map, diagonal plus low rank, whose outputs are compared by cosine. It is computed from labelled
-samples without gradient descent and stored in buffers.
+A linear view is an affine map with a diagonal plus low-rank matrix. It is fitted to labelled samples in closed form and
+stored in buffers.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ class CovarianceRules:
     """Constants of the shrinkage of covariances, and the grid of priors on the variance of class means."""
 
     pooled: float = 0.2
-    """Fraction of the eigenvalues, the smallest ones, that are replaced by one value for n rows of n features."""
+    """Fraction of the eigenvalues that are replaced by a common value, the smallest ones, if there are as many degrees
+    of freedom as features. The fraction is lower otherwise."""
     null: float = 1e-14  #: An eigenvalue below this times the largest one is a rounding error.
     smoothing: float = 0.35  #: Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022.
-    powers: int = 5  #: Number of powers in [0, 1] in the grid; see `discriminant_gains`.
+    powers: int = 5  #: Number of values of ``power`` in [0, 1] that `discriminant_gains` evaluates.
     strengths: tuple[float, float, int] = (-6.0, 3.0, 91)
-    """Grid of strengths: smallest and largest power of ten, and the number of values."""
+    """Grid of ``strength`` in `discriminant_gains`: the base-10 logarithms of the smallest and of the largest value,
+    and the number of values."""
 
 
 COVARIANCE = CovarianceRules()
 
 
 class Covariance(NamedTuple):
-    """A covariance matrix (dim, dim), stored as eigenvectors and variances."""
+    """A covariance matrix (dim, dim), stored as eigenvectors and the variances along them."""
 
     basis: Tensor  #: (dim, rank): eigenvectors as orthonormal columns.
     variances: Tensor  #: (rank,): variances along the eigenvectors.
@@ -44,10 +46,14 @@ class Covariance(NamedTuple):
 
 
 def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
-    """Estimate the covariance of centred rows (n, dim) by quadratic-inverse shrinkage of its eigenvalues.
+    """Estimate a covariance matrix by quadratic-inverse shrinkage of the eigenvalues of the sample covariance.
 
-    Nonlinear shrinkage: every eigenvalue gets its own correction, so that a few huge directions do not force the small
-    ones up as a single linear shrinkage towards the identity does. With 0 degrees of freedom, the covariance is zero.
+    Every eigenvalue gets its own correction. Linear shrinkage towards the identity would increase all small eigenvalues
+    if a few are huge.
+
+    Args:
+        residuals: (n, dim) rows minus their class means.
+        degrees: The degrees of freedom of the residuals: n minus the number of classes. If 0, the covariance is zero.
 
     Source: Ledoit and Wolf, "Quadratic shrinkage for large covariance matrices", Bernoulli 28 (2022), sec. 4.
     """
@@ -91,14 +97,21 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
 
 
 def discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, shots: float) -> Tensor:
-    """Compute gains (directions,) that make a dot product with a class mean the log-density of a Gaussian model.
+    """Compute gains of directions, after which the dot product of a row and a class mean is a Gaussian log-density.
 
-    Rows have the variance ``within`` (directions,) > 0 around their class means, and class means the variance
-    ``between`` around the overall mean; each direction counts ``multiplicity`` times. Class means have a prior variance
-    ``b = strength * within**power`` along each direction. Strength and power are fitted by maximum likelihood to the
-    observed variance of the means, each of which is the mean of ``shots`` samples. The linear part of the log
-    predictive density is ``x' diag(g) m`` with ``g = shots b / (within (within + (shots + 1) b))``; a gain is
-    ``sqrt(g)``.
+    The model has a Gaussian prior on class means, with the variance ``b = strength * within**power`` along each
+    direction. Strength and power are fitted by maximum likelihood to ``between``. The part of the log predictive
+    density of a row x that is linear in a class mean m is ``x' diag(g) m`` with ``g = shots b / (within (within +
+    (shots + 1) b))``. A gain is ``sqrt(g)``.
+
+    Args:
+        within: (directions,) > 0: variance of rows around their class means.
+        between: (directions,) variance of class means around the overall mean.
+        multiplicity: (directions,) number of equal directions that an entry represents.
+        shots: Number of samples per class mean.
+
+    Returns:
+        (directions,) gains.
 
     Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
     """
@@ -114,7 +127,7 @@ def discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, sh
     return (shots * b / (within * (within + (shots + 1) * b))).sqrt()
 
 
-#: How linear views may scale features, in the order of increasing complexity.
+#: The scalings of features by linear views, in the order of increasing complexity.
 SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 
 
@@ -122,10 +135,10 @@ SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 class LinearRules:
     """Constants of linear views. The effect of the bias coordinate was measured on iris and spectra."""
 
-    bias: float = 3.0  #: Constant coordinate that scaled and whitened views append to rows of unit mean square.
+    bias: float = 3.0  #: Constant that scaled and whitened views append to rows, whose other values have unit scale.
     max_bias: float = 1e6  #: The largest bias coordinate that is read from a file.
-    relevance: float = 5.0  #: The excess of the F statistic over 1 at which a feature is assumed to be half signal.
-    min_relevance: float = 0.05  #: The smallest excess of the F statistic.
+    relevance: float = 5.0  #: Excess of the F statistic over 1 at which half of a feature is assumed to be signal.
+    min_relevance: float = 0.05  #: A smaller excess of the F statistic over 1 is replaced by this.
     tiny: float = 1e-30  #: The smallest divisor.
     constant: float = 1e-6  #: A feature is constant if its standard deviation is below this times its root mean square.
     normal_iqr: float = 1.349  #: The interquartile range of a normal distribution, in standard deviations.
@@ -138,11 +151,11 @@ LINEAR = LinearRules()
 
 @dataclass(frozen=True)
 class Linear:
-    """The spec of a linear view.
+    """The spec (hyperparameters) of a linear view.
 
     Args:
         scaling: One of ``SCALINGS``.
-        span: The features that are read, as (start, stop); None for all.
+        span: The range [start, stop) of the features that the view reads. If None, it reads all features.
     """
 
     scaling: str
@@ -153,21 +166,21 @@ class Linear:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The scaling, as the single trait."""
+        """The properties for the weighting prior: the scaling alone."""
         return frozenset({self.scaling})
 
     @property
     def name(self) -> str:
-        """The scaling, and the span of features if not all features are read."""
+        """The name in reports: the scaling, and the range of features if the view does not read all of them."""
         return self.scaling if self.span is None else f"{self.scaling} {self.span[0]}-{self.span[1] - 1}"
 
     @property
     def min_degrees_of_freedom(self) -> int:
-        """The degrees of freedom within the classes that the fit requires."""
+        """The minimum number of training rows minus the number of classes with which the view can be fitted."""
         return 2 if self.scaling in {"relevant", "whitened"} else 0
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> LinearView:
-        """Fit the affine map to labelled rows; its outputs have about unit mean square."""
+        """Fit the affine map to labelled rows; the mean square of its output is 1."""
         all_features = rows.features
         if self.span is not None:
             rows = rows.select_columns(*self.span)
@@ -205,17 +218,17 @@ class Linear:
 
 @dataclass(frozen=True)
 class LinearFamily(ViewFamily):
-    """Linear views of all scalings for which there are enough rows, the simplest first."""
+    """Linear views of all scalings for which there are enough training rows, the simplest first."""
 
     scalings: tuple[str, ...] = SCALINGS
     stage: ClassVar[str] = "linear views"
 
     def without_validation(self) -> LinearFamily:
-        """Keep the scalings that can be fitted to one row per class."""
+        """Return a family of the scalings that can be fitted to one row per class."""
         return LinearFamily(tuple(name for name in self.scalings if not Linear(name).min_degrees_of_freedom))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate each scaling, and keep the fitted views for other views that read their maps."""
+        """Evaluate and yield each scaling; the evaluator caches the fitted views, whose maps other views read."""
         for spec in map(Linear, self.scalings):
             if evaluator.degrees_of_freedom < spec.min_degrees_of_freedom:
                 continue
@@ -232,11 +245,11 @@ class LinearConfig(Config):
     the direction alone is not informative enough.
     """
 
-    bias: float = bounded_field(0.0, LINEAR.max_bias)  #: Constant that is appended to each row; 0 for none.
+    bias: float = bounded_field(0.0, LINEAR.max_bias)  #: Constant that is appended to rows; if 0, none is appended.
 
 
 class LinearView(View):
-    """The output of an affine map, with a bias coordinate."""
+    """A view whose output is that of its source, an affine map, with a constant appended (bias coordinate)."""
 
     kind = "linear"
     config_type, source_type = LinearConfig, LinearMap
@@ -249,11 +262,11 @@ class LinearView(View):
         return (self.source.config.dim + bool(self.config.bias),)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map (n, dim) to (n, dim), or (n, dim + 1) with the bias coordinate."""
+        """Append the bias coordinate to rows z (n, dim): (n, dim + 1); return z if there is no bias."""
         return nn.functional.pad(z, (0, 1), value=self.config.bias) if self.config.bias else z
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the bias coordinate to an ONNX graph."""
+        """Add the bias coordinate to an ONNX graph; return the name of the value with it, in a list."""
         return [graph.pad(rows, int(self.config.bias > 0), self.config.bias)]
 
 
@@ -263,7 +276,10 @@ def _mean(features: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the three weighted quartiles (dim,) of features (n, dim), from at most 2 ``CHUNK`` evenly spaced rows."""
+    """Compute the weighted lower quartile, median and upper quartile of features (n, dim), each (dim,) float64.
+
+    If there are many rows, at most 2 ``CHUNK`` evenly spaced ones are used.
+    """
     step, levels = max(1, len(features) // CHUNK), (0.25, 0.5, 0.75)
     ordered, order = features[::step].sort(dim=0)
     if weights is None:
@@ -277,10 +293,10 @@ def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def _relevance_factors(rows: TrainingRows) -> Tensor:
-    """Compute a factor in (0, 1) for each feature (dim,) that is higher if its class means differ more.
+    """Compute a factor in (0, 1) for each feature, (dim,), which is higher if the class means differ more.
 
-    If the class means are equal, the F statistic is about 1. Its excess e over 1 gives the factor
-    ``sqrt(e / (e + LINEAR.relevance))``, a shrunken estimate of the fraction of signal.
+    The F statistic of a feature is about 1 if its class means are equal. With the excess e of the statistic over 1, the
+    factor is ``sqrt(e / (e + LINEAR.relevance))``, the root of a shrunken estimate of the fraction of signal.
     """
     features, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
     num_classes = rows.num_classes
@@ -295,7 +311,10 @@ def _relevance_factors(rows: TrainingRows) -> Tensor:
 
 
 def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute gain (dim,), basis (dim, rank) and coefficient (rank,) of the `LinearMap` of a whitened view."""
+    """Fit the whitening map to labelled rows.
+
+    Returns the buffers ``gain`` (dim,), ``basis`` (dim, rank) and ``coefficient`` (rank,) of its `LinearMap`.
+    """
     x, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
     num_classes = rows.num_classes
     means, counts = class_means(x, labels, num_classes, weights)

@@ -1,4 +1,4 @@
-"""MLP views: ensembles of small residual MLPs on a linear view, the only trained parameters of a network.
+"""MLP views: ensembles of small residual MLPs on the output of a linear view. Only these are trained by gradients.
 
 `protonet.views.evaluation` chooses their sizes within a parameter budget.
 """
@@ -49,7 +49,7 @@ class MLPRecipe:
     temperature: float = 0.1  #: Divisor of the cosines in both losses.
     smoothing: float = 0.1  #: Label smoothing, in [0, 1).
     noise: float = 0.5  #: Standard deviation of the Gaussian noise added to the input, which has unit scale.
-    average: float = 0.98  #: Decay of the exponential moving average of the weights.
+    average: float = 0.98  #: Decay of the exponential moving average of the weights, in [0, 1).
     rows: int = 256  #: Maximum number of rows per episode.
     ways: int = 64  #: Maximum number of classes per episode.
     episodic: float = 1.0  #: Weight of the episodic loss.
@@ -62,8 +62,14 @@ MLP_RECIPE = MLPRecipe()
 class ResidualMLPs(nn.Module):
     """An ensemble of residual MLPs of equal size, evaluated in batched products: ``pad(z) + W2 gelu(W1 z + b1)``.
 
-    The last layer is initialized with zeros, so an untrained member returns its (zero-padded) input. The first layer is
-    drawn by the generator; without one, it is zero. The output is at least as wide as the input.
+    The last layer is initialized with zeros, so an untrained MLP returns its input, padded with zeros.
+
+    Args:
+        members: Number of MLPs.
+        input_dim: Width of the input.
+        hidden: Number of hidden units of each MLP.
+        embedding_dim: Width of the output, at least ``input_dim``.
+        generator: Draws the first layers. If None, they are zero until a state dict is loaded.
     """
 
     def __init__(
@@ -78,7 +84,10 @@ class ResidualMLPs(nn.Module):
         self.last = nn.Parameter(torch.zeros(members, hidden, embedding_dim, dtype=torch.float32))
 
     def forward(self, z: Tensor, members: slice = slice(None)) -> Tensor:
-        """Map rows (members, n, input_dim), or (n, input_dim) for all members, to (members, n, embedding_dim)."""
+        """Apply the selected MLPs to rows: (members, n, embedding_dim).
+
+        Rows z are (members, n, input_dim), or (n, input_dim) if all MLPs have the same input.
+        """
         first, bias, last = self.first[members], self.bias[members], self.last[members]
         z = z.expand(len(first), -1, -1)
         hidden = F.gelu(torch.baddbmm(bias, z, first))
@@ -89,13 +98,14 @@ class ResidualMLPs(nn.Module):
 class MemberData(NamedTuple):
     """The training data of one MLP of an ensemble."""
 
-    z: Tensor  #: (n, dim): the output of a linear view for the training rows.
+    z: Tensor  #: (n, dim): the training rows, mapped by the affine map of a linear view.
     labels: Tensor  #: (n,) int64.
-    weights: Tensor | None = None  #: (n,) with mean 1 within each class, since episodes are class-balanced; None for 1.
+    weights: Tensor | None = None
+    """(n,) sample weights with a mean of 1 within each class, since episodes are class-balanced. If None, all are 1."""
 
 
 def build_member_data(source: LinearMap, rows: TrainingRows, *, shifted: bool) -> MemberData:
-    """Build the training data of an MLP: rows, and their shifted copies if ``shifted``, mapped by the source."""
+    """Build the training data of an MLP: rows that are mapped by the source, with shifted copies if ``shifted``."""
     shifts = rows.shifts if shifted else (0,)
     z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(CHUNK)])
     weights = rows.class_balanced_weights
@@ -113,10 +123,21 @@ def train(
     deadline: float = float("inf"),
     recipe: MLPRecipe = MLP_RECIPE,
 ) -> Iterator[tuple[int, ResidualMLPs]]:
-    """Train each MLP of a stack on its data; yield the number of steps and the averaged MLPs at the given step counts.
+    """Train each MLP of an ensemble on its data; yield the MLPs with averaged weights at the given step counts.
 
-    Episodes and noise are drawn on the CPU, so that the result does not depend on the device. After the deadline, but
-    after at least one step, training ends with a last yield. The yielded MLPs are the same object each time.
+    Episodes and noise are drawn on the CPU, so that the result does not depend on the device.
+
+    Args:
+        stack: The MLPs, which are trained in place.
+        tasks: The training data of each MLP.
+        num_classes: Number of classes.
+        steps: The step counts after which to yield, ascending. Training ends after the last.
+        generator: Draws episodes and noise.
+        deadline: Value of ``time.monotonic()`` after which training ends with a last yield, after one step at least.
+        recipe: Training hyperparameters.
+
+    Yields:
+        The number of steps so far, and the MLPs with averaged weights: the same object each time.
 
     Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
     """
@@ -169,7 +190,10 @@ def train(
 def _initial_proxies(
     tasks: Sequence[MemberData], num_classes: int, embedding_dim: int, generator: torch.Generator
 ) -> Tensor:
-    """Initialize the proxies (members, num_classes, embedding_dim): class means of the inputs, padded with noise."""
+    """Compute the initial class proxies of the cross-entropy, (members, num_classes, embedding_dim).
+
+    They are the class means of the normalized inputs, padded with small noise to the width of the output.
+    """
     means = torch.stack([class_means(F.normalize(z, dim=1), y, num_classes, w)[0] for z, y, w in tasks])
     padding = embedding_dim - means.shape[2]
     noise = torch.randn(*means.shape[:2], padding, generator=generator, dtype=means.dtype)
@@ -178,10 +202,10 @@ def _initial_proxies(
 
 @dataclass(frozen=True)
 class MLP:
-    """The spec of an MLP view: an ensemble whose members differ in their initial weights.
+    """The spec (hyperparameters) of an MLP view: an ensemble whose members differ in their initial weights.
 
     Args:
-        source: The linear view whose map is read, without its bias coordinate.
+        source: The spec of the linear view whose affine map is the input, without its bias coordinate.
         members: Number of MLPs, each of which is a part of the embedding.
         hidden: Number of hidden units of each MLP.
         steps: Number of training steps.
@@ -201,12 +225,12 @@ class MLP:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The trait "learned", and the traits of the source."""
+        """The properties for the weighting prior: "learned", and those of the source."""
         return self.source.traits | {"learned"}
 
     @property
     def name(self) -> str:
-        """The number of MLPs, their hidden units and source, and the number of steps."""
+        """The name in reports: the number of MLPs, their hidden units, their input, and the number of steps."""
         return f"learned: {self.members}x{self.hidden} MLP on {self.source.name}, {self.steps} steps"
 
     def fit(self, rows: TrainingRows, source: Source | None) -> MLPView:
@@ -225,10 +249,10 @@ class MLP:
 
 @dataclass(frozen=True)
 class MLPFamily(ViewFamily):
-    """Ensembles of MLPs of increasing size, each trained until more steps are worse."""
+    """Ensembles of MLPs of increasing size, each trained until more steps increase the held-out log-loss."""
 
     sizes: int = len(MLP_SIZES)  #: Maximum number of sizes that are evaluated, smallest first.
-    steps: tuple[int, ...] = (3, 10, 30, 60)  #: Numbers of steps after which MLPs are evaluated, until they get worse.
+    steps: tuple[int, ...] = (3, 10, 30, 60)  #: Numbers of training steps after which MLPs are evaluated.
     work: float = 5e7  #: Maximum number of parameters times steps for one size, over all folds.
     recipe: MLPRecipe = MLP_RECIPE  #: Training hyperparameters.
     stage: ClassVar[str] = "MLP views"
@@ -236,25 +260,28 @@ class MLPFamily(ViewFamily):
 
     @classmethod
     def for_effort(cls, effort: str) -> MLPFamily:
-        """Choose no MLP for "fast", and longer training for "best"."""
+        """Build the family: without MLPs for the effort "fast", and with longer training for "best"."""
         if effort == "fast":
             return cls(sizes=0)
         return cls(steps=(3, 10, 30, 100, 300), work=2e9) if effort == "best" else cls()
 
     def without_validation(self) -> None:
-        """Use no MLP: without held-out rows it is unknown whether training helps."""
+        """Return None, for no MLP: without held-out rows, it cannot be decided whether training helps."""
 
     def smallest_trained(self, plan: EncoderPlan, source: ViewSpec) -> MLP | None:
-        """Specify the smallest MLP on a linear view; None if no MLP is evaluated, or if all exceed the budget."""
+        """Return the spec of the smallest MLP on a linear view.
+
+        Returns None if the family has no MLPs, or if all exceed the parameter budget.
+        """
         if not plan.sizes or not self.sizes or not isinstance(source, Linear):
             return None
         return MLP(source, *plan.sizes[0], self.steps[0], plan.embedding_dim, recipe=self.recipe)
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Train each size on all folds at once, and evaluate it after each number of steps.
+        """Train MLPs of each size on all folds at once; yield a candidate for each size and number of steps.
 
-        The MLPs read the simplest linear view that is within one standard error of the best one. They train on shifted
-        rows if the best view so far does.
+        The input is the simplest linear view that is within one standard error of the best linear view. MLPs are also
+        trained on shifted copies of the rows if the best view so far is fitted to shifted copies.
         """
         rows, plan = evaluator.rows, evaluator.plan
         linear = [candidate for candidate in evaluator.candidates if isinstance(candidate.spec, Linear)]
@@ -316,7 +343,7 @@ class MLPFamily(ViewFamily):
 
 
 def _embed(source: LinearMap, x: Tensor, mlps: ResidualMLPs | None = None, members: slice = slice(None)) -> Tensor:
-    """Map features (n, input_dim) by a source and, if MLPs are given, by some of them: (members, n, dim)."""
+    """Map features x (n, input_dim) by a source, then by the selected MLPs if any: (members, n, dim)."""
     z: Tensor = source(x)
     return z[None] if mlps is None else mlps(z, members)
 
@@ -331,7 +358,7 @@ class MLPConfig(Config):
 
 
 class MLPView(View):
-    """An ensemble of MLPs, each a part of the embedding."""
+    """A view whose output has a part (a block of columns) for each MLP of an ensemble."""
 
     kind = "mlp"
     config_type, source_type = MLPConfig, LinearMap
@@ -356,11 +383,11 @@ class MLPView(View):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The output width of each MLP."""
+        """The width of the output of each MLP."""
         return (self.config.embedding_dim,) * self.config.members
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map (n, dim) to (n, members * embedding_dim)."""
+        """Map rows z (n, dim) by all MLPs; return their concatenated outputs (n, members * embedding_dim)."""
         return torch.cat(self.mlps(z.to(self.mlps.first.dtype)).unbind(0), dim=1)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:

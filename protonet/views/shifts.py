@@ -1,7 +1,7 @@
-"""Augmentation by shifted rows, if the features are the pixels of an image or the values of a series.
+"""Data augmentation by shifted rows, if the features are the pixels of an image or the values of a series.
 
-Such features are samples of a smooth function, and a slightly shifted row has the same class. Whether the features are
-ordered in this way is detected from the rows, without labels.
+Such features are values of a smooth function, and a slightly shifted row has the same class. Whether features are an
+image or a series is detected from the rows, without labels.
 """
 
 from __future__ import annotations
@@ -19,40 +19,44 @@ from torch import Tensor
 class ShiftRules:
     """When features are an image or a series, and how far rows are shifted.
 
-    The values were chosen on the data sets of analysis/results/robustness.md. A *difference* is the mean squared
-    difference of features at some lag, divided by that of two independent features.
+    The values were chosen on the data sets of analysis/results/robustness.md. The *lag* of two features is the distance
+    of their indices. The *difference* at a lag is the mean squared difference of all pairs of features at that lag,
+    divided by that of two independent features.
     """
 
-    max_difference: float = 0.6  #: Features at a lag are similar if their difference is below this ...
-    min_correlation: float = 0.1  #: ... and if three quarters of the pairs are correlated at least this much.
-    dip: float = 0.2  #: Minimum decrease of the difference at a lag of one line of an image.
-    excess: float = 0.15  #: Maximum difference at a lag of one line above that of neighbours.
-    changes: tuple[float, ...] = (0.1, 0.3, 0.7)  #: A series is shifted by the largest lags with these differences.
+    max_difference: float = 0.6  #: Features at a lag are called similar only if their difference is below this.
+    min_correlation: float = 0.1  #: They are similar only if three quarters of the pairs have a higher correlation.
+    dip: float = 0.2
+    """At a lag of one line of an image, the difference is lower by at least this than its maximum at smaller lags."""
+    excess: float = 0.15
+    """At a lag of one line of an image, the difference exceeds that of adjacent features by at most this."""
+    changes: tuple[float, ...] = (0.1, 0.3, 0.7)
+    """A series is shifted by the largest lags at which the difference is still below each of these values."""
     max_rows: int = 6144  #: Maximum number of rows including shifted copies.
-    detection_rows: int = 512  #: Maximum number of rows from which the order is detected.
+    detection_rows: int = 512  #: Maximum number of rows from which an image or a series is detected.
     work: float = 2e8  #: Maximum number of pairs of values that are compared.
-    permutations: int = 40  #: Number of random orders of the features in which an order is searched, too.
-    max_chance: int = 1  #: Maximum number of random orders with a detected order; with more, the order has no meaning.
-    max_permuted: int = 1024  #: Maximum number of features for this test: an order of more is hardly due to chance.
+    permutations: int = 40  #: Number of random permutations of the features, for a permutation test.
+    max_chance: int = 1  #: A detection is due to chance if more random permutations than this are detected, too.
+    max_permuted: int = 1024  #: Maximum number of features for the permutation test; with more, chance is unlikely.
 
 
 SHIFTS = ShiftRules()
 
 
 class FeatureOrder(NamedTuple):
-    """Whether the order of features has a meaning, and by how many features rows are shifted."""
+    """Whether features are an image or a series, and by how many features rows are shifted for augmentation."""
 
-    shifts: tuple[int, ...] = (0,)  #: Numbers of features by which rows are shifted, 0 first.
-    width: int = 0  #: Pixels per line of an image, or length of a series; 0 if the order has no meaning.
+    shifts: tuple[int, ...] = (0,)  #: Numbers of features by which rows are shifted, 0 first; (0,) for no shifts.
+    width: int = 0  #: Pixels per line of an image, or length of a series; 0 if features are neither.
 
 
 def detect_order(x: Tensor) -> FeatureOrder:
-    """Detect whether the features of rows (n, dim) are a series or an image, and by how much to shift rows.
+    """Detect whether the features of rows x (n, dim) are a series or an image, and by how much to shift rows.
 
-    Features that are similar at a lag of 1 are a series, which is shifted both ways by the lags that change it by
-    ``SHIFTS.changes``. If features are similar again at a larger lag, this is the width of an image, which is shifted
-    by one pixel in eight directions. If features are similar at the larger lag alone, it is the number of interleaved
-    channels. An order that is also detected in random orders of the features is due to chance.
+    A series has similar features at a lag of 1. It is shifted in both directions by the lags of ``SHIFTS.changes``. An
+    image also has similar features at a larger lag, its width. It is shifted by one pixel in eight directions. Features
+    that are similar at the larger lag alone are interleaved series; the lag is their number, and rows are shifted by
+    it. A detection that also succeeds after random permutations of the features is due to chance, and is ignored.
 
     Source: virtual samples, as in Niyogi, Girosi and Poggio, "Incorporating prior information in machine learning by
         creating virtual examples" (1998).
@@ -86,9 +90,9 @@ def detect_order(x: Tensor) -> FeatureOrder:
 
 
 def _detect_series_and_period(difference: Sequence[float], correlation: Sequence[float]) -> tuple[bool, int]:
-    """Decide whether features are a series, and the lag of their period, 0 for none.
+    """Decide whether features are a series, and compute the lag at which they are similar again.
 
-    The arguments are results of `_compare_features`.
+    The arguments are the results of `_compare_features`. The lag, such as the width of an image, is 0 if there is none.
     """
     similar = [
         d < SHIFTS.max_difference and c > SHIFTS.min_correlation for d, c in zip(difference, correlation, strict=True)
@@ -106,9 +110,10 @@ def _detect_series_and_period(difference: Sequence[float], correlation: Sequence
 
 
 def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:
-    """Shift all rows (n, dim) along their features by each of the offsets: (len(shifts) * n, dim).
+    """Stack copies of rows x (n, dim) whose features are shifted by each offset: (len(shifts) * n, dim).
 
-    The copies of all rows by one offset are adjacent. The first or last feature is repeated at the ends.
+    All rows are copied with the first offset, then all with the second, and so on. The first or last feature fills the
+    positions at the ends that have no value.
     """
     if shifts == (0,):
         return x
@@ -117,10 +122,10 @@ def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:
 
 
 def _compare_features(x: Tensor, max_lag: int) -> tuple[list[float], list[float]]:
-    """Compare the features of rows x (n, dim) at each lag from 0 to ``max_lag``.
+    """Measure how similar the features of rows x (n, dim) are at each lag from 0 to ``max_lag``.
 
-    Returns for each lag the mean squared difference of their values, divided by that of independent features, and the
-    lower quartile of their correlations.
+    Returns two lists with an entry for each lag. The first has the mean squared difference of two features at the lag,
+    divided by that of independent features. The second has the lower quartile of the correlations of these pairs.
     """
     values, z, varies, independent = _standardize(x)
     difference, correlation = [0.0], [1.0]
@@ -146,9 +151,9 @@ def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
 
 
 def _compare_permuted(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], list[float]]]:
-    """Compare features as `_compare_features` does, in several random orders; yield the results of each order.
+    """Compute the result of `_compare_features` for each of several random permutations of the features.
 
-    A few features that are much larger than the others can be similar at some lag by chance, with any number of rows.
+    With any number of rows, features can seem similar at some lag by chance if a few are much larger than the others.
 
     Source: permutation tests, Fisher, "The design of experiments" (1935).
     """
@@ -168,5 +173,8 @@ def _compare_permuted(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], li
 
 
 def _largest_lag(difference: list[float], change: float) -> int:
-    """Compute the largest lag, at least 1, up to which features differ by less than ``change``."""
+    """Compute the largest lag up to which all differences are below ``change``, but at least 1.
+
+    ``difference`` has an entry for each lag, from `_compare_features`.
+    """
     return next((lag - 1 for lag in range(2, len(difference)) if difference[lag] >= change), len(difference) - 1)

@@ -36,23 +36,24 @@ from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, sel
 
 MAX_Z = 5.0  #: Standardized values are clipped to this magnitude.
 RANK_SCALE = 1.7  #: Factor on ranks in [-1, 1], so that they vary about as much as standardized values.
-NUMERIC_CHANNELS = 3  #: Number of channels of numeric cells: value, rank and indicator. Others encode categories.
-RANK_RESOLUTION = 1e-5  #: Mean ranks are rounded to multiples of this before groups are sorted by them.
+#: Number of values that encode a numeric cell: value, rank and indicator. The other channels encode categories.
+NUMERIC_CHANNELS = 3
+RANK_RESOLUTION = 1e-5  #: Mean ranks are rounded to multiples of this before `order_groups` sorts by them.
 #: Values with a smaller relative difference count as equal, so that float32 and float64 rows have equal ranks.
 EQUALITY_TOLERANCE = 1e-6
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)  #: Numbers whose square roots generate the quasi-random codes of categories.
 
 
 class CellEncoder:
-    """An encoding of table cells as channels, fitted to labelled rows.
+    """An encoder of each cell of a table as ``CELL_CHANNELS`` numbers (channels), fitted to labelled rows.
 
-    A column of one feature is numeric. A column of two features is numeric with an indicator, such as "is missing". A
-    column of more features is a one-hot category, whose levels get codes. The encoding depends neither on units nor on
-    the order of levels.
+    A table column of one feature is numeric. A column of two features is numeric with an indicator, such as "is
+    missing". A column of more features is a one-hot category; each category gets a fixed random-like code. The encoding
+    depends neither on units of measurement nor on the order of categories.
 
     Args:
         rows: (n, features) float32: the labelled rows.
-        blocks: (features,) int64, ascending: the column of each feature.
+        blocks: (features,) int64, ascending from 0: the table column of each feature.
     """
 
     def __init__(self, rows: Tensor, blocks: Tensor) -> None:
@@ -91,7 +92,10 @@ class CellEncoder:
         return cells
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
-        """Add the encoding (m, columns, CELL_CHANNELS) of a value ``x`` to an ONNX graph; return its name."""
+        """Add the encoding of rows to an ONNX graph.
+
+        Returns the name of the value (m, columns, CELL_CHANNELS); ``x`` is the name of the rows (m, features).
+        """
         centred = graph.add("Sub", x, graph.array(self.mean))
         z = graph.add("Mul", centred, graph.array(self.inverse))
         z = graph.add("Clip", z, np.float32(-MAX_Z), np.float32(MAX_Z))
@@ -116,7 +120,7 @@ class CellEncoder:
 
 
 def rank_rows(rows: Tensor) -> Tensor:
-    """Compute for each row (n, features) the mean (n,) over features of its rank, scaled to (-1, 1)."""
+    """Compute the mean rank of each row (n, features): its rank by each feature, scaled to (-1, 1), averaged: (n,)."""
     columns = rows.T.contiguous()
     ordered = columns.sort(dim=1).values
     below, up_to = (torch.searchsorted(ordered, columns, right=right) for right in (False, True))
@@ -140,39 +144,43 @@ def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
 
 
 def _make_codes(levels: int) -> Tensor:
-    """Compute quasi-random codes (levels, CELL_CHANNELS - NUMERIC_CHANNELS) with a normal distribution."""
+    """Compute quasi-random normal codes of the categories of a column: (levels, CELL_CHANNELS - NUMERIC_CHANNELS)."""
     index = torch.arange(1, levels + 1, dtype=torch.float64)[:, None]
     uniform = (index * torch.tensor(PRIMES, dtype=torch.float64).sqrt()).frac()
     return math.sqrt(2) * torch.erfinv(2 * uniform - 1)
 
 
-#: The pretrained weights. They are not packed for the contest, whose features are no table's.
+#: The file of the pretrained weights. The contest entry does not contain it, since the contest has no tables.
 WEIGHTS_FILE = Path(__file__).with_suffix(".npy")
 
 
 @dataclass(frozen=True)
 class TabularTransformerRules:
-    """The tables for which a tabular transformer view is evaluated, and limits of its context."""
+    """Limits of the tables for which a tabular transformer view is evaluated, and of its context rows.
+
+    Context rows are the labelled rows that the transformer attends to.
+    """
 
     max_columns: int = 64  #: Maximum number of columns: pixels and embeddings have more, and other views suit them.
     max_labelled: int = 1000  #: Maximum number of labelled rows: with more, other views are as good and faster.
-    max_rows: int = 256  #: Maximum number of context rows, evenly spaced over the rows of all classes ...
-    max_cells: int = 2**13  #: ... and maximum number of cells of all context rows.
-    max_classes: int = 60  #: Maximum number of classes: for more, the codes of classes are too few.
+    max_rows: int = 256  #: Maximum number of context rows.
+    max_cells: int = 2**13  #: Maximum number of cells of all context rows.
+    max_classes: int = 60  #: Maximum number of classes: with more, too many classes would share a class code.
     chunk: int = 2**14  #: Number of cells that are embedded at once.
 
 
 TABULAR_TRANSFORMER = TabularTransformerRules()
-#: Factors by which class codes are permuted between passes; they are coprime to the number of codes.
+#: For each pass of the transformer, the factor that permutes the class codes; coprime to the number of codes.
 CODE_ROTATIONS = (1, 3, 7, 9)
 
 
 @dataclass(frozen=True)
 class TabularTransformer:
-    """The spec of a tabular transformer view.
+    """The spec (hyperparameters) of a tabular transformer view.
 
     Args:
-        passes: The number of passes, each with other codes for the classes.
+        passes: The number of passes of the transformer. Each pass assigns other codes to the classes, and its output
+            is a part of the embedding.
     """
 
     passes: int = 1
@@ -183,7 +191,11 @@ class TabularTransformer:
     name: ClassVar[str] = "tabular transformer"
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> TabularTransformerView:
-        """Choose the context rows: the rows of the largest weights, or evenly spaced ones if weights are equal."""
+        """Choose the context rows, which the transformer attends to, and build the view; nothing is trained.
+
+        If there are too many rows, those of the largest weights are chosen. Rows of equal weight are chosen evenly from
+        all classes.
+        """
         checksum = compute_weights_checksum()
         load_checked_weights(checksum)
         device = rows.features.device
@@ -202,16 +214,17 @@ class TabularTransformer:
 
 
 def _count_context_rows(blocks: Tensor) -> int:
-    """Compute the maximum number of context rows, given the column (dim,) of each feature."""
+    """Compute the maximum number of context rows of a table; ``blocks`` (dim,) is the column of each feature."""
     max_rows, max_cells = TABULAR_TRANSFORMER.max_rows, TABULAR_TRANSFORMER.max_cells
     return min(max_rows, max(1, max_cells // int(blocks[-1] + 2)))
 
 
 @functools.cache
 def load_pretrained_weights() -> np.ndarray | None:
-    """Load the pretrained weights (WEIGHT_COUNT,) float16; None if there is no file.
+    """Load the pretrained weights (WEIGHT_COUNT,) float16; return None if there is no file.
 
-    They are cached as an array: a tensor that is made while a network is traced could not be used later.
+    The result is cached. It is a NumPy array, since a tensor that is made while a network is traced could not be used
+    later.
     """
     return np.load(WEIGHTS_FILE) if WEIGHTS_FILE.exists() else None
 
@@ -224,7 +237,11 @@ def compute_weights_checksum() -> int:
 
 
 def load_checked_weights(checksum: int) -> np.ndarray:
-    """Load the pretrained weights; raise a ValueError if they are missing or have another checksum."""
+    """Load the pretrained weights (WEIGHT_COUNT,) float16, and check that they have the given CRC-32.
+
+    Raises:
+        ValueError: The file is missing, or has another checksum.
+    """
     pretrained = load_pretrained_weights()
     if pretrained is None:
         raise ValueError(f"no file {WEIGHTS_FILE.name} of pretrained weights")
@@ -237,18 +254,21 @@ def load_checked_weights(checksum: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TabularTransformerFamily(ViewFamily):
-    """A tabular transformer view, if the rows are those of a small table."""
+    """A tabular transformer view, which is evaluated if the rows are those of a small table."""
 
-    passes: int = 2
+    passes: int = 2  #: Number of passes of the transformer, each with other class codes.
     stage: ClassVar[str] = "tabular transformer"
 
     @classmethod
     def for_effort(cls, effort: str) -> TabularTransformerFamily:
-        """Choose a single pass for "fast", and more passes for "best"."""
+        """Build the family with 1 pass for the effort "fast", 4 for "best" and 2 for any other effort."""
         return cls({"fast": 1, "best": 4}.get(effort, 2))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate the view, if there are columns without an order, few classes, and no rows of class names."""
+        """Evaluate the view and yield it, if the rows are those of a small table with few classes.
+
+        Nothing is yielded for images and series, for embedded class names, or for unequal weights.
+        """
         rows = evaluator.rows
         n_columns = rows.features.shape[1] if rows.blocks is None else int(rows.blocks[-1]) + 1
         n_classes = int(evaluator.seen.sum())
@@ -270,16 +290,20 @@ class TabularTransformerConfig(Config):
 
     input_dim: int = bounded_field()  #: Number of features.
     rows: int = bounded_field(high=TABULAR_TRANSFORMER.max_rows)  #: Number of context rows.
-    passes: int = bounded_field(high=len(CODE_ROTATIONS))  #: Number of passes.
+    passes: int = bounded_field(high=len(CODE_ROTATIONS))  #: Number of passes of the transformer.
     checksum: int = bounded_field(0, 2**32 - 1)  #: CRC-32 of the pretrained weights.
 
 
 class TabularTransformerView(View):
-    """Embeddings of rows by a transformer whose context are labelled rows, one part for each pass.
+    """Embeddings of rows by a pretrained transformer that attends to labelled rows (context rows).
 
-    Buffers: ``rows`` (rows, input_dim) are the context rows, ``classes`` (rows,) int64 >= 0 the indices of their
-    classes, and ``blocks`` (input_dim,) int64, ascending, the column of each feature. The pretrained weights are not
-    stored: a view that was fitted with other weights is an error.
+    The output has a part (a block of columns) for each pass. The pretrained weights are not stored in the view, only
+    their checksum. `check` raises an error if the view was fitted with other weights.
+
+    Attributes:
+        rows: (rows, input_dim) buffer, the context rows.
+        classes: (rows,) int64 buffer, the class of each context row, >= 0.
+        blocks: (input_dim,) int64 buffer, ascending from 0: the table column of each feature.
     """
 
     kind = "tabular_transformer"
@@ -297,11 +321,11 @@ class TabularTransformerView(View):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The width of each pass."""
+        """The width of the embedding of each pass."""
         return (DIM,) * self.config.passes
 
     def derive_constants(self) -> None:
-        """Discard the cached encoding of the context rows."""
+        """Discard the cached encoding of the context rows; `forward` computes it again."""
         self._cache: (
             tuple[tuple[torch.dtype, torch.device], tuple[dict[str, Tensor], CellEncoder, EncodedContext]] | None
         ) = None
@@ -319,7 +343,7 @@ class TabularTransformerView(View):
 
     @torch.no_grad()
     def _encode_context(self) -> tuple[dict[str, Tensor], CellEncoder, EncodedContext]:
-        """Encode the context rows; return the weights, the encoding of cells, and the encoded rows.
+        """Encode the context rows; return the transformer's weights, the cell encoder, and the encoded context.
 
         The result is cached until the precision or the device changes.
         """
@@ -336,11 +360,11 @@ class TabularTransformerView(View):
         return self._cache[1]
 
     def _class_codes(self, index: int) -> Tensor:
-        """Compute the codes (rows,) of the context rows' classes in a pass."""
+        """Compute the class code of each context row in the pass ``index``: (rows,) int64 in [0, CLASS_CODES)."""
         return (CODE_ROTATIONS[index] * (self.classes + index * (self.classes // CLASS_CODES)) + index) % CLASS_CODES
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the cache."""
+        """Return the state for pickling, without the cached encoding of the context rows."""
         return self.__dict__ | {"_cache": None}
 
     def forward(self, z: Tensor) -> Tensor:

@@ -28,9 +28,9 @@ DIM, CELL_LAYERS = 64, 4  #: Width of embeddings and of tokens of cells, and num
 ROW_DIM, ROW_LAYERS = 128, 6  #: Width of tokens of rows, and number of layers with one token per row.
 HEAD_DIM = 16  #: Width of an attention head.
 LAYERS = CELL_LAYERS + ROW_LAYERS
-CLASS_CODES = 10  #: Number of codes for classes; one more code means that the class is unknown.
-CELL_CHANNELS = 11  #: Number of channels that encode a cell; see `protonet.views.tabular_transformer.CellEncoder`.
-RANK_CHANNEL = 1  #: The channel that holds the rank.
+CLASS_CODES = 10  #: Number of class codes. One more code is that of rows without a label.
+CELL_CHANNELS = 11  #: Number of values that encode a cell; see `protonet.views.tabular_transformer.CellEncoder`.
+RANK_CHANNEL = 1  #: Index of the rank of a cell among these values.
 WAVE_FREQUENCIES = (0.5, 1.0, 2.0)  #: Frequencies of the sinusoidal encoding of the rank.
 
 TransformerWeights = Mapping[str, Tensor]
@@ -38,7 +38,7 @@ KeysAndValues = tuple[Tensor, Tensor]
 
 
 def _list_shapes() -> dict[str, tuple[int, ...]]:
-    """List the shape of each weight by name."""
+    """Compute the shape of each weight tensor by name, in the order in which `unpack_weights` expects them."""
     shapes: dict[str, tuple[int, ...]] = {
         "cell": (DIM, CELL_CHANNELS + 2 * len(WAVE_FREQUENCIES)),
         "cell_bias": (DIM,),
@@ -58,17 +58,17 @@ def _list_shapes() -> dict[str, tuple[int, ...]]:
 
 
 WEIGHT_SHAPES = _list_shapes()
-#: The number of weights.
+#: The number of weights of the transformer.
 WEIGHT_COUNT = sum(math.prod(shape) for shape in WEIGHT_SHAPES.values())
 
 
 class EncodedContext(NamedTuple):
-    """The encoding of the labelled rows of one or more tables."""
+    """The encoding of the n labelled rows of one or more tables, to which new rows attend."""
 
     attended: tuple[KeysAndValues, ...]
-    """Keys and values of each layer, (tables, columns + 1, heads, n, HEAD_DIM); (tables, 1, heads, n, HEAD_DIM) in the
-    last layer of cells and in the layers of rows."""
-    prototypes: Tensor  #: (tables, CLASS_CODES, DIM) of unit norm; 0 for a code without rows.
+    """For each layer, the keys and the values: both (tables, columns + 1, heads, n, HEAD_DIM), and both (tables, 1,
+    heads, n, HEAD_DIM) from the last layer with a token per cell on."""
+    prototypes: Tensor  #: (tables, CLASS_CODES, DIM): prototypes of unit norm; 0 for a class code without rows.
 
 
 def unpack_weights(packed: Tensor) -> dict[str, Tensor]:
@@ -78,7 +78,10 @@ def unpack_weights(packed: Tensor) -> dict[str, Tensor]:
 
 
 def count_multiplications(columns: int, labelled: int) -> int:
-    """Count the multiplications that embed one row, for numbers of columns and of labelled rows."""
+    """Compute the number of multiplications that embed one row of a table.
+
+    ``columns`` is the number of table columns, ``labelled`` the number of labelled rows that the row attends to.
+    """
 
     def count_layer(dim: int) -> int:
         """Count the multiplications of attention to labelled rows and of the feed-forward block, for one token."""
@@ -91,11 +94,11 @@ def count_multiplications(columns: int, labelled: int) -> int:
 
 
 def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> EncodedContext:
-    """Encode labelled rows as prototypes, keys and values.
+    """Compute the encoding of labelled rows: prototypes, and the keys and values to which new rows attend.
 
     Args:
         weights: From `unpack_weights`.
-        cells: (tables, n, columns, CELL_CHANNELS) float32.
+        cells: (tables, n, columns, CELL_CHANNELS) float32: the encoded cells.
         codes: (tables, n) int64 in [0, CLASS_CODES): the codes of the rows' classes.
     """
     h, attended = _embed_cells(weights, cells, codes), list[KeysAndValues]()
@@ -108,7 +111,7 @@ def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tens
 
 
 def embed_rows(weights: TransformerWeights, cells: Tensor, memory: EncodedContext) -> Tensor:
-    """Embed rows of unknown class: (tables, m, DIM) of unit norm.
+    """Embed m rows without labels: (tables, m, DIM) of unit norm.
 
     Args:
         weights: From `unpack_weights`.
@@ -124,12 +127,18 @@ def embed_rows(weights: TransformerWeights, cells: Tensor, memory: EncodedContex
 
 
 def one_hot(codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Encode codes (tables, rows) in [0, count) as one-hot vectors (tables, rows, count), also in a CUDA graph."""
+    """Encode codes (tables, rows) in [0, count) as one-hot vectors (tables, rows, count).
+
+    Unlike ``torch.nn.functional.one_hot``, it can be captured in a CUDA graph.
+    """
     return (codes[..., None] == torch.arange(count, device=codes.device)).to(dtype)
 
 
 def _embed_codes(codes: Tensor, embeddings: Tensor) -> Tensor:
-    """Look up the embedding (tables, rows, 1, dim) of each code (tables, rows), by a product with a fast gradient."""
+    """Look up the embedding (codes, dim) of each class code (tables, rows): (tables, rows, 1, dim).
+
+    A one-hot product is used instead of indexing, since its gradient is faster.
+    """
     return (one_hot(codes, len(embeddings), embeddings.dtype) @ embeddings)[:, :, None]
 
 
@@ -145,10 +154,11 @@ def _embed_cells(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> T
 
 
 def _prepare_tokens(weights: TransformerWeights, layer: int, h: Tensor, codes: Tensor) -> Tensor:
-    """Compute the tokens that attend to the labelled rows in a layer.
+    """Compute the tokens (tables, rows, tokens, dim) of a layer, before they attend to the labelled rows.
 
-    In a layer of cells, tokens first attend to the other columns. In the first layer of rows, label tokens are mapped
-    to its width, and the embeddings of the class codes (tables, rows) are added.
+    In a layer with a token per cell, tokens h have attended to the other columns of their row. In the first layer with
+    one token per row, the label tokens are mapped to the width of the layer, and embeddings of the class codes (tables,
+    rows) are added.
     """
     if layer < CELL_LAYERS:
         return _attend_to_columns(weights, layer, h)
@@ -158,7 +168,10 @@ def _prepare_tokens(weights: TransformerWeights, layer: int, h: Tensor, codes: T
 
 
 def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Tensor:
-    """Apply attention among the tokens of each row; in the last layer of cells, only the label token remains."""
+    """Apply self-attention among the tokens h (tables, rows, columns + 1, DIM) of each row.
+
+    Returns tokens of the same shape. In the last layer with a token per cell, it returns the label token alone.
+    """
     tables, rows, columns, dim = h.shape
     z = F.linear(_layer_norm(weights, f"{layer}.norm0", h), weights[f"{layer}.columns"])
     q, k, v = z.view(tables * rows, columns, 3, dim // HEAD_DIM, HEAD_DIM).permute(2, 0, 3, 1, 4)
@@ -194,12 +207,12 @@ def _attend_to_labelled_rows(weights: TransformerWeights, layer: int, h: Tensor,
 
 
 def _project_to_embeddings(weights: TransformerWeights, h: Tensor) -> Tensor:
-    """Project the tokens of rows to embeddings (tables, rows, DIM) of unit norm."""
+    """Project the tokens h (tables, rows, 1, ROW_DIM) to embeddings (tables, rows, DIM) of unit norm."""
     return F.normalize(F.linear(_layer_norm(weights, "norm", h[:, :, 0]), weights["out"]), dim=2)
 
 
 def _layer_norm(weights: TransformerWeights, name: str, h: Tensor) -> Tensor:
-    """Apply the layer normalization of a name to tokens h (..., dim)."""
+    """Apply layer normalization to tokens h (..., dim), with the gain and bias of the given name in ``weights``."""
     return F.layer_norm(h, h.shape[-1:], weights[name], weights[f"{name}_bias"])
 
 
@@ -211,7 +224,7 @@ def add_to_graph(graph: Graph, weights: TransformerWeights, cells: str, memory: 
         weights: From `unpack_weights`.
         cells: The name of the value (m, columns, CELL_CHANNELS).
         memory: The encoding of the labelled rows, which becomes constants.
-        table: The index of the table in the memory.
+        table: The index of the table in ``memory``.
     """
 
     def multiply(value: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Interfaces of views, which are feature maps whose outputs are concatenated to the embedding.
+"""Interfaces of views: feature maps whose outputs are concatenated to the embedding.
 
 Each file of this package defines three classes:
 
@@ -39,32 +39,34 @@ class TrainingRows:
     num_classes: int  #: Number of classes.
     _: KW_ONLY
     shifts: tuple[int, ...] = (0,)
-    """Offsets of the shifted copies that shifted views are fitted to, 0 first; see `protonet.views.shifts`."""
-    width: int = 0  #: Pixels per line of an image, or length of a series; 0 if the order of features has no meaning.
+    """Numbers of features by which the copies of rows are shifted that data augmentation adds, 0 first; see
+    `protonet.views.shifts`."""
+    width: int = 0  #: Pixels per line of an image, or length of a series; 0 if features are neither.
     seed: int = 0  #: Seed of initial weights and training episodes.
     deadline: float = math.inf  #: Value of ``time.monotonic()`` after which training takes no further step.
-    weights: Tensor | None = None  #: (n,) float64, > 0: sample weights; None for equal weights.
-    groups: Tensor | None = None  #: (n,) int64: rows of one group are held out together; None for no groups.
+    weights: Tensor | None = None  #: (n,) float64, > 0: sample weights. If None, they are equal.
+    groups: Tensor | None = None  #: (n,) int64: rows of a group are held out together. If None, rows are independent.
     blocks: Tensor | None = None
     """(dim,) int64, ascending from 0: the table column that each feature encodes. The features of one column, such as
     its one-hot categories, are scaled together. None if each feature is a column."""
     is_class_name: Tensor | None = None
-    """(n,) bool: whether a row is the embedded name of a class, which is fitted to but never held out."""
+    """(n,) bool: whether a row is the embedding of a class name. Views are fitted to such rows too, but they are never
+    held out. If None, no row is."""
     sample_scale: float = 1.0  #: Number of original samples that a row of weight 1 represents; see `sample_counts`.
-    selected: float = 1.0  #: Number of rows as a fraction of all training rows; below 1 for the rows of a fold.
+    selected: float = 1.0  #: Number of these rows divided by that of all training rows; below 1 for a fold.
 
     @property
     def sample_counts(self) -> Tensor:
-        """The number (n,) float64 of original samples that each row represents, since equal rows are stored once."""
+        """The number of original samples of each row, (n,) float64, since equal samples are stored as one row."""
         ones = torch.ones_like(self.labels, dtype=torch.float64)
         return self.sample_scale * (ones if self.weights is None else self.weights)
 
     @property
     def class_balanced_weights(self) -> Tensor | None:
-        """The weights (n,) float64, scaled to a mean of 1 within each class; None for equal weights.
+        """The sample weights (n,) float64, scaled to a mean of 1 within each class; None if all weights are equal.
 
-        Views are fitted with these, since prototypes treat all classes alike. The total weight of a class matters to
-        the evaluation of a view only.
+        Views are fitted with these weights, since prototypes treat all classes alike. The summed weight of a class
+        affects only the evaluation of views.
         """
         if self.weights is None:
             return None
@@ -86,37 +88,43 @@ class TrainingRows:
         return replace(self, features=self.features[indices], labels=labels, selected=selected, **per_row)
 
     def scale_limit(self, limit: int) -> int:
-        """Scale a maximum number of rows of a view by `selected`, to at least 1.
+        """Compute the maximum number of rows that a view may store when it is fitted to these rows, at least 1.
 
-        Some views store rows and embed these near their class, so that prototypes depend on the fraction of stored
-        rows. The fraction must be the same in a fold and in the final view: otherwise, the temperature and the offsets
-        that are fitted to held-out rows do not suit the final view.
+        It is ``limit``, the maximum for all training rows, times the fraction `selected`. A stored row is embedded near
+        its class, so prototypes depend on the fraction of stored rows. This fraction must be the same in a fold and in
+        the final view: otherwise, a temperature that is fitted to held-out rows would not suit the final view.
         """
         return max(1, round(self.selected * limit))
 
     def select_columns(self, start: int, stop: int) -> TrainingRows:
-        """Select the features in [start, stop)."""
+        """Select the features with an index in [start, stop), of all rows."""
         blocks = None if self.blocks is None else self.blocks[start:stop] - self.blocks[start]
         return replace(self, features=self.features[:, start:stop], blocks=blocks)
 
 
 def select_evenly(n: int, count: int) -> Tensor:
-    """Select at most ``count`` of the indices 0 to n - 1, evenly spaced: (min(n, count),) int64."""
+    """Compute at most ``count`` evenly spaced indices of n rows: (min(n, count),) int64, ascending."""
     return torch.linspace(0, n - 1, min(n, count), dtype=torch.float64).round().long()
 
 
 def require_linear_map(source: Source | None) -> LinearMap:
-    """Return a source that is a `LinearMap`; raise a ValueError for any other object."""
+    """Return ``source`` itself if it is a `LinearMap`; otherwise raise a ValueError."""
     if not isinstance(source, LinearMap):
         raise ValueError("a view without a linear map")
     return source
 
 
 class Graph(Protocol):
-    """A builder of an ONNX graph, implemented by `protonet.files.export`, whose methods return names of values."""
+    """A builder of an ONNX graph, implemented by `protonet.files.export`.
+
+    Values of the graph are referred to by name. All methods but `array` return the name of a new value.
+    """
 
     def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
-        """Add a node and return the name of its output; arrays among its inputs become constants."""
+        """Add a node with the ONNX operator of this name; return the name of its output.
+
+        Arrays among the inputs become constants. The output gets a new name unless ``output`` is given.
+        """
 
     def constant(self, value: Array | np.generic) -> str:
         """Add a constant and return its name."""
@@ -125,27 +133,27 @@ class Graph(Protocol):
         """Convert a value to "FLOAT", "DOUBLE" or "INT64"."""
 
     def pad(self, rows: str, columns: int, value: float) -> str:
-        """Append constant columns to rows; return ``rows`` itself if there are none to append."""
+        """Append columns that are filled with ``value`` to rows; return ``rows`` itself if ``columns`` is 0."""
 
     def l1_distances(self, z: str, landmarks: Array) -> str:
-        """Add the L1 distances (n, units) of rows ``z`` (n, dim) to landmarks (units, dim)."""
+        """Compute the L1 distances (n, units) of rows ``z`` (n, dim) to landmarks (units, dim)."""
 
     def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], default: int) -> str:
-        """Replace each text by the INT64 value of the equal key, or by ``default`` if no key is equal."""
+        """Map each text that equals ``keys[i]`` to the INT64 ``values[i]``, and any other text to ``default``."""
 
     def array(self, tensor: Tensor) -> Array:
-        """Convert a tensor of any device to an array."""
+        """Convert a tensor on any device to a NumPy array."""
 
 
 class Component(nn.Module):
-    """A module whose config determines the names, shapes and types of its buffers.
+    """A module that can be rebuilt from a config and a state dict: the config determines shapes and types of buffers.
 
-    Without ``tensors`` all buffers are zero until ``load_state_dict`` fills them. Constants that can be computed from
-    the buffers are not part of the state: `derive_constants` computes them.
+    Constants that can be computed from the buffers are not part of the state: `derive_constants` computes them.
 
     Args:
         config: An instance of ``config_type`` of the subclass.
-        tensors: The buffers by name, in any memory layout; copied.
+        tensors: The buffers by name, which are copied. If None, all buffers are zero until ``load_state_dict`` is
+            called.
     """
 
     kind: ClassVar[str] = ""  #: The name of the class in model files.
@@ -170,10 +178,10 @@ class Component(nn.Module):
         return {}
 
     def derive_constants(self) -> None:
-        """Compute constants from the buffers; called after the buffers are set or loaded."""
+        """Compute the constants that depend on the buffers; called whenever the buffers were set or loaded."""
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Validate the tensors of a file before they are loaded; subclasses also check the ranges of indices.
+        """Validate the tensors of an untrusted file before they are loaded; subclasses also check ranges of indices.
 
         Args:
             tensors: The tensors by name, on the CPU.
@@ -195,10 +203,10 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Source(Component):
-    """A map of the features that several views take as input: the encoder evaluates it once for all of them."""
+    """A feature map whose output several views take as input; the encoder evaluates it once for all these views."""
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
-        """Add the map of a value with the name ``x`` to an ONNX graph; return the name of its output."""
+        """Add the feature map to an ONNX graph, applied to the value named ``x``; return the name of its output."""
         raise NotImplementedError
 
 
@@ -207,9 +215,9 @@ class LinearMapConfig(Config):
     """Sizes of a `LinearMap`."""
 
     input_dim: int = bounded_field()  #: Number of all features.
-    dim: int = bounded_field()  #: Number of features that are read.
-    rank: int = bounded_field(0)  #: Rank of the low-rank part.
-    first: int = bounded_field(0)  #: Index of the first feature that is read.
+    dim: int = bounded_field()  #: Number of adjacent features that the map reads.
+    rank: int = bounded_field(0)  #: Rank of the low-rank part of the matrix.
+    first: int = bounded_field(0)  #: Index of the first feature that the map reads.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,10 +225,15 @@ class LinearMapConfig(Config):
 
 
 class LinearMap(Source):
-    """The affine map ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
+    """An affine map with a diagonal plus low-rank matrix, the input of linear views and of most other views.
 
-    Buffers: ``shift`` (dim,) is subtracted; ``gain`` (dim,) is the diagonal part; ``basis`` (dim, rank) has orthonormal
-    columns, rank >= 0; ``coefficient`` (rank,) is added to the diagonal along each column.
+    It computes ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
+
+    Attributes:
+        shift: (dim,) buffer, subtracted from the features.
+        gain: (dim,) buffer, the diagonal.
+        basis: (dim, rank) buffer with orthonormal columns, rank >= 0.
+        coefficient: (rank,) buffer, the additional gain along each column of the basis.
     """
 
     kind = "linear"
@@ -237,7 +250,7 @@ class LinearMap(Source):
         return {"shift": (dim,), "gain": (dim,), "basis": (dim, rank), "coefficient": (rank,)}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map features (n, input_dim) to (n, dim)."""
+        """Apply the affine map to features (n, input_dim): (n, dim)."""
         config = self.config
         if config.dim < config.input_dim:
             x = x[:, config.first : config.first + config.dim]
@@ -247,7 +260,7 @@ class LinearMap(Source):
         return centred * self.gain + row_matmul(row_matmul(centred, self.basis) * self.coefficient, self.basis.T)
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
-        """Add the affine map of a value with the name ``x`` to an ONNX graph; return the name of its output."""
+        """Add the affine map to an ONNX graph, applied to the value named ``x``; return the name of its output."""
         config = self.config
         if config.dim < config.input_dim:
             start, stop, axis = (np.array([value]) for value in (config.first, config.first + config.dim, 1))
@@ -262,13 +275,14 @@ class LinearMap(Source):
 
 
 class View(Component):
-    """A fitted view: a map of its input rows to one or more parts of the embedding.
+    """A fitted view: a feature map whose output is one or more parts (blocks of columns) of the embedding.
 
     Args:
         config: An instance of ``config_type`` of the subclass.
-        source: Maps features (n, input_dim) to the input of the view; None if the view reads the features. Views with
-            the same input share one source, which the encoder holds and evaluates once.
-        tensors: The buffers by name; None for zeros.
+        source: A module that maps features (n, input_dim) to the input of the view. If None, the view reads the
+            features. Views with the same input share one source, which the encoder evaluates once.
+        tensors: The buffers by name, which are copied. If None, all buffers are zero until ``load_state_dict`` is
+            called.
 
     Raises:
         ValueError: The source is not an instance of ``source_type``.
@@ -287,48 +301,54 @@ class View(Component):
 
     @property
     def input_dim(self) -> int:
-        """The number of features of the rows that the network classifies."""
+        """The number of features of a row, before the source is applied."""
         config: Any = self.config if self.source is None else self.source.config
         return int(config.input_dim)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The width of each part of the output, which the encoder normalizes; by default, one score for each class."""
+        """The number of columns of each part of the output; the encoder normalizes each part.
+
+        By default, the output is a single part with one score for each class.
+        """
         config: Any = self.config
         return (int(config.classes),)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Map input rows (n, dim) to the concatenated parts (n, sum of ``sizes``)."""
+        """Map the output (n, dim) of the source to the concatenated parts of the view (n, sum of ``sizes``)."""
         raise NotImplementedError
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the view to an ONNX graph; return the names of the values of its parts.
+        """Add the view to an ONNX graph.
 
         Args:
             graph: The graph to which nodes are added.
-            rows: The name of the value with the input rows of the view.
+            rows: The name of the value with the input of the view: the output of its source, or the features.
+
+        Returns:
+            For each part of the output, the name of its value.
         """
         raise NotImplementedError
 
     def flops(self) -> float:
-        """Estimate the prediction time per row without the source, as a number of multiplications; 0 for fast views."""
+        """Estimate the time to embed a row, without its source, as a number of multiplications; 0 if negligible."""
         return 0.0
 
 
 class ViewSpec(Protocol):
-    """The hyperparameters of a view: a frozen dataclass."""
+    """The hyperparameters of a view, from which `fit` makes a fitted `View`; implementations are frozen dataclasses."""
 
     @property
     def name(self) -> str:
-        """The name in reports."""
+        """The name of the view in reports."""
 
     @property
     def traits(self) -> frozenset[str]:
-        """A subset of `protonet.fit.prior.TRAITS`, from which the learned prior predicts the weight of a view."""
+        """Properties from which the pretrained prior predicts the weight: some of `protonet.fit.prior.TRAITS`."""
 
     @property
     def source(self) -> ViewSpec | None:
-        """The spec of the view with the same source, or None if the view reads the features."""
+        """The spec whose fitted view provides the source of this view; None if this view reads the features."""
 
     @property
     def shifted(self) -> bool:
@@ -343,16 +363,21 @@ class ViewSpec(Protocol):
 
         Args:
             rows: The training rows.
-            source: The source of the view ``self.source``, fitted to the same rows; None if ``self.source`` is None.
+            source: The `View.source` of a view with the spec ``self.source``, fitted to the same rows; None if
+                ``self.source`` is None.
         """
 
 
 def order_columns(x: Tensor, blocks: Tensor) -> Tensor:
-    """Compute a canonical order (dim,) of features, which does not depend on their original order and units.
+    """Compute an order of the features that depends neither on their present order nor on their units.
 
     Args:
-        x: (n, dim) rows in canonical order.
-        blocks: (dim,) int64, ascending: the column of each feature. The features of a column stay together.
+        x: (n, dim) rows; the result depends on their order.
+        blocks: (dim,) int64, ascending from 0: the table column of each feature. The features of a column, such as its
+            one-hot categories, stay together.
+
+    Returns:
+        (dim,) int64: a permutation, the index of the feature at each position of the order.
     """
     noise = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     centred = x.double() - x.double().mean(dim=0)
