@@ -48,25 +48,30 @@ from protonet.episodes.samplers.batch import Episodes
 
 __all__ = ["METHODS", "METHOD_ALIASES", "Method", "MethodSpec", "Need"]
 
+#: A method: it maps a batch of episodes to logits (episodes, n_queries, n_way).
 Method = Callable[[Episodes], Tensor]
-#: Inputs that a method may need in addition to support and queries.
+#: Inputs that a method may need in addition to support and queries: base classes, texts that name the classes,
+#: unlabelled rows, a meta-trained encoder, or rows that are feature maps (maps).
 Need = Literal["base", "texts", "unlabelled", "encoder", "maps"]
 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method with its properties, which can be called like its function."""
+    """A method with its requirements and properties. It can be called like the method's function."""
 
     function: Callable[..., Tensor]  #: Maps a batch of episodes, and settings, to logits.
     transductive: bool = False  #: Whether the method classifies all queries of an episode together, not each alone.
     needs: tuple[Need, ...] = ()  #: Inputs without which the method cannot run.
     uses_base: bool = False  #: Whether the method uses base classes, if there are any.
-    centred: bool = False  #: Whether rows are centred on the base classes' mean or, without any, on the support's.
-    objective: str | None = None  #: The training objective of the encoder that the method needs; None for any.
+    #: Whether the method subtracts the mean of the base rows or, without base classes, of the support rows.
+    centred: bool = False
+    objective: str | None = None  #: The objective that the encoder must have been trained with; None for any objective.
     adapts: bool = False  #: Whether the method adapts the encoder, and embeds rows again.
-    takes_means: bool = False  #: Whether the means of classes are enough, so that base classes can be classified, too.
-    slow: bool = False  #: Whether an episode takes 0.1 seconds or more: "all" leaves the method out.
-    alias: str | None = None  #: Another name of the method.
+    #: Whether the method needs only the mean of each class. It can then also classify base classes, which are given by
+    #: their means.
+    takes_means: bool = False
+    slow: bool = False  #: Whether an episode takes 0.1 seconds or more. The choice "all" leaves slow methods out.
+    alias: str | None = None  #: A second name of the method on the command line, or None.
 
     def __call__(self, episodes: Episodes, **settings: object) -> Tensor:
         """Compute logits (episodes, n_queries, n_way)."""
@@ -121,5 +126,5 @@ METHODS = {
     "oslo": MethodSpec(oslo, transductive=True),
     "transductive-finetune": MethodSpec(transductive_finetune, transductive=True),
 }
-#: Other names of methods.
+#: The name in ``METHODS`` of each method that has an alias, by the alias.
 METHOD_ALIASES = {spec.alias: name for name, spec in METHODS.items() if spec.alias is not None}

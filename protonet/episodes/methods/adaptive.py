@@ -1,7 +1,8 @@
-"""The solver's closed forms for batches of episodes: a mixture of views of the features, weighted by their losses.
+"""A mixture of closed-form classifiers for batches of episodes, similar to the network of `protonet.solve`.
 
-Views are evaluated by leaving out one support row at a time, which needs no further fits for class means and kernel
-ridge regression. If most classes have a single support row, the weights of the mixture are fixed.
+Each classifier is on one feature map (view) of the rows. The weights of the mixture depend on leave-one-out losses of
+the support rows, which need no further fits for class means and kernel ridge regression. If most classes have a single
+support row, the weights of the mixture are fixed.
 """
 
 from __future__ import annotations
@@ -20,23 +21,27 @@ from protonet.selection.scoring import WEIGHTS
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE
 from protonet.views.linear import LINEAR
 
-FLOATS_IN_CACHE = 2**18  #: Floats that are changed in place at a time: they fit into the cache of a core.
+FLOATS_IN_CACHE = 2**18  #: Number of floats that are changed in place at a time, to fit into a core's cache.
 
 
 @dataclass(frozen=True)
 class AdaptiveSettings:
-    """The grids of the views and the guards of the arithmetic. All values are our own choice."""
+    """The hyperparameters of the classifiers, and bounds for numerical stability. All values are our own choice."""
 
     bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0)  #: Kernel bandwidths, in median distances between support rows.
-    ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)  #: Ridges of kernels with a diagonal of ones.
-    linear_ridges: tuple[float, ...] = (1e-1, 1.0, 10.0)  #: Linear ridges, in mean squared norms of the support rows.
+    ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)  #: Ridges of the Gaussian and Laplacian kernel regressions.
+    #: Ridges of the linear regressions, in mean squared norms of the support rows.
+    linear_ridges: tuple[float, ...] = (1e-1, 1.0, 10.0)
     #: This fraction of the features' mean standard deviation is added to the standard deviation of each feature.
     shrinkage: float = 0.1
-    newton_steps: int = 12  #: Newton steps in the fit of the temperature.
+    newton_steps: int = 12  #: Number of Newton steps in the fit of the temperature.
     max_change: float = 1.0  #: Largest change of the temperature's logarithm in one Newton step.
-    min_left_out: float = 0.5  #: Fewest support rows per class that can be left out, for weights to be fitted.
-    fixed_raw_weight: float = 3.0  #: Weight of raw cosines among fixed weights, where the default kernels have 1.
-    fixed_spread: float = 1.5  #: Standard deviation of the logits with fixed weights.
+    #: The mixture has fitted weights if this many support rows per class, on average, can be left out: a class needs
+    #: another row. Otherwise it has fixed weights.
+    min_left_out: float = 0.5
+    #: The fixed weight of cosines between features that are not centred. The default kernels have the fixed weight 1.
+    fixed_raw_weight: float = 3.0
+    fixed_spread: float = 1.5  #: Standard deviation of the logits of a mixture with fixed weights.
     min_value: float = 1e-6  #: Norms, standard deviations and weights are at least this.
     min_square: float = 1e-9  #: Distances up to this are between equal rows; mean squares are at least this.
     min_curvature: float = 1e-12  #: Second derivatives in Newton steps are at least this.
@@ -46,16 +51,16 @@ ADAPTIVE_SETTINGS = AdaptiveSettings()
 
 
 class AdaptiveView(NamedTuple):
-    """The class scores of one view of the features, with the weights of the view."""
+    """The class scores of a classifier on one feature map (view), and its weights in the mixture."""
 
-    left_out: Tensor  #: (episodes, n_support, n_way), scores of each support row by a fit without it.
+    left_out: Tensor  #: (episodes, n_support, n_way), scores of each support row by a fit without this row.
     query: Tensor  #: (episodes, n_queries, n_way), scores of the queries.
-    prior: float  #: Prior weight, > 0.
-    fixed_weight: float = 0.0  #: Weight if too few support rows can be left out, >= 0.
+    prior: float  #: The weight, > 0, before the leave-one-out losses are considered.
+    fixed_weight: float = 0.0  #: The weight, >= 0, in a mixture with fixed weights.
 
 
 def adaptive(episodes: Episodes) -> Tensor:
-    """Mix cosine prototypes and kernel ridge regressions, weighted by how well they predict left-out support rows.
+    """Classify by a mixture of cosine prototypes and ridge regressions, weighted by losses of left-out support rows.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
@@ -108,7 +113,10 @@ def adaptive(episodes: Episodes) -> Tensor:
 
 
 def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float = 0.0) -> AdaptiveView:
-    """Compute cosines of support and query rows to class means, without the support row itself."""
+    """Compute cosines of queries to class means, and of each support row to class means without this row.
+
+    ``rows`` has the support rows, then the queries; ``hot`` (episodes, n_support, n_way) the one-hot labels.
+    """
     min_value = ADAPTIVE_SETTINGS.min_value
     support, query = (F.normalize(part, dim=2, eps=min_value) for part in rows)
     sums = hot.transpose(1, 2) @ support  # (episodes, n_way, dim)
@@ -119,7 +127,10 @@ def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float 
 
 
 def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
-    """Fit kernel ridge regressions for all bandwidths and ridges, from distances of support to support and query."""
+    """Fit one kernel ridge regression for each bandwidth and ridge.
+
+    ``distances`` are between support rows, then from support rows to queries; ``hot`` are the one-hot labels.
+    """
     between = distances[0]
     positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_square, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]
@@ -133,7 +144,7 @@ def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView
 
 
 def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
-    """Fit linear ridge regressions with a bias for all ridges, to support and query rows."""
+    """Fit one linear ridge regression with a bias for each ridge; ``rows`` has the support rows, then the queries."""
     support, query = rows
     gram = support @ support.transpose(1, 2)
     size = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None].clamp_min(ADAPTIVE_SETTINGS.min_square)
@@ -145,7 +156,11 @@ def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
 def _ridge_view(
     kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior: float, fixed_weight: float = 0.0
 ) -> AdaptiveView:
-    """Fit kernel ridge regression, given the kernels of support with support and, in ``right``, with queries."""
+    """Fit a kernel ridge regression to one-hot labels ``hot``, and compute the scores of support rows and queries.
+
+    ``kernel`` (episodes, n_support, n_support) is between support rows, ``right`` (episodes, n_support, n_queries)
+    between support rows and queries.
+    """
     targets = hot - 1 / hot.shape[2]
     eye = torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel + ridge * eye))
@@ -155,7 +170,7 @@ def _ridge_view(
 
 
 def _compute_spread(scores: Tensor, weights: Tensor) -> Tensor:
-    """Compute the weighted standard deviation (..., 1, 1) of scores (..., n_way, n) within rows."""
+    """Compute the weighted standard deviation (..., 1, 1) of scores (..., n_way, n) from the mean score of each row."""
     count = weights.sum(dim=-2, keepdim=True)  # (..., 1, n)
     centred = scores - (weights * scores).sum(dim=-2, keepdim=True) / count
     variance = (weights * centred.square()).sum(dim=(-2, -1)) / weights.sum(dim=(-2, -1))
@@ -163,9 +178,13 @@ def _compute_spread(scores: Tensor, weights: Tensor) -> Tensor:
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit inverse temperatures (...) like `protonet.selection.scoring.fit_temperature`; also return log-losses (...).
+    """Fit inverse temperatures to scores (..., n_way, n), as `protonet.selection.scoring.fit_temperature` does.
 
-    Scores are (..., n_way, n), ``hot`` their one-hot labels, and ``rows`` (..., n) has 1 for rows to fit, otherwise 0.
+    ``hot`` (..., n_way, n) are the one-hot labels. ``rows`` (..., n) has 1 for rows that the fit uses, otherwise 0.
+
+    Returns:
+        factor: (...), the inverse temperature, a factor on the scores.
+        losses: (...), the mean cross-entropy of these rows at this temperature, in nats.
     """
     count = rows.sum(dim=-1).clamp_min(1)
     row_weights = rows.clamp_min(ADAPTIVE_SETTINGS.min_value)[..., None, :].expand_as(scores)

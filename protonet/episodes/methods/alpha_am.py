@@ -16,20 +16,22 @@ from protonet.episodes.samplers.batch import Episodes
 
 @dataclass(frozen=True)
 class AlphaAmDefaults:
-    """Defaults for fewer and for more support rows per class, from the authors' code (AM.py).
+    """Default settings of `alpha_am` by the number of support rows per class, from the authors' code (AM.py).
 
-    Two to four rows have the values of one, as the authors' alpha for them, 1, divides by zero in their formula.
+    Each pair has the value for fewer than ``min_many`` support rows, then the value for more. For two to four rows the
+    code has an alpha of 1, which divides by zero in its formula; here they have the values of one row.
     """
 
-    min_many: int = 5  #: The fewest support rows per class for the second value.
-    alpha: tuple[float, float] = (2.0, 5.0)  #: The alpha of both entropies.
-    n_neighbours: tuple[int, int] = (20, 10)  #: Neighbours of a row in the graph.
-    spread: tuple[float, float] = (0.8, 0.9)  #: How far labels spread.
+    min_many: int = 5  #: The minimum number of support rows per class for the second value of each pair.
+    alpha: tuple[float, float] = (2.0, 5.0)  #: The parameter alpha of the marginal and the conditional entropy.
+    n_neighbours: tuple[int, int] = (20, 10)  #: Number of neighbours of a row in the graph.
+    spread: tuple[float, float] = (0.8, 0.9)  #: How far labels spread over the graph, in [0, 1).
 
 
 DEFAULTS_BY_SHOTS = AlphaAmDefaults()
-MIN_DEGREE = 1e-12  #: Added to the sums of a row's edges, as in the authors' code.
-CENTROID_BONUS = 1e-5  #: Relative bonus of edges to centroids in the choice of neighbours. Our own choice.
+MIN_DEGREE = 1e-12  #: Added to the sum of the edge weights of each row, as in the authors' code.
+#: Edges to centroids count as larger by this fraction when neighbours are selected, to break ties. Our own choice.
+CENTROID_BONUS = 1e-5
 MIN_VARIANCE = 1e-12  #: Lower bound of the variance of distances, for equal rows. Our own choice.
 
 
@@ -45,33 +47,35 @@ def alpha_am(
     steps: PositiveCount = 1000,
     plc: bool = False,
 ) -> Tensor:
-    """Classify by labels that spread from class centroids over a graph, whose parameters adapt to the queries.
+    """Classify by labels that spread from class centroids over a graph of all rows, both adapted to the queries.
 
-    The parameters are the centroids, and a bandwidth and a weight for each pair of rows. A step inverts a matrix of all
-    rows of an episode: 1,000 steps take seconds per episode. Defaults are those of the authors' code for unbalanced
-    queries (dirichlet/alpha_am.yaml); for balanced queries, its AM has weights 1,10,1, alpha 5, 10 neighbours and a
-    spread of 0.9.
+    Adam trains the centroids, and a bandwidth and an edge weight for each pair of rows. Each step inverts a matrix of
+    all rows of an episode, so 1,000 steps take seconds per episode. Defaults are those of the authors' code for
+    unbalanced queries (dirichlet/alpha_am.yaml). For balanced queries, the method AM of the code has weights 1,10,1,
+    alpha 5, 10 neighbours and a spread of 0.9.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
             unit norm.
-        alpha: The alpha of both entropies, > 0; None for the value of `AlphaAmDefaults`.
+        alpha: The parameter alpha of the marginal and the conditional entropy, > 0; 1 gives Shannon's entropies. None
+            takes the value of `AlphaAmDefaults`.
         weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
             >= 0.
-        n_neighbours: Neighbours of a row in the graph, >= 1, at most all other rows; None as for alpha.
-        spread: How far labels spread over the graph, in [0, 1); None as for alpha.
+        n_neighbours: Number of neighbours of a row in the graph, >= 1; all other rows if there are fewer. None takes
+            the value of `AlphaAmDefaults`.
+        spread: How far labels spread over the graph, in [0, 1). None takes the value of `AlphaAmDefaults`.
         temperature: > 0, divides the labels that reach a row.
         learning_rate: The learning rate of Adam, > 0.
-        steps: How often labels are spread, >= 1, with a step of Adam between two times.
-        plc: Whether to transform rows first: square root, unit norm, less the mean of all rows, unit norm again; the
-            paper shows both.
+        steps: How often labels are spread, >= 1. Adam takes one step between two times.
+        plc: Whether to preprocess rows: square root of the features, unit norm, subtraction of the mean of all rows,
+            unit norm again. The paper has results with and without it.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Source: Lazarou, Avrithis and Stathaki, "Adaptive manifold for imbalanced transductive few-shot learning" (2024),
-        sec. 3. https://arxiv.org/abs/2304.14281. From the authors' code alone: distances in units of their
-        standard deviation, and centroids that have no neighbours of their own.
+        sec. 3. https://arxiv.org/abs/2304.14281. Only the authors' code has distances in
+        units of their standard deviation, and centroids that select no neighbours.
     """
     many = episodes.support.shape[1] / episodes.n_way >= DEFAULTS_BY_SHOTS.min_many
     alpha = DEFAULTS_BY_SHOTS.alpha[many] if alpha is None else alpha
@@ -115,7 +119,11 @@ def _power_transform(episodes: Episodes) -> Tensor:
 def _build_graph(
     row_distances: Tensor, rows: Tensor, centroids: Tensor, bandwidth: Tensor, weight: Tensor, n_neighbours: int
 ) -> Tensor:
-    """Build the normalised nearest-neighbour graph (episodes, n, n) of centroids and rows."""
+    """Build the normalised nearest-neighbour graph (episodes, n, n) of n nodes: the centroids, then the rows.
+
+    ``bandwidth`` and ``weight`` (episodes, n, n) are factors on distances and on edges. ``row_distances`` (episodes,
+    n_rows, n_rows) are between rows.
+    """
     n_way = centroids.shape[1]
     tiny = torch.finfo(rows.dtype).eps  # where a centroid is a row, the slope of their distance would be noise
     among, towards = ((torch.cdist(centroids, points).square() + tiny).sqrt() for points in (centroids, rows))
@@ -136,7 +144,12 @@ def _build_graph(
 
 
 def _compute_loss(logits: Tensor, hot: Tensor, weights: tuple[float, float, float], alpha: float) -> Tensor:
-    """Compute the sum over episodes of cross * CE - marginal * H(Y) + conditional * H(Y|X), in nats."""
+    """Compute the sum over episodes of cross * CE - marginal * H(Y) + conditional * H(Y|X), in nats.
+
+    CE is the mean cross-entropy of support rows, H(Y) the alpha-entropy of the queries' mean probabilities, and H(Y|X)
+    the mean alpha-entropy of the queries. ``weights`` are cross, marginal and conditional. Logits are (episodes,
+    n_support + n_queries, n_way), one-hot labels ``hot`` (episodes, n_support, n_way).
+    """
     cross, marginal, conditional = weights
     n_support = hot.shape[1]
     log_p = logits.log_softmax(dim=2)

@@ -25,9 +25,10 @@ def linear_finetune(
 ) -> Tensor:
     """Classify by a linear layer with bias, trained on the support rows by SGD with momentum as in torch.optim.SGD.
 
-    The weights are combinations of the support rows and the initial weights, so that their coefficients are trained, on
-    the rows' inner products. Every episode uses the same mini-batches of row indices and the same initial weights. All
-    defaults are those of the authors' code. Its learning rate is too high for features far from zero.
+    Trained weights are linear combinations of the support rows and the initial weights. For speed, the function trains
+    the coefficients of these combinations, on inner products of rows. Every episode uses the same mini-batches of row
+    indices and the same initial weights. All defaults are those of the authors' code. The default learning rate is too
+    high for features far from zero.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
@@ -37,8 +38,8 @@ def linear_finetune(
         momentum: In [0, 1).
         dampening: In [0, 1]; gradients enter the momentum times 1 - dampening.
         weight_decay: >= 0, of weights and biases.
-        zero: Whether to start at zero, our own choice, and not at random weights, which at one shot matter nearly as
-            much as the learned changes.
+        zero: Whether the initial weights are zero instead of random. Random initial weights affect predictions at one
+            shot nearly as much as training does. Zero is our own choice.
         seed: The seed of the initial weights and of the order of the rows in each epoch.
 
     Returns:
@@ -88,12 +89,13 @@ def baseline_pp(
     weight_decay: NonNegative = 0.001,
     seed: int = 0,
 ) -> Tensor:
-    """Classify by cosines to weights times their lengths, both trained on the support rows as in torch.optim.SGD.
+    """Classify by cosines to class weights times the weights' lengths, both trained on the support rows by SGD.
 
-    The weight of a class is a direction of any norm times a length. Directions stay in the span of the support rows and
-    the initial directions, so that their coordinates are trained, on inner products. Every episode uses the same
-    mini-batches of row indices and the same initial weights. All defaults are those of the authors' code; its scale of
-    2 is for at most 200 classes. Rows are not centred: if features have a common mean, cosines are nearly equal, and
+    As in weight normalisation, the direction and the length of a class weight are separate parameters. Momentum is that
+    of torch.optim.SGD. Directions stay in the span of the support rows and the initial directions. For speed, the
+    function trains their coordinates in this span, on inner products of rows. Every episode uses the same mini-batches
+    of row indices and the same initial weights. All defaults are those of the authors' code; its scale of 2 is for at
+    most 200 classes. Rows are not centred: if features have a common mean, cosines are nearly equal, and
     the method is hardly better than chance.
 
     Args:

@@ -13,10 +13,11 @@ from protonet.episodes.methods.linear import fit_logistic
 from protonet.episodes.samplers.batch import BaseClasses, Episodes
 from protonet.errors import raise_input_error
 
-#: The decrement at which the logistic regression ends (see `fit_logistic`), in nats: far below the sampling error.
+#: The fit of the logistic regression ends at this ``decrement`` (see `fit_logistic`), in nats. The effect is far below
+#: the sampling error.
 NEWTON_DECREMENT = 1e-2
-CLASSES_PER_BLOCK = 8  #: Base classes whose noise is computed at a time.
-MAX_SAMPLED_FEATURES = 2**24  #: At most this many sampled features are in memory, but at least one episode's.
+CLASSES_PER_BLOCK = 8  #: Number of base classes whose noise is computed at a time.
+MAX_SAMPLED_FEATURES = 2**24  #: Maximum number of sampled features in memory, but at least one episode's.
 
 
 def distribution_calibration(
@@ -30,16 +31,18 @@ def distribution_calibration(
 ) -> Tensor:
     """Classify by logistic regression on the support rows and on features sampled from calibrated Gaussians.
 
-    As in the authors' code (evaluate_DC.py), base features are not raised to the power, so that the method works badly
-    on features whose size is far from one.
+    As in the authors' code (evaluate_DC.py), the features of base classes are not transformed by ``power``. The method
+    therefore works badly on features whose size is far from one.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and base classes.
-        power: The exponent of Tukey's transform, > 0; negative features keep their sign. The authors' code: 0.5.
-        n_nearest: The paper's k: base classes used for each support row, in [1, base classes]. The authors' code: 2.
-        spread: The paper's alpha, >= 0, added to every entry of the covariances. The authors' code: 0.21.
-        n_samples: Features sampled per class, >= 1, shared equally among its support rows. The paper and its code: 750.
-            100 take an eighth of the time, and lose 5 points at 1-shot on 640 features of a ReLU.
+        power: The exponent of Tukey's transform, > 0; negative features keep their sign. The authors' code
+            uses 0.5.
+        n_nearest: The paper's k: how many nearest base classes are used for each support row, from 1 to all of them.
+            The authors' code uses 2.
+        spread: The paper's alpha, >= 0, added to every entry of the covariances. The authors' code uses 0.21.
+        n_samples: Features sampled per class, >= 1, shared equally among its support rows. The paper uses 750. With
+            100, the method takes an eighth of the time and loses 5 points of accuracy at 1-shot on 640 ReLU features.
         seed: The seed of the samples; every episode and class uses the same normal numbers.
 
     Returns:
@@ -69,7 +72,7 @@ def distribution_calibration(
 def _classify(
     episodes: Episodes, base: BaseClasses, power: float, n_nearest: int, spread: float, n_samples: int, seed: int
 ) -> Tensor:
-    """Compute the logits of a block of episodes, whose samples fit into memory together."""
+    """Compute logits (episodes, n_queries, n_way) for few enough episodes that all sampled features fit into memory."""
     support, query = _apply_tukey_transform(episodes.support, power), _apply_tukey_transform(episodes.query, power)
     means = base.class_means.to(support.dtype)
     distances = squared_distances(support, means.expand(len(support), -1, -1))
@@ -110,9 +113,10 @@ def _apply_tukey_transform(x: Tensor, power: float) -> Tensor:
 
 
 def _compute_deviations(base: BaseClasses, classes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute the deviations from the mean of each of ``classes`` (k,), (k, most rows of a class, dim), padded by 0.
+    """Compute scaled deviations of base rows from their class mean: (k, max_rows, dim) for ``classes`` (k,).
 
-    Normal numbers times these deviations have the covariance of the class (eq. 2), which is never formed.
+    Deviations are divided by the square root of the number of rows minus 1, and padded with zeros. Standard normal
+    numbers times the deviations of a class have its covariance (eq. 2), which is thus never computed.
     """
     start, size = base.by_class.start[classes, None], base.by_class.size[classes, None]
     position = torch.arange(int(base.by_class.size.max()), device=size.device)

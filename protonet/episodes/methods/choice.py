@@ -20,14 +20,14 @@ from protonet.errors import InputError, InputTypeError, raise_input_error
 from protonet.ui.command_line import check_name
 
 ENTRY_POINT_GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
-#: The text of a method, ``method[:setting=value...]``; a plug-in's method is ``file.py:function``.
+#: The syntax of a method as text: ``method[:setting=value...]``. The method of a plug-in is ``file.py:function``.
 METHOD_TEXT = re.compile(r"(?P<key>.+\.py(:[^:=]*)?|[^:]*)(?P<settings>(:[^:]*)*)")
 METHOD_KIND = "a function from episodes to logits"  #: The description of a method in messages.
 
 
 @dataclass(frozen=True, eq=False)
 class ChosenMethod:
-    """A method with settings, which can be called like a method."""
+    """A method with values for its settings. It can be called with a batch of episodes alone."""
 
     name: str  #: The name in tables, files and messages: the method's name, then its settings.
     key: str  #: The method's name without settings, as the user chose it.
@@ -66,17 +66,17 @@ def choose_methods(texts: Iterable[str]) -> dict[str, ChosenMethod]:
 
 
 def choose_method(text: str, argument: str = "method") -> ChosenMethod:
-    """Choose the method that a text names, see `choose_methods`."""
+    """Choose one method by a text, see `choose_methods`; error messages name the ``argument``."""
     choice, settings = _parse_text(text, argument)
     return _add_settings(choice, settings)
 
 
 def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
-    """Choose a method with all combinations of several values of its settings.
+    """Choose a method several times, once for each combination of values of its settings.
 
-    In ``laplacian-shot:lambda=0.1,0.5,1`` values are separated by ``,``, or by ``/`` if a value is several numbers.
-    Without settings, the values of the method's `SearchSpace` annotations are used. If the ``argument`` is ``tune``,
-    fewer than two combinations raise an InputError.
+    In ``laplacian-shot:lambda=0.1,0.5,1`` the setting lambda has three values, separated by ``,``. If each value is
+    itself several numbers, the separator is ``/``. Without settings, the values of the method's
+    `SearchSpace` annotations are used. If the ``argument`` is ``tune``, fewer than two combinations raise an InputError.
     """
     choice, texts = _parse_text(text, argument)
     known = list_keywords(choice.spec.function)
@@ -93,7 +93,7 @@ def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
 
 
 def _parse_text(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str]]:
-    """Parse the text of a method: the method without settings, and the texts of the settings by name."""
+    """Split the text of a method into the method without settings, and the texts of its settings by name."""
     parts = METHOD_TEXT.fullmatch(text)
     assert parts is not None, "it matches any text"
     key, settings = parts["key"], {}
@@ -135,12 +135,15 @@ def _find_method(key: str, option: str) -> ChosenMethod:
 
 
 def make_plugin_method(key: str, function: Callable[..., Tensor], origin: str) -> ChosenMethod:
-    """Make a method of a function from outside the package, which may use everything that episodes have."""
+    """Wrap a function from outside the package as a method that may use all inputs of the episodes.
+
+    ``key`` is the name of the method, and ``origin`` its version, such as the hash of a file.
+    """
     return ChosenMethod(key, key, MethodSpec(function, transductive=True, uses_base=True), origin=origin)
 
 
 def _list_entry_points() -> dict[str, EntryPoint]:
-    """List the methods that installed packages offer, other than names of this package."""
+    """List the methods of installed packages by name, except names that methods of this package have."""
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in METHODS}
 
 
@@ -169,19 +172,23 @@ def _wrap_text(text: str, indent: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """The inputs of methods that are available in addition to support and queries."""
+    """The inputs that an evaluation has for methods in addition to support and queries."""
 
     n_base: int  #: Number of base classes; 1 for base rows without labels, as in an NPY file.
     objective: str | None  #: The objective that the encoder was trained with; None without an encoder.
-    head_way: int | None  #: The only number of classes that the encoder's head is for; None for any number.
-    way: tuple[int, int] | None  #: Least and most classes of an episode, see `Sampler.way`.
-    texts: bool  #: Whether texts name the classes.
+    head_way: int | None  #: The number of classes that the encoder's head needs; None for any number.
+    way: tuple[int, int] | None  #: Minimum and maximum number of classes per episode, see `Sampler.way`.
+    texts: bool  #: Whether there are embeddings of texts that name the classes.
     unlabelled: bool  #: Whether episodes have unlabelled rows.
-    maps: bool  #: Whether rows are maps of a network, with positions.
-    means: bool  #: Whether episodes have base classes, which are known by their means alone.
+    maps: bool  #: Whether rows are feature maps of a network, with spatial positions.
+    means: bool  #: Whether episodes have base classes, which are given only by their means.
 
     def list_missing(self, spec: MethodSpec) -> list[str]:
-        """List the reasons why a method cannot run: missing inputs of ``REMEDIES``, "way" or "means"."""
+        """List the reasons why a method cannot run: missing inputs, which are keys of ``REMEDIES``, "way" or "means".
+
+        "way" is a head of the encoder for another number of classes. "means" is a method that needs more than the means
+        of base classes.
+        """
         has_encoder = self.objective is not None and spec.objective in (None, self.objective)
         available = {"texts": self.texts, "encoder": has_encoder, "unlabelled": self.unlabelled}
         available |= {"maps": self.maps, "base": self.n_base > 1}
@@ -191,7 +198,7 @@ class Resources:
         return missing + ["way"] * wrong_way + ["means"] * (self.means and not spec.takes_means)
 
 
-#: The constraint and the remedy of the message about each missing input.
+#: The constraint and the remedy in the error message about each missing input.
 REMEDIES = {
     "texts": ("find texts that name the classes", "Pass `texts`, an NPZ file whose y are the names of the classes."),
     "encoder": ("find an encoder", "Pass the `encoder` of such a run."),
@@ -202,7 +209,7 @@ REMEDIES = {
         "Pass `side` novel, of data with a split by class (`split_seed` 0 makes one), or `base`.",
     ),
 }
-#: Notes on the methods that ``all`` leaves out, by reason.
+#: For each reason, the note for the report on the methods that the choice ``all`` leaves out.
 EXCLUSION_NOTES = {
     "encoder": "Without an encoder of their objectives, {} are left out.",
     "texts": "Without texts, {} are left out.",
@@ -217,10 +224,19 @@ EXCLUSION_NOTES = {
 def select_methods(
     chosen: Sequence[ChosenMethod], available: Resources, *, every: bool
 ) -> tuple[dict[str, ChosenMethod], list[str]]:
-    """Select the methods to evaluate by name, and write notes for the report.
+    """Select the methods to evaluate, and check that their inputs are available.
 
-    If ``every``, all methods of this package that can run come before those that the user has ``chosen``. Raises an
-    InputError if a chosen method lacks an input.
+    Args:
+        chosen: The methods that the user chose.
+        available: The inputs that the evaluation has.
+        every: Whether to put all methods of this package that can run before the chosen ones.
+
+    Returns:
+        methods: The methods by name.
+        notes: Lines for the report.
+
+    Raises:
+        InputError: A chosen method lacks an input.
     """
     notes, all_methods = _choose_all(available) if every else ([], [])
     choices = [*all_methods, *chosen]
@@ -240,7 +256,7 @@ def select_methods(
 
 
 def _choose_all(available: Resources) -> tuple[list[str], list[ChosenMethod]]:
-    """Choose all methods of this package that can run, and write notes on the others."""
+    """Select all methods of this package that can run; return notes on the others, then the methods."""
     reasons: dict[str, list[str]] = {reason: [] for reason in EXCLUSION_NOTES}
     chosen = []
     for name, spec in METHODS.items():
@@ -254,7 +270,7 @@ def _choose_all(available: Resources) -> tuple[list[str], list[ChosenMethod]]:
 
 
 def _raise_missing_input(choice: ChosenMethod, need: str, available: Resources) -> NoReturn:
-    """Raise an InputError for a method that lacks an input, or cannot run for another reason of `list_missing`."""
+    """Raise an InputError for a method that cannot run; ``need`` is the reason, from `Resources.list_missing`."""
     if need == "means":
         known = sorted(name for name, spec in METHODS.items() if spec.takes_means)
         constraint = "know a class by its mean, which is all that there is of base classes"

@@ -22,7 +22,7 @@ def semi_kmeans(episodes: Episodes, *, temperature: Positive = 1.0, steps: Count
     Args:
         episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and unlabelled (episodes,
             n_unlabelled, dim) rows, floating.
-        temperature: > 0, divides the squared distances. The paper: 1, with which its embedding is learned.
+        temperature: > 0, divides the squared distances. The paper trains its encoder with 1.
         steps: How often unlabelled rows are assigned and prototypes refined, >= 0. The paper: 1.
 
     Returns:
@@ -47,13 +47,14 @@ def semi_kmeans_cluster(
     """Classify by the distance to prototypes refined by unlabelled rows, some of which belong to a distractor cluster.
 
     Args:
-        episodes: Support, query and unlabelled rows, as in `semi_kmeans`.
-        radius: The radius of the distractor cluster, > 0, where classes have 1. The authors learn it, from 100 on; 1 is
-            our own choice.
-        temperature: > 0, divides the squared distances. The paper: 1, with which its embedding is learned.
+        episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and unlabelled (episodes,
+            n_unlabelled, dim) rows, floating.
+        radius: The radius of the distractor cluster, > 0, relative to the radius of a class. The authors learn it,
+            starting at 100; 1 is our own choice.
+        temperature: > 0, divides the squared distances. The paper trains its encoder with 1.
         steps: How often unlabelled rows are assigned and prototypes refined, >= 0.
-        centred: Whether the cluster is at the mean of the prototypes, not at the origin of the learned embedding as in
-            the paper. Rows that are centred on the base mean (``cl2``) do not need it.
+        centred: Whether the centre of the distractor cluster is the mean of the prototypes. Otherwise it is the origin
+            of the embedding, as in the paper, which suits rows that are centred on the base mean (``cl2``).
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -84,12 +85,16 @@ def semi_kmeans_masked(
 ) -> Tensor:
     """Classify by the distance to prototypes refined by the unlabelled rows that are closest to them.
 
+    A mask lowers the weight of an unlabelled row that is far from a prototype. The mask is a falling sigmoid of the
+    squared distance over the mean squared distance between unlabelled rows and this prototype.
+
     Args:
-        episodes: Support, query and unlabelled rows, as in `semi_kmeans`.
-        threshold: The threshold of the mask, > 0, in mean distances between unlabelled rows and the prototype. The
-            paper learns it from statistics of the distances; 1 is our own choice.
+        episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and unlabelled (episodes,
+            n_unlabelled, dim) rows, floating.
+        threshold: The relative squared distance, > 0, at which the mask is 1/2. The paper learns it from statistics of
+            the distances; 1 is our own choice.
         slope: The slope of the mask at the threshold, > 0. The paper learns it, too; 10 is our own choice.
-        temperature: > 0, divides the squared distances. The paper: 1, with which its embedding is learned.
+        temperature: > 0, divides the squared distances. The paper trains its encoder with 1.
         steps: How often unlabelled rows are assigned and prototypes refined, >= 0.
 
     Returns:
@@ -119,7 +124,10 @@ def get_unlabelled(episodes: Episodes) -> Tensor:
 
 
 def _refine_prototypes(episodes: Episodes, rows: Tensor, memberships: Tensor) -> Tensor:
-    """Compute class means (episodes, n_way, dim) of the support and of rows with memberships (episodes, n, n_way)."""
+    """Compute class means (episodes, n_way, dim) of the support rows and of other rows, weighted by membership.
+
+    ``rows`` are (episodes, n, dim), their ``memberships`` (episodes, n, n_way) in [0, 1].
+    """
     hot = one_hot(episodes.support_labels, episodes.n_way, rows.dtype)
     both, weights = torch.cat([episodes.support, rows], dim=1), torch.cat([hot, memberships], dim=1)
     return (weights / weights.sum(dim=1, keepdim=True)).transpose(1, 2) @ both
@@ -130,14 +138,14 @@ def soft_kmeans(episodes: Episodes, *, steps: Count = 1) -> Tensor:
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        steps: How often the queries are assigned and the prototypes refined, >= 0. 1 as in the paper; 0 is a
-            prototypical network.
+        steps: How often the queries are assigned and the prototypes refined, >= 0. The paper uses 1; 0 gives
+            a prototypical network.
 
     Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the squared distances.
 
-    Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 3.1.1: the shares are
-        the softmax of minus the distances, the prototypes the weighted means of eq. 4. https://arxiv.org/abs/1803.00676
+    Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 3.1.1: memberships
+        are the softmax of minus the distances, prototypes the weighted means of eq. 4. https://arxiv.org/abs/1803.00676
     """
     shots = one_hot(episodes.support_labels, episodes.n_way, episodes.support.dtype).sum(dim=1)[..., None]
     means = support_means(episodes)
@@ -161,15 +169,15 @@ def paddle(
 ) -> Tensor:
     """Classify by prototypes refined by the queries, with a penalty on the number of classes that have queries.
 
-    The queries may be of a few of the classes in the support. As the paper has no temperature, the sharpness of
-    assignments depends on the number of features: with a few dozen of them, one class may get all queries.
+    It is for queries that may belong to only a few of the classes in the support. As the paper has no temperature, the
+    sharpness of assignments depends on the number of features: with a few dozen of them, one class may get all queries.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        lambda_: The weight of the penalty, >= 0; None for the number of queries, with which the logarithms of class
-            fractions are added to the logits. The authors' code: 75, as many as its queries; 0 is soft k-means.
+        lambda_: The weight of the penalty, >= 0; 0 gives soft k-means. None takes the number of queries, which adds
+            the logarithms of class fractions to the logits. The authors' code uses 75, its number of queries.
         n_steps: Updates of assignments, fractions and prototypes, >= 1. The authors' code: 100.
-        temperature: > 0, divides half the squared distances. The paper has none: 1.
+        temperature: > 0, divides half the squared distances. The paper has no temperature.
         scaled: Whether to divide each feature by its range over the episode's queries, as the authors' code does.
 
     Returns:
@@ -203,20 +211,21 @@ def oslo(
 ) -> Tensor:
     """Classify by the cosine to prototypes that queries refine, weighted by how likely each query is an inlier.
 
-    It is for episodes with open classes: the highest logit of a query is the logit of its inlier score.
+    It is for episodes with open classes, whose queries are outliers. The highest logit of a query is the logit of the
+    probability that it is an inlier.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred on
-            the mean of both, then scaled to unit norm.
-        steps: Updates, >= 1. The authors' code: 2.
-        inlier_temperature: The paper's lambda of the scores' entropy, > 0, divides the cosines in inlier scores. The
-            authors' code: 0.05.
-        temperature: The paper's lambda of the labels' entropy, > 0, divides the cosines of the assignments. The
-            authors' code: 0.1.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; the function
+            centres all rows on their mean, then scales them to unit norm.
+        steps: Updates of inlier scores, assignments and prototypes, >= 1. The authors' code: 2.
+        inlier_temperature: > 0, divides the cosines in inlier scores: the paper's weight of the scores' entropy. The
+            authors' code uses 0.05.
+        temperature: > 0, divides the cosines in assignments to classes: the paper's weight of the assignments' entropy.
+            The authors' code uses 0.1.
 
     Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: cosines over the temperature, shifted per
-        query.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: cosines over the temperature, plus
+        a constant per query.
 
     Source: Boudiaf et al., "Open-set likelihood maximization for few-shot learning" (2023), sec. 4,
         https://arxiv.org/abs/2301.08390, with the settings and the centring of its code

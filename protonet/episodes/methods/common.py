@@ -16,11 +16,13 @@ from protonet.episodes.samplers.batch import Episodes
 class Rounding:
     """Guards against rounding errors, in units of the dtype's machine epsilon. All values are our own choice."""
 
-    lost: float = 4096.0  #: Squared distances below this fraction of a squared norm are computed from differences.
-    jitter: float = (
-        8  #: First addition to a Gram matrix's diagonal before its factorisation, as a fraction of its mean.
-    )
-    jitter_growth: float = 10  #: Factor on the addition (not in epsilons) each time that the factorisation fails.
+    #: Squared distances below this fraction of a row's squared norm are computed from differences of rows instead of
+    #: inner products.
+    lost: float = 4096.0
+    #: The jitter that is added to a Gram matrix's diagonal before its Cholesky factorisation, as a fraction of the
+    #: diagonal's mean.
+    jitter: float = 8
+    jitter_growth: float = 10  #: The factor (not in epsilons) on the jitter each time that the factorisation fails.
 
 
 ROUNDING = Rounding()
@@ -50,9 +52,10 @@ def support_means(episodes: Episodes) -> Tensor:
 
 
 def compute_centre(episodes: Episodes) -> Tensor:
-    """Compute the mean to subtract from rows, (episodes, 1, dim): of the base classes or, without any, of the support.
+    """Compute the mean that a method subtracts from all rows of an episode to centre them: (episodes, 1, dim).
 
-    Without centring, cosines between rows are nearly equal if features have a common mean.
+    It is the mean of the base rows or, without base classes, of the episode's support rows. Without centring,
+    cosines between rows are nearly equal if features have a common mean.
 
     Source: Wang et al., "SimpleShot" (2019), "Centering" below eq. 2, for the base classes' mean; the support's is our
         own choice. https://arxiv.org/abs/1911.04623
@@ -120,7 +123,10 @@ def reduce_to_span(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Adam:
-    """The constants of Adam. The differences to 1 are constants, because 1 - 0.9 is not 0.1 in floating point."""
+    """The constants of Adam.
+
+    The differences 1 - beta are constants of their own, because 1 - 0.9 is not exactly 0.1 in floating point.
+    """
 
     beta1: float = 0.9  #: Decay of the average gradient per step.
     one_minus_beta1: float = 0.1  #: 1 - beta1.
@@ -133,12 +139,21 @@ ADAM = Adam()
 
 
 def unit_rows(episodes: Episodes) -> Tensor:
-    """Scale support and query rows to unit norm: (episodes, n_support + n_queries, dim)."""
+    """Join support rows and queries, scaled to unit norm: (episodes, n_support + n_queries, dim), support first."""
     return F.normalize(torch.cat([episodes.support, episodes.query], dim=1), dim=2)
 
 
 def adam(weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate: float, steps: int) -> Tensor:
-    """Optimise weights of any shape by steps of Adam, given a function from weights to the gradient of the loss.
+    """Compute the weights after a number of steps of Adam that minimise a loss.
+
+    Args:
+        weights: The initial weights, of any shape. They are not changed.
+        gradient: Maps weights to the gradient of the loss, of the same shape.
+        learning_rate: > 0.
+        steps: The number of steps, >= 0.
+
+    Returns:
+        The final weights, of the shape of the initial ones.
 
     Source: Kingma and Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1, with its settings.
         https://arxiv.org/abs/1412.6980

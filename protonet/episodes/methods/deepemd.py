@@ -15,7 +15,8 @@ from protonet.episodes.methods.svm import INTERIOR_POINT, compute_max_step
 from protonet.episodes.samplers.batch import Episodes
 
 WEIGHT_OFFSET = 1e-3 + 1e-5  #: Added to the weights of positions, as in the authors' code.
-FLOWS_PER_BLOCK = 2**17  #: Flows between two positions that are solved for at a time: they fit into processor caches.
+#: Number of flows, one per pair of positions, that are computed at a time, to fit into processor caches.
+FLOWS_PER_BLOCK = 2**17
 
 
 def deepemd(
@@ -32,12 +33,13 @@ def deepemd(
     """Classify by the earth mover's distance between the positions of a query's feature map and those of a class.
 
     The cost of a move is 1 minus the cosine of two positions, each centred over its channels. The weight of a position
-    is its inner product with the mean of the other map. A class of one row is the map of this row; otherwise classes
-    are the structured layer of the paper, trained on the support rows from the class means on. All defaults are those
-    of the authors' code.
+    is its inner product with the mean of the other feature map. At one shot, a class is the feature map of its support
+    row. With more shots, the feature maps of the classes are the weights of the paper's structured layer: they start at
+    the class means, and are trained on the support rows. All defaults are those of the authors' code.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and their shape.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, which are flattened
+            feature maps of the shape ``episodes.shape``.
         scale: The factor on the logits, > 0, which the authors call a temperature.
         steps: Passes over the support rows in the training of classes with several rows, >= 0; 0 for class means.
         batch_size: Rows per step, >= 1; the last step of a pass has the remaining rows.
@@ -50,7 +52,7 @@ def deepemd(
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Raises:
-        InputError: The rows are not maps.
+        InputError: The rows are not feature maps: the episodes have no shape.
 
     Source: Zhang, Cai, Lin and Shen, "DeepEMD: few-shot image classification with differentiable earth mover's distance
         and structured classifiers" (2020), sec. 3, with the 1e-3 and 1e-5 that its code adds to weights.
@@ -72,7 +74,10 @@ def deepemd(
 
 
 def _compute_gradient(rows: Tensor, classes: Tensor, hot: Tensor, scale: float) -> Tensor:
-    """Compute the gradient of the mean cross-entropy with respect to the classes, with fixed flows and weights."""
+    """Compute the gradient of the mean cross-entropy of rows with respect to the feature maps of classes.
+
+    Flows and weights of positions count as constants. Shapes are those of `compute_emd_logits`.
+    """
     with torch.enable_grad():
         classes = classes.detach().requires_grad_()
         losses = -(compute_emd_logits(rows, classes, scale).log_softmax(dim=2) * hot).sum(dim=2)
@@ -81,9 +86,10 @@ def _compute_gradient(rows: Tensor, classes: Tensor, hot: Tensor, scale: float) 
 
 
 def compute_emd_logits(rows: Tensor, classes: Tensor, scale: float) -> Tensor:
-    """Compute ``scale`` times the mean cosine along the best flow from rows to classes: (episodes, n, n_way).
+    """Compute logits (episodes, n, n_way) from the earth mover's distances between feature maps of rows and classes.
 
-    Rows are (episodes, n, positions, channels), classes (episodes, n_way, positions, channels).
+    A logit is ``scale`` times the mean cosine along the optimal flow from the positions of the row to those of the
+    class. Rows are (episodes, n, positions, channels), classes (episodes, n_way, positions, channels).
     """
     n_positions = rows.shape[2]
     unit = [F.normalize(maps - maps.mean(dim=3, keepdim=True), dim=3) for maps in (rows, classes)]
@@ -101,9 +107,16 @@ def compute_emd_logits(rows: Tensor, classes: Tensor, scale: float) -> Tensor:
 def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     """Minimise ``sum(costs * flow)`` over flows >= 0 whose rows sum to the supply and whose columns to the demand.
 
-    Mehrotra's predictor-corrector method, which starts at flows and prices that satisfy all equations: it only has to
-    close the gap, the sum of flows times slacks. Costs and flows are (problems, n, m) float64, supply (problems, n) and
-    demand (problems, m), > 0 and of the same sum.
+    The algorithm is Mehrotra's predictor-corrector method. It starts at flows and dual prices that satisfy all
+    equations, so that it only has to close the duality gap, the sum of flows times slacks.
+
+    Args:
+        costs: (problems, n, m) float64.
+        supply: (problems, n), > 0.
+        demand: (problems, m), > 0, with the sum of the supply.
+
+    Returns:
+        The optimal flows (problems, n, m).
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 14.3, for transport.
     """
@@ -135,17 +148,22 @@ def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
 
 
 class BarrierSystem(NamedTuple):
-    """The linear equations of a step of `solve_transport`."""
+    """The linear equations of one step of `solve_transport`, for each transport problem."""
 
-    slack: Tensor  #: (problems, n, m) > 0.
+    slack: Tensor  #: (problems, n, m) > 0, the costs less the dual prices of both ends.
     barrier_ratio: Tensor  #: (problems, n, m), flows over slacks.
-    sums: Tensor  #: (problems, n, 1), the sums of the ratios over columns.
+    sums: Tensor  #: (problems, n, 1), the sum of the ratios of each row.
     factor: Tensor  #: (problems, m - 1, m - 1), the Cholesky factor of the system for all column prices but the last.
     missing_supply: Tensor  #: (problems, n), the supply less the sums of flows over columns: rounding errors.
     missing_demand: Tensor  #: (problems, m), the demand less the sums of flows over rows: rounding errors.
 
     def solve(self, product: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the changes of flows and slacks, (problems, n, m), that lower their products by ``product``."""
+        """Compute the step that lowers the products of flows and slacks by ``product`` (problems, n, m).
+
+        Returns:
+            flow_step: (problems, n, m), the change of the flows.
+            slack_step: (problems, n, m), the change of the slacks.
+        """
         free = product / self.slack
         rows = (self.missing_supply + free.sum(dim=2))[:, :, None]
         coupled = self.barrier_ratio.transpose(1, 2) @ (rows / self.sums)

@@ -19,8 +19,9 @@ from protonet.episodes.samplers.batch import Episodes, TrainedEncoder
 from protonet.errors import raise_input_error
 
 NamedWeights = Mapping[str, Tensor]  #: The weights of a network by name.
+#: The values of the setting ``head`` of `finetune`.
 FINETUNE_HEADS = ("prototypes", "linear")
-#: Features of rows, and weights of networks, that are in memory at a time.
+#: Maximum numbers of features of rows, and of adapted weights of networks, in memory at a time.
 MAML_FEATURES_PER_BATCH, MAML_WEIGHTS_PER_BATCH = 2**21, 2**22
 FINETUNE_FEATURES_PER_BATCH, FINETUNE_WEIGHTS_PER_BATCH = 2**20, 2**22
 
@@ -48,11 +49,11 @@ def get_trained_encoder(episodes: Episodes, objective: str | None = None) -> Tra
 def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     """Classify by the cosine to class means that a transformer has adapted to each other.
 
-    Encoder and transformer are from ``train --objective feat``.
+    Encoder and transformer were trained by ``train --objective feat``.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
-        temperature: > 0, divides the cosines; as in training.
+        temperature: > 0, divides the cosines. The default is the value in training.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -70,23 +71,25 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
 
 
 class InnerLoop(NamedTuple):
-    """The gradient steps on an episode's support."""
+    """The settings of the gradient steps on an episode's support, the inner loop of MAML."""
 
     steps: int  #: The number of steps, >= 0.
     rate: float  #: The learning rate, > 0.
-    first_order: bool = False  #: Whether no gradient flows through the gradients of the steps.
+    #: Whether the gradients of the steps count as constants when the result is differentiated, as in first-order MAML.
+    first_order: bool = False
 
 
 def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by the encoder and a linear layer after gradient steps on the support's cross-entropy.
 
-    The encoder is from ``train --objective maml`` with as many classes, each of which has its own initial weights, so
-    that the order of the classes matters a little (Ye and Chao 2022). An encoder from ``--head zero`` is for any number
-    of classes, in any order; its first step changes the layer alone, as in `anil`. Batch normalisation uses statistics
-    of the support (Bronskill et al. 2020); in the authors' code, of the queries, which lets each query see the others.
+    The encoder was trained by ``train --objective maml`` with the same number of classes. Each class has its own initial
+    weights in the linear layer, so that the order of the classes matters a little (Ye and Chao 2022). An encoder from
+    ``--head zero`` is for any number of classes, in any order. Its first step changes the linear layer alone, as in
+    `anil`. Batch normalisation uses statistics of the support (Bronskill et al. 2020). In the authors' code it uses
+    statistics of the queries, so that a prediction depends on the other queries.
 
     Args:
-        episodes: Episodes of an encoder, whose rows before the encoder are used.
+        episodes: Episodes with a meta-trained encoder. The method uses the encoder's inputs instead of the embeddings.
         steps: Gradient steps, >= 0; None for as many as in training. The paper trains with 5, and tests with 10.
         rate: The learning rate of the steps, > 0; None for that of training.
 
@@ -106,11 +109,11 @@ def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | Non
 def anil(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by a linear layer on the embeddings after gradient steps on the support's cross-entropy.
 
-    The encoder is from ``train --objective anil``. The initial weights of the layer are as in `maml`.
+    The encoder was trained by ``train --objective anil``. The initial weights of the linear layer are as in `maml`.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), embedded by the encoder.
-        steps: Gradient steps, >= 0; None for those of training.
+        steps: Gradient steps, >= 0; None for as many as in training.
         rate: The learning rate of the steps, > 0; None for that of training.
 
     Returns:
@@ -136,7 +139,10 @@ def _classify_adapted(
     steps: int | None,
     rate: float | None,
 ) -> Tensor:
-    """Classify queries by `classify_adapted`, with the steps and the rate of training if they are None."""
+    """Compute logits (episodes, n_queries, n_way) by `classify_adapted` with the trained head.
+
+    If ``steps`` or ``rate`` is None, the value is that of the encoder's training.
+    """
     assert isinstance(trained.head, LinearHead)
     steps = trained.plan.inner_steps if steps is None else steps
     inner = InnerLoop(steps, trained.plan.inner_rate if rate is None else rate)
@@ -146,7 +152,7 @@ def _classify_adapted(
 
 
 def adapt(loss: Callable[[NamedWeights], Tensor], weights: NamedWeights, inner: InnerLoop) -> NamedWeights:
-    """Take differentiable gradient steps on weights: ``weights - rate * gradient``.
+    """Compute the weights after gradient steps ``weights - rate * gradient`` of a loss, as a differentiable function.
 
     Source: Finn, Abbeel and Levine (2017), eq. 1, and sec. 5.2 for the first order.
     """
@@ -170,7 +176,8 @@ def classify_adapted(
 ) -> Tensor:
     """Classify the queries of each episode by encoder and head after gradient steps on its support.
 
-    If the encoder is `torch.nn.Identity`, only the head is adapted. Gradients flow to the rows and to all weights.
+    If the encoder is `torch.nn.Identity`, only the head is adapted. The logits are differentiable with respect to the
+    rows and to the initial weights.
 
     Args:
         encoder: The initial encoder.
@@ -217,15 +224,16 @@ def finetune(
 ) -> Tensor:
     """Classify by the encoder after steps of Adam on the support's cross-entropy, separately for each episode.
 
-    With prototypes, each step classifies an augmented copy of the support by the cosine to the class means of the
-    support itself. Batch normalisation keeps its measured statistics.
+    With the head ``prototypes``, each step classifies an augmented copy of the support by the cosine to the class means
+    of the original support. Batch normalisation keeps the running statistics of the training.
 
     Args:
-        episodes: Episodes of an encoder, whose rows before the encoder are used.
-        head: prototypes, as in P>M>F; linear, a layer on the embeddings that begins at zero, as in transfer learning.
-        steps: Steps of Adam, >= 0. P>M>F: 50.
-        learning_rate: The learning rate of Adam, >= 0. P>M>F chooses it on validation classes among 0, 1e-4, 1e-3 and
-            1e-2: use ``tune``.
+        episodes: Episodes with a meta-trained encoder. The method uses the encoder's inputs instead of the embeddings.
+        head: ``prototypes`` classifies by class means, as the paper (P>M>F) does. ``linear`` is a linear layer on the
+            embeddings with zeros as initial weights, as in transfer learning.
+        steps: Steps of Adam, >= 0. The paper uses 50.
+        learning_rate: The learning rate of Adam, >= 0. The paper chooses it on validation classes among 0, 1e-4, 1e-3
+            and 1e-2; ``tune`` does so here.
         temperature: > 0, divides the cosines.
         augment: Whether to augment the support in each step, as in meta-training: images are moved and turned (and
             flipped, if they are RGB), other rows get noise.

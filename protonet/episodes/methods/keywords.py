@@ -3,7 +3,7 @@
 There is no other list of settings. The type of the parameter determines how a text such as ``weights=1,1,1`` is parsed:
 as an integer, a number, true or false, comma-separated numbers, or a word; or as ``none``, if the type includes it. The
 type also has the bound of a number, as in `Positive`, and the values to try (`SearchSpace`). A trailing underscore of a
-parameter, as in ``lambda_``, is left out.
+parameter, as in ``lambda_``, is not part of the setting's name.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Bound(NamedTuple):
 
 
 class SearchSpace(NamedTuple):
-    """The values of a setting to try on validation classes; an annotation of the setting's type."""
+    """The values of a setting that ``--tune`` tries on validation classes. It annotates the type of the setting."""
 
-    values: tuple[object, ...]  #: Values of the setting's type.
+    values: tuple[object, ...]  #: The values to try, of the setting's type.
 
 
-#: Types of settings: numbers with bounds.
+#: Types of settings: numbers, annotated with their bounds.
 Positive = Annotated[float, Bound(0, low_open=True)]
 NonNegative = Annotated[float, Bound(0)]
 Fraction = Annotated[float, Bound(0, 1)]
@@ -70,10 +70,10 @@ class Keyword:
     name: str  #: The name of the setting on the command line.
     parameter: str  #: The name of the method's parameter.
     type: object  #: A key of ``VALUE_PARSERS``, a tuple of such types, or a union of one of these with None.
-    bound: Bound | None  #: The range of the numbers.
+    bound: Bound | None  #: The range of the number, or of each number of a tuple; None for any.
     default: object  #: The default value, or `inspect.Parameter.empty`.
     text: str  #: The description in the docstring, in one line, or "".
-    tried: tuple[object, ...] = ()  #: The values of the `SearchSpace` in the type.
+    tried: tuple[object, ...] = ()  #: The values to try, from the `SearchSpace` in the type; empty without it.
 
     @property
     def kind(self) -> str:
@@ -123,7 +123,7 @@ def _list_annotations(kind: object) -> Iterator[object]:
 
 
 def _split_optional_type(kind: object) -> tuple[object, bool]:
-    """Split an optional type into the type without None, and whether None was part of it."""
+    """Remove None from an optional type; return the remaining type, and whether None was part of it."""
     parts = get_args(kind)
     if len(parts) != 2 or NoneType not in parts:
         return kind, False
@@ -138,7 +138,7 @@ def _is_parsable_type(kind: object) -> bool:
 
 
 def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
-    """Parse the descriptions of arguments from a docstring in Google style."""
+    """Parse the descriptions of a method's arguments, by name, from its docstring in Google style."""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(method) or "", re.DOTALL | re.MULTILINE)
     if section is None:
         return {}
@@ -147,7 +147,7 @@ def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
 
 
 def parse_source(method: Callable[..., object]) -> str:
-    """Parse the section ``Source:`` of a docstring; "" if there is none."""
+    """Parse the section ``Source:`` of a method's docstring; "" if there is none."""
     section = re.search(r"^Source: (.*?)(?=\n\n|\Z)", inspect.getdoc(method) or "", re.DOTALL | re.MULTILINE)
     return "" if section is None else " ".join(section[1].split())
 
@@ -161,7 +161,7 @@ def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str,
         texts: The text of each setting by name, which may have ``-`` in place of ``_``.
 
     Returns:
-        The values by parameter, in the order of the signature.
+        The values by the name of the parameter, in the order of the signature.
 
     Raises:
         InputError: The method has no such setting, or a value has the wrong type or is out of bounds.
@@ -178,7 +178,7 @@ def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str,
 
 
 def _parse_setting(name: str, keyword: Keyword, text: str) -> object:
-    """Parse the value of a setting, and check its bounds."""
+    """Parse the value of a setting of the method ``name``, and check its bounds; raise an InputError otherwise."""
     got = f"{text!r} for {keyword.name} of {name}"
     try:
         value = _parse_value(keyword.type, text)
@@ -194,7 +194,7 @@ def _parse_setting(name: str, keyword: Keyword, text: str) -> object:
 
 
 def _parse_value(kind: object, text: str) -> object:
-    """Parse a value of a type; raise a KeyError or a ValueError for an invalid text."""
+    """Parse a text as a value of the type ``kind``; raise a KeyError or a ValueError for an invalid text."""
     if get_origin(kind) is tuple:
         return tuple(_parse_value(*item) for item in zip(get_args(kind), text.split(","), strict=True))
     kind, optional = _split_optional_type(kind)

@@ -13,7 +13,9 @@ from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
 from protonet.episodes.methods.keywords import Positive, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
 
-MIN_RIDGE = 4  #: The smallest ridge, in machine epsilons of the covariance's trace: rounding would hide a smaller one.
+#: Minimum ridge of `mahalanobis`, in machine epsilons times the trace of the covariance: a smaller ridge would be lost by
+#: rounding.
+MIN_RIDGE = 4
 
 
 def ridge_regression(
@@ -21,7 +23,7 @@ def ridge_regression(
 ) -> Tensor:
     """Classify by ridge regression from rows of unit norm, with a bias feature, to the one-hot labels.
 
-    The paper learns its three settings together with the encoder. The defaults and the unit norm are our own choice,
+    The paper learns the three settings together with the encoder. The defaults and the unit norm are our own choice,
     for encoders that were not trained with them.
 
     Args:
@@ -48,11 +50,11 @@ def ridge_regression(
 class LogisticNewton:
     """The limits of Newton's method for logistic regression. All values are our own choice."""
 
-    steps: int = 30  #: Most steps.
-    gradient_steps: int = 50  #: Most conjugate gradient steps per Newton step.
+    steps: int = 30  #: Maximum number of Newton steps.
+    gradient_steps: int = 50  #: Maximum number of conjugate gradient steps per Newton step.
     residual: float = 0.1  #: Conjugate gradients end once the residual is this fraction of the initial one.
-    halvings: int = 20  #: Most halvings of a step that would raise the loss.
-    rounding: float = 8  #: Relative rises of the loss by fewer machine epsilons are rounding errors.
+    halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
+    rounding: float = 8  #: Relative increases of the loss by fewer machine epsilons count as rounding errors.
 
 
 LOGISTIC_NEWTON = LogisticNewton()
@@ -86,7 +88,9 @@ def logistic_regression(
 def fit_logistic(
     rows: Tensor, target: Tensor, *, inverse_penalty: Positive = 1.0, decrement: Positive = 1e-9
 ) -> tuple[Tensor, Tensor]:
-    """Minimise C * sum of cross-entropies + half the squared weights by Newton's method with conjugate gradients.
+    """Fit L2-penalised logistic regression: minimise C * (sum of cross-entropies) + (sum of squared weights) / 2.
+
+    The algorithm is Newton's method with conjugate gradients. The intercept is not penalised.
 
     Args:
         rows: (episodes, n, dim).
@@ -95,7 +99,8 @@ def fit_logistic(
         decrement: Steps end once the next one would lower the objective by less than half of this, in nats.
 
     Returns:
-        Weights (episodes, dim, n_way) and intercepts (episodes, 1, n_way).
+        weight: (episodes, dim, n_way).
+        intercept: (episodes, 1, n_way).
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 7.1.
     """
@@ -129,7 +134,7 @@ def fit_logistic(
 
 
 def _compute_objective(logits: Tensor, target: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
-    """Compute the sum of cross-entropies plus the penalty, (episodes, 1, 1)."""
+    """Compute the objective of `fit_logistic` over C: the sum of cross-entropies plus the penalty, (episodes, 1, 1)."""
     return 0.5 * _inner_product(penalty * weight, weight) - _inner_product(logits.log_softmax(dim=2), target)
 
 
@@ -153,7 +158,7 @@ def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: T
 
 
 def _multiply_transpose(rows: Tensor, change: Tensor) -> Tensor:
-    """Compute the rows' transpose times ``change``, in the order of the rows in memory, for speed."""
+    """Compute ``rows.transpose(1, 2) @ change`` as a product in the memory order of the rows, for speed."""
     return (change.transpose(1, 2) @ rows).transpose(1, 2)
 
 
@@ -192,7 +197,8 @@ def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        ridge: The factor of the identity, > 0, the paper's beta, 1 there; more if rounding errors exceed it.
+        ridge: The paper's beta, > 0: the factor of the identity that is added to the covariance. The paper uses 1. It
+            is increased where rounding errors would exceed it.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: minus half the squared distances within the
@@ -223,9 +229,13 @@ def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
 
 
 def project_to_span(support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Project rows (episodes, n, dim) to the span of the support: (episodes, n, k) with k = min(n_support, dim).
+    """Project support rows and queries to the span of the support, in k = min(n_support, dim) coordinates.
 
-    Inner products with support rows are kept.
+    Inner products with support rows stay the same.
+
+    Returns:
+        support: (episodes, n_support, k).
+        query: (episodes, n_queries, k).
     """
     span = reduce_to_span(support)
     if span is support:

@@ -12,14 +12,24 @@ from protonet.episodes.methods.keywords import Positive
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
-RIDGE_OFFSET = 1e-6  #: Added to the ridge, as in the authors' code.
-DISTANCE_OFFSET = 1e-5  #: Added below the root of distances, as in the authors' code.
-DISTANCES_PER_BLOCK = 2**22  #: Distances between two channels in memory at a time, but at least those of one row.
-COVARIANCES_PER_BLOCK = 2**24  #: Covariances between two channels in memory at a time, but at least those of one row.
+RIDGE_OFFSET = 1e-6  #: Added to the ridge of `feature_map_reconstruction`, as in the authors' code.
+DISTANCE_OFFSET = 1e-5  #: Added to squared distances before the root, as in the authors' code.
+#: Maximum number of distances between channels in memory, but at least those of one row.
+DISTANCES_PER_BLOCK = 2**22
+#: Maximum number of covariances between channels in memory, but at least those of one row.
+COVARIANCES_PER_BLOCK = 2**24
 
 
 def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
-    """Reshape support and query to maps (episodes, rows, positions, channels) float64; InputError without a shape."""
+    """Reshape the rows to feature maps with an axis of spatial positions, height times width.
+
+    Returns:
+        support: (episodes, n_support, positions, channels) float64.
+        query: (episodes, n_queries, positions, channels) float64.
+
+    Raises:
+        InputError: The rows are not feature maps: the episodes have no shape.
+    """
     if episodes.shape is None:
         remedy = "Make maps by `protonet.episodes extract --maps`, or leave this method out."
         raise_input_error("shape", "be known", None, remedy)
@@ -32,22 +42,24 @@ def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
 def feature_map_reconstruction(
     episodes: Episodes, *, ridge: Positive = 1.0, shrinkage: Positive = 1.0, scale: Positive = 1.0
 ) -> Tensor:
-    """Classify by how well the positions of a class's maps reconstruct those of a query's, in closed form.
+    """Classify by the error of ridge regression from the positions of a class's feature maps to those of a query's.
 
-    The paper learns its three settings together with the encoder; the defaults are their initial values. As in its code
+    The paper learns the three settings together with the encoder; the defaults are their initial values. As in its code
     for ResNet-12, features are divided by the square root of the channels.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and their shape.
-        ridge: The exponential of the paper's alpha, > 0; the ridge is this times a class's positions per channel.
-        shrinkage: The exponential of the paper's beta, > 0: the factor on reconstructions.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, which are flattened
+            feature maps of the shape ``episodes.shape``.
+        ridge: The exponential of the paper's alpha, > 0. The ridge of a class is this times its number of positions, of
+            all support rows, over the number of channels.
+        shrinkage: The exponential of the paper's beta, > 0: the factor on the predictions of the regression.
         scale: The paper's gamma, > 0: the factor on the logits.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Raises:
-        InputError: The rows are not maps.
+        InputError: The rows are not feature maps: the episodes have no shape.
 
     Source: Wertheimer, Tang and Hariharan, "Few-shot classification with feature map reconstruction networks" (2021),
         eqs. 4 to 8. https://arxiv.org/abs/2012.01506
@@ -79,15 +91,16 @@ def cross_transformers(episodes: Episodes, *, temperature: Positive | None = Non
     and values.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and their shape.
-        temperature: > 0, divides the inner products before the softmax of the attention; None for the paper's square
-            root of the channels.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, which are flattened
+            feature maps of the shape ``episodes.shape``.
+        temperature: > 0, divides the inner products before the softmax of the attention. None takes the paper's value,
+            the square root of the number of channels.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Raises:
-        InputError: The rows are not maps.
+        InputError: The rows are not feature maps: the episodes have no shape.
 
     Source: Doersch, Gupta and Zisserman, "CrossTransformers: spatially-aware few-shot transfer" (2020), sec. 3.2,
         without its linear heads. https://arxiv.org/abs/2007.11498
@@ -112,22 +125,23 @@ def cross_transformers(episodes: Episodes, *, temperature: Positive | None = Non
 
 
 def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
-    """Classify a map by the Brownian distance covariance of its channels, with prototypes.
+    """Classify by prototypes of feature maps that are represented by Brownian distance covariances of their channels.
 
-    Each channel is a vector over the positions; the matrix of distances between channels, centred along both sides, is
-    their covariance. As in the authors' code for ResNet-12, channels are not reduced by a trained layer. At one shot
+    Each channel is a vector over the positions. Distances between channels, centred along rows and columns of their
+    matrix, are the covariances. As in the authors' code for ResNet-12, channels are not reduced by a trained layer. At one shot
     the logits are inner products, otherwise minus squared distances to the class means, as in the code.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and their shape.
-        scale: > 0, the factor on squared distances between channels, which the paper learns; None for its initial
-            value, 1 over twice the positions.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, which are flattened
+            feature maps of the shape ``episodes.shape``.
+        scale: > 0, the factor on squared distances between channels. The paper learns it; None takes the paper's
+            initial value, 1 over twice the number of positions.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
 
     Raises:
-        InputError: The rows are not maps.
+        InputError: The rows are not feature maps: the episodes have no shape.
 
     Source: Xie, Long, Lv, Wang and Li, "Joint distribution matters: deep Brownian distance covariance for few-shot
         classification" (2022), sec. 3. https://arxiv.org/abs/2204.04567
@@ -153,7 +167,10 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
 
 
 def _compute_covariances(maps: Tensor, scale: float | None) -> Tensor:
-    """Compute covariances of all pairs of channels of maps (episodes, n, positions, channels): (episodes, n, pairs)."""
+    """Compute Brownian distance covariances of channels of feature maps (episodes, n, positions, channels).
+
+    The result (episodes, n, pairs) has each pair of channels once. ``scale`` is a factor on squared distances.
+    """
     n_positions, channels = maps.shape[2:]
     factor = 1 / (2 * n_positions) if scale is None else scale
     first, second = torch.triu_indices(channels, channels, device=maps.device)

@@ -18,9 +18,10 @@ from protonet.episodes.methods.keywords import NonNegative, Positive, PositiveCo
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
-#: If centring reduces a query's squared norm to less than this fraction, differences of products are too inexact.
+#: If centring reduces a query's squared norm to less than this fraction, the centred query is computed explicitly:
+#: differences of inner products would be too inexact.
 MIN_KEPT_NORM = 1e-2
-#: Weight of a class without neighbours, as a fraction of all weights, so that its logit is finite. Our own choice.
+#: Added to the votes of each class, which sum to 1, so that a class without neighbours has a finite logit. Our choice.
 EMPTY_CLASS_WEIGHT = 1e-6
 
 
@@ -31,7 +32,7 @@ def protonet(episodes: Episodes) -> Tensor:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
 
     Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the squared distances.
 
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eqs. 1 and 2.
         https://arxiv.org/abs/1703.05175
@@ -62,7 +63,7 @@ def simpleshot_l2n(episodes: Episodes) -> Tensor:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
 
     Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the squared distances.
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "L2-normalization" below it. https://arxiv.org/abs/1911.04623
     """
@@ -76,11 +77,11 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     """Classify by the squared Euclidean distance to the class means of centred rows of unit norm (CL2N).
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. They are centred by
-            `compute_centre`.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. The function
+            centres them by `compute_centre`.
 
     Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the distances.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the squared distances.
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "Centering" below it. https://arxiv.org/abs/1911.04623
     """
@@ -100,19 +101,22 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
 
 
 def _average_directions(support: Tensor, episodes: Episodes) -> Tensor:
-    """Compute the class means (episodes, n_way, dim) of support rows (episodes, n_support, dim) of unit norm."""
+    """Scale support rows (episodes, n_support, dim) to unit norm; compute their class means (episodes, n_way, dim)."""
     norms: Tensor = torch.linalg.vector_norm(support, dim=2).clamp_min(torch.finfo(support.dtype).tiny ** 0.5)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)
     return hot / hot.sum(dim=2, keepdim=True) / norms[:, None] @ support
 
 
 def _compare_directions(products: Tensor, means: Tensor) -> Tensor:
-    """Compute minus the squared distances of unit queries to means, from products (episodes, n_way, n_queries)."""
+    """Compute minus the squared distances (episodes, n_queries, n_way) of queries of unit norm to class means.
+
+    ``products`` (episodes, n_way, n_queries) are inner products of the ``means`` (episodes, n_way, dim) with queries.
+    """
     return (2 * products - 1 - squared_norms(means)[:, :, None]).transpose(1, 2)
 
 
 def matching_networks(episodes: Episodes) -> Tensor:
-    """Classify by attention to the support rows: the softmax of their cosines, summed over each class.
+    """Classify by attention to the support rows: the softmax of their cosines to the query, summed by class.
 
     This is the paper's classifier without full context embeddings, which belong to the encoder.
 
@@ -159,7 +163,7 @@ def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tenso
 
     Args:
         episodes: Query (episodes, n_queries, dim) and texts (episodes, n_way, dim), floating.
-        temperature: > 0, divides the cosines. CLIP's learned scale of 100 is 1 / 0.01.
+        temperature: > 0, divides the cosines. The default is 1 over CLIP's learned scale of 100.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -185,8 +189,8 @@ def tip_adapter(
 ) -> Tensor:
     """Classify by the cosine to texts that name the classes, plus votes of the support rows by their closeness.
 
-    Defaults are the initial values of the authors' code on ImageNet (configs/imagenet.yaml), which tunes them on a
-    validation set: here ``--tune tip-adapter:alpha=1,2,5:beta=1,3,7``.
+    Defaults are the initial values of the authors' code on ImageNet (configs/imagenet.yaml). The code tunes them on a
+    validation set; here ``--tune tip-adapter:alpha=1,2,5:beta=1,3,7`` does so.
 
     Args:
         episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and texts (episodes, n_way, dim),

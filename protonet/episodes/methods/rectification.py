@@ -18,10 +18,14 @@ ASSIGNMENT_TOLERANCE = 1e-6  #: LaplacianShot's updates end once no assignment c
 
 
 def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre rows by `compute_centre` and scale the support to unit norm; the queries are not scaled, for speed.
+    """Centre all rows by `compute_centre`, and scale the support rows to unit norm.
 
-    Returns the support (episodes, n_support, dim), the queries (episodes, n_queries, dim), and the factors (episodes,
-    1, n_queries) that scale queries to unit norm.
+    For speed, the queries are not scaled; the factors that would scale them are returned instead.
+
+    Returns:
+        support: (episodes, n_support, dim), centred and of unit norm.
+        query: (episodes, n_queries, dim), centred.
+        scale: (episodes, 1, n_queries), the factors that scale queries to unit norm.
 
     Source: "CL2N" of Wang et al., "SimpleShot" (2019), as BD-CSPN and LaplacianShot are evaluated by Ziko et al. (2020,
         train_lshot.py) and Veilleux et al. (2021, bdcspn.yaml, laplacianshot.yaml). Their "L2N" is not enough without
@@ -37,15 +41,25 @@ def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
 def rectify_prototypes(
     episodes: Episodes, scale: Tensor, *, temperature: Positive = 0.1, paper: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Compute rectified prototypes (episodes, n_way, dim), and the shift (episodes, 1, dim) of unit queries.
+    """Compute prototypes that are corrected by the queries (rectified), as weighted means of support and queries.
 
-    Queries are shifted to the mean of the support (against the cross-class bias), and labelled by the nearest mean by
-    cosine. Then each class's rows are averaged, with larger weights near its mean (against the intra-class bias). In
-    the published code, support rows are pseudo-labelled as well, and a weight is the probability of the class, a
-    softmax over classes: prototypes are shorter than the rows, and a class without rows keeps its mean. In the
-    ``paper``, weights are the exponentials of a class's cosines over their sum, so that the support rows keep nearly
-    all of their prototype. Rows and ``scale`` are from `compute_unit_rows`; the temperature of 0.1 is the factor of 10
-    of paper and code.
+    First the queries are shifted, so that their mean is the mean of the support (against the cross-class bias). Each
+    query gets the label of the class mean with the largest cosine. Then the rows of each class are averaged, with
+    larger weights near the class mean (against the intra-class bias). In the published code, support rows get such
+    labels, too, and the weight of a row is the probability of its class, a softmax over classes. Prototypes are then
+    shorter than the rows, and a class without rows keeps its mean.
+
+    Args:
+        episodes: Rows from `compute_unit_rows`.
+        scale: (episodes, 1, n_queries), the factors on queries from `compute_unit_rows`.
+        temperature: > 0, divides the cosines. 0.1 is the factor of 10 of paper and code.
+        paper: Whether to follow the paper instead of the code: the weights of a class's rows are the exponentials of
+            their cosines over the sum of these, and support rows keep their labels. The support rows then determine
+            nearly all of their prototype.
+
+    Returns:
+        prototypes: (episodes, n_way, dim).
+        shift: (episodes, 1, dim), the vector that is added to queries of unit norm.
 
     Source: Liu, Song and Qin, "Prototype rectification for few-shot learning" (2020), eqs. 6 to 9, every query being
         pseudo-labelled, https://arxiv.org/abs/1911.10713; the code of Ziko et al. (2020, train_lshot.py), which
@@ -76,11 +90,11 @@ def rectify_prototypes(
 
 
 def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = False) -> Tensor:
-    """Classify by the distance of unit rows to rectified prototypes, or by the cosine to them.
+    """Classify by the distance to prototypes that the queries correct (rectify), or by the cosine to them.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred as
-            `compute_centre` says and scaled to unit norm.
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; the function
+            centres rows by `compute_centre`, and scales them to unit norm.
         temperature: > 0, divides half the squared distances, and the cosines in `rectify_prototypes`.
         paper: Whether to rectify by the paper's weights and classify by the cosine, as the paper does. The published
             code classifies by the nearest prototype.
@@ -112,22 +126,22 @@ def laplacian_shot(
     shift: bool = True,
     paper: bool = False,
 ) -> Tensor:
-    """Classify by the distance of unit rows to rectified prototypes, regularised by the queries' neighbours.
+    """Classify by the distance to rectified prototypes, with similar logits for queries that are neighbours.
 
     Args:
-        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are centred as
-            `compute_centre` says and scaled to unit norm.
-        lambda_: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by validation; its
-            authors' choice is 0.7 for most sets at 1-shot.
-        n_neighbours: Nearest queries of a query, without itself, >= 0; the authors' 3 includes the query. As there, q
-            may be a neighbour of p without p being one of q.
-        steps: Most bound updates, >= 0; 20 in the authors' code (lshot_update.py). They end early once no assignment
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; the function
+            centres rows by `compute_centre`, and scales them to unit norm.
+        lambda_: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by validation. The
+            authors' code uses 0.7 for most data sets at 1-shot.
+        n_neighbours: Number of nearest queries of a query, without itself, >= 0. The authors' 3 includes the query. As
+            in the authors' code, the graph is directed.
+        steps: Maximum number of bound updates, >= 0; 20 in the authors' code (lshot_update.py). They end early once no assignment
             in the batch changes by 1e-6; in the authors' code, once the bound changes by less than that.
         temperature: > 0, divides the cosines in `rectify_prototypes`.
-        rectify: Whether to rectify the prototypes. The configuration of Veilleux et al. (2021) for unbalanced queries
-            does not, see `laplacian_shot_dirichlet`.
-        shift: Whether to shift the queries, too, as in the rectification. The code of Veilleux et al. (2021) does not;
-            its balanced configuration has ``lambda_`` 0.7 at 1-shot, and 0.3 at 5-shot on mini-ImageNet and CUB, 0.1 on
+        rectify: Whether to rectify the prototypes by `rectify_prototypes`. The configuration of Veilleux et al. (2021)
+            for unbalanced queries does not, see `laplacian_shot_dirichlet`.
+        shift: Whether to classify queries after the shift of `rectify_prototypes`. The code of Veilleux et al. (2021)
+            does not shift them; its balanced configuration has ``lambda_`` 0.7 at 1-shot, and 0.3 at 5-shot on mini-ImageNet and CUB, 0.1 on
             tiered-ImageNet.
         paper: Whether to rectify by the paper's weights, see `rectify_prototypes`, without a shift of the queries.
 
@@ -160,7 +174,7 @@ def laplacian_shot(
 
 
 def laplacian_shot_dirichlet(episodes: Episodes) -> Tensor:
-    """Classify as `laplacian_shot` does, without rectified prototypes, as for unbalanced queries.
+    """Classify as `laplacian_shot` does, with class means as prototypes, for unbalanced queries.
 
     Source: Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), the configuration
         dirichlet/laplacianshot.yaml of its code. https://arxiv.org/abs/2204.11181
@@ -169,7 +183,10 @@ def laplacian_shot_dirichlet(episodes: Episodes) -> Tensor:
 
 
 def _build_neighbour_graph(closeness: Tensor, n_neighbours: int, weight: float) -> Tensor:
-    """Set column p of a graph (episodes, n, n) to ``weight`` at p's nearest neighbours; overwrites ``closeness``."""
+    """Build a graph (episodes, n, n) of queries: column p is ``weight`` at the nearest neighbours of p, else 0.
+
+    ``closeness`` (episodes, n, n) has the cosines, and is overwritten.
+    """
     closeness.diagonal(dim1=1, dim2=2).fill_(-math.inf)
     affinity = torch.zeros_like(closeness)
     for _ in range(min(n_neighbours, closeness.shape[1] - 1)):

@@ -12,8 +12,8 @@ from protonet.fit.solver import solve
 def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor:
     """Classify by the network that `protonet.solve` fits to the support rows.
 
-    Each episode is fitted separately, thousands of times slower than other methods. `adaptive` is a small mixture of
-    closed forms for whole batches.
+    Each episode is fitted separately, thousands of times slower than other methods. `adaptive` is a faster
+    mixture of closed-form classifiers for whole batches.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
