@@ -75,8 +75,8 @@ def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
     """Choose a method several times, once for each combination of values of its settings.
 
     In ``laplacian-shot:lambda=0.1,0.5,1`` the setting lambda has three values, separated by ``,``. If each value is
-    itself several numbers, the separator is ``/``. Without settings, the values of the method's
-    `SearchSpace` annotations are used. If the ``argument`` is ``tune``, fewer than two combinations raise an InputError.
+    itself several numbers, the separator is ``/``. Without settings, the values of the method's `SearchSpace`
+    annotations are used. If the ``argument`` is ``tune``, fewer than two combinations raise an InputError.
     """
     choice, texts = _parse_text(text, argument)
     known = list_keywords(choice.spec.function)

@@ -23,7 +23,7 @@ def semi_kmeans(episodes: Episodes, *, temperature: Positive = 1.0, steps: Count
         episodes: Support (episodes, n_support, dim), query (episodes, n_queries, dim) and unlabelled (episodes,
             n_unlabelled, dim) rows, floating.
         temperature: > 0, divides the squared distances. The paper trains its encoder with 1.
-        steps: How often unlabelled rows are assigned and prototypes refined, >= 0. The paper: 1.
+        steps: How often unlabelled rows are assigned and prototypes refined, >= 0. The paper uses 1.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -176,7 +176,7 @@ def paddle(
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         lambda_: The weight of the penalty, >= 0; 0 gives soft k-means. None takes the number of queries, which adds
             the logarithms of class fractions to the logits. The authors' code uses 75, its number of queries.
-        n_steps: Updates of assignments, fractions and prototypes, >= 1. The authors' code: 100.
+        n_steps: Updates of assignments, fractions and prototypes, >= 1. The authors' code uses 100.
         temperature: > 0, divides half the squared distances. The paper has no temperature.
         scaled: Whether to divide each feature by its range over the episode's queries, as the authors' code does.
 
@@ -217,7 +217,7 @@ def oslo(
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; the function
             centres all rows on their mean, then scales them to unit norm.
-        steps: Updates of inlier scores, assignments and prototypes, >= 1. The authors' code: 2.
+        steps: Updates of inlier scores, assignments and prototypes, >= 1. The authors' code uses 2.
         inlier_temperature: > 0, divides the cosines in inlier scores: the paper's weight of the scores' entropy. The
             authors' code uses 0.05.
         temperature: > 0, divides the cosines in assignments to classes: the paper's weight of the assignments' entropy.

@@ -82,10 +82,10 @@ class InnerLoop(NamedTuple):
 def maml(episodes: Episodes, *, steps: Count | None = None, rate: Positive | None = None) -> Tensor:
     """Classify by the encoder and a linear layer after gradient steps on the support's cross-entropy.
 
-    The encoder was trained by ``train --objective maml`` with the same number of classes. Each class has its own initial
-    weights in the linear layer, so that the order of the classes matters a little (Ye and Chao 2022). An encoder from
-    ``--head zero`` is for any number of classes, in any order. Its first step changes the linear layer alone, as in
-    `anil`. Batch normalisation uses statistics of the support (Bronskill et al. 2020). In the authors' code it uses
+    The encoder was trained by ``train --objective maml`` with the same number of classes. In the linear layer, each
+    class has its own initial weights, so that the order of the classes matters a little (Ye and Chao 2022). An encoder
+    from ``--head zero`` is for any number of classes, in any order. Its first step changes the linear layer alone, as
+    in `anil`. Batch normalisation uses statistics of the support (Bronskill et al. 2020). In the authors' code it uses
     statistics of the queries, so that a prediction depends on the other queries.
 
     Args:

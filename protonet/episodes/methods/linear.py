@@ -13,8 +13,8 @@ from protonet.episodes.methods.common import cosines, one_hot, reduce_to_span
 from protonet.episodes.methods.keywords import Positive, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
 
-#: Minimum ridge of `mahalanobis`, in machine epsilons times the trace of the covariance: a smaller ridge would be lost by
-#: rounding.
+#: Minimum ridge of `mahalanobis`, in machine epsilons times the trace of the covariance. A smaller ridge would be lost
+#: by rounding.
 MIN_RIDGE = 4
 
 
@@ -174,7 +174,7 @@ def linear_probe(episodes: Episodes, *, inverse_penalty: Positive = 0.316) -> Te
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        inverse_penalty: scikit-learn's C, > 0. The authors' code: 0.316, found on ImageNet.
+        inverse_penalty: scikit-learn's C, > 0. The authors' code uses 0.316, found on ImageNet.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.

@@ -128,8 +128,8 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
     """Classify by prototypes of feature maps that are represented by Brownian distance covariances of their channels.
 
     Each channel is a vector over the positions. Distances between channels, centred along rows and columns of their
-    matrix, are the covariances. As in the authors' code for ResNet-12, channels are not reduced by a trained layer. At one shot
-    the logits are inner products, otherwise minus squared distances to the class means, as in the code.
+    matrix, are the covariances. As in the authors' code for ResNet-12, channels are not reduced by a trained layer. At
+    one shot the logits are inner products, otherwise minus squared distances to the class means, as in the code.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, which are flattened

@@ -142,7 +142,7 @@ def nearest_neighbours(episodes: Episodes, *, n_neighbours: PositiveCount = 5, t
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         n_neighbours: The number of neighbours, >= 1; all support rows if there are fewer. 5 is our own choice.
-        temperature: > 0, divides the cosines. The paper: 0.07.
+        temperature: > 0, divides the cosines. The paper uses 0.07.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the classes' votes.

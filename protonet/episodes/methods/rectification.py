@@ -135,14 +135,14 @@ def laplacian_shot(
             authors' code uses 0.7 for most data sets at 1-shot.
         n_neighbours: Number of nearest queries of a query, without itself, >= 0. The authors' 3 includes the query. As
             in the authors' code, the graph is directed.
-        steps: Maximum number of bound updates, >= 0; 20 in the authors' code (lshot_update.py). They end early once no assignment
-            in the batch changes by 1e-6; in the authors' code, once the bound changes by less than that.
+        steps: Maximum number of bound updates, >= 0; 20 in the authors' code (lshot_update.py). They end early once no
+            assignment in the batch changes by 1e-6; in the authors' code, once the bound changes by less than that.
         temperature: > 0, divides the cosines in `rectify_prototypes`.
         rectify: Whether to rectify the prototypes by `rectify_prototypes`. The configuration of Veilleux et al. (2021)
             for unbalanced queries does not, see `laplacian_shot_dirichlet`.
         shift: Whether to classify queries after the shift of `rectify_prototypes`. The code of Veilleux et al. (2021)
-            does not shift them; its balanced configuration has ``lambda_`` 0.7 at 1-shot, and 0.3 at 5-shot on mini-ImageNet and CUB, 0.1 on
-            tiered-ImageNet.
+            does not shift them; its balanced configuration has ``lambda_`` 0.7 at 1-shot, and 0.3 at 5-shot on
+            mini-ImageNet and CUB, 0.1 on tiered-ImageNet.
         paper: Whether to rectify by the paper's weights, see `rectify_prototypes`, without a shift of the queries.
 
     Returns:

@@ -18,9 +18,9 @@ from protonet.episodes.samplers.batch import Episodes
 class SvmNewton:
     """The limits of Newton's method for linear SVMs. All values are our own choice."""
 
-    steps: int = 50  #: Most steps.
-    halvings: int = 20  #: Most halvings of a step that would raise the loss.
-    rounding: float = 8  #: Relative rises of the loss by fewer machine epsilons are rounding errors.
+    steps: int = 50  #: Maximum number of Newton steps.
+    halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
+    rounding: float = 8  #: Relative increases of the loss by fewer machine epsilons count as rounding errors.
 
 
 SVM_NEWTON = SvmNewton()
@@ -29,7 +29,7 @@ SVM_NEWTON = SvmNewton()
 def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor:
     """Classify by linear support vector machines with squared hinge loss on rows of unit norm, one against the rest.
 
-    The bias is the weight of a feature that is one, penalised like the others: scikit-learn's LinearSVC.
+    The bias is the weight of a constant feature 1, and is penalised like the others, as in scikit-learn's LinearSVC.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
@@ -53,10 +53,18 @@ def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor
 
 
 def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tensor:
-    """Fit SVMs with squared hinge loss by Newton's method: the coefficients (..., n) of the rows in the weights.
+    """Fit binary SVMs with squared hinge loss by Newton's method.
 
-    A step solves the least squares of the rows whose margin is below 1; the minimum is found once these are the same
-    rows twice. The kernel is (..., n, n) float64, and the signs of the labels (..., n) are 1 and -1.
+    A step solves a least-squares problem on the rows whose margin is below 1. The minimum is found once these are the
+    same rows in two steps.
+
+    Args:
+        kernel: (..., n, n) float64, the inner products of the rows.
+        signs: (..., n), the labels: 1 or -1.
+        inverse_penalty: C, > 0, the weight of the losses.
+
+    Returns:
+        The dual coefficients (..., n): the weights of a machine are the sum of the rows times these.
     """
     eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     ridge = eye / (2 * inverse_penalty)
@@ -90,9 +98,9 @@ def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tenso
 class InteriorPoint:
     """The limits of interior-point methods. All values are our own choice."""
 
-    steps: int = 40  #: Most steps.
+    steps: int = 40  #: Maximum number of steps.
     gap: float = 1e-12  #: Steps end once the error is below this fraction of the initial error.
-    boundary: float = 0.995  #: Most of the way to the boundary that a step takes, as a fraction below 1.
+    boundary: float = 0.995  #: Maximum fraction, below 1, of the way to the boundary that a step takes.
 
 
 INTERIOR_POINT = InteriorPoint()
@@ -103,16 +111,16 @@ def metaopt_svm(
 ) -> Tensor:
     """Classify by the multi-class support vector machine of Crammer and Singer, on rows that are not normalised.
 
-    The paper learns the encoder and the scale together with it. With another encoder, the scale of the features and so
-    the effect of the penalty are arbitrary.
+    The paper trains the encoder and ``scale`` together with this classifier. With another encoder, the scale of the
+    features and so the effect of the penalty are arbitrary.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
-        inverse_penalty: The paper's C, > 0: the largest coefficient of a row in its class's weight. The authors' code:
-            0.1.
-        ridge: > 0, added to the diagonal of the rows' inner products. The authors' code: 1, against errors of its
-            solver. The paper has none; near 0 some programs have no unique solution.
-        scale: > 0, the factor on the logits, which the paper learns from 1 on.
+        inverse_penalty: The paper's C, > 0: the largest coefficient of a row in the weight of its class. The authors'
+            code uses 0.1.
+        ridge: > 0, added to the diagonal of the rows' inner products. The authors' code uses 1, against errors of its
+            solver. The paper has no ridge; near 0 some quadratic programs have no unique solution.
+        scale: > 0, the factor on the logits. The paper learns it, starting at 1.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.
@@ -132,10 +140,19 @@ def metaopt_svm(
 
 
 def solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
-    """Minimise ``sum_m a_m' gram a_m / 2 - sum(hot * a)``, a <= limit * hot, each row's a summing to 0 over classes.
+    """Solve the dual problem of the multi-class SVM of Crammer and Singer.
 
-    The coefficients a (episodes, n_way, n) of the rows in each class's weight are returned. The Gram matrix is
-    (episodes, n, n) float64. A step of Mehrotra's predictor-corrector method inverts one matrix per class.
+    It minimises ``sum_m a_m' gram a_m / 2 - sum(hot * a)`` over coefficients a. The constraints are ``a <= limit *
+    hot``, and that the coefficients of a row sum to 0 over the classes m. A step of Mehrotra's predictor-corrector
+    method inverts one matrix per class.
+
+    Args:
+        gram: (episodes, n, n) float64, the inner products of the rows.
+        hot: (episodes, n_way, n), the one-hot labels.
+        limit: (episodes, 1, 1), the paper's C.
+
+    Returns:
+        The coefficients a (episodes, n_way, n): the weights of a class are the sum of the rows times these.
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 16.4, which the authors' solver takes as well:
         Amos and Kolter, "OptNet" (2017), sec. 3. https://arxiv.org/abs/1703.00443
@@ -179,27 +196,27 @@ def solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
 
 
 def compute_max_step(values: Tensor, change: Tensor) -> Tensor:
-    """Compute the largest fraction of a change, in [0, 1], that keeps all values (n, ...) >= 0: (n, 1, 1)."""
+    """Compute the largest fraction (n, 1, 1) in [0, 1] of a ``change`` (n, ., .) that keeps all ``values`` >= 0."""
     return (values / -change).where(change < 0, 1.0).amin(dim=(1, 2), keepdim=True).clamp_max(1)
 
 
 class KktStep(NamedTuple):
     """The changes of all variables in one step of `solve_quadratic_program`."""
 
-    dual_variables: Tensor  #: (episodes, n_way, n).
-    price: Tensor  #: (episodes, 1, n).
-    slack: Tensor  #: (episodes, n_way, n).
-    multiplier: Tensor  #: (episodes, n_way, n).
+    dual_variables: Tensor  #: (episodes, n_way, n), of the coefficients a.
+    price: Tensor  #: (episodes, 1, n), of the multipliers of the sums over classes.
+    slack: Tensor  #: (episodes, n_way, n), of the slacks ``limit * hot - a``.
+    multiplier: Tensor  #: (episodes, n_way, n), of the multipliers of the bounds ``a <= limit * hot``.
 
 
 @dataclass(frozen=True, kw_only=True)
 class KktSystem:
-    """The linear equations of a step of `solve_quadratic_program`."""
+    """The linear equations of one step of `solve_quadratic_program`."""
 
-    inverse: Tensor  #: (episodes, n_way, n, n), the inverse matrix of each class.
+    inverse: Tensor  #: (episodes, n_way, n, n), the inverse of each class's matrix: Gram plus diagonal.
     joint: Tensor  #: (episodes, n, n), the Cholesky factor of the sum of the inverse matrices.
-    slack: Tensor  #: (episodes, n_way, n) > 0.
-    multiplier: Tensor  #: (episodes, n_way, n) > 0.
+    slack: Tensor  #: (episodes, n_way, n) > 0, the slacks of the bounds on the coefficients.
+    multiplier: Tensor  #: (episodes, n_way, n) > 0, the multipliers of the bounds.
     wrong_bound: Tensor  #: (episodes, n_way, n), the residuals of the bounds.
     wrong_slope: Tensor  #: (episodes, n_way, n), the residuals of the gradient.
     wrong_sum: Tensor  #: (episodes, 1, n), the residuals of the sums over classes.
@@ -219,5 +236,5 @@ class KktSystem:
         return compute_max_step(before, torch.cat([step.slack, step.multiplier], dim=1))
 
     def _multiply_by_inverse(self, right: Tensor) -> Tensor:
-        """Multiply the inverse matrices with vectors (episodes, n_way, n)."""
+        """Multiply the inverse matrix of each class by its vector in ``right`` (episodes, n_way, n)."""
         return (self.inverse @ right[..., None])[..., 0]

@@ -26,7 +26,7 @@ def adaptation_gradient(
         log_p: (episodes, n_way, n_support + n_queries), log-probabilities, support first.
         labels: (episodes, n_way, n_support), one-hot.
         weights: The weights of the three terms: cross, marginal and conditional.
-        alpha: The alpha of both entropies.
+        alpha: The parameter alpha of both entropies, > 0.
 
     Returns:
         The gradient (episodes, n_way, n_support + n_queries).
@@ -52,11 +52,11 @@ def adaptation_gradient(
 
 @dataclass(frozen=True)
 class TunedAlpha:
-    """The values of alpha-TIM's alpha by shots, from the authors' code."""
+    """The defaults of `alpha_tim` for alpha, by the number of support rows per class, from the authors' code."""
 
     one_shot: float = 2  #: For one support row per class.
-    few_shots: float = 5  #: Between one and five.
-    five_shots: float = 7  #: For five or more.
+    few_shots: float = 5  #: For more than one and fewer than five support rows per class, on average.
+    five_shots: float = 7  #: For five or more support rows per class, on average.
 
 
 TUNED_ALPHA = TunedAlpha()
@@ -72,8 +72,9 @@ def tim(
 ) -> Tensor:
     """Classify by prototypes that maximise the mutual information of queries and labels (TIM-GD).
 
-    Adam runs in the coordinates of the features. In coordinates of the rows' span 1,000 steps take a quarter of the
-    time, but on raw pixels 6 to 10 % of the predictions change and accuracy falls by up to 3 points. The defaults are
+    Adam optimises the prototypes in the coordinates of the features. In coordinates of the rows' span, 1,000 steps take
+    a quarter of the time, but on raw pixels 6 to 10 % of the predictions change and accuracy falls by up to 3 points.
+    The defaults are
     those of the authors' code for balanced queries (src/tim.py, scripts/evaluate/tim_gd); `tim_dirichlet` is for
     unbalanced queries.
 
@@ -101,7 +102,8 @@ def tim(
 def tim_dirichlet(episodes: Episodes) -> Tensor:
     """Classify as `tim` does, with equal weights of all terms, for unbalanced queries.
 
-    `tim` favours balanced predictions with ten times the weight, and is far less accurate on unbalanced queries.
+    In `tim` the term for balanced predictions has ten times the weight of the others, which makes it far less accurate
+    on unbalanced queries.
 
     Source: Veilleux et al., "Realistic evaluation of transductive few-shot learning" (2021), the configuration
         dirichlet/tim.yaml of its code. https://arxiv.org/abs/2204.11181
@@ -125,7 +127,8 @@ def alpha_tim(
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
             unit norm.
-        alpha: The alpha of both entropies, > 0; None for the value of `TunedAlpha`.
+        alpha: The parameter alpha of the marginal and the conditional entropy, > 0; 1 gives Shannon's entropies. None
+            takes the value of `TunedAlpha`.
         weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
             >= 0.
         temperature: > 0, divides half the squared distances.
@@ -154,7 +157,13 @@ def alpha_tim(
 
 
 def _prepare_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute unit rows (episodes, rows, dim), one-hot labels (episodes, n_way, n_support) and class means."""
+    """Scale rows to unit norm, and compute class means.
+
+    Returns:
+        rows: (episodes, n_support + n_queries, dim), support first.
+        labels: (episodes, n_way, n_support), the one-hot labels of the support.
+        means: (episodes, n_way, dim), the class means of the support.
+    """
     rows = unit_rows(episodes)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
     return rows, labels, (labels / labels.sum(dim=2, keepdim=True)) @ rows[:, : labels.shape[2]]
@@ -197,8 +206,8 @@ def tim_adm(
         prototypes over the temperature, up to a common constant.
 
     Source: Boudiaf et al., "Transductive information maximization for few-shot learning" (2020), prop. 1,
-        https://arxiv.org/abs/2008.11297, with the exponents of its code: 1 + the conditional entropy's weight, and the
-        marginal one's over itself plus 1.
+        https://arxiv.org/abs/2008.11297, with the exponents of its code: 1 plus the conditional entropy's weight, and
+        the marginal entropy's weight over 1 plus this weight.
     """
     cross, marginal, conditional = weights
     n_support, n_queries = episodes.support.shape[1], episodes.query.shape[1]
@@ -222,15 +231,16 @@ def transductive_finetune(
 ) -> Tensor:
     """Classify by a linear layer trained on the support's cross-entropy plus the queries' entropy.
 
-    The paper trains the whole network. Here only the layer is trained, which changes little at the paper's learning
-    rate; but if features have a common mean, cosines differ even less, and the method is hardly better than chance.
+    The paper trains the whole network. Here only the linear layer is trained, and it changes little at the paper's
+    learning rate. If features have a common mean, cosines differ even less, and the method is hardly better than
+    chance.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
             unit norm.
-        temperature: > 0, divides the logits; the paper has none.
-        learning_rate: The learning rate of Adam, > 0. The paper: 5e-5.
-        steps: Steps of Adam, >= 0. The paper: 25.
+        temperature: > 0, divides the logits. The paper has no temperature.
+        learning_rate: The learning rate of Adam, > 0. The paper uses 5e-5.
+        steps: Steps of Adam, >= 0. The paper uses 25.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows.

@@ -15,20 +15,21 @@ from protonet.episodes.samplers.batch import Episodes
 
 @dataclass(frozen=True)
 class Sinkhorn:
-    """The limits of Sinkhorn's iterations."""
+    """The stopping criteria of Sinkhorn's iterations in `compute_class_scales`, and a bound on their input."""
 
     tolerance: float = 1e-4  #: Iterations end once no class's scale changes by this fraction. Our own choice.
-    max_iterations: int = 1000  #: Most iterations, as in the authors' code (test_standard.py).
-    #: Iterations also end once this fraction changes by no more than this, like row sums in the authors' code: if
-    #: classes are far apart, the scales drift for hundreds of iterations without an effect on the plan.
+    max_iterations: int = 1000  #: Maximum number of iterations, as in PT-MAP's code (test_standard.py).
+    #: Iterations also end once the relative change of each scale differs by at most this from the change before. If
+    #: classes are far apart, scales drift at a constant rate for hundreds of iterations without an effect on the plan.
+    #: The authors' code has such a criterion on row sums.
     drift: float = 1e-6
-    min_exponent: float = -60  #: Smallest exponent of the kernel: exp(-60) does not underflow in float32. Our choice.
+    min_exponent: float = -60  #: Minimum exponent of the kernel: exp(-60) is above 0 in float32. Our own choice.
 
 
 SINKHORN = Sinkhorn()
 MIN_ROW_NORM = 1e-12  #: Rows are divided by at least this norm.
-QUERY_FLOATS_IN_CACHE = 2**20  #: Floats of queries that are transformed and multiplied at a time.
-POWER_OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of the paper.
+QUERY_FLOATS_IN_CACHE = 2**20  #: Number of floats of queries that are transformed and multiplied at a time.
+POWER_OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of PT-MAP's paper.
 
 
 def pt_map(
@@ -41,15 +42,15 @@ def pt_map(
 ) -> Tensor:
     """Classify by prototypes that move, step by step, towards the means of balanced assignments of the queries.
 
-    Only inner products matter after the transform, so that prototypes are computed as combinations of support means and
-    queries. All defaults are those of the authors' code (test_standard.py).
+    After the power transform only inner products matter. For speed, prototypes are thus stored as the coefficients of
+    support means and queries. All defaults are those of the authors' code (test_standard.py).
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         beta: The exponent of the power transform, > 0.
         lambda_: The inverse of the transport's entropy regularisation, > 0.
         alpha: The fraction of the way to the new means that prototypes move per step, in (0, 1].
-        n_epochs: Steps, >= 0.
+        n_epochs: The number of steps, >= 0.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the rows of the transport plan,
@@ -83,7 +84,13 @@ def pt_map(
 
 
 def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute inner products of transformed queries, support means with queries, and each mean with itself."""
+    """Compute inner products of class means and queries after the power transform.
+
+    Returns:
+        query_gram: (episodes, n_queries, n_queries), of queries with queries.
+        products_of_means: (episodes, n_way, n_queries), of class means of the support with queries.
+        squares: (episodes, n_way, 1), of each class mean with itself.
+    """
     n_queries, dim = episodes.query.shape[1:]
     size = max(1, QUERY_FLOATS_IN_CACHE // (n_queries * dim))
     blocks = []
@@ -99,7 +106,10 @@ def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Te
 
 
 def power_transform(rows: Tensor, beta: float) -> Tensor:
-    """Raise rows (episodes, n, dim) to the power ``beta`` > 0 with their signs; scale to norm 1, centre, scale again.
+    """Apply PT-MAP's preprocessing to rows (episodes, n, dim).
+
+    The absolute values of features are raised to the power ``beta`` > 0, with the features' signs. Then rows are scaled
+    to unit norm, centred on their mean, and scaled to unit norm again.
 
     Source: Hu, Gripon and Pateux (2020), eq. 1.
     """
@@ -111,10 +121,16 @@ def power_transform(rows: Tensor, beta: float) -> Tensor:
 
 
 def compute_class_scales(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tensor:
-    """Compute the scales (episodes, n_way, 1) of classes with which each class of a transport plan gets its quota.
+    """Compute the factor (episodes, n_way, 1) on each class with which a transport plan gives the class its quota.
 
-    The plan is ``kernel * scale`` (episodes, n_way, rows), each row scaled to its ``mass`` (episodes, 1, rows). The
-    quotas (episodes, n_way, 1) have the same sum. Iterations begin at ``scale``, and end for each episode separately.
+    The plan is ``kernel`` times the factors, with each row then scaled to its mass. Sinkhorn's iterations end for each
+    episode separately.
+
+    Args:
+        kernel: (episodes, n_way, rows), > 0, the affinity of classes and rows.
+        mass: (episodes, 1, rows), the sum over classes that each row has in the plan.
+        quota: (episodes, n_way, 1), the sum over rows that each class gets. The sums of quotas and masses are equal.
+        scale: (episodes, n_way, 1), > 0, the initial factors.
 
     Source: Cuturi, "Sinkhorn distances" (2013), alg. 1. https://arxiv.org/abs/1306.0895
     """
@@ -144,21 +160,21 @@ def proto_lp(
     balanced: bool = True,
     paper: bool = False,
 ) -> Tensor:
-    """Classify by prototypes that move towards the means of propagated labels.
+    """Classify by prototypes that move towards means of the queries, weighted by labels propagated through a graph.
 
     Defaults are those of the authors' code for mini-ImageNet (test_standard_GSSL_lapshot.py).
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         beta: The exponent of the power transform, > 0; negative features keep their sign.
-        n_dims: Dimensions that are kept of the rows' singular vectors, >= 1.
+        n_dims: The number of singular vectors to which rows are reduced, >= 1.
         lambda_: The factor on the squared distances to prototypes, > 0.
         gamma: The weight of the graph's Laplacian, > 0.
-        mixing_weight: Weight of the propagated labels in the update of prototypes, in [0, 1]; the rest is the weight of
-            the assignments that the graph is made of.
+        mixing_weight: Weight of the propagated labels in the update of prototypes, in [0, 1]. The assignments to the
+            nearest prototypes, from which the graph is built, have the remaining weight.
         alpha: The fraction of the way to the new means that prototypes move per step, in (0, 1].
-        n_epochs: Steps, >= 0.
-        balanced: Whether to balance assignments and labels, as each class has equally many queries.
+        n_epochs: The number of steps, >= 0.
+        balanced: Whether to balance assignments and propagated labels, so that each class gets equally many queries.
         paper: Whether to use the Laplacian of the paper, as the authors' test_standard_GSSL_lapshot_full.py does with
             gamma 0.05, mixing weight 0.7 and 50 steps.
 
@@ -166,8 +182,8 @@ def proto_lp(
         Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of the last assignments.
 
     Source: Zhu and Koniusz, "Transductive few-shot learning with prototype-based label propagation by iterative graph
-        refinement" (2023), sec. 3. https://arxiv.org/abs/2304.11598. From the authors' code alone: the
-        transform, the singular vectors, the Laplacian I - W of prototypes, and the weight of both kinds of labels.
+        refinement" (2023), sec. 3. https://arxiv.org/abs/2304.11598. Only the authors' code has the
+        transform, the singular vectors, the Laplacian I - W of prototypes, and the mixing weight.
     """
     rows = _reduce_rows(torch.cat([episodes.support, episodes.query], dim=1), beta, n_dims)
     n_support, n_queries, n_way = episodes.support.shape[1], episodes.query.shape[1], episodes.n_way
@@ -197,7 +213,10 @@ def proto_lp(
 
 
 def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
-    """Transform rows (episodes, n, dim) by a power, reduce them to their first singular vectors, and normalise them."""
+    """Transform rows (episodes, n, dim) by a power, and reduce them to their first ``n_dims`` singular vectors.
+
+    The result (episodes, n, k) is float64, centred and scaled to unit norm; k is ``n_dims`` or less.
+    """
     rows = rows.double()
     rows = F.normalize(rows.abs().add_(POWER_OFFSET).pow_(beta).copysign_(rows), dim=2)
     values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
@@ -207,7 +226,11 @@ def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
 
 
 def _propagate_by_prototypes(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) -> Tensor:
-    """Propagate the labels of support rows, ``count`` (episodes, n_way, 1), by assignments (episodes, n_way, rows)."""
+    """Propagate the labels of the support over prototypes to all rows: labels (episodes, n_way, rows).
+
+    ``assigned`` (episodes, n_way, rows) connects rows and prototypes, ``count`` (episodes, n_way, 1) is the number of
+    support rows per class, ``gamma`` the weight of the Laplacian. With ``paper``, the Laplacian is that of the paper.
+    """
     total = assigned @ assigned.transpose(1, 2)  # (episodes, n_way, n_way), Z^T Z
     walk = total / assigned.sum(dim=2)[:, None]
     identity = torch.eye(total.shape[1], dtype=total.dtype, device=total.device)
@@ -223,7 +246,7 @@ class IlpcClassifierSettings:
 
     learning_rate: float = 0.1  #: The learning rate of all steps.
     momentum: float = 0.9  #: Momentum, in [0, 1).
-    weight_decay: float = 5e-4  #: Factor on the outputs that are added to their gradient.
+    weight_decay: float = 5e-4  #: The outputs times this factor are added to the gradient of the outputs.
 
 
 ILPC_CLASSIFIER = IlpcClassifierSettings()
@@ -243,24 +266,25 @@ def ilpc(
     """Label the queries in rounds: in each round, the queries with the cleanest labels join the support.
 
     A round propagates the support's labels to the remaining queries, balances them, trains a linear classifier on all
-    rows and moves the queries whose labels it learns most easily. Everything depends only on inner products.
+    rows, and moves the queries whose labels it learns most easily to the support. All computations are on inner
+    products of rows.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         beta: The exponent of the power transform, > 0.
-        n_neighbours: Neighbours of a row in the graph, >= 1; all other rows if there are fewer.
+        n_neighbours: Number of neighbours of a row in the graph, >= 1; all other rows if there are fewer.
         gamma: The exponent of the cosines in the graph, > 0.
-        alpha: How far labels spread, in [0, 1).
+        alpha: How far labels spread over the graph, in [0, 1).
         tau: The exponent of the propagated labels, > 0; larger values lower their entropy.
-        n_clean: Most queries per class that move in a round, >= 1.
-        n_steps: Steps of the classifier's gradient descent, >= 1.
+        n_clean: Maximum number of queries per class that move to the support in a round, >= 1.
+        n_steps: Number of steps of the classifier's gradient descent, >= 1.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: logarithms of a query's row of the balanced
         transport plan, in the round in which it moved.
 
     Source: Lazarou, Stathaki and Avrithis, "Iterative label cleaning for transductive and semi-supervised few-shot
-        learning" (2021), sec. 3. https://arxiv.org/abs/2012.07962. From the authors' code alone: all settings
+        learning" (2021), sec. 3. https://arxiv.org/abs/2012.07962. Only the authors' code has all settings
         (test_arguments.py, iterative_graph_functions.py); the constant learning rate; a class's quota, n_queries /
         n_way, minus the queries that moved. Their code starts the bias at random and stops when fewer than five queries
         move; here it starts at 0 and all queries move.
@@ -293,7 +317,10 @@ def ilpc(
 
 
 def _propagate_by_neighbours(gram: Tensor, n_neighbours: int, gamma: float, alpha: float) -> Tensor:
-    """Compute (I - alpha W)^-1 of the normalised nearest-neighbour graph W: (episodes, rows, rows), symmetric."""
+    """Compute the symmetric matrix (episodes, rows, rows) that spreads labels over a nearest-neighbour graph.
+
+    It is (I - alpha W)^-1 for the normalised graph W; ``gram`` (episodes, rows, rows) has the cosines of the rows.
+    """
     n = gram.shape[1]
     eye = torch.eye(n, dtype=gram.dtype, device=gram.device)
     others = gram.masked_fill(eye > 0, -1)
@@ -307,10 +334,16 @@ def _propagate_by_neighbours(gram: Tensor, n_neighbours: int, gamma: float, alph
 
 
 def _compute_average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps: int) -> Tensor:
-    """Compute each row's cross-entropy, (episodes, rows) nats, averaged over the training of a linear classifier.
+    """Compute the cross-entropy of each row, (episodes, rows) in nats, averaged over the training of a classifier.
 
-    It starts at the mean directions of the classes of ``known`` rows, and its outputs change by combinations of rows of
-    the Gram matrix, plus one for the bias. Labels are one-hot (episodes, n_way, rows), with zeros for unknown ones.
+    A small average loss means that the classifier learns the label of the row easily. The classifier is linear and
+    starts at the directions of the class means of ``known`` rows.
+
+    Args:
+        gram: (episodes, rows, rows), the inner products of the rows.
+        known: (episodes, n_way, rows), one-hot labels of the support, zeros for other rows.
+        labels: (episodes, n_way, rows), one-hot labels to train on, zeros for rows without a label.
+        n_steps: Number of steps of gradient descent, >= 1.
 
     Source: Huang et al., "O2U-Net: a simple noisy label detection approach for deep neural networks" (2019), sec. 3.
     """
