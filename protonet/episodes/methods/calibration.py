@@ -38,7 +38,7 @@ def distribution_calibration(
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, and base classes.
         power: The exponent of Tukey's transform, > 0; negative features keep their sign. The authors' code
             uses 0.5.
-        n_nearest: The paper's k: how many nearest base classes are used for each support row, from 1 to all of them.
+        n_nearest: The paper's k: number of nearest base classes used for each support row, in [1, base classes].
             The authors' code uses 2.
         spread: The paper's alpha, >= 0, added to every entry of the covariances. The authors' code uses 0.21.
         n_samples: Features sampled per class, >= 1, shared equally among its support rows. The paper uses 750. With
