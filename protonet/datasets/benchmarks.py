@@ -91,7 +91,7 @@ def format_class_lists() -> str:
     return "\n".join(lines)
 
 
-def simplify(name: str) -> str:
+def simplify_class_name(name: str) -> str:
     """Reduce a class's name to letters and digits in lower case, because copies of a data set spell it differently."""
     return re.sub(r"[\W_]", "", name).lower()
 
@@ -110,8 +110,10 @@ def detect_listed_classes(key: str, *subfolders: str) -> Callable[[Path], Layout
 
     def detect(root: Path) -> Layout | None:
         known = read_class_lists()[key]
-        label_of = {simplify(label): label for label in known.side_of}
-        found = [{simplify(folder.name): folder for folder in list_folders(root / part)} for part in subfolders]
+        label_of = {simplify_class_name(label): label for label in known.side_of}
+        found = [
+            {simplify_class_name(folder.name): folder for folder in list_folders(root / part)} for part in subfolders
+        ]
         min_classes = MIN_CLASS_FRACTION * len(label_of)
         found = [folders for folders in found if len(folders.keys() & label_of.keys()) >= min_classes]
         if not found:
@@ -172,8 +174,8 @@ def describe_difference(text: str, counts: Mapping[tuple[str, str], int]) -> lis
     known = read_class_lists().get(key)
     if known is None or not colon:
         return []
-    side_by_name = {simplify(name): side for name, side in counts}
-    listed = {simplify(name): (name, side) for name, side in known.side_of.items()}
+    side_by_name = {simplify_class_name(name): side for name, side in counts}
+    listed = {simplify_class_name(name): (name, side) for name, side in known.side_of.items()}
     named = bool(side_by_name.keys() & listed.keys())
     wrong = []
     for side in SPLIT_SIDES:

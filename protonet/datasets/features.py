@@ -15,9 +15,9 @@ from protonet.errors import raise_input_error, raise_missing_file
 from protonet.tables.arrays import decode_labels, memory_map
 
 #: Keys under which a dictionary may hold the features; the first key of this list that it has is used.
-FEATURES = ("x", "features", "feats", "embeddings", "concat_features", "data")
+FEATURE_KEYS = ("x", "features", "feats", "embeddings", "concat_features", "data")
 #: Keys under which a dictionary may hold the labels; the first key of this list that it has is used.
-LABELS = ("y", "labels", "targets", "concat_labels")
+LABEL_KEYS = ("y", "labels", "targets", "concat_labels")
 #: Possible names of the file with the labels of ``NAME.npy``, in the same folder; the braces stand for NAME.
 LABEL_FILES = ("{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy")
 
@@ -45,7 +45,7 @@ def load_features(path: str | Path) -> Dataset:
             Files of torch and pickles hold one of
 
             - a pair of features and labels;
-            - a dictionary with a key of ``FEATURES``, a key of ``LABELS`` and perhaps the key ``split``;
+            - a dictionary with a key of ``FEATURE_KEYS``, a key of ``LABEL_KEYS`` and perhaps the key ``split``;
             - a dictionary from classes to their rows, such as ``output.plk`` of S2M2 and PT-MAP;
             - a list of four, whose third entry is such a dictionary, as LaplacianShot writes it.
 
@@ -109,7 +109,7 @@ def _find_arrays(path: Path, content: object) -> LabelledArrays:
         return LabelledArrays(_to_array(path, content[0]), _to_array(path, content[1]))
     if not isinstance(content, dict):
         _raise_no_features(path, f"a {type(content).__name__}")
-    x, y = (next((content[name] for name in names if name in content), None) for names in (FEATURES, LABELS))
+    x, y = (next((content[name] for name in names if name in content), None) for names in (FEATURE_KEYS, LABEL_KEYS))
     if x is not None and y is not None:
         split = content.get("split")
         sides = None if split is None else _to_array(path, split)

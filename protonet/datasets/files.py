@@ -168,7 +168,7 @@ def _parse_float(cell: str, line: int) -> float:
         raise_input_error("path", "hold numbers beside the label", f"{cell!r} in line {line}", "Encode it as numbers.")
 
 
-FLOATING = ("float16", "float32", "float64")  #: The dtypes of features that `map_npz` can memory-map.
+MAPPABLE_DTYPES = ("float16", "float32", "float64")  #: The dtypes of features that `map_npz` can memory-map.
 #: For each version of the NPY format, the function that reads the header of an array.
 HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
@@ -196,7 +196,7 @@ def map_npz(path: str | Path) -> Dataset:
     return _label_rows(x, read_arrays(path, {"y", "split", "maps"}), mapping)
 
 
-def map_rows(path: Path, dtypes: Sequence[str] = FLOATING, name: str = "x") -> tuple[Tensor, mmap.mmap] | None:
+def map_rows(path: Path, dtypes: Sequence[str] = MAPPABLE_DTYPES, name: str = "x") -> tuple[Tensor, mmap.mmap] | None:
     """Memory-map the array ``name`` (n, ...) of an NPZ file.
 
     Returns a read-only tensor and the mapping of the whole file; or None if the array is compressed, of a dtype other

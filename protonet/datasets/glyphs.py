@@ -123,7 +123,7 @@ def load_glyphs(
     chosen = sorted(c for c in known if counts[c] >= min_faces and unicodedata.category(c)[0] in "LNPS")
 
     def render() -> Pictures:
-        images, labels = _render(chosen, faces, copies, seed)
+        images, labels = _render_characters(chosen, faces, copies, seed)
         names = list(dict.fromkeys(labels))
         if len(names) < 2:
             got = f"{len(names)} of {len(set(known))}"
@@ -206,7 +206,9 @@ def list_font_faces(fonts: str | Path | None = None) -> list[Face]:
     return faces
 
 
-def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int) -> tuple[list[np.ndarray], list[str]]:
+def _render_characters(
+    characters: Iterable[str], faces: list[Face], copies: int, seed: int
+) -> tuple[list[np.ndarray], list[str]]:
     """Draw each character in every font face that has it, and distort each image.
 
     A progress bar appears after two seconds.
@@ -223,7 +225,7 @@ def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int
     images: list[np.ndarray] = []
     labels: list[str] = []
     for character in progress_bar(iterable=characters, desc="glyphs", unit="character", delay=2.0):
-        drawn = [(face.path, _draw(character, font)) for face, font in fonts if character in face.characters]
+        drawn = [(face.path, _draw_character(character, font)) for face, font in fonts if character in face.characters]
         drawn = [(path, image) for path, image in drawn if np.asarray(image).max() > RENDERING.ink]
         look = (drawn[0][0], drawn[0][1].tobytes()) if drawn else None
         if look is None or look in seen:
@@ -232,12 +234,12 @@ def _render(characters: Iterable[str], faces: list[Face], copies: int, seed: int
         for path, image in drawn:
             for copy in range(copies):
                 entropy = [seed, copy, ord(character), *path.name.encode()]
-                images.append(255 - _jitter(image, np.random.default_rng(entropy)))
+                images.append(255 - _distort_image(image, np.random.default_rng(entropy)))
                 labels.append(character)
     return images, labels
 
 
-def _draw(character: str, font: FreeTypeFont) -> Image:
+def _draw_character(character: str, font: FreeTypeFont) -> Image:
     """Draw a character in white in the middle of a black canvas, in a smaller font size if it would not fit."""
     from PIL import Image, ImageDraw  # noqa: PLC0415 - optional
 
@@ -250,7 +252,7 @@ def _draw(character: str, font: FreeTypeFont) -> Image:
     return image
 
 
-def _jitter(image: Image, generator: np.random.Generator) -> np.ndarray:
+def _distort_image(image: Image, generator: np.random.Generator) -> np.ndarray:
     """Distort the image of a canvas by a random affine map, and halve its size; return it as (28, 28) uint8."""
     from PIL.Image import Resampling, Transform  # noqa: PLC0415 - optional
 

@@ -32,7 +32,9 @@ def detect_folders(root: Path) -> Layout | None:
     folders = detect_side_folders(root)
     if folders is None:
         return None
-    return make_layout(join_sides([list_classes(folders[side]) if side in folders else None for side in SPLIT_SIDES]))
+    return make_layout(
+        join_sides([list_pictures_by_class(folders[side]) if side in folders else None for side in SPLIT_SIDES])
+    )
 
 
 def detect_side_folders(root: Path) -> dict[str, Path] | None:
@@ -50,7 +52,7 @@ def detect_side_folders(root: Path) -> dict[str, Path] | None:
     return folders if {"base", "novel"} <= set(folders) else None
 
 
-def list_classes(root: Path) -> Pictures:
+def list_pictures_by_class(root: Path) -> Pictures:
     """List the pictures ``root/CLASS/*.png`` with their classes, which are not split; both are sorted by name."""
     pictures: list[Path] = []
     labels: list[str] = []
@@ -65,7 +67,7 @@ def list_classes(root: Path) -> Pictures:
 
 def detect_class_folders(root: Path) -> Layout:
     """Find pictures in ``root/CLASS/*.png``, without a split; raise an InputError if there are none."""
-    return make_layout(list_classes(root))
+    return make_layout(list_pictures_by_class(root))
 
 
 def read_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path], list[tuple[Path, str]]]) -> Layout | None:
@@ -154,7 +156,7 @@ def detect_pickles(pattern: str, *sides: str) -> Callable[[Path], Layout | None]
 
     def detect(root: Path) -> Layout | None:
         files = [root / pattern.format(side) for side in sides or AUTHORS_SIDES]
-        if not have_files(files):
+        if not all_files_exist(files):
             return None
         return files, lambda: join_sides([_read_pickle(path) for path in files])
 
@@ -194,7 +196,7 @@ def detect_tiered(root: Path) -> Layout | None:
         images = [root / f"{side}_images.npz" for side in AUTHORS_SIDES]
     labels = [root / f"{side}_labels.pkl" for side in AUTHORS_SIDES]
     files = [*images, *labels]
-    if not have_files(files):
+    if not all_files_exist(files):
         return None
     return files, lambda: join_sides(list(map(_read_tiered, images, labels)))
 
@@ -233,7 +235,7 @@ def _read_npz(path: Path) -> np.ndarray | None:
         raise_unreadable(path, type(error).__name__)
 
 
-def have_files(files: Sequence[Path]) -> bool:
+def all_files_exist(files: Sequence[Path]) -> bool:
     """Return True if all files exist, and False if the first one does not: then the folder has another layout.
 
     If only later files are missing, the data set is incomplete: an InputError names the missing file.

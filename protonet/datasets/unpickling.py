@@ -83,7 +83,7 @@ def _load_storage(raw: bytes) -> object:
 
 
 #: For each object that a pickle may name, by module and name: the object that takes its place when it is loaded.
-_NAMES: dict[tuple[str, str], object] = {
+_ALLOWED_OBJECTS: dict[tuple[str, str], object] = {
     **{
         ("builtins", builtin.__name__): builtin
         for builtin in (bytes, bytearray, dict, list, set, frozenset, int, float, complex)
@@ -102,13 +102,13 @@ _NAMES: dict[tuple[str, str], object] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that raises a RefusedError if a pickle names an object that is not in ``_NAMES``."""
+    """An unpickler that raises a RefusedError if a pickle names an object that is not in ``_ALLOWED_OBJECTS``."""
 
     def find_class(self, module: str, name: str) -> object:
         module = {"__builtin__": "builtins"}.get(module, module).replace("numpy._core", "numpy.core")
-        if (module, name) not in _NAMES:
+        if (module, name) not in _ALLOWED_OBJECTS:
             raise RefusedError(f"{module}.{name}")
-        return _NAMES[module, name]
+        return _ALLOWED_OBJECTS[module, name]
 
 
 def load_pickle(argument: str, path: str | Path) -> Any:

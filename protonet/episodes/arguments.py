@@ -43,11 +43,11 @@ INTEGER_OPTIONS = {
     "seed": (0, 0, "of the initial weights, the episodes and the augmentation; up to 2^63 - 1"),
 }
 #: Defaults for the objectives feat, maml and anil, whose papers train on episodes like those of the evaluation.
-EPISODIC = {"way": 5, "query": 15, "episodes-per-step": 4}
+EPISODIC_DEFAULTS = {"way": 5, "query": 15, "episodes-per-step": 4}
 #: For each objective, the defaults that differ from ``INTEGER_OPTIONS``. Snell et al. train on 30 classes for 1-shot
 #: mini-ImageNet.
-DEFAULTS = {"protonet": {"way": 30, "query": 15, "episodes-per-step": 1}} | dict.fromkeys(
-    ("feat", "maml", "anil"), EPISODIC
+OBJECTIVE_DEFAULTS = {"protonet": {"way": 30, "query": 15, "episodes-per-step": 1}} | dict.fromkeys(
+    ("feat", "maml", "anil"), EPISODIC_DEFAULTS
 )
 INNER_LOOP_OPTIONS = ("inner_steps", "inner_rate", "first_order", "head")  #: Only MAML and ANIL have these options.
 BASIC_OPTIONS = ("way", "shot", "steps", "seed")  #: The ``INTEGER_OPTIONS`` that ``--help`` shows; ``--help-all`` all.
@@ -132,8 +132,8 @@ def make_train_parser() -> Parser:
     episodes = parser.add_expert_group("episodes and validation").add_argument
     for name, (low, default, text) in INTEGER_OPTIONS.items():
         high = 2**63 - 1 if name == "seed" else MAX_COUNT
-        other = f"; {DEFAULTS['protonet'][name]} for protonet" if name in EPISODIC else ""
-        other += f"; {EPISODIC[name]} for feat, maml, anil" if name in EPISODIC else ""
+        other = f"; {OBJECTIVE_DEFAULTS['protonet'][name]} for protonet" if name in EPISODIC_DEFAULTS else ""
+        other += f"; {EPISODIC_DEFAULTS[name]} for feat, maml, anil" if name in EPISODIC_DEFAULTS else ""
         add_option = add if name in BASIC_OPTIONS else episodes
         help_text = f"{text} (default {default}{other})"
         add_option(f"--{name}", action=IntegerOption, low=low, high=high, help=help_text)
@@ -181,7 +181,7 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name, (_, default, _) in INTEGER_OPTIONS.items():
         field = name.replace("-", "_")
         given = getattr(options, field)
-        integers[field] = DEFAULTS.get(objective, {}).get(name, default) if given is None else given
+        integers[field] = OBJECTIVE_DEFAULTS.get(objective, {}).get(name, default) if given is None else given
     if options.dropblock >= 1:
         raise_input_error("--dropblock", "be a share below 1", options.dropblock, "Pass a number such as 0.1.")
     plan = TrainingPlan(

@@ -83,7 +83,7 @@ class Paper:
     def write(self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
         """Print the tables, one for each evaluation of ``members``, and write tables, figure and appendix."""
         keys = {choice.name: choice.key for grid in self.grids for choice in grid if len(grid) > 1}
-        summaries = adjust_summaries([rename(evaluation.summary, keys) for evaluation in evaluations])
+        summaries = adjust_summaries([rename_methods(evaluation.summary, keys) for evaluation in evaluations])
         tables = []
         for member, summary in zip(members, summaries, strict=True):
             ((header, rows),) = tabulate(summary)
@@ -166,7 +166,7 @@ def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
     return text + ("" if rows.normalize == "none" else f" All rows were normalized by {rows.normalize}.")
 
 
-def rename(summary: Summary, keys: Mapping[str, str]) -> Summary:
+def rename_methods(summary: Summary, keys: Mapping[str, str]) -> Summary:
     """Return a summary in which methods are renamed by ``keys``, from old to new names; other names stay.
 
     The result has only accuracies and comparisons, no further measures.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protonet._text import count
 from protonet.episodes.evaluation.evaluate import Scores
-from protonet.episodes.evaluation.report import MEASURES, explain_intervals, format_p_value
+from protonet.episodes.evaluation.report import MEASURE_HEADINGS, explain_intervals, format_p_value
 from protonet.episodes.evaluation.statistics import SIDE_MEASURES, ClassAccuracy, Evaluation, Rate, Summary
 from protonet.ui.html import format_document
 from protonet.ui.text import format_interval, percent
@@ -53,7 +53,7 @@ def format_page(evaluation: Evaluation) -> str:
         "measured": {
             name: format_rates(method.measures[measure] for measure in measures) for name, method in methods.items()
         },
-        "measures": [MEASURES[measure].removesuffix(", %") for measure in measures],
+        "measures": [MEASURE_HEADINGS[measure].removesuffix(", %") for measure in measures],
         "min_episodes": MIN_EPISODES_PER_CLASS,
         "notes": evaluation.notes,
         "origin": list_origin(evaluation),
@@ -68,7 +68,9 @@ def format_page(evaluation: Evaluation) -> str:
     return format_document("episodes.html", evaluation.title, evaluation.describe(), "protonet.episodes", values)
 
 
-def list_classes(scores: Mapping[str, Scores], class_mask: Tensor, names: Sequence[str]) -> list[ClassAccuracy]:
+def compute_class_accuracies(
+    scores: Mapping[str, Scores], class_mask: Tensor, names: Sequence[str]
+) -> list[ClassAccuracy]:
     """Compute for each class the mean accuracy of each method over the episodes that have the class.
 
     Args:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PLOT_SIZE = 4.6  #: The side of a plot, in inches.
 TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A table of texts as a pair: the header, and the rows.
 #: The LaTeX code of each special character.
-LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
+LATEX_ESCAPES = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -49,11 +49,11 @@ LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "±": r"$\pm$",
 }
 #: Matches a table cell with a number, which may have a sign, an exponent, half-widths or a rank in brackets.
-NUMBER = re.compile(
+NUMBER_CELL = re.compile(
     r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?(?P<halves>( ±[\d.]+)*)(?P<rank> \([\d.]+\))?"
 )
 #: The column heading of each measure beside the accuracy.
-MEASURES = {
+MEASURE_HEADINGS = {
     "auroc": "AUROC of open classes, %",
     "fpr95": "FPR at 95 %, %",
     "oscr": "OSCR, %",
@@ -161,13 +161,15 @@ def tabulate(summary: Summary) -> list[TextTable]:
     kinds = summary.interval_kinds
     heading = accuracy_heading(method.accuracy for method in methods.values())
     calibrated = all(method.calibration_error is not None for method in methods.values())
-    measures = [name for name in MEASURES if name in methods[best].measures and methods[best].measures[name].is_known]
+    measures = [
+        name for name in MEASURE_HEADINGS if name in methods[best].measures and methods[best].measures[name].is_known
+    ]
     header = ["method", heading]
     if several:
         header += [f"behind {best}" if against is None else f"{against} is ahead by"]
         header += [f"p over {kind} (Holm)" for kind in kinds]
     header += ["calibration error, %"] if calibrated else []
-    header += [MEASURES[measure] for measure in measures]
+    header += [MEASURE_HEADINGS[measure] for measure in measures]
     rows = []
     for name in order:
         method = methods[name]
@@ -197,9 +199,9 @@ def format_latex_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def format_latex_cell(cell: str) -> str:
     """Format the text of a table cell as LaTeX: in mathematics if it is a number, otherwise with escapes."""
-    match = NUMBER.fullmatch(cell)
+    match = NUMBER_CELL.fullmatch(cell)
     if match is None:
-        return "".join(LATEX.get(character, character) for character in cell)
+        return "".join(LATEX_ESCAPES.get(character, character) for character in cell)
     power = "" if match["sign"] is None else rf" \times 10^{{{match['sign'].strip('+')}{match['exponent']}}}"
     halves = match["halves"].replace("±", r"\pm ")
     return f"${match['value']}{power}{halves}${match['rank'] or ''}"

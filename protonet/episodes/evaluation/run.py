@@ -21,7 +21,7 @@ from protonet._text import to_printable
 from protonet.datasets import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
 from protonet.episodes.evaluation.evaluate import Scores, choose_batch_size, count_episodes, ends_batch, join_batches
-from protonet.episodes.evaluation.page import format_page, list_classes
+from protonet.episodes.evaluation.page import compute_class_accuracies, format_page
 from protonet.episodes.evaluation.prepare import EvaluationPlan, PreparedEvaluation, prepare_data, prepare_tuning
 from protonet.episodes.evaluation.report import (
     format_evaluation,
@@ -192,7 +192,7 @@ class EvaluationRun:
 
     def evaluate(self) -> Evaluation:
         """Choose settings, score all methods on all episodes, and return the summarised results."""
-        self.tunings = self._tune()
+        self.tunings = self._choose_settings()
         best = {tuning.chosen for tuning in self.tunings}
         candidates = [choice for grid in self.plan.methods.tune for choice in grid if choice.name in best]
         plan = replace(self.plan, methods=self.plan.methods.add_tuned(candidates))
@@ -210,7 +210,7 @@ class EvaluationRun:
         self.run_progress.close()
         return self._summarize(join_batches(self.run_progress.finished)) if self.run_progress.finished else None
 
-    def _tune(self) -> list[Tuning]:
+    def _choose_settings(self) -> list[Tuning]:
         """Evaluate the candidate settings of each method to tune on validation classes, and choose the best."""
         plan, state = self.plan, self.state
         if not plan.methods.tune:
@@ -255,7 +255,7 @@ class EvaluationRun:
             n_classes=len(index.size),
             title=_format_title(settings, prepared, n_episodes),
             notes=[*prepared.notes, *describe_duplicates(prepared.data, prepared.class_ids)],
-            by_class=list_classes(scores, class_mask, class_names) if self.by_class else None,
+            by_class=compute_class_accuracies(scores, class_mask, class_names) if self.by_class else None,
             records=records,
         )
 

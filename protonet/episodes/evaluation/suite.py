@@ -21,7 +21,7 @@ from protonet.episodes.features.sources import load_data
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
 
-SIGNIFICANT = 0.05  #: Two methods share a rank if the p-value of their paired t test is at least this.
+SIGNIFICANCE_LEVEL = 0.05  #: Two methods share a rank if the p-value of their paired t test is at least this.
 SUITE_OUTPUTS = ("json", "latex", "markdown")  #: The kinds of files that a suite writes from all of its evaluations.
 
 
@@ -161,7 +161,9 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
     ranks: dict[str, float] = {}
     while left:
         best = left[0]
-        tied = [name for name in left if p_values.get((best, name), p_values.get((name, best), 1.0)) >= SIGNIFICANT]
+        tied = [
+            name for name in left if p_values.get((best, name), p_values.get((name, best), 1.0)) >= SIGNIFICANCE_LEVEL
+        ]
         ranks |= dict.fromkeys(tied, len(ranks) + (len(tied) + 1) / 2)
         left = [name for name in left if name not in tied]
     return ranks

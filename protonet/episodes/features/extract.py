@@ -91,10 +91,10 @@ def write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
     if output.exists():
         finished = _read_key(output)
         if not resume or finished is None or finished[0] != key:
-            _refuse(output, resume=resume)
+            _raise_output_exists(output, resume=resume)
         return finished[1]
     if part.exists() and not resume:
-        _refuse(part, resume=False)
+        _raise_output_exists(part, resume=False)
     with part.open("a+b") as file:
         header = f"protonet extract {key}\n".encode()
         dim, done = _open_part(file, part, header, n, job.step)
@@ -133,7 +133,7 @@ def _open_part(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> 
     file.seek(0)
     content = file.read(len(header) + 4)
     if content[: len(header)] != header[: len(content)]:
-        _refuse(part, resume=True)
+        _raise_output_exists(part, resume=True)
     dim = int.from_bytes(content[len(header) :], "little") if len(content) == len(header) + 4 else 0
     if not dim:
         file.truncate(0)
@@ -162,7 +162,7 @@ def _read_key(path: Path) -> tuple[str, int] | None:
         return None
 
 
-def _refuse(path: Path, *, resume: bool) -> NoReturn:
+def _raise_output_exists(path: Path, *, resume: bool) -> NoReturn:
     """Raise an InputError about an output file that exists: with ``resume`` because it is of another job."""
     if resume:
         got, remedy = f"{path}, of other data, settings or another network", "Pass another path, or remove it."

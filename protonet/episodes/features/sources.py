@@ -148,7 +148,7 @@ def load_source(
     if image_size is not None and image_size > MAX_IMAGE_SIZE:
         got = f"{image_size}"
         raise_input_error("image_size", f"be at most {MAX_IMAGE_SIZE}", got, "Pass a number of pixels such as 84.")
-    data = _load(text, label, image_size)
+    data = _load_by_name(text, label, image_size)
     if image_size is not None and (data.shape is None or data.shape[1:] != (image_size, image_size)):
         got = f"{image_size} for {text}"
         raise_input_error("image_size", "come with pictures to resize", got, "Leave it out.")
@@ -182,7 +182,7 @@ def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
     one class.
     """
     with renamed_arguments(text="base", path="base"):
-        data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load(text, "label", image_size)
+        data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load_by_name(text, "label", image_size)
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
         raise_input_error("base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
@@ -206,7 +206,7 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
         InputError: The data set cannot be loaded, has another number of features, or lacks a class.
     """
     with renamed_arguments(text="texts", path="texts"):
-        data = _load(text, "label")
+        data = _load_by_name(text, "label")
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
         remedy = "Pass texts of the images' backbone."
@@ -251,7 +251,7 @@ def locate_pictures(text: str) -> ImageSet | None:
     return ImageSet(name="source", root=path, files=layout[0], read=layout[1], size=FOLDER_SIZE)
 
 
-def _load(text: str, label: str, image_size: int | None = None) -> Dataset:
+def _load_by_name(text: str, label: str, image_size: int | None = None) -> Dataset:
     """Load a data set by name or path, without a random split; arguments are as in `load_source`."""
     kind, colon, given = text.partition(":")
     by_name: dict[str, Callable[[], Dataset]] = {

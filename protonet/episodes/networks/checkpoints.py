@@ -19,8 +19,8 @@ from protonet.errors import DISTRIBUTION, installed_version, optional_packages, 
 
 CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The key of the safetensors header under which the metadata are JSON.
 CHECKPOINT_VERSION = 4  #: The version of the format; files of other versions are not read.
-BEST = "best."  #: Names of the weights that were best on the validation classes begin with this prefix.
-HEAD = "head."  #: Names of the head's weights begin with this prefix, which follows ``BEST`` or another prefix.
+BEST_PREFIX = "best."  #: Names of the weights that were best on the validation classes begin with this prefix.
+HEAD_PREFIX = "head."  #: Names of the head's weights begin with this prefix, after ``BEST_PREFIX`` or another one.
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, object]) -> None:
@@ -75,8 +75,9 @@ def select_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def split_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split named weights in two: those of the encoder, and those of the head without the prefix ``HEAD``."""
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}, select_prefix(tensors, HEAD)
+    """Split named weights in two: those of the encoder, and those of the head without the prefix ``HEAD_PREFIX``."""
+    encoder = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD_PREFIX)}
+    return encoder, select_prefix(tensors, HEAD_PREFIX)
 
 
 def load_trained(path: str | Path, take: RowReader, *, dim: int | None = None) -> TrainedEncoder:
@@ -100,7 +101,7 @@ def load_trained(path: str | Path, take: RowReader, *, dim: int | None = None) -
         remedy = "Pass data like those that it was trained on, pictures at the same `image_size`."
         raise_input_error("path", f"hold an encoder of {dim} features per row", plan.dim, remedy)
     encoder = make_backbone(plan.backbone, plan.dim, torch.Generator())
-    of_encoder, of_head = split_head(select_prefix(tensors, BEST))
+    of_encoder, of_head = split_head(select_prefix(tensors, BEST_PREFIX))
     encoder.load_state_dict(of_encoder)
     encoder.eval().requires_grad_(False)
     embedding_dim = encoder(torch.zeros(1, plan.dim)).shape[1]

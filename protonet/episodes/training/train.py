@@ -33,8 +33,8 @@ from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.networks.backbones import measure_statistics
 from protonet.episodes.networks.checkpoints import (
-    BEST,
-    HEAD,
+    BEST_PREFIX,
+    HEAD_PREFIX,
     load_encoder,
     read_checkpoint,
     select_prefix,
@@ -46,7 +46,7 @@ from protonet.episodes.training.tasks import Score, Side, draw_batch, score_enco
 from protonet.errors import raise_input_error
 
 #: Prefixes of the names of a checkpoint's tensors: the learner's, the averaged weights and the optimizer's state. The
-#: prefix of the best weights is ``BEST``.
+#: prefix of the best weights is ``BEST_PREFIX``.
 LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
 
 
@@ -96,8 +96,8 @@ def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -
 
 
 def _list_averaged_weights(run: TrainingRun) -> dict[str, Tensor]:
-    """Return the averaged weights of the encoder and the head by name, the head's with the prefix ``HEAD``."""
-    return run.average.state_dict() | {HEAD + name: tensor for name, tensor in run.head.state_dict().items()}
+    """Return the averaged weights of the encoder and the head by name, the head's with the prefix ``HEAD_PREFIX``."""
+    return run.average.state_dict() | {HEAD_PREFIX + name: tensor for name, tensor in run.head.state_dict().items()}
 
 
 def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def update_best(run: TrainingRun, score: Score) -> None:
 
 def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Convert the state of a run to the arguments of `write_checkpoint`: tensors by name, and metadata for JSON."""
-    states = {LEARNER: run.learner.state_dict(), AVERAGED: _list_averaged_weights(run), BEST: run.best_weights}
+    states = {LEARNER: run.learner.state_dict(), AVERAGED: _list_averaged_weights(run), BEST_PREFIX: run.best_weights}
     states |= {f"{OPTIMIZER}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
     return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": asdict(run.plan)}
@@ -150,7 +150,7 @@ def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str,
     encoder, head = split_head(select_prefix(tensors, AVERAGED))
     run.average.load_state_dict(encoder)
     run.head.load_state_dict(head)
-    run.best_weights = select_prefix(tensors, BEST)
+    run.best_weights = select_prefix(tensors, BEST_PREFIX)
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in select_prefix(tensors, OPTIMIZER).items():
         index, _, key = name.partition(".")
@@ -183,7 +183,7 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
         started = time.monotonic() - before
 
         def validate() -> None:
-            measure_statistics(run.average, _draw_measured(run, base))
+            measure_statistics(run.average, _draw_rows_to_measure(run, base))
             score = score_encoder(run.average, run.head, validation, plan, run.step, group)
             update_best(run, score)
             means = dict(zip(run.learner.losses, _average_losses(run.losses), strict=True)) if run.losses else {}
@@ -217,7 +217,7 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
                 raise KeyboardInterrupt(f"stopped at step {run.step:,}; run again with --resume")
 
 
-def _draw_measured(run: TrainingRun, base: Side) -> Iterator[Tensor]:
+def _draw_rows_to_measure(run: TrainingRun, base: Side) -> Iterator[Tensor]:
     """Yield training rows (n, dim) on which the statistics of batch normalisation are measured: the first batches."""
     plan, device = run.plan, next(run.average.parameters()).device
     rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)

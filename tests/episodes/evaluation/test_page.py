@@ -14,7 +14,7 @@ import torch
 
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.evaluate import Scores
-from protonet.episodes.evaluation.page import list_classes
+from protonet.episodes.evaluation.page import compute_class_accuracies
 from protonet.episodes.evaluation.statistics import ClassAccuracy
 from tests.browser import Browser, check_looks, every
 from tests.episodes.command_cases import Command
@@ -53,7 +53,7 @@ def test_classes_agree_with_a_loop() -> None:
     class_mask = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]], dtype=torch.bool)
     others = {field.name: accuracy for field in fields(Scores) if field.name not in ("by_shot", "bins")}
     scores = {"m": Scores(by_shot=accuracy[:, None], **others, bins=torch.zeros(15, 3))}
-    assert list_classes(scores, class_mask, ["a", "b", "c", "d"]) == [
+    assert compute_class_accuracies(scores, class_mask, ["a", "b", "c", "d"]) == [
         ClassAccuracy("a", 2, {"m": 0.25}),
         ClassAccuracy("b", 2, {"m": 0.75}),
         ClassAccuracy("c", 2, {"m": 0.5}),
