@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, adjust_holm, compare_pairs
-from protonet.episodes.paper import adjust_summaries, rename
+from protonet.episodes.paper import adjust_summaries, rename_methods
 from protonet.episodes.samplers.batch import unpack_integers
 from tests.episodes.command_cases import Command
 
@@ -147,7 +147,7 @@ def summary_of(seed: int) -> Summary:
 
 def test_p_values_of_all_tables_are_adjusted_together() -> None:
     summaries = [summary_of(seed) for seed in (0, 1)]
-    together = adjust_summaries([rename(summary, {"b": "renamed"}) for summary in summaries])
+    together = adjust_summaries([rename_methods(summary, {"b": "renamed"}) for summary in summaries])
     pairs = [pair for summary in summaries for pair in summary.comparisons]
     adjusted = [pair for summary in together for pair in summary.comparisons]
     assert [pair.p_holm_episodes for pair in adjusted] == adjust_holm([pair.p_value_episodes for pair in pairs])
