@@ -75,7 +75,7 @@ class Encoder(nn.Module):
 
     @property
     def embedding_dim(self) -> int:
-        """Width of the embedding: the sum of the widths of all parts."""
+        """Width of the embedding: the sum of the widths of the outputs of all views."""
         return sum(self.sizes)
 
     def list_sources(self) -> list[Source]:
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
         return list(self.sources)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embed features (n, input_dim) as unit rows (n, embedding_dim)."""
+        """Compute embeddings (n, embedding_dim) of unit norm of features x (n, input_dim)."""
         device = x.device.type
         cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if cast else nullcontext():

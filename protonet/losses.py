@@ -12,7 +12,7 @@ CHUNK = 8192  #: Maximum number of rows that are processed at once, which bounds
 
 
 def weigh(rows: Tensor, weights: Tensor | None) -> Tensor:
-    """Multiply rows (..., n, dim) by their weights (..., n), or return them unchanged if the weights are None."""
+    """Multiply each row (..., n, dim) by its weight (..., n); return the rows unchanged if ``weights`` is None."""
     return rows if weights is None else rows * weights.to(rows.dtype)[..., None]
 
 

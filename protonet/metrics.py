@@ -134,7 +134,7 @@ class Sample(NamedTuple):
         return wilson_interval(proportion, self.effective_rows(correct) / self.variance_factor, quantile)
 
     def half_width(self, values: Tensor) -> float:
-        """Compute half the width of the 95 % confidence interval of the mean of values (n,) float64.
+        """Compute half the width of the 95 % confidence interval of the weighted mean of values (n,) float64.
 
         Source: the variance over clusters, Liang and Zeger, "Longitudinal data analysis using generalized linear
             models" (1986), with the quantile of Student's t for the number of groups.
@@ -301,7 +301,7 @@ class ClassMetrics(NamedTuple):
 
     @property
     def macro(self) -> dict[str, float]:
-        """The unweighted means of recall, precision and F1 over the classes that have a row or are predicted."""
+        """The macro averages: mean recall, precision and F1 of the classes that have a row or are predicted."""
         occurs = (self.rows + self.predicted) > 0
         return {name: float(getattr(self, name)[occurs].mean()) for name in ("recall", "precision", "f1")}
 

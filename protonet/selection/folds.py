@@ -30,7 +30,7 @@ class Fold(NamedTuple):
     held_out: Tensor  #: (m,) int64: indices of the rows to evaluate on, disjoint from ``train``.
 
     def to(self, device: torch.device) -> Fold:
-        """Move the indices to a device."""
+        """Return the fold with its indices on a device."""
         return Fold(self.train.to(device), self.held_out.to(device))
 
 

@@ -118,7 +118,7 @@ def _line_search(objective: Objective, x: Tensor, direction: Tensor, start: Tria
 
 
 def _interpolate(one: Trial, other: Trial, lowest: float, highest: float) -> float:
-    """Compute the step size in [lowest, highest] that minimizes the cubic interpolation of two trials (eq. 3.59)."""
+    """Compute the step size in [lowest, highest] with the minimum of a cubic through two trials (eq. 3.59)."""
     left, right = sorted((one, other), key=lambda trial: trial.size)
     width = right.size - left.size
     d1 = left.slope + right.slope + 3 * (left.value - right.value) / width

@@ -17,7 +17,7 @@ from protonet.selection.lbfgs import minimize
 
 @dataclass(frozen=True)
 class WeightRules:
-    """Constants of the temperature and of the weights of views, which are fitted to held-out rows.
+    """Constants for fitting the temperature and the weights of views to held-out rows.
 
     The values were set on three of the five splits of analysis/results/robustness.md; analysis/results/ablations.md
     shows the effect of the selection.
@@ -46,7 +46,7 @@ class WeightRules:
 
 @dataclass(frozen=True)
 class NewtonRules:
-    """Settings of Newton's method for the temperature, which takes about five steps."""
+    """Settings of Newton's method, which fits the temperature in about five steps."""
 
     max_steps: int = 50  #: Maximum number of steps.
     backtracking: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)

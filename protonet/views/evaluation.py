@@ -129,7 +129,7 @@ class CandidateEvaluator:
         self.degrees_of_freedom = len(fewest) - len(fewest.unique())  # within the classes
 
     def out_of_time(self) -> bool:
-        """Test whether the deadline has passed."""
+        """Test whether the deadline of the training rows has passed."""
         return time.monotonic() > self.rows.deadline
 
     def fit(self, spec: ViewSpec) -> list[View]:

@@ -219,7 +219,7 @@ def split_positions(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]
 
 @dataclass(frozen=True)
 class KernelBankConfig(Config):
-    """Sizes of a `KernelBank`."""
+    """The sizes from which a `KernelBank` is built."""
 
     input_dim: int = bounded_field()  #: Number of features.
     width: int = bounded_field(3)  #: Pixels per line of an image, or length of a series.
@@ -423,7 +423,7 @@ class ConvolutionFeaturesView(View):
 
 @dataclass(frozen=True)
 class FixedConvolutionConfig(Config):
-    """Settings of a `FixedConvolutionView`."""
+    """The settings from which a `FixedConvolutionView` is built."""
 
     classes: int = bounded_field()  #: Number of classes.
     local: bool = True  #: Whether responses are pooled over each part of the row or over the whole row.

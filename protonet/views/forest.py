@@ -185,7 +185,7 @@ def _locate_children(inner: Tensor, trees: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ForestConfig(Config):
-    """Sizes of a `ForestView`."""
+    """The sizes from which a `ForestView` is built."""
 
     input_dim: int = bounded_field()  #: Number of features.
     nodes: int = bounded_field()  #: Number of nodes of all trees.
@@ -249,7 +249,7 @@ class ForestView(View):
         return votes.scatter_add(1, self.label[node], x.new_full((), 1 / self.config.trees).expand(node.shape))
 
     def _vote(self, x: Tensor) -> Tensor:
-        """Compute the votes (n, num_classes) of rows (n, input_dim)."""
+        """Compute the fraction of trees that vote for each class (n, num_classes), for rows x (n, input_dim)."""
         n, trees = len(x), len(self.root)
         values = x.T.reshape(-1)  # sorted by feature: neighbouring pairs are of one tree, and read few features
         node, row = self.root.repeat_interleave(n), torch.arange(n, device=x.device).repeat(trees)  # (pairs,)

@@ -29,7 +29,7 @@ from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, re
 
 @dataclass(frozen=True)
 class KernelRidgeRules:
-    """Bounds on work and rounding; analysis/results/scale.md has the resulting times."""
+    """Limits of the work and of rounding errors; analysis/results/scale.md has the resulting times."""
 
     max_units: int = 1024  #: Maximum number of units of a view.
     distance_work: float = 2e8  #: Maximum number of subtractions for L1 distances in one fit.
@@ -276,7 +276,7 @@ def _rank_settings(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class KernelRidgeConfig(Config):
-    """Sizes and settings of a `KernelRidgeView`."""
+    """The sizes and settings from which a `KernelRidgeView` is built."""
 
     units: int = bounded_field()  #: Number of units: labelled samples at which kernels are centred.
     classes: int = bounded_field()  #: Number of classes.
@@ -310,7 +310,7 @@ class KernelRidgeView(View):
 
     @torch.no_grad()
     def derive_constants(self) -> None:
-        """Compute the landmarks, and choose the precision of distances and scores."""
+        """Compute the landmarks (mapped units), and choose the precision of distances and scores."""
         z = self.source(self.units)
         self.register_buffer("landmarks", torch.tanh(z) if self.config.squash else z, persistent=False)
         # Large weights cancel: in float32, a score near zero would depend on how the batch is rounded.
@@ -412,7 +412,7 @@ class _KernelRegression:
         return torch.tanh(z) if view.squash else z
 
     def reduce_units(self, max_units: int) -> _KernelRegression:
-        """Copy the regression with at most ``max_units`` of its units, evenly spaced."""
+        """Return a copy of the regression that has at most ``max_units`` of its units, evenly spaced."""
         reduced = copy.copy(self)
         selected = select_evenly(len(self.unit_index), max_units).to(self.unit_index.device)
         reduced.unit_index, reduced.landmarks = self.unit_index[selected], self.landmarks[selected]
@@ -455,7 +455,7 @@ class _KernelRegression:
         return functools.reduce(torch.add, parts)
 
     def cosines(self, bandwidth: float, ridges: Sequence[float]) -> Tensor:
-        """Compute cosines (ridges, m, num_classes) float32 of the queries to the class prototypes, on the CPU."""
+        """Compute the cosines of the queries to class prototypes, (ridges, m, num_classes) float32, on the CPU."""
         shape = (len(ridges), len(self.query_distances), self.num_classes)
         cosines = self.query_distances.new_empty(shape, dtype=torch.float32)
         n = len(self.labels)  # the rows themselves come first, before their shifted copies

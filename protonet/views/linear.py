@@ -21,7 +21,7 @@ from protonet.views.view import Graph, LinearMap, LinearMapConfig, Source, Train
 
 @dataclass(frozen=True)
 class CovarianceRules:
-    """Constants of the shrinkage of covariances, and the grid of priors on the variance of class means."""
+    """Constants of covariance shrinkage, and the grid of prior variances of class means in `discriminant_gains`."""
 
     pooled: float = 0.2
     """Fraction of the eigenvalues that are replaced by a common value, the smallest ones, if there are as many degrees

@@ -234,7 +234,7 @@ class MLP:
         return f"learned: {self.members}x{self.hidden} MLP on {self.source.name}, {self.steps} steps"
 
     def fit(self, rows: TrainingRows, source: Source | None) -> MLPView:
-        """Train the MLPs on labelled rows; initial weights and episodes depend on ``rows.seed`` alone."""
+        """Train the MLPs on labelled rows; initial weights and episodes are drawn with the seed ``rows.seed`` alone."""
         generator = torch.Generator().manual_seed(rows.seed)
         source = require_linear_map(source)
         data = build_member_data(source, rows, shifted=self.shifted)
@@ -350,7 +350,7 @@ def _embed(source: LinearMap, x: Tensor, mlps: ResidualMLPs | None = None, membe
 
 @dataclass(frozen=True)
 class MLPConfig(Config):
-    """Sizes of an `MLPView`."""
+    """The sizes from which an `MLPView` is built."""
 
     members: int = bounded_field(high=1024)  #: Number of MLPs.
     hidden: int = bounded_field()  #: Number of hidden units of each MLP.

@@ -138,10 +138,10 @@ def _compare_features(x: Tensor, max_lag: int) -> tuple[list[float], list[float]
 
 
 def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Centre all values (n, dim), standardize each feature, and measure how much independent features differ.
+    """Compute the statistics of rows x (n, dim) from which the similarity of features is measured.
 
-    Returns the centred values, the standardized features, a mask (dim,) of the features that vary, and the mean squared
-    difference of two independent features.
+    Returns the values minus their overall mean (n, dim), the standardized features (n, dim), a mask (dim,) of the
+    features that are not constant, and the mean squared difference of two independent features.
     """
     values = x - x.mean()
     independent = float(2 * x.var(dim=1, correction=0).mean()) or 1.0

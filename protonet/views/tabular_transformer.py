@@ -79,7 +79,7 @@ class CellEncoder:
             self.codes[index, features] = codes / spread
 
     def encode(self, x: Tensor) -> Tensor:
-        """Encode rows x (m, features) as cells (m, columns, CELL_CHANNELS)."""
+        """Encode the cells of rows x (m, features) as numbers: (m, columns, CELL_CHANNELS)."""
         cells = x.new_zeros(x.shape[0], self.columns, CELL_CHANNELS)
         centred = x - self.mean
         z = (centred * self.inverse).clamp(-MAX_Z, MAX_Z)
@@ -128,7 +128,9 @@ def rank_rows(rows: Tensor) -> Tensor:
 
 
 def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Sort groups by the mean rank of their rows, so that their order does not depend on their indices.
+    """Compute the position of each group if groups are sorted by the mean rank of their rows.
+
+    The order thus does not depend on the numbers of the groups.
 
     Args:
         ranks: (n,) ranks of the rows, from `rank_rows`.
@@ -286,7 +288,7 @@ class TabularTransformerFamily(ViewFamily):
 
 @dataclass(frozen=True)
 class TabularTransformerConfig(Config):
-    """Sizes of a `TabularTransformerView`, and the pretrained weights that it was fitted with."""
+    """Sizes of a `TabularTransformerView`, and the checksum of the pretrained weights that it was fitted with."""
 
     input_dim: int = bounded_field()  #: Number of features.
     rows: int = bounded_field(high=TABULAR_TRANSFORMER.max_rows)  #: Number of context rows.
@@ -368,7 +370,7 @@ class TabularTransformerView(View):
         return self.__dict__ | {"_cache": None}
 
     def forward(self, z: Tensor) -> Tensor:
-        """Embed features (n, input_dim) as (n, passes * DIM)."""
+        """Compute the concatenated embeddings of all passes, (n, passes * DIM), of features z (n, input_dim)."""
         with torch.no_grad():
             weights, cells, memory = self._encode_context()
             passes = self.config.passes
@@ -379,7 +381,7 @@ class TabularTransformerView(View):
             return torch.cat(parts)
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
-        """Add the transformer of each pass to an ONNX graph, with the context as constants."""
+        """Add all passes to an ONNX graph, with the encoded context as constants; return the name of each embedding."""
         weights, cells, memory = self._encode_context()
         encoded = cells.add_to_graph(graph, rows)
         return [add_to_graph(graph, weights, encoded, memory, index) for index in range(self.config.passes)]

@@ -182,7 +182,7 @@ def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Te
 
 
 def _compute_keys_and_values(weights: TransformerWeights, layer: int, h: Tensor) -> KeysAndValues:
-    """Compute the keys and values of tokens h (tables, rows, columns, dim) of labelled rows in a layer."""
+    """Compute the attention keys and values of labelled rows in a layer, from tokens h (tables, rows, columns, dim)."""
     tables, rows, columns, dim = h.shape
     z = F.linear(_layer_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.memory"])
     k, v = z.view(tables, rows, columns, 2, dim // HEAD_DIM, HEAD_DIM).permute(3, 0, 2, 4, 1, 5)

@@ -75,12 +75,12 @@ class TrainingRows:
         return self.weights * (counts / class_weights)[self.labels]
 
     def to(self, device: torch.device) -> TrainingRows:
-        """Move the rows to a device."""
+        """Return the rows with all tensors on a device."""
         tensors: Any = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)
 
     def select(self, indices: Tensor) -> TrainingRows:
-        """Select rows by indices (m,) int64 or by a mask (n,) bool."""
+        """Return the rows with the given indices (m,) int64, or the rows of a mask (n,) bool."""
         per_row = {name: getattr(self, name) for name in ("weights", "groups", "is_class_name")}
         per_row = {name: None if value is None else value[indices] for name, value in per_row.items()}
         labels = self.labels[indices]
@@ -198,7 +198,7 @@ class Component(nn.Module):
 
 
 def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Copy a tensor to contiguous memory, in a dtype."""
+    """Return a detached copy of a tensor, of the given type and in contiguous memory."""
     return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
@@ -212,7 +212,7 @@ class Source(Component):
 
 @dataclass(frozen=True)
 class LinearMapConfig(Config):
-    """Sizes of a `LinearMap`."""
+    """The sizes from which a `LinearMap` is built."""
 
     input_dim: int = bounded_field()  #: Number of all features.
     dim: int = bounded_field()  #: Number of adjacent features that the map reads.
@@ -352,7 +352,7 @@ class ViewSpec(Protocol):
 
     @property
     def shifted(self) -> bool:
-        """Whether the view is also fitted to shifted copies of the rows."""
+        """Whether the view is also fitted to shifted copies of the rows; see `protonet.views.shifts`."""
 
     @property
     def trained(self) -> bool:
