@@ -225,7 +225,7 @@ def finetune(
     """Classify by the encoder after steps of Adam on the support's cross-entropy, separately for each episode.
 
     With the head ``prototypes``, each step classifies an augmented copy of the support by the cosine to the class means
-    of the original support. Batch normalisation keeps the running statistics of the training.
+    of the original support. Batch normalisation keeps the statistics that are stored in the encoder.
 
     Args:
         episodes: Episodes with a meta-trained encoder. The method uses the encoder's inputs instead of the embeddings.
