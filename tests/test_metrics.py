@@ -25,6 +25,7 @@ from protonet.metrics import (
     count_confidence_bins,
     measure,
     measure_classes,
+    refit_variance_factor,
     rejection_threshold,
     score_known,
     score_label_errors,
@@ -233,6 +234,17 @@ def test_the_metrics_are_scikit_learns_and_scipys(seed: int, n: int, num_classes
     np.testing.assert_allclose(metrics.calibration_error, loop_calibration_error(log_p, labels.tolist()), atol=1e-12)
     expected = confusion_matrix(labels.numpy(), logits.argmax(dim=1).numpy(), labels=classes)
     assert metrics.confusion.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("n", [20, 200, 20_000])
+def test_intervals_of_cross_validation_are_wider_than_those_of_one_network(n: int) -> None:
+    labels = torch.arange(n) % 2
+    logits = torch.eye(2)[torch.where(torch.arange(n) % 10 == 0, 1 - labels, labels)]
+    alone = measure(logits, labels)
+    crossed = measure(logits, labels, Sample.of_size(n, variance_factor=refit_variance_factor(n, 2)))
+    for name in ("interval", "log_loss_interval"):
+        (low, high), (crossed_low, crossed_high) = getattr(alone, name), getattr(crossed, name)
+        assert crossed_high - crossed_low > 1.08 * (high - low)
 
 
 def test_invalid_logits_are_errors() -> None:
