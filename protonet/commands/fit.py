@@ -101,7 +101,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
                 seed=options.seed,
                 progress=partial(show_part, 0),
             )
-            if not data.has_group_columns:  # otherwise a note names such a column
+            if data.groups is None and not data.has_group_columns:  # a note names columns that look like groups
                 near_duplicates = describe_near_duplicates(solution.problem.rows, "`group` NAME")
                 data.notes.extend([] if near_duplicates is None else [f"warning: {near_duplicates}"])
             data.notes.extend(model.warn_cancelled_classes())

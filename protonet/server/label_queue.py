@@ -338,7 +338,7 @@ class LabelQueue:
         pairs = zip(order[:MAX_LIKELY_CLASSES], values, strict=False)
         likely = [{"name": model.classes[at], "probability": value} for at, value in pairs]
         some = x_all[:: -(-len(x_all) // 1024)]
-        farther = float((model.network(some).amax(dim=1) > logits.amax()).double().mean())
+        farther = float((model.network(some).amax(dim=1) < logits.amax()).double().mean())
         support: list[dict[str, object]] = []
         if len(sizes) > 1:
             scores = compute_contributions(model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes)

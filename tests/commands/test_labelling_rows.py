@@ -8,6 +8,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tests.commands.servers import TOKEN, start, wait_for_job
 
 pytest.importorskip("uvicorn", reason="it listens")
 Image = pytest.importorskip("PIL.Image", reason="it draws pictures")
+JSON = {"Content-Type": "application/json"}
 TEXTS = ["good day", "bad day", "good night", "bad night", "so so", "well done", "not done", "fine"]
 
 
@@ -37,6 +39,27 @@ def draw(colour: tuple[int, int, int], kind: str = "PNG") -> bytes:
 def texts(tmp_path: Path) -> Path:
     (tmp_path / "texts.csv").write_text("\n".join(["note", *TEXTS]) + "\n", encoding="utf-8")
     return tmp_path / "texts.csv"
+
+
+def test_trying_a_row_tells_how_many_rows_of_the_table_are_farther_from_every_class(tmp_path: Path) -> None:
+    centres = np.array([[0, 0], [4, 0], [0, 4]])
+    points = centres[np.arange(60) % 3] + 0.5 * np.random.default_rng(0).normal(size=(60, 2))
+    lines = ["x,y", *(f"{x:.3f},{y:.3f}" for x, y in points)]
+    (tmp_path / "points.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with start("page", tmp_path / "points.csv", "-o", tmp_path / "out.csv") as server:
+        for row in range(12):
+            server.act("label", row=row, name="abc"[row % 3])
+
+        def try_point(x: float, y: float) -> dict[str, Any]:
+            status, answer, _ = server.ask("POST", "/api/try", json.dumps({"rows": [[str(x), str(y)]]}), JSON)
+            return json.loads(answer) if status == 200 else {"likely": [{"probability": 0.0}]}
+
+        until = time.monotonic() + 60
+        while try_point(4, 0)["likely"][0]["probability"] < 0.9:  # until a network is fitted to all labels
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert try_point(4, 0)["farther"] > 0.3
+        assert try_point(-40, -40)["farther"] < 0.05
 
 
 def test_a_duplicated_tab_does_not_overwrite_labels(texts: Path) -> None:

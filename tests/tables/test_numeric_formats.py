@@ -118,6 +118,18 @@ def test_two_numbers_are_not_read_as_one(cell: str) -> None:
     assert all(np.isnan(parse_numeric(cell, mark)) for mark in ("plain", "point", "comma"))
 
 
+def test_numbers_in_another_unit_than_in_training_are_not_read() -> None:
+    columns = [["3.1 m", "4 m", "5.5 m", "", "2 m"], ["7", "3 kg", "1", "2 kg", "9"]]
+    features = fit(columns)
+    assert features.encoding is not None
+    metres, kilograms = features.encoding.columns
+    assert metres.summary() == "number, as 1,234.5, in m, 20 % missing"
+    cells = np.array(["3.1 M", "3.1", "310 cm", "10 ft", ""], object)
+    assert metres.is_invalid(cells).tolist() == [False, False, True, True, False]
+    assert np.array_equal(metres.encode(cells[:1]), metres.encode(cells[1:2]))
+    assert kilograms.is_invalid(np.array(["3", "3 kg", "3 g"], object)).tolist() == [False, False, True]
+
+
 def test_decimal_separators() -> None:
     cases: list[tuple[list[list[str]], bool, str | None, list[float]]] = [
         ([["0,205", "2,974"]], False, None, [1.5895]),

@@ -17,17 +17,21 @@ from protonet.tables.columns.parsing import (
     FORMAT_SEPARATOR,
     NUMERIC_FORMATS,
     SECONDS_PER_DAY,
+    detect_unit,
     is_missing_or_word,
     parse_dates,
     parse_distinct,
     parse_duration,
     parse_numeric_column,
+    parse_unit,
 )
 from protonet.views.config import Stored, expect
 from protonet.views.view import Graph
 
 #: The largest absolute value that a number in a table may have.
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
+#: The text that stands for a number in another unit than that of training, and is no number.
+OTHER_UNIT = "?"
 #: The length in days of each cycle that dates may follow. Dates are encoded by their phase in a cycle if they span more
 #: days than its minimum span.
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
@@ -126,6 +130,7 @@ class OrderedColumn(FittedColumn):
 class Numeric(OrderedColumn):
     """A fitted column of numbers, written in one of ``NUMERIC_FORMATS``."""
 
+    unit: str = ""  #: The unit of measurement that training cells name, such as "kg"; "" if they name none.
     kind: ClassVar[str] = "number"
 
     @classmethod
@@ -135,7 +140,9 @@ class Numeric(OrderedColumn):
         Cells that are no numbers of ``numeric_format``, or beyond float32, are replaced by the median of the others.
         """
         numeric = parse_numeric_column(cells, numeric_format)
-        return cls(numeric_format, *cls.fit_statistics(numeric, np.abs(numeric) <= MAX_FLOAT32))  # False for NaN
+        statistics = cls.fit_statistics(numeric, np.abs(numeric) <= MAX_FLOAT32)  # False for NaN
+        unit = detect_unit(cells) if numeric_format in {"point", "comma"} else ""
+        return cls(numeric_format, *statistics, unit=unit)
 
     @property
     def is_fully_numeric(self) -> bool:
@@ -153,13 +160,20 @@ class Numeric(OrderedColumn):
         return 0 < mean < 1 and math.isclose(mean, mean_square, rel_tol=1e-9)
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray:
-        """Parse cells (n,) to numbers (n,) float64, NaN for other text.
+        """Parse cells (n,) to numbers (n,) float64, NaN for other text, and for numbers that name another unit.
 
         If all training values are 0 or 1, words such as yes and no are accepted as well.
         """
+        if cells.dtype.kind == "O" and self.unit:
+            cells = np.array([cell if parse_unit(cell) in {"", self.unit} else OTHER_UNIT for cell in cells], object)
         if cells.dtype.kind == "O" and self._is_binary:
             cells = np.array([BOOLEANS.get(cell.casefold(), cell) for cell in cells], object)
         return parse_numeric_column(cells, self.format)
+
+    @property
+    def invalid_reason(self) -> str:
+        """The phrase by which messages explain an invalid cell, such as "not a number in kg, treated as missing"."""
+        return f"not a number{f' in {self.unit}' if self.unit else ''}, treated as missing"
 
     def describe_other_spelling(self, cells: np.ndarray) -> str:
         """Describe the first cell that spells 0 or 1 as a word, as "'yes' is 1"; "" if there is none."""
@@ -193,14 +207,14 @@ class Numeric(OrderedColumn):
             "interval": ", midpoints of intervals",
             "duration": ", durations in seconds",
         }
-        return f"number{formats[self.format]}{self.missing_note}"
+        return f"number{formats[self.format]}{f', in {self.unit}' if self.unit else ''}{self.missing_note}"
 
     @classmethod
     def restore(cls, stored: Stored) -> Numeric:
         """Restore the column from the untrusted entries of a model file."""
         numeric_format = stored.entry("format", str)
         expect(numeric_format in NUMERIC_FORMATS, "numbers of an unknown format")
-        return cls(numeric_format, *cls.restore_statistics(stored))
+        return cls(numeric_format, *cls.restore_statistics(stored), unit=stored.entry("unit", str))
 
     def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
         """Add the features to an ONNX graph; return the names of the features and of the mask of missing cells."""

@@ -189,6 +189,17 @@ def parse_plain(cell: str) -> float:
         return math.nan
 
 
+def parse_unit(cell: str) -> str:
+    """Parse the unit of measurement after a number in lower case, such as "kg" of "3 kg"; "" for other cells."""
+    match = _UNIT.search(cell)
+    return match.group(1).casefold() if match and any(map(str.isdigit, cell)) else ""
+
+
+def detect_unit(cells: np.ndarray) -> str:
+    """Find the first unit of measurement in the cells (n,) of a column, in lower case; "" if no cell has one."""
+    return next(filter(None, map(parse_unit, cells)), "") if cells.dtype.kind == "O" else ""
+
+
 def parse_formatted(cell: str, decimal: str) -> float:
     """Parse a number with a given decimal mark, such as "1,234.50 EUR" or "(3 %)".
 
