@@ -28,11 +28,12 @@ from protonet.fit.duplicates import describe_near_duplicates
 from protonet.fit.importance import compute_importances, embed_rows
 from protonet.fit.label_validation import (
     check_labels,
-    check_one_kind,
     check_weights_and_groups,
     encode_labels,
+    join_labels,
     name_classes,
     normalize_weights,
+    require_labels,
     split_unlabelled,
     weigh_classes,
 )
@@ -182,16 +183,15 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             InputError: As in ``fit``; or X has another number of columns, or columns of other types, than in ``fit``.
         """
-        known = [] if classes is None else [np.asarray(classes)]
         first = not self.__sklearn_is_fitted__()
+        require_labels(y, [] if first else self.classes_.tolist())
         rows = self._prepare(X, y, sample_weight, None, reset=first)
         labels = rows.labels
         if first:
-            self._fit(rows)
+            self._fit(replace(rows, weights=weigh_classes(self.class_weight, labels, rows.weights)))
             labels = labels[:0]
-        every = np.concatenate([self.classes_, labels, *known])
-        check_one_kind("y", every)
-        merged, network = np.unique(every), self.network_
+        known = labels[:0] if classes is None else np.atleast_1d(np.asarray(classes))
+        merged, network = np.unique(join_labels([self.classes_, labels, known])), self.network_
         order = torch.full((len(merged),), -1)
         indices, known_indices = encode_labels(labels, merged), encode_labels(self.classes_, merged)
         order[known_indices] = torch.arange(len(self.classes_))

@@ -14,9 +14,10 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from protonet.errors import InputError
+from protonet.errors import InputError, InputTypeError
 from protonet.estimator import ProtoNetClassifier
 from protonet.fit.crossfit import crossfit, measure_held_out
+from protonet.fit.label_validation import name_classes
 from protonet.fit.networks import need_encoder
 from protonet.fit.solver import solve_problem
 from protonet.views.fixed_convolution import FixedConvolutionFamily
@@ -36,6 +37,25 @@ def make() -> ProtoNetClassifier:
 
 FITTED = make().fit(X, NAMES)
 SOLUTION = solve_problem([(TENSOR_X, TENSOR_Y)], effort="fast", seed=int(np.random.RandomState(0).randint(2**31 - 1)))
+
+
+def test_partial_fit_takes_labels_as_fit_does() -> None:
+    x, y = (part.numpy() for part in blobs(0, classes=3, rows=4))
+    model = ProtoNetClassifier(effort="fast").fit(x, y)
+    for labels in (["new"] * 3, [0, None, 1], [0.0, np.nan, 1.0], [-1, 0, 1]):
+        with pytest.raises((InputError, InputTypeError), match=r"be all text or all numbers|have a label for each row"):
+            model.partial_fit(x[:3], labels)
+    assert model.classes_.tolist() == [0, 1, 2]
+    with pytest.raises(InputError, match="have a label for each row; got 4 of 12 without one"):
+        ProtoNetClassifier(effort="fast").partial_fit(x, np.where(y == 0, -1, y))
+    assert model.partial_fit(x[:1], [1], classes=9).classes_.tolist() == [0, 1, 2, 9]
+    signs = ProtoNetClassifier(effort="fast").fit(x[y < 2], 2 * y[y < 2] - 1)
+    assert signs.partial_fit(x[:1], [-1]).classes_.tolist() == [-1, 1]
+    assert name_classes(np.array([0.0, 1.0, 7.0])) == (0, 1, 7)
+    weighted = ProtoNetClassifier(effort="fast", class_weight="balanced")
+    rows = np.r_[np.flatnonzero(y == 0), np.flatnonzero(y > 0)[::3]]
+    expected = clone(weighted).fit(x[rows], y[rows]).predict_proba(x)
+    assert np.array_equal(clone(weighted).partial_fit(x[rows], y[rows]).predict_proba(x), expected)
 
 
 #: A mixture of all closed views, and one of fewer for the checks, which fit more than a hundred times.

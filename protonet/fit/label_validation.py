@@ -36,15 +36,36 @@ def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
         return np.empty(0, np.int64), labels
     cells = labels.tolist()
     missing = [_is_missing(cell) for cell in cells]
-    present = [cell for cell, is_missing in zip(cells, missing, strict=True) if not is_missing]
-    if all(map(_is_integer, present)) and -1 in present:
-        others = set(present) - {-1}
-        if len(others) != 1 and min(others, default=0) >= 0:
-            missing = [is_missing or cell == -1 for cell, is_missing in zip(cells, missing, strict=True)]
-            if others and sum(missing) <= MAX_UNLABELLED_WARNING * len(cells):
-                text = f"{present.count(-1)} of {len(cells)} rows have the label -1, which means unlabelled."
-                warnings.warn(f"{text} If it is a class, rename the classes: y.astype(str).", stacklevel=4)
+    if _is_unlabelled_code(cells):
+        missing = [is_missing or cell == -1 for cell, is_missing in zip(cells, missing, strict=True)]
+        if 0 < sum(missing) <= MAX_UNLABELLED_WARNING * len(cells):
+            text = f"{cells.count(-1)} of {len(cells)} rows have the label -1, which means unlabelled."
+            warnings.warn(f"{text} If it is a class, rename the classes: y.astype(str).", stacklevel=4)
     return np.flatnonzero(missing), labels
+
+
+def require_labels(y: Any, known: list[Any]) -> None:
+    """Raise an InputError if rows of y (n,) have no label, by the rule of `detect_unlabelled`.
+
+    Args:
+        y: (n,) the labels of an array, a list or a pandas Series.
+        known: The labels of the classes that the model knows. If -1 is one of them, it is no code for unlabelled rows.
+    """
+    cells = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y).ravel().tolist()
+    is_code = -1 not in known and _is_unlabelled_code([*known, *cells])
+    missing = sum(_is_missing(cell) or (is_code and cell == -1) for cell in cells)
+    if missing:
+        remedy = "Pass rows without a label to fit; if -1 is a class, rename the classes: y.astype(str)."
+        raise_input_error("y", "have a label for each row", f"{missing} of {len(cells)} without one", remedy)
+
+
+def _is_unlabelled_code(labels: list[Any]) -> bool:
+    """Test whether -1 is among the labels and means unlabelled: the others are integers >= 0, and not of one class."""
+    present = [label for label in labels if not _is_missing(label)]
+    if -1 not in present or not all(map(_is_integer, present)):
+        return False
+    others = set(present) - {-1}
+    return len(others) != 1 and min(others, default=0) >= 0
 
 
 def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
@@ -95,6 +116,16 @@ def check_one_kind(argument: str, labels: np.ndarray) -> None:
         raise_input_error(argument, "be all text or all numbers", got, "Fit to y.astype(str).", kind=InputTypeError)
 
 
+def join_labels(parts: list[np.ndarray]) -> np.ndarray:
+    """Concatenate arrays of labels; raise an InputTypeError if some are text and others are not."""
+    filled = [part for part in parts if len(part)] or parts[:1]
+    if len({part.dtype.kind for part in filled}) == 1:
+        return np.concatenate(filled)
+    joined = np.concatenate([part.astype(object) for part in filled])
+    check_one_kind("y", joined)
+    return np.array(joined.tolist())
+
+
 def check_labels(labels: np.ndarray) -> None:
     """Raise an error if labels (n,) are not classes: of mixed types, numbers with fractions, or of several columns."""
     from sklearn.utils.multiclass import check_classification_targets, type_of_target  # noqa: PLC0415 - optional
@@ -138,8 +169,11 @@ def encode_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:
 
 
 def name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
-    """Convert classes to strings or integers for a model file; raise an InputError if they have other types."""
-    names = classes.tolist()
+    """Convert classes to strings or integers for a model file; raise an InputError if they have other types.
+
+    Floats without a fraction become integers: scikit-learn converts integers with missing values to floats.
+    """
+    names = [int(name) if isinstance(name, float) and name.is_integer() else name for name in classes.tolist()]
     unsupported = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
     texts = tuple(str(name) for name in names if isinstance(name, str))
     if unsupported or 0 < len(texts) < len(names):
