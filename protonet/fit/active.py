@@ -25,28 +25,34 @@ from protonet.network import PrototypeNetwork
 
 @dataclass(frozen=True)
 class SuggestionRules:
-    """Parameters of suggestions, chosen on the development half of analysis/results/active_learning.md."""
+    """Parameters of `suggest_rows`, chosen on the development half of analysis/results/active_learning.md."""
 
-    bandwidth: float = 0.1  #: Minimum bandwidth: rows whose cosine is this much below 1 have a similarity of exp(-1).
+    bandwidth: float = 0.1
+    """Minimum bandwidth of the similarity of two rows. At the minimum, rows of cosine 0.9 have a similarity of
+    exp(-1)."""
     neighbours: int = 10
-    """The bandwidth is raised until the median row has this many neighbours of a similarity of exp(-1) or more."""
+    """Number of neighbours of the median row. A larger bandwidth than the minimum is used if it is necessary for this
+    many neighbours to have a similarity of exp(-1) or more."""
     max_rows: int = 4096
-    """Maximum number of rows, since all pairs are compared. From more rows, this many are sampled in proportion to
-    their uncertainty."""
-    between: float = 0.5  #: A row is between two classes if their probabilities differ by less than this.
-    far: float = 0.05  #: A row is an outlier if at most this fraction of the rows is farther from all classes.
+    """Maximum number of unlabelled rows, since all pairs are compared. If there are more, this many are sampled without
+    replacement, with probabilities in proportion to their uncertainty."""
+    between: float = 0.5
+    """A row is called between two classes if the difference of their probabilities is less than this."""
+    far: float = 0.05
+    """A row is called an outlier if at most this fraction of the unlabelled rows is farther from all classes."""
 
 
 @dataclass(frozen=True)
 class ClusterRules:
-    """Parameters of the clusters of unlabelled rows; analysis/results/semi_supervised.md measures them."""
+    """Parameters of `cluster_unknown`; analysis/results/semi_supervised.md measures the clusters."""
 
     max_labelled: int = 2048  #: Maximum number of labelled rows, since all pairs of rows are compared.
     min_rows: int = 8  #: Minimum number of rows in a cluster.
     distance_quantile: float = 0.8
     """Quantile of the distances between labelled rows of one class at which the dendrogram is cut."""
     max_rank: float = 0.1
-    """A cluster is novel if the median rank of its rows, of `protonet.fit.networks.PseudoLabelResult`, is lower."""
+    """A cluster is novel if the median rank of its rows is lower than this. The rank of a row is the fraction of
+    held-out rows of known classes with a lower score; see `protonet.fit.networks.PseudoLabelResult`."""
 
 
 RULES, CLUSTERS = SuggestionRules(), ClusterRules()
@@ -55,17 +61,19 @@ RULES, CLUSTERS = SuggestionRules(), ClusterRules()
 class Suggestion(NamedTuple):
     """A row that should be labelled next."""
 
-    row: int  #: Index of the row, from 0.
-    reason: str  #: Why the row was chosen, as a phrase.
+    row: int  #: Index of the row in the features given to `suggest_rows`, from 0.
+    reason: str  #: Why the row was chosen, as a phrase such as "representative of 12 unlabelled rows".
 
 
 class ClassPredictions(NamedTuple):
-    """The two most probable classes of each row."""
+    """The two most probable classes of each of n rows, and how near the row is to its most probable class."""
 
-    classes: Tensor  #: (n, 2) int64: the two most probable classes; twice the same if there is only one class.
-    probabilities: Tensor  #: (n, 2): their probabilities.
-    nearness: Tensor  #: (n,): the largest logit, which is lower for rows that are far from all classes.
-    by_name: Tensor | None = None  #: (n,) int64: the class with the nearest name; None if names are uninformative.
+    classes: Tensor
+    """(n, 2) int64: the most probable class and the second one. With only one class, both are this class."""
+    probabilities: Tensor  #: (n, 2) float32: the probabilities of ``classes``.
+    nearness: Tensor  #: (n,): the largest logit of the row. It is low for rows that are far from all classes.
+    by_name: Tensor | None = None
+    """(n,) int64: the class whose embedded name is nearest to the row; None if class names are uninformative."""
 
     @property
     def uncertainty(self) -> Tensor:
@@ -91,11 +99,24 @@ def suggest_rows(
     uncertainty times the largest similarity to a suggested row, a labelled row or a prototype. Without a network all
     rows have the same uncertainty, so the batch represents the data.
 
-    The rows with the indices ``rows`` (m,) of x (total, dim) are unlabelled; None for all. Labelled rows ``known``
-    (k, dim), to which the network was not fitted, count as covered. A row has uncertainty 1 if the network predicts
-    another class than ``by_name`` (total,), the class with the nearest name. Rows are sampled if there are more than
-    ``SuggestionRules.max_rows``. Raises an InputError if n exceeds the number of rows, or features are not finite or
-    too large.
+    Args:
+        network: The fitted network; None before the first fit.
+        x: (n_rows, dim) features.
+        n: Number of rows to suggest.
+        names: The name of each class, for the reasons.
+        rows: (m,) indices of the unlabelled rows of x; None if all rows are unlabelled. If there are more than
+            ``SuggestionRules.max_rows``, a sample of them is used.
+        known: (k, dim) features of labelled rows that the network was not fitted to; None if there are no such rows.
+            Rows that are similar to them have a low priority.
+        by_name: (n_rows,) class whose name is nearest to each row; None if class names are uninformative. A row has
+            uncertainty 1 if the network predicts another class.
+        seed: Seed of the sample of rows.
+
+    Returns:
+        The n suggestions, the most important first.
+
+    Raises:
+        InputError: n exceeds the number of rows, or features are not finite or too large.
 
     Source: generalised coverage, Bae et al., "Generalized coverage for more robust low-budget active learning" (2024),
         with each row weighted by its uncertainty, as in Bae et al., "Uncertainty herding" (2025), eq. 3. Weighted
@@ -133,7 +154,10 @@ def suggest_rows(
 
 
 def predict_classes(network: PrototypeNetwork, x: Tensor) -> ClassPredictions:
-    """Predict the two most probable classes of rows (n, dim); raise an InputError if an embedding overflows."""
+    """Predict the two most probable classes of each row of x (n, dim), with their probabilities.
+
+    Raises an InputError if the embedding of a row overflows.
+    """
     parts: list[tuple[Tensor, ...]] = []
     for block in x.split(CHUNK):
         logits = network(block)
@@ -148,7 +172,10 @@ def predict_classes(network: PrototypeNetwork, x: Tensor) -> ClassPredictions:
 
 
 def sample_rows(weights: Tensor, size: int, seed: int) -> Tensor:
-    """Sample rows without replacement in proportion to weights (n,) > 0; return ascending indices (min(n, size),)."""
+    """Sample up to ``size`` of n rows without replacement, with probabilities in proportion to weights (n,) > 0.
+
+    Returns the ascending indices (min(n, size),) of the sampled rows.
+    """
     if len(weights) <= size:
         return torch.arange(len(weights))
     noise = torch.empty(len(weights), dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(seed))
@@ -156,16 +183,20 @@ def sample_rows(weights: Tensor, size: int, seed: int) -> Tensor:
 
 
 def kernel_similarity(rows: Tensor, others: Tensor, bandwidth: float) -> Tensor:
-    """Compute the similarities (n, m) exp(-squared distance / (2 bandwidth)) of rows (n, dim) and others (m, dim)."""
+    """Compute the Gaussian similarity (n, m) of each of the rows (n, dim) to each of the other rows (m, dim).
+
+    The similarity is exp(-d^2 / (2 bandwidth)), where d is the Euclidean distance.
+    """
     squares = rows.square().sum(dim=1)[:, None] + others.square().sum(dim=1)
     return torch.addmm(squares, rows, others.T, alpha=-2).clamp_(min=0).div_(-2 * bandwidth).exp_()
 
 
 def maximize_coverage(rows: Tensor, weights: Tensor, known: Tensor, n: int, bandwidth: float) -> Tensor:
-    """Choose n of the rows (m, dim) greedily so that all rows are similar to a chosen row; return their indices (n,).
+    """Choose n of the rows (m, dim) greedily so that each row is similar to a chosen row.
 
-    The objective is the sum over all rows of their weight (m,) times their largest similarity to a chosen row or to a
-    row of ``known`` (k, dim). It reaches at least 1 - 1/e of its maximum.
+    The objective is a sum over all rows: the weight (m,) of a row times its largest similarity to a chosen row or to a
+    row of ``known`` (k, dim). The result is at least 1 - 1/e of the maximum. Returns the indices (n,) of the chosen
+    rows, in the order of choice.
 
     Source: Nemhauser, Wolsey and Fisher, "An analysis of approximations for maximizing submodular set functions"
         (1978), sec. 4.
@@ -186,9 +217,10 @@ def maximize_coverage(rows: Tensor, weights: Tensor, known: Tensor, n: int, band
 
 
 def median_bandwidth(rows: Tensor, neighbours: int) -> float:
-    """Compute the bandwidth with which the median row has this many neighbours of similarity exp(-1) or more.
+    """Compute the bandwidth of `kernel_similarity` that gives the median row the requested number of neighbours.
 
-    The median is over at most 1,024 of the rows (m, dim). If they are fewer than the neighbours, all are neighbours.
+    A neighbour has a similarity of exp(-1) or more. The median is over at most 1,024 of the rows (m, dim). If there are
+    fewer other rows than requested neighbours, all rows are neighbours.
     """
     sample = rows[:: math.ceil(len(rows) / 1024)]
     count = min(len(rows), neighbours + 1)  # with the row itself
@@ -197,7 +229,10 @@ def median_bandwidth(rows: Tensor, neighbours: int) -> float:
 
 
 class StandardisedEmbedding:
-    """An embedding that needs no labels: columns have mean 0 and equal variance, rows a mean squared norm of 1."""
+    """Standardisation of rows, used as an embedding if there are no labels.
+
+    Each column has mean 0, and all columns have the same variance. The mean squared norm of the rows (n, dim) is 1.
+    """
 
     def __init__(self, x: Tensor) -> None:
         self.mean = x.mean(dim=0, dtype=torch.float64)
@@ -207,7 +242,7 @@ class StandardisedEmbedding:
         self.scale = torch.where(varies, deviation * math.sqrt(max(1, int(varies.sum()))), math.inf)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Embed rows (n, dim) as standardised rows (n, dim) float32."""
+        """Standardise the columns of x (n, dim); return the rows (n, dim) as float32."""
         return ((x - self.mean) / self.scale).float()
 
 
@@ -219,7 +254,7 @@ def _explain_suggestions(
     names: Sequence[object],
     bandwidth: float,
 ) -> Iterator[str]:
-    """Yield a phrase for each chosen row (m,) that says why it was chosen."""
+    """Yield a phrase for each chosen row, such as "between a and b", that says why the row was chosen."""
     picked, counts = space.embed(x[chosen]).float(), torch.zeros(len(chosen), dtype=torch.int64)
     for block in x.split(CHUNK):  # count the rows (n, dim) that are nearest to each chosen one, and similar to it
         similarity, nearest = kernel_similarity(space.embed(block).float(), picked, bandwidth).max(dim=1)
@@ -245,11 +280,12 @@ def _explain_suggestions(
 
 
 def cluster_unknown(solution: Solution) -> list[list[int]]:
-    """List clusters of unlabelled rows that look like novel classes, by the indices of their rows, the largest first.
+    """Cluster labelled and unlabelled rows, and list the clusters that look like novel classes.
 
-    All rows are clustered by the embedding of the network and the standardised features, concatenated: the labels do
+    Rows are clustered by the embedding of a network and the standardised features, concatenated, since the labels do
     not show which features separate other classes. A cluster is novel if it has no labelled row, and if its rows score
-    lower than most held-out rows of known classes.
+    lower than most held-out rows of known classes. Returns a list for each novel cluster, the largest first: the
+    indices of its rows among all unlabelled rows.
 
     Source: average linkage, Sokal and Michener, "A statistical method for evaluating systematic relationships" (1958).
     """

@@ -12,7 +12,9 @@ from protonet.network import PrototypeNetwork
 
 
 def balance_classes(labels: Tensor) -> Tensor:
-    """Compute weights (n,) float64 of mean 1 for labels (n,) int64, with the same total weight for each class.
+    """Compute sample weights (n,) float64 that sum to the same number in each class, for labels (n,) int64.
+
+    The mean weight is 1.
 
     Source: King and Zeng, "Logistic regression in rare events data" (2001), eq. 8.
     """
@@ -21,11 +23,20 @@ def balance_classes(labels: Tensor) -> Tensor:
 
 
 def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, name_counts: Tensor | None = None) -> Crossfit:
-    """Replace class weights by numbers of rows in a crossfit and its networks, after training with class weights.
+    """Undo the class weights of a cross-validation after training: weights become numbers of rows again.
 
-    Metrics then are of unweighted rows, and samples that are added later move a prototype as much as its training rows.
-    ``labels`` and ``weights`` (n,) are those of all input rows; the weights have mean 1 and are equal within a class.
-    ``name_counts`` (num_classes,) are the numbers of samples that class names count as, in every fold.
+    Metrics are then computed for unweighted rows. A sample that is added to a prototype later counts as much as a
+    training row.
+
+    Args:
+        crossed: The cross-validation, with networks that were trained with class weights. Its networks are changed in
+            place.
+        labels: (n,) int64 labels of all input rows.
+        weights: (n,) class weights of all input rows, from `balance_classes`.
+        name_counts: (num_classes,) number of samples that the name of each class counts as; None if names are not used.
+
+    Returns:
+        The cross-validation with numbers of rows as weights of its held-out rows.
     """
     class_weights = torch.ones(len(crossed.whole.counts), dtype=torch.float64).scatter_(0, labels, weights)
     counts = (crossed.weights / class_weights[crossed.labels]).round()
@@ -40,5 +51,8 @@ def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, name_counts: 
 
 
 def count_samples(network: PrototypeNetwork, counts: Tensor) -> None:
-    """Set the sample counts (num_classes,) int64 of the classes of a network, without changing the prototypes."""
+    """Set the number of samples (num_classes,) int64 of each prototype of a network, in place.
+
+    The prototypes do not change; a larger count makes the effect of later samples smaller.
+    """
     network.set_sums(network.sums * (counts / network.counts.clamp_min(1))[:, None], counts)

@@ -32,30 +32,36 @@ from protonet.views.view import TrainingRows
 FEW_ROWS = 20
 #: Number of cross-validations that are averaged in `repeat_held_out`; see analysis/results/mislabelled.md.
 REPEATS = 3
-#: The fields of `Crossfit` that are tensors, which a model file stores.
+#: Names of the fields of `Crossfit` that are tensors. A model file stores these tensors.
 HELD_OUT_TENSORS = ("features", "labels", "weights", "fold", "groups", "offset", "gain")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Crossfit:
-    """The result of cross-validation: the network of all rows, the fold models, and the held-out rows."""
+    """The result of cross-validation: the network of all rows, the fold models, and the held-out rows.
+
+    A *fold model* is a network that is fitted to all rows except one fold. The rows of all folds are the held-out rows.
+    """
 
     whole: PrototypeNetwork  #: The network that is fitted to all rows.
     folds: tuple[PrototypeNetwork, ...]
-    """The fold models, each fitted without one fold; empty if no class has two rows."""
-    features: Tensor  #: (held_out, dim) input features, float32, or float64 if float32 would lose digits.
-    labels: Tensor  #: (held_out,) int64.
-    weights: Tensor  #: (held_out,) float64: number of merged duplicates per row.
-    fold: Tensor  #: (held_out,) int64: index of the fold model that was fitted without the row.
+    """The fold models, one for each fold; empty if no class has two rows."""
+    features: Tensor
+    """(held_out, dim) features of the held-out rows, in input units. They are float32, or float64 if float32 would lose
+    digits."""
+    labels: Tensor  #: (held_out,) int64: class index of each held-out row.
+    weights: Tensor
+    """(held_out,) float64: number of input rows that each held-out row stands for, since equal rows are merged."""
+    fold: Tensor  #: (held_out,) int64: index in ``folds`` of the model that was fitted without the row.
     groups: Tensor
-    """(held_out,) int64: rows with the same id were held out together, as near-duplicates or as rows of a group of
-    `protonet.fit.solver.Solution`; -1 for single rows."""
+    """(held_out,) int64: group id of each row, as in ``protonet.fit.solver.Solution.groups``. Rows with the same id are
+    near-duplicates or belong to one group of the input, and were held out together. Rows without a group have -1."""
     offset: Tensor
-    """0-d float64: mean score of new rows by the network of all rows, minus that by the fold models; see
-    `protonet.metrics.calibrate_known_scores`."""
+    """0-d float64: how much higher the network of all rows scores new rows of known classes than the fold models do, on
+    average; see `protonet.metrics.calibrate_known_scores`."""
     gain: Tensor
-    """(2,) float64: estimated accuracy of the network of all rows minus that of the fold models, and its standard
-    error."""
+    """(2,) float64. First: estimated accuracy of the network of all rows minus the accuracy of the fold models. Second:
+    standard error of this difference."""
 
     @property
     def sample(self) -> Sample:
@@ -102,10 +108,10 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
 
 
 def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
-    """Collect the held-out rows of a crossfit as tensors by name, for a model file.
+    """Collect the held-out rows of a cross-validation as tensors by name, for a model file.
 
-    Features are in the units of the networks, whose buffers hold the same rows, so that the file compresses well; they
-    are in input units if digits would be lost.
+    The features are stored as "rows", scaled as in the buffers of the networks, since equal bytes compress well. If
+    scaling would lose digits, they are stored as "features", in input units.
     """
     tensors = {name: getattr(crossed, name) for name in HELD_OUT_TENSORS}
     encoder = need_encoder(crossed.whole)
@@ -119,9 +125,10 @@ def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
 def restore_crossfit(
     network: PrototypeNetwork, folds: Sequence[PrototypeNetwork], tensors: Mapping[str, Tensor]
 ) -> Crossfit:
-    """Restore a crossfit from networks and tensors of `list_tensors`, which are not trusted.
+    """Restore a cross-validation from the content of a model file: networks, and tensors from `list_tensors`.
 
-    Raises a ValueError for tensors that are missing or invalid.
+    ``network`` is the network of all rows, and ``folds`` are the fold models. The tensors are not trusted: a ValueError
+    is raised for one that is missing or invalid.
     """
     available, encoder = dict(tensors), need_encoder(network)
     if "rows" in available:
@@ -144,12 +151,19 @@ def restore_crossfit(
 
 
 def make_folds(problem: TrainingSet, repeat: int = 0) -> list[Fold]:
-    """Split a training set into the folds of `crossfit`; each ``repeat`` > 0 gives other folds."""
+    """Split a training set into folds for cross-validation, each with the indices of training and held-out rows.
+
+    `crossfit` uses the folds of ``repeat`` 0. Each other ``repeat`` gives another partition of the rows.
+    """
     return split_rows(problem.rows, 1 + repeat)
 
 
 def fit_part(solution: Solution, rows: Tensor, held_out: Tensor, deadline: float) -> PrototypeNetwork:
-    """Fit a network to the rows with indices ``rows`` (m,), with a selection that does not use ``held_out`` (k,)."""
+    """Fit a network to some rows of the training set of a solution, for an evaluation on held-out rows.
+
+    ``rows`` (m,) are the indices of the rows to fit to. ``held_out`` (k,) are the indices of the held-out rows, and the
+    selection of views does not use them. After the deadline, training takes no further step.
+    """
     problem = solution.problem
     return fit_choice(replace(problem, rows=problem.rows.select(rows)), solution.choose_without(held_out), deadline)
 
@@ -157,12 +171,12 @@ def fit_part(solution: Solution, rows: Tensor, held_out: Tensor, deadline: float
 def _estimate_offset_and_gain(
     solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the ``offset`` and the ``gain`` of `Crossfit`: how the network of all rows differs from the fold models.
+    """Estimate the fields ``offset`` and ``gain`` of `Crossfit`, in this order, from fits to fewer rows.
 
-    A network that is fitted without two folds is compared with the fold model without one of them, on the rows of that
-    fold. Both use the same selection. The difference is extrapolated to all rows: scores and accuracy are approximately
-    linear in the reciprocal of the number of rows. If rows are many, the offset is 0, and every other fold is enough
-    for the gain.
+    They say how the network of all rows differs from the fold models. A fold model is compared with a network that is
+    fitted without a second fold, on the held-out rows of the fold model. Both networks use the same selection of views.
+    The difference is extrapolated to all rows, since scores and accuracy are approximately linear in the reciprocal of
+    the number of rows. If rows are many, the offset is 0, and the gain is estimated from every other fold.
     """
     problem, labels = solution.problem, solution.problem.rows.labels
     few = len(labels) < FEW_ROWS * len(labels.unique())
@@ -193,7 +207,10 @@ def _estimate_offset_and_gain(
 
 @torch.no_grad()
 def predict_held_out(crossed: Crossfit) -> Tensor:
-    """Compute the logits (held_out, num_classes) of each held-out row by the fold model that was fitted without it."""
+    """Compute the logits (held_out, num_classes) of the held-out rows.
+
+    Each row is classified by the fold model that was fitted without this row.
+    """
     logits = crossed.whole.sums.new_empty(len(crossed.labels), len(crossed.whole.counts))
     for fold, network in enumerate(crossed.folds):
         rows = crossed.fold == fold
@@ -203,9 +220,10 @@ def predict_held_out(crossed: Crossfit) -> Tensor:
 
 @torch.no_grad()
 def score_held_out(crossed: Crossfit) -> Tensor:
-    """Compute the score (held_out,) of each held-out row by the fold model that was fitted without it.
+    """Compute the score (held_out,) float64 of each held-out row: how likely it belongs to a known class.
 
-    The scores are those of `protonet.metrics.score_known`, at the temperature and offsets of the network of all rows.
+    The fold model that was fitted without the row embeds it. The score is that of `protonet.metrics.score_known`, with
+    the temperature and the class offsets of the network of all rows.
     """
     scores = torch.zeros(len(crossed.labels), dtype=torch.float64)
     for fold, network in enumerate(crossed.folds):
@@ -215,13 +233,16 @@ def score_held_out(crossed: Crossfit) -> Tensor:
 
 
 def _score_logits(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
-    """Compute the scores (n,) of logits of a network as if it had the temperature and offsets of a reference."""
+    """Score the logits (n, num_classes) of a network by `score_known`; the scores (n,) are higher for known classes.
+
+    The logits are first converted to the temperature and the class offsets of the network ``reference``.
+    """
     cosines = (logits - network.offsets) * network.temperature
     return score_known(network.mask_logits(cosines / reference.temperature + reference.offsets))
 
 
 def measure_held_out(crossed: Crossfit) -> Metrics:
-    """Compute metrics of the fold models on the held-out rows, at least one."""
+    """Compute the cross-validated metrics: those of the fold models on the held-out rows, at least one row."""
     return measure(predict_held_out(crossed), crossed.labels, crossed.sample)
 
 
@@ -233,10 +254,11 @@ def repeat_held_out(
     deadline: float = math.inf,
     progress: Progress = ignore,
 ) -> Tensor:
-    """Average held-out probabilities over repeated cross-validations; return the logarithms of the means.
+    """Average the class probabilities of held-out rows over repeated cross-validations.
 
-    The result (held_out, num_classes) is float64. ``crossed`` is the first cross-validation. It is not repeated if only
-    a part of many rows is held out. A repeat that the deadline interrupts is discarded.
+    Returns the logarithms (held_out, num_classes) float64 of the mean probabilities. ``crossed`` is the first of
+    ``times`` cross-validations. If there is only one fold, since rows are many, nothing is repeated. A repeat that the
+    deadline interrupts is discarded.
 
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
@@ -261,10 +283,10 @@ def repeat_held_out(
 
 
 def held_out_indices(problem: TrainingSet) -> Tensor:
-    """Compute the index (n,) int64 among the held-out rows of each input row, in the order of the loaders.
+    """Map input rows to held-out rows: compute for each input row (n,) its index int64 among the rows of `Crossfit`.
 
-    The index is -1 for a row that is never held out, or that is not in the sample of many rows. Merged duplicates share
-    an index.
+    Input rows are in the order of the loaders. The index is -1 for a row that is never held out, or that is not in the
+    sample if rows are many. Equal rows that were merged have the same index.
     """
     indices = torch.full_like(problem.rows.labels, -1)
     held_out = [rows for _, rows in make_folds(problem)]
@@ -278,15 +300,19 @@ FREQUENT = "most frequent class"
 
 
 def score_frequent(counts: Tensor, rows: int) -> Tensor:
-    """Score each of n rows by the class frequencies (num_classes,) alone: (rows, num_classes) float64."""
+    """Score rows by the class frequencies alone, as a baseline that always predicts the most frequent class.
+
+    ``counts`` (num_classes,) are the numbers of samples of the classes, and ``rows`` is the number of rows to score.
+    Returns the same scores for each row: (rows, num_classes) float64.
+    """
     return counts.double().expand(rows, -1)
 
 
 def predict_baselines(problem: TrainingSet) -> dict[str, Tensor]:
-    """Score held-out rows by the baselines "raw cosine" and "LDA", which are fitted to the rows of the other folds.
+    """Score the held-out rows by two baselines, each fitted to the rows of the other folds.
 
-    Returns the scores (held_out, num_classes) by name, nothing if no row is held out. The scores are not calibrated:
-    only their order is meaningful.
+    Returns a dict from the names "raw cosine" and "LDA" to scores (held_out, num_classes); it is empty if no row is
+    held out. The scores are not calibrated: only their order is meaningful.
     """
     rows, folds, scores = problem.rows, make_folds(problem), dict[str, Tensor]()
     for name, score in (("raw cosine", score_cosine), ("LDA", score_lda)) if folds else ():
@@ -296,17 +322,20 @@ def predict_baselines(problem: TrainingSet) -> dict[str, Tensor]:
 
 
 def score_cosine(rows: TrainingRows, queries: Tensor) -> Tensor:
-    """Compute the cosines (m, num_classes) float64 of queries (m, dim) to class means of normalized rows."""
+    """Compute the cosine of each query (m, dim) to each class mean: (m, num_classes) float64.
+
+    The class means are those of the training rows, scaled to norm 1. Features are used as they are.
+    """
     unit = F.normalize(rows.features.double(), dim=1)
     means, _ = class_means(unit, rows.labels, rows.num_classes, rows.class_balanced_weights)
     return F.normalize(queries.double(), dim=1) @ F.normalize(means, dim=1).T
 
 
 def score_lda(rows: TrainingRows, queries: Tensor) -> Tensor:
-    """Score queries (m, dim) by linear discriminant analysis with a shrunken covariance, fitted to rows.
+    """Score queries (m, dim) by linear discriminant analysis with a shrunken covariance, fitted to training rows.
 
-    The scores (m, num_classes) float64 are log-posteriors up to a constant per row, and minus infinity for a class
-    without rows.
+    Returns scores (m, num_classes) float64: log-posteriors up to a constant per query. The score of a class without
+    training rows is minus infinity.
 
     Source: Fisher, "The use of multiple measurements in taxonomic problems" (1936); see `shrink_covariance`.
     """
@@ -325,11 +354,19 @@ def score_lda(rows: TrainingRows, queries: Tensor) -> Tensor:
 
 
 def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:
-    """Add samples (n, ...) to the network of all rows and to the fold models, in place.
+    """Add labelled samples to the prototypes of the network of all rows and of the fold models, in place.
 
-    `predict_held_out` then shows the effect on the held-out rows. A fold model thus gets no sample that is a duplicate
-    or near-duplicate of its held-out rows, or belongs to one of their groups: ``groups`` (n,) are ids as in
-    ``crossed.groups``, -1 for samples without a group. Raises the errors of `PrototypeNetwork.add_samples`.
+    `predict_held_out` then shows the effect on the held-out rows. To keep this evaluation fair, a fold model gets no
+    sample that is a duplicate or near-duplicate of one of its held-out rows, or is in the same group. Raises the errors
+    of `PrototypeNetwork.add_samples`.
+
+    Args:
+        crossed: The cross-validation whose networks are updated.
+        features: (n, ...) features of the samples, in input units.
+        labels: (n,) int64 class indices.
+        num_classes: Number of classes after the update; classes may be new.
+        groups: (n,) int64 group ids as in ``crossed.groups``, -1 for a sample without a group; None if no sample has
+            one.
     """
     known = len(crossed.whole.counts)
     crossed.whole.add_samples(features, labels, num_classes=num_classes)
@@ -345,12 +382,21 @@ def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int
 
 
 def match_held_out(crossed: Crossfit, features: Tensor) -> Tensor:
-    """Test for each row of features (n, dim) whether it equals a held-out row: (n,) bool."""
+    """Compute a mask (n,) bool of the rows of features (n, dim) that equal a held-out row up to rounding."""
     return match_rows(features, crossed.features, need_encoder(crossed.whole).origin) >= 0
 
 
 def find_contradicted(crossed: Crossfit, features: Tensor, labels: Tensor) -> Tensor:
-    """Detect rows (n, dim) that equal a held-out row with another label: its class (n,) int64, or -1 for none."""
+    """Detect labelled rows that equal a held-out row of another class.
+
+    Args:
+        crossed: The cross-validation with the held-out rows.
+        features: (n, dim) features of the labelled rows.
+        labels: (n,) int64 class indices of the labelled rows.
+
+    Returns:
+        (n,) int64: the class of the held-out row; -1 for rows that equal no held-out row of another class.
+    """
     contradicting = torch.full_like(labels, -1)
     matched = match_held_out(crossed, features)
     for label in labels[matched].unique().tolist():
@@ -361,7 +407,10 @@ def find_contradicted(crossed: Crossfit, features: Tensor, labels: Tensor) -> Te
 
 
 def _group_duplicates(crossed: Crossfit, features: Tensor) -> Tensor:
-    """Compute the duplicate group (held_out + n,) int64 of each held-out row and of each row of features (n, dim)."""
+    """Group duplicates and near-duplicates among the held-out rows and the rows of features (n, dim).
+
+    Returns a group id (held_out + n,) int64 for each held-out row, followed by one for each row of features.
+    """
     rows = torch.cat([crossed.features.double(), features.double()])
     encoder = need_encoder(crossed.whole)
     groups = group_duplicates(((rows - encoder.origin) / encoder.scale).float())

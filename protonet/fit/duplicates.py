@@ -23,46 +23,44 @@ class DuplicateRules:
     """Thresholds of duplicates; tests/fit/test_duplicates.py has tables with and without them."""
 
     max_distances: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
-    """Largest distances of duplicates, in root mean square of the standardised features. If chance explains the pairs
-    at one distance, the next one is tried."""
+    """Largest distances between duplicates, in root mean square of the standardised features, in the order in which
+    they are tried. If random sampling explains the close pairs at one distance, the next distance is tried."""
     chance: float = 5.0
-    """Chance explains the neighbours of a row if there are at most this many times the expected number."""
-    explained_fraction: float = 0.9  #: Pairs are due to chance if it explains this fraction of rows with neighbours.
-    max_total_ratio: float = 2.0  #: On a fine grid, all rows together may have this many times the expected neighbours.
+    """The close neighbours of a row are due to chance if there are at most this many times the expected number."""
+    explained_fraction: float = 0.9  #: Close pairs are due to chance if this fraction of the rows passes that test.
+    max_total_ratio: float = 2.0
+    """On a fine grid, rows are equal by chance if their equal pairs are at most this many times the expected number."""
     discrete_fraction: float = 0.5
-    """A table is discrete if in each column this fraction of the distinct rows share their value. Then equal rows are
-    due to chance."""
-    smoothing: float = 3.0
-    """Added to the numbers of values that occur equally often, which vary by chance; see `_is_sampled`."""
-    neighbours: int = 16  #: Maximum number of neighbours from which the expected number is extrapolated; at most ...
-    locality: int = 8  #: ... the number of rows divided by this, since neighbours in other clusters are too far.
-    min_mean_count: float = 4.0  #: If values occur this many times on average, chance may repeat them.
-    max_discrete_steps: float = 2.0  #: Largest distance of discrete points, in steps of a column, that chance repeats.
-    grid_parts: int = 5  #: Maximum number of steps of a grid in the smallest gap between values.
-    grid_reach: float = 50.0  #: Gaps of more steps are not tested: rounding errors of float32 add up.
-    grid_error: float = 0.1  #: Largest deviation of a gap from an integer number of steps.
+    """A table is discrete if in each column this fraction of the distinct rows shares its value with another row."""
+    smoothing: float = 3.0  #: Pseudo-count that is added to the histogram of numbers of repetitions in `_is_sampled`.
+    neighbours: int = 16  #: Maximum number of nearest neighbours from which the density around a row is estimated.
+    locality: int = 8  #: The number of these neighbours is also at most the number of rows divided by this.
+    min_mean_count: float = 4.0  #: Rows are equal by chance if distinct rows occur this many times on average.
+    max_discrete_steps: float = 2.0  #: Largest median gap between distinct rows of a discrete table, in grid steps.
+    grid_parts: int = 5  #: Maximum number of grid steps in the smallest gap between two values of a column.
+    grid_reach: float = 50.0  #: Gaps of more grid steps are not tested: rounding errors of float32 add up.
+    grid_error: float = 0.1  #: Largest deviation of a gap from an integer number of grid steps, in steps.
     max_fraction: float = 0.1
-    """Largest fraction of the rows in one group. A value that more rows share belongs to the distribution, such as the
-    zeros of counts."""
-    min_limit: int = 10  #: A group of this many rows is never too large.
-    max_queries: int = 512  #: Maximum number of rows whose neighbours are counted; fewer if ...
-    max_pairs: int = 2**24  #: ... there would be more distances than this.
-    directions: int = 4  #: Number of random projections that are compared first.
-    reach: float = 4.0  #: Largest distance of duplicates in a projection, in units of the largest distance.
-    window: int = 16  #: Number of following rows, in the order of the first projection, that a row is compared with.
+    """Largest group of duplicates, as a fraction of all rows. A value that more rows share is typical of the data, such
+    as the zeros of counts."""
+    min_limit: int = 10  #: A group of at most this many rows is never too large.
+    max_queries: int = 512  #: Maximum number of rows whose neighbours are counted.
+    max_pairs: int = 2**24  #: Maximum number of computed distances; if necessary, fewer rows are examined.
+    directions: int = 4  #: Number of random projections that preselect pairs of rows.
+    reach: float = 4.0  #: Largest distance of a preselected pair along a projection, as a multiple of max_distances[0].
+    window: int = 16  #: Number of next rows, in the order of the first projection, that a row is compared with.
     rounding: float = 1e-6  #: Relative rounding error of rows that were saved in a model file and read again.
-    constant: float = 1e-6
-    """A feature is constant if its standard deviation is below this fraction of its root mean square."""
+    constant: float = 1e-6  #: A feature is constant if its standard deviation divided by its RMS is lower than this.
 
 
 DUPLICATES = DuplicateRules()
 
 
 def group_duplicates(x: Tensor) -> Tensor | None:
-    """Group rows (n, dim) float32 that are equal or nearly equal, unless chance explains their number.
+    """Group rows x (n, dim) float32 that are equal or nearly equal, unless random sampling explains their number.
 
-    Returns the index (n,) of the first row in the group of each row; None if no row has a duplicate. A group holds the
-    near neighbours of one of its rows, so that rows of one group are at most twice the largest distance apart.
+    Returns a group id (n,) for each row, which is the index of the first row of its group; None if no row has a
+    duplicate. A group is one row with its close neighbours, so its rows are at most twice the largest distance apart.
     """
     n = len(x)
     deviation = x.std(dim=0, correction=0)
@@ -91,7 +89,7 @@ def group_duplicates(x: Tensor) -> Tensor | None:
 
 
 def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
-    """List pairs of points (k, dim) that may be duplicates: indices (2, m), and the distances (m,) of the pairs."""
+    """List pairs of points (k, dim) that may be duplicates; return their indices (2, m) and distances (m,)."""
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(points.shape[1], DUPLICATES.directions, generator=generator, dtype=points.dtype)
     projected = points @ directions
@@ -109,10 +107,10 @@ def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
-    """Group ``count`` points with their neighbours, given pairs (2, m) of neighbours.
+    """Group ``count`` points so that each group is one point, the centre, with some of its neighbours.
 
-    Returns the index (count,) of the point at the centre of the group of each point. The centres are a maximal
-    independent set of the graph: in random order, a point without a group becomes a centre.
+    ``pairs`` (2, m) are the indices of neighbours. Returns for each point the index (count,) of the centre of its
+    group. The centres are a maximal independent set of the graph of neighbours.
 
     Source: Luby, "A simple parallel algorithm for the maximal independent set problem" (1986), algorithm B.
     """
@@ -132,11 +130,11 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
 
 
 def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float) -> bool:
-    """Test whether the density of points (k, dim) explains how many of their neighbours are within a distance.
+    """Test whether the density of the points (k, dim) explains how many rows are within the distance ``near`` of a row.
 
-    A density of intrinsic dimension D has rows in proportion to d^D within a distance d of a row. The number and D are
-    estimated from neighbours of the points ``chosen`` (m,) beyond ``near``, so that dependent columns count once.
-    Values on a grid count as if they filled half of the gap to the next one. A point stands for ``counts`` (k,) rows.
+    A point stands for ``counts`` (k,) equal rows. The test examines the points with the indices ``chosen`` (m,). In a
+    density of intrinsic dimension D, the number of rows within a distance d is in proportion to d^D. The factor and D
+    are estimated from neighbours beyond ``near``. Values on a grid count as if they filled half of the gap to the next.
 
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
@@ -149,28 +147,28 @@ def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float
 
 @dataclass(frozen=True)
 class _Neighbours:
-    """Numbers of rows around some points (m,), within a small distance and within larger ones."""
+    """Numbers of rows around each of m points, within a small radius and within a larger one."""
 
-    within: Tensor  #: (m,): number of rows within the small distance.
-    gap: Tensor  #: (m,): distance of the nearest point beyond the small distance.
-    outer: Tensor  #: (m,): a larger distance, ...
-    outside: Tensor  #: (m,): ... and the number of rows within it.
-    dimension: float  #: The intrinsic dimension.
+    within: Tensor  #: (m,): number of rows within the small radius.
+    gap: Tensor  #: (m,): distance to the nearest point beyond the small radius.
+    outer: Tensor  #: (m,): the larger radius, which differs between points.
+    outside: Tensor  #: (m,): number of rows within the larger radius.
+    dimension: float  #: Estimate of the intrinsic dimension of the rows.
 
     def extrapolate(self, radius: Tensor, dimension: float) -> Tensor:
-        """Extrapolate the number (m,) of rows within radii (m,) from those within the larger distances."""
+        """Estimate the expected number (m,) of rows within ``radius`` (m,) from the number within the larger radius."""
         return self.outside * (radius / self.outer).pow(dimension)
 
     def is_explained(self, radius: Tensor, dimension: float) -> bool:
-        """Test whether the rows within the small distance are about as many as within radii (m,), for most points."""
+        """Test whether most points have about as many rows in the small radius as expected within ``radius`` (m,)."""
         explained = self.within <= DUPLICATES.chance * self.extrapolate(radius, dimension)
         return float(explained.double().mean()) >= DUPLICATES.explained_fraction
 
 
 def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: float, neighbours: int) -> _Neighbours:
-    """Count the rows around at most ``max_queries`` of the query points (q,); see `_Neighbours`.
+    """Count the rows around query points, given by their indices (q,); of many queries, an even sample is used.
 
-    The small distance is ``near``, and the larger distances are those of this many neighbours beyond it.
+    The small radius is ``near``. The larger radius is the distance to the last of ``neighbours`` points beyond it.
     """
     max_queries = max(1, min(DUPLICATES.max_queries, DUPLICATES.max_pairs // len(points)))
     queries = queries[:: -(-len(queries) // max_queries)]
@@ -191,9 +189,9 @@ def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: flo
 
 
 def _is_equal_by_chance(points: Tensor, counts: Tensor, chosen: Tensor) -> bool:
-    """Test whether independent samples can repeat points (k, dim) as often as ``counts`` (k,) says.
+    """Test whether random sampling explains that each of the points (k, dim) occurs ``counts`` (k,) times.
 
-    They can if there are few different values, or a grid that is coarse for the density at the chosen points (m,).
+    It does if there are few different values, or if the grid of values is coarse for the density at ``chosen`` (m,).
     """
     rules = DUPLICATES
     if not _is_sampled(counts):
@@ -222,11 +220,11 @@ def _is_equal_by_chance(points: Tensor, counts: Tensor, chosen: Tensor) -> bool:
 
 
 def _measure_steps(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Measure the step (dim,) of the grid of each column of points (k, dim), NaN for columns without a grid.
+    """Measure the step of the grid on which the values of each column of points (k, dim) lie.
 
-    Also returns a mask (dim,) of the columns in which no two points are equal. These have the finest grids; if they are
-    on no grid, chance does not repeat points. One such column on a grid is enough, since functions of it, such as a
-    logarithm, are on no grid.
+    Returns the steps (dim,), NaN for a column whose values are on no grid. Also returns a mask (dim,) of the columns in
+    which no two points are equal. These columns have the finest grids. If all of them are on no grid, chance does not
+    repeat points. One of them on a grid is enough, since functions of it, such as a logarithm, are on no grid.
     """
     gaps = points.double().sort(dim=0).values.diff(dim=0)  # (k - 1, dim)
     smallest = gaps.masked_fill(gaps == 0, torch.inf).amin(dim=0)
@@ -239,7 +237,7 @@ def _measure_steps(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_discrete(points: Tensor) -> bool:
-    """Test whether, in every column, most of the distinct points (k, dim) share their value with another point."""
+    """Test whether in every column most of the points (k, dim) have the same value as another point."""
     for column in points.T:
         _, counts = column.unique(return_counts=True)
         if int(counts[counts > 1].sum()) < DUPLICATES.discrete_fraction * len(points):
@@ -248,10 +246,10 @@ def _is_discrete(points: Tensor) -> bool:
 
 
 def _is_sampled(counts: Tensor) -> bool:
-    """Test whether independent samples of some distribution can occur with these counts (k,).
+    """Test whether independent samples of some distribution can have these numbers of repetitions (k,).
 
-    Such counts are a mixture of Poisson variables: if m_k values occur k times, k! m_k is log-convex in k. In a table
-    that holds each row twice, there are many pairs, but hardly any single rows or triples.
+    Repetitions of independent samples are a mixture of Poisson variables: if m_k values occur k times, k! m_k is
+    log-convex in k. A table that holds each row twice has many pairs, but hardly any single rows or triples.
     """
     occurring = counts.bincount(minlength=2)[1:].double()  # index 0: values that occur once
     occurring = torch.cat([occurring, occurring.new_zeros(1)])
@@ -262,10 +260,10 @@ def _is_sampled(counts: Tensor) -> bool:
 
 
 def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
-    """Compute for each row x (n, dim) the index (n,) of a known row (m, dim) that equals it up to rounding, or -1.
+    """Look up each row of x (n, dim) in ``known`` (m, dim), where equality is up to rounding.
 
-    Known rows were stored in float32 after the origin (dim,) was subtracted. Each row is compared with its two
-    neighbours along a random direction.
+    Returns the index (n,) of an equal known row, -1 if there is none. Known rows were stored in float32 after the
+    origin (dim,) was subtracted. A row is compared with its two neighbours along a random direction.
     """
     if not len(known):
         return torch.full((len(x),), -1)
@@ -284,7 +282,7 @@ def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
 
 
 def hash_rows(x: Tensor) -> Tensor:
-    """Compute a hash (n,) int64 of each row (n, dim); a million rows have a collision with probability 10^-7.
+    """Compute a hash (n,) int64 of each row of x (n, dim); a million rows have a collision with probability 10^-7.
 
     Source: multilinear hashing, Carter and Wegman, "Universal classes of hash functions" (1979), of bits mixed as by
         Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
@@ -298,11 +296,11 @@ def hash_rows(x: Tensor) -> Tensor:
 
 
 def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | None, Tensor]:
-    """Merge equal rows of one class and one group into one weighted row, and assign duplicates to groups.
+    """Merge equal rows of one class and one group into one weighted row, and put duplicates into one group.
 
-    The rows must be sorted by class, with equal rows adjacent. Returns the merged rows, the number of rows that have an
-    earlier duplicate, the new id (groups,) of each input group, or None without groups, and the new index (n,) of each
-    row.
+    The rows must be sorted by class, with equal rows adjacent. Returns four parts: the merged rows; the number of rows
+    with an earlier duplicate; the new id (groups,) of each input group, None if the rows have no groups; and for each
+    input row its index (n,) among the merged rows.
     """
     duplicates, groups = group_duplicates(rows.features), rows.groups
     group_ids = None if groups is None else torch.arange(int(groups.max()) + 1)
@@ -328,9 +326,10 @@ def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | No
 
 
 def _join_groups(groups: Tensor, duplicates: Tensor) -> Tensor:
-    """Join groups that share duplicates, unless the joined group would hold a large fraction of the rows.
+    """Join groups that share duplicates, unless the joined group would be a large fraction of the rows.
 
-    Each row has a group (n,) and a set of duplicates (n,), both identified by the index of their first row.
+    ``groups`` (n,) and ``duplicates`` (n,) are two ids of each row: of its group and of its set of duplicates. An id is
+    the index of the first row. Returns the id (n,) of the joined group of each row.
     """
     n, joined = len(groups), groups
     while True:
@@ -348,28 +347,26 @@ class NearDuplicateRules:
     """Thresholds of near-duplicates; tests/fit/test_near_duplicates.py has tables with and without them."""
 
     max_neighbours: tuple[int, ...] = (5, 10, 20)
-    """Maximum numbers of near-duplicates of a row that are tried, in this order. The intrinsic dimension is estimated
-    from as many neighbours beyond them."""
+    """Maximum numbers of near-duplicates of a row, in the order in which they are tried. For each number, the intrinsic
+    dimension is estimated from as many further neighbours."""
     chance: float = 0.05
     """False-positive rate: fraction of the rows of a smooth density that seem to have near-duplicates."""
-    min_fraction: float = 1 / 3  #: Near-duplicates are reported if this fraction of the rows has some ...
-    min_rows: int = 30  #: ... and at least this many rows are examined.
+    min_fraction: float = 1 / 3  #: Near-duplicates are reported if at least this fraction of the rows has some.
+    min_rows: int = 30  #: Minimum number of examined rows; with fewer, nothing is reported.
     max_mixed: float = 0.25
-    """Limit of near-duplicates of another class, as a fraction of the number by chance. Natural clusters hold rows of
-    all classes, copies of a row are of its class."""
-    max_class_fraction: float = 0.5
-    """Largest fraction of its class that a row and its near-duplicates may be, since a class may be a cluster."""
-    min_gap: float = 1.5  #: Minimum mean gap beyond near-duplicates, in units of the gap by chance.
-    deviations: float = 3.0
-    """Number of standard errors by which the gap exceeds that by chance, and by which neighbours before the gap agree
-    in class more often than neighbours after it."""
+    """Maximum number of rows with a near-duplicate of another class, as a fraction of the number expected by chance.
+    Copies of a row have its class; a natural cluster has rows of all classes."""
+    max_class_fraction: float = 0.5  #: Largest fraction of its class that a row and its near-duplicates may be.
+    min_gap: float = 1.5  #: Minimum mean gap between near-duplicates and other rows, as a multiple of a chance gap.
+    deviations: float = 3.0  #: Significance of gap and class agreement in `_compare_agreement`, in standard errors.
     max_ties: float = 0.1
-    """If a larger fraction of the distances equals the next one, values are discrete, and nothing is reported."""
+    """Largest fraction of the distances to neighbours that may equal the next distance of the same row. If more are
+    equal, values are discrete, and nothing is reported."""
     max_tied: float = 0.5
-    """Largest fraction of near-duplicate pairs that may be equal in a column. Rows of one date, for instance, need not
-    have one source. Such columns are removed, and the detection runs again."""
-    max_queries: int = 512  #: Maximum number of rows examined, at equal steps; fewer if ...
-    max_pairs: int = 2**27  #: ... there would be more distances than this.
+    """Largest fraction of the near-duplicate pairs that may be equal in a column. Rows of one date, for instance, need
+    not have one source. Columns with more equal pairs are removed, and the detection runs again."""
+    max_queries: int = 512  #: Maximum number of examined rows, evenly spaced.
+    max_pairs: int = 2**27  #: Maximum number of computed distances; if necessary, fewer rows are examined.
     chunk_size: int = 2**24  #: Maximum number of distances in memory at once.
 
 
@@ -377,7 +374,7 @@ NEAR_DUPLICATES = NearDuplicateRules()
 
 
 def describe_near_duplicates(rows: TrainingRows, remedy: str) -> str | None:
-    """Describe how many rows have near-duplicates, as a note that names the ``remedy``; None if few rows have some."""
+    """Format a note that many rows have near-duplicates, with the option ``remedy``; None if few rows have some."""
     fraction = near_duplicate_fraction(rows)
     if fraction < NEAR_DUPLICATES.min_fraction:
         return None
@@ -388,9 +385,9 @@ def describe_near_duplicates(rows: TrainingRows, remedy: str) -> str | None:
 def near_duplicate_fraction(rows: TrainingRows) -> float:
     """Estimate the fraction of rows that have near-duplicates; 0 if rows are no more similar than by chance.
 
-    For a smooth density, the distance to the k-th neighbour divided by the distance to the next one, to the power of k
-    times the intrinsic dimension, is uniform in [0, 1]. A row has near-duplicates if this number is improbably small
-    for some k. Rows of one group are not neighbours, since they are held out together.
+    In a smooth density, (d_k / d_(k + 1))^(k D) is uniform in [0, 1], where d_k is the distance to the k-th neighbour
+    and D the intrinsic dimension. A row has near-duplicates if this number is improbably small for some k. Rows of one
+    group are not neighbours, since they are held out together.
 
     Source: Facco, d'Errico, Rodriguez and Laio, "Estimating the intrinsic dimension of datasets by a minimal
         neighborhood information" (2017), eq. 3, for all k; the dimension after Levina and Bickel, "Maximum likelihood
@@ -415,9 +412,9 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
 def _near_duplicate_fraction(
     rows: TrainingRows, queries: Tensor, distance: Tensor, nearest: Tensor, max_neighbours: int
 ) -> float:
-    """Estimate the fraction of the query rows (m,) that have up to ``max_neighbours`` near-duplicates.
+    """Estimate the fraction of the query rows, given by indices (m,), with up to ``max_neighbours`` near-duplicates.
 
-    ``distance`` and ``nearest`` (m, 2 * max_neighbours) are of `_nearest_neighbours`.
+    ``distance`` and ``nearest`` (m, 2 * max_neighbours) are the result of `_nearest_neighbours`.
     """
     rules, n, everywhere = NEAR_DUPLICATES, len(rows.labels), queries
     sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
@@ -457,12 +454,12 @@ def _near_duplicate_fraction(
 
 
 def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
-    """Estimate the fraction of rows with near-duplicates from all query rows together; also mask probable ones.
+    """Estimate the fraction of rows with near-duplicates if single rows are not significant, from all query rows.
 
-    With noise, single rows are not significant. All rows are, if two conditions hold. After some number of neighbours,
-    the gaps (queries, neighbours - 1) are wide on average; for a smooth density, they are exponential with mean 1. And
-    neighbours before that gap agree in class, ``same`` (queries, neighbours), far more often than neighbours after it.
-    ``sizes`` (queries,) are the sizes of the rows' classes. The mask is (queries, max_neighbours).
+    Two conditions must hold. First, the mean of ``gaps`` (queries, neighbours - 1) after some neighbour is large; in a
+    smooth density, gaps are exponential with mean 1. Second, neighbours before that gap are far more often of the same
+    class, a mask (queries, neighbours), than neighbours after it. ``sizes`` (queries,) are sizes of the rows' classes.
+    Returns the fraction, and a mask (queries, max_neighbours) of probable near-duplicates.
     """
     rules = NEAR_DUPLICATES
     n_near = 1 + int(gaps[:, :max_neighbours].mean(dim=0).argmax())
@@ -479,7 +476,7 @@ def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours
 
 
 def _detect_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
-    """Compute a mask (dim,) of features: those of columns in which too many pairs of rows (pairs,) are equal."""
+    """Compute a mask (dim,) of the features of columns with too many equal pairs ``first``, ``second`` (pairs,)."""
     dim = rows.features.shape[1]
     blocks = torch.arange(dim) if rows.blocks is None else rows.blocks.unique(return_inverse=True)[1]
     differs = (rows.features[first] != rows.features[second]).float()
@@ -488,7 +485,7 @@ def _detect_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
 
 
 def _nearest_neighbours(rows: TrainingRows, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Compute distances (m, count) float64 and indices of the nearest rows outside the group of each query row (m,)."""
+    """Compute distances (m, count) float64 and indices of the rows nearest to each query (m,), outside its group."""
     deviation = rows.features.std(dim=0, correction=0)
     z = rows.features[:, deviation > 0] / deviation[deviation > 0]
     groups = torch.arange(len(z)) if rows.groups is None else rows.groups

@@ -16,8 +16,8 @@ from protonet.fit.crossfit import Crossfit, measure_held_out, predict_held_out
 from protonet.fit.search import Progress, ignore
 from protonet.network import PrototypeNetwork
 
-#: Maximum number of shuffles of a column, and of all predictions. If predictions would be too many, there are fewer
-#: shuffles; if one shuffle is still too much, also fewer rows.
+#: Maximum number of shuffles of a column, and maximum number of predictions for all columns together. If predictions
+#: would be too many, there are fewer shuffles. If one shuffle is still too much, a sample of the rows is used.
 SHUFFLES, PREDICTIONS = 10, 500_000
 #: Minimum number of rows for permutation importance.
 MIN_ROWS = 100
@@ -30,9 +30,9 @@ EMBEDDING_BATCH = 1024
 class Importance(NamedTuple):
     """Permutation importance of one column: how log-loss and accuracy change if its cells are shuffled."""
 
-    log_loss_rise: float  #: Increase of the log-loss, in nats per row.
+    log_loss_rise: float  #: Increase of the mean log-loss, in nats per row.
     log_loss_interval: tuple[float, float]  #: 95 % interval of the increase.
-    accuracy_fall: float  #: Decrease of the accuracy, as a fraction of 1.
+    accuracy_fall: float  #: Decrease of the accuracy, as a fraction: 0.05 is 5 points.
     accuracy_interval: tuple[float, float]  #: 95 % interval of the decrease.
 
 
@@ -44,10 +44,23 @@ def rank_columns(
     progress: Progress = ignore,
     predictions: int | None = None,
 ) -> JsonDict:
-    """Compute the permutation importance of each column, the most important first, as a JSON-compatible dict.
+    """Compute the permutation importance of each column on the held-out rows, as a JSON-compatible dict.
 
-    ``sizes`` are the numbers of features of the columns. About ``predictions`` predictions are computed; None for
-    `PREDICTIONS`. Raises a FloatingPointError if the embedding of a row, original or shuffled, overflows.
+    Args:
+        crossfit: The cross-validation with the held-out rows.
+        names: The name of each column.
+        sizes: The number of features of each column.
+        generator: Generator of the sample of rows and of the shuffles.
+        progress: Called with the current column and the finished fraction.
+        predictions: Approximate number of predictions to compute; by default `PREDICTIONS`.
+
+    Returns:
+        A dict with "columns", the most important first: name, index and the fields of `Importance`. "rows" is the
+        number of rows used, and "total_rows" the number of held-out rows. "accuracy" and "log_loss" are those without
+        shuffling. "shuffles" is the number of shuffles of a column.
+
+    Raises:
+        FloatingPointError: The embedding of a row, original or shuffled, overflows.
     """
     total_rows = count_rows(crossfit)
     predictions = PREDICTIONS if predictions is None else predictions
@@ -75,10 +88,10 @@ def rank_columns(
 
 
 def compute_importances(crossfit: Crossfit, sizes: Sequence[int], indices: Sequence[int], width: int) -> np.ndarray:
-    """Compute how much the log-loss increases if each column is shuffled: (width,) float64.
+    """Compute for each column how much the log-loss rises if this column is shuffled: (width,) float64, in nats.
 
-    ``sizes`` are the numbers of features of the columns that have features, ``indices`` their indices among all
-    ``width`` columns. The result is 0 for other columns.
+    ``sizes`` has the number of features of each column that has features, and ``indices`` the index of this column
+    among all ``width`` columns. The importance of columns without features is 0.
     """
     ranking = rank_columns(crossfit, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
     importances = np.zeros(width)
@@ -93,7 +106,10 @@ def count_rows(crossfit: Crossfit) -> int:
 
 
 def score_rows(crossfit: Crossfit) -> Tensor:
-    """Compute (2, rows) float64: the log-loss of each held-out row in nats, and 1 if it is misclassified, else 0."""
+    """Compute the log-loss and the error of each held-out row: (2, rows) float64.
+
+    The first line has the log-losses in nats, the second a 1 for each misclassified row and a 0 for the others.
+    """
     logits = predict_held_out(crossfit).double()
     losses = -logits.log_softmax(dim=1).gather(1, crossfit.labels[:, None])[:, 0]
     return torch.stack([losses, (logits.argmax(dim=1) != crossfit.labels).double()])
@@ -102,12 +118,14 @@ def score_rows(crossfit: Crossfit) -> Tensor:
 def measure_columns(
     crossfit: Crossfit, sizes: Sequence[int], orders: Tensor, progress: Progress = ignore
 ) -> list[Importance]:
-    """Measure how log-loss and accuracy change if the cells of one column are shuffled among the rows, for each column.
+    """Measure for each column how log-loss and accuracy change if its values are shuffled among the held-out rows.
 
-    ``sizes`` are the numbers of features of the columns; the features of a column are shuffled together. In a shuffle,
-    each row gets the cell of the row with the index in ``orders`` (shuffles, rows). A result is the mean over the
-    shuffles, with an interval over groups of rows. The influence of a row on it has two parts: the loss from its
-    shuffled cell, and the loss that its own cell causes in other rows. (With the first part alone, 95 % intervals of 10
+    ``sizes`` has the number of features of each column; the features of a column are shuffled together. Each line of
+    ``orders`` (shuffles, rows) is a permutation of the rows. Returns one `Importance` for each column: the means over
+    the shuffles, with 95 % intervals for the sampling of groups of rows.
+
+    The intervals depend on the influence of each row, which has two parts: the loss from the value that the row
+    receives, and the loss that its own value causes in other rows. (With the first part alone, 95 % intervals of 10
     shuffles covered the true value in 85 to 87 % of simulated tables.)
 
     Source: Breiman, "Random forests" (2001), sec. 10; Fisher, Rudin and Dominici, "All models are wrong, but many are
@@ -136,10 +154,11 @@ def measure_columns(
 def compute_contributions(
     network: PrototypeNetwork, row: Tensor, label: int, others: Tensor, weights: Tensor, sizes: Sequence[int]
 ) -> Tensor:
-    """Compute the contribution of each column to the log-probability of a row's class: (columns,) float64, in nats.
+    """Compute how much each column contributes to the log-probability of a class: (columns,) float64, in nats.
 
-    A contribution is the log-probability of class ``label`` for the row (dim,), minus its weighted mean if the cell is
-    replaced by the cells of other rows (m, dim) of weights (m,). ``sizes`` are the numbers of features of the columns.
+    The contribution of a column is a difference: the log-probability of class ``label`` for the row (dim,), minus its
+    mean if the row's value in this column is replaced by the values of the rows ``others`` (m, dim). The mean is
+    weighted by ``weights`` (m,). ``sizes`` has the number of features of each column.
 
     Source: Robnik-Sikonja and Kononenko, "Explaining classifications for individual instances" (2008), sec. 3.
     """
@@ -160,9 +179,10 @@ def compute_contributions(
 class Explanation(NamedTuple):
     """Explanation of a row's class by similar held-out rows and by the contribution of each column."""
 
-    neighbors: list[tuple[int, float]]  #: The index of each of the nearest held-out rows, and its cosine to the row.
-    contributions: Tensor  #: (columns,) float64, from `compute_contributions`.
-    sample: int  #: Number of held-out rows whose cells replace those of the row.
+    neighbors: list[tuple[int, float]]
+    """The nearest held-out rows, the nearest first: the index of each, and the cosine of its embedding to the row's."""
+    contributions: Tensor  #: (columns,) float64, in nats: the result of `compute_contributions`.
+    sample: int  #: Number of held-out rows whose values replaced the values of the explained row.
 
 
 @torch.inference_mode()
@@ -174,7 +194,11 @@ def explain_rows(
     generator: torch.Generator,
     progress: Progress = ignore,
 ) -> list[Explanation]:
-    """Explain why rows x (n, dim) get the classes ``labels`` (n,), by the held-out rows of a crossfit."""
+    """Explain why the rows of x (n, dim) get the classes ``labels`` (n,); return one `Explanation` for each row.
+
+    The held-out rows of the cross-validation are the similar rows, and the source of replaced values. ``sizes`` has the
+    number of features of each column.
+    """
     sample = torch.randperm(len(crossfit.labels), generator=generator)[:REPLACEMENT_ROWS]
     others, weights = crossfit.features[sample], crossfit.weights[sample]
     cosines = embed_rows(crossfit.whole, x) @ embed_rows(crossfit.whole, crossfit.features).T
@@ -190,5 +214,5 @@ def explain_rows(
 
 @torch.no_grad()
 def embed_rows(network: PrototypeNetwork, x: Tensor) -> Tensor:
-    """Compute the embeddings (n, embedding_dim) of rows (n, dim) in batches, which bounds the memory."""
+    """Compute the embeddings (n, embedding_dim) of the rows of x (n, dim), in batches to limit the memory."""
     return torch.cat([network.embed(rows) for rows in x.split(EMBEDDING_BATCH)])

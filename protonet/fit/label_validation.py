@@ -19,15 +19,16 @@ from protonet._text import to_printable
 from protonet._validation import check_groups
 from protonet.errors import InputTypeError, raise_input_error
 
-#: If at most this fraction of the labels is -1, a warning says that -1 means unlabelled.
+#: If at most this fraction of the rows is unlabelled, a warning says that the label -1 means unlabelled.
 MAX_UNLABELLED_WARNING = 0.5
 
 
 def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Detect rows without a label; return their indices (m,), and the labels (n,) of all rows as an array.
+    """Detect rows without a label; return the indices (m,) of these rows, and the labels (n,) of all rows as an array.
 
-    None, NaN and pandas' NA mean unlabelled. The label -1 does, too, if all other labels are integers >= 0 of at least
-    two classes, or if there are no others. A warning says so if at most half of the rows are unlabelled.
+    None, NaN and pandas' NA mean unlabelled. The label -1 means unlabelled, too, if all other labels are integers >= 0
+    of at least two classes, or if there are no other labels. A warning then explains the meaning of -1, unless most
+    rows are unlabelled or there are no other labels.
     """
     labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -69,10 +70,10 @@ def _is_unlabelled_code(labels: list[Any]) -> bool:
 
 
 def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
-    """Separate labelled and unlabelled rows, which `detect_unlabelled` detects.
+    """Separate the labelled rows from the unlabelled rows, as `detect_unlabelled` finds them in y.
 
-    Returns X, y, ``sample_weight`` and ``groups`` of the labelled rows, and a list with X of the unlabelled rows, which
-    is empty if there are none. Raises an InputError if no row has a label.
+    Returns five parts: X, y, ``sample_weight`` and ``groups`` of the labelled rows, and a list with one entry, X of the
+    unlabelled rows. The list is empty if all rows have a label. Raises an InputError if no row has a label.
     """
     missing, labels = detect_unlabelled(y)
     if not len(missing):
@@ -127,7 +128,7 @@ def join_labels(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def check_labels(labels: np.ndarray) -> None:
-    """Raise an error if labels (n,) are not classes: of mixed types, numbers with fractions, or of several columns."""
+    """Raise an error if labels (n,) are not classes: mixed types, numbers with fractions, or several columns."""
     from sklearn.utils.multiclass import check_classification_targets, type_of_target  # noqa: PLC0415 - optional
 
     check_one_kind("y", labels)
@@ -140,10 +141,11 @@ def check_labels(labels: np.ndarray) -> None:
 def check_weights_and_groups(
     labels: np.ndarray, sample_weight: Any, groups: Any
 ) -> tuple[np.ndarray, Tensor | None, Tensor | None]:
-    """Validate the weights and groups of labelled rows, and drop rows of weight 0.
+    """Validate the sample weights and groups of labelled rows, and drop rows of weight 0.
 
-    Returns the indices (m,) of the other rows, their weights (m,) float64 in (0, 1] or None, and their groups (m,)
-    int64 or None. Raises an InputError if no weight is above 0, or if a group has all rows of a class.
+    Returns three parts: the indices (m,) of the rows that are kept; their weights (m,) float64, scaled to (0, 1], or
+    None without weights; and their group ids (m,) int64, or None without groups. Raises an InputError if no weight is
+    above 0, or if one group has all rows of a class.
     """
     chosen, weights = np.arange(len(labels)), None
     if groups is not None:
@@ -190,7 +192,11 @@ def normalize_weights(weights: Tensor | None) -> Tensor | None:
 def weigh_classes(
     class_weight: str | Mapping[Any, float] | None, y: np.ndarray, weights: Tensor | None
 ) -> Tensor | None:
-    """Multiply sample weights (n,) by the class weight of each label y (n,); None stands for equal weights."""
+    """Multiply sample weights (n,) by the class weight of each label y (n,).
+
+    ``class_weight`` is as in scikit-learn: "balanced", a dict from labels to weights > 0, or None for equal weights.
+    Returns the product (n,), or None if both the class weights and the sample weights are None.
+    """
     if class_weight is None:
         return weights
     is_sound = isinstance(class_weight, Mapping) and all(weight > 0 for weight in class_weight.values())

@@ -14,40 +14,40 @@ from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.metrics import Sample
 
-#: Maximum number of times that the number of rows is halved, and minimum mean number of rows per class.
+#: Maximum number of times that the training set is halved, and minimum mean number of rows per class after it.
 HALVINGS, MIN_PER_CLASS = 3, 2.0
 #: Number of bootstrap samples of the groups for the interval of the expected accuracy.
 BOOTSTRAPS = 500
 
 
 class LearningCurve(NamedTuple):
-    """Whether each held-out row is classified correctly after training on sets of several sizes."""
+    """Whether each held-out row is classified correctly by models that are trained on fewer and on more rows."""
 
-    per_class: list[float]  #: Sizes, ascending: mean number of training rows per class.
-    correct: Tensor  #: (sizes, held_out) bool: whether the prediction is correct.
+    per_class: list[float]  #: The sizes of the training sets, ascending, as mean numbers of rows per class.
+    correct: Tensor  #: (sizes, held_out) bool: whether the model of each size classifies each held-out row correctly.
 
     @classmethod
     def of(cls, correct: dict[float, Tensor]) -> LearningCurve:
-        """Make a curve from the correctness (held_out,) bool of the held-out rows by training rows per class."""
+        """Build a curve from a dict: from training rows per class to the correctness (held_out,) bool of each row."""
         return cls(sorted(correct), torch.stack([correct[size] for size in sorted(correct)]))
 
 
 class ExpectedAccuracy(NamedTuple):
-    """Expected accuracy of a model that is fitted to more rows of the same kind."""
+    """Expected accuracy of a model that is fitted to more rows from the same distribution."""
 
     accuracy: float  #: In [0, 1].
     interval: tuple[float, float]
-    """95 % interval from the sampling of held-out rows, without the uncertainty of the power law. It contains the
-    binomial interval of the measured accuracy, since resampling rows without an error would give a point."""
+    """95 % interval for the sampling of held-out rows. It does not include the uncertainty of the power law. It is at
+    least as wide as the binomial interval, since resampling rows without an error would give a single point."""
 
 
 def measure_learning_curve(
     solution: Solution, crossed: Crossfit, *, deadline: float = math.inf, progress: Progress = ignore
 ) -> LearningCurve:
-    """Measure the held-out accuracy of models that are fitted to 1/2, 1/4 and 1/8 of the training rows.
+    """Measure the held-out accuracy of models that are fitted to 1/8, 1/4, 1/2 and all of the training rows.
 
-    The last size of the curve is that of the cross-validation. A size whose folds are not all finished at the deadline,
-    a value of ``time.monotonic()``, is left out.
+    The largest size is that of the cross-validation ``crossed``, whose results are reused. The deadline is a value of
+    ``time.monotonic()``. A size whose folds are not all finished by then is left out.
     """
     problem, folds = solution.problem, make_folds(solution.problem)
     labels, classes, is_class_name = problem.rows.labels, problem.rows.num_classes, problem.rows.is_class_name
@@ -75,9 +75,10 @@ def measure_learning_curve(
 
 
 def subsample_rows(labels: Tensor, rows: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    """Sample a fraction in (0, 1] of the rows of each class, at least one; return ascending indices.
+    """Sample a fraction in (0, 1] of the rows of each class, at least one row of each.
 
-    ``rows`` (m,) are indices of the rows to sample from, ``labels`` (n,) the classes of all rows.
+    ``labels`` (n,) are the classes of all rows, and ``rows`` (m,) the indices of the rows to sample from. Returns the
+    ascending indices of the sampled rows.
     """
     order = rows[torch.randperm(len(rows), generator=generator)]
     order = order[labels[order].argsort(stable=True)]
@@ -87,10 +88,11 @@ def subsample_rows(labels: Tensor, rows: Tensor, fraction: float, generator: tor
 
 
 def extrapolate_accuracy(curve: LearningCurve, sample: Sample, per_class: float) -> ExpectedAccuracy | None:
-    """Extrapolate the accuracy to ``per_class`` rows per class with a power law; None for fewer than three sizes.
+    """Extrapolate a learning curve to ``per_class`` training rows per class with a power law.
 
-    The expected error rate is that of the last size times a power of the ratio of the numbers of rows. The exponent is
-    fitted to the logarithms of the error rates. ``sample`` has the weights and groups of the held-out rows.
+    The expected error rate is that of the largest measured size, times a power of the ratio of the numbers of rows. The
+    exponent is fitted to the logarithms of the error rates. ``sample`` has the weights and groups of the held-out rows.
+    Returns None if the curve has fewer than three sizes.
 
     Source: Cortes, Jackel, Solla, Vapnik and Denker, "Learning curves: asymptotic values and rate of convergence"
         (1993). The interval: Efron, "Bootstrap methods: another look at the jackknife" (1979), and

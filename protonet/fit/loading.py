@@ -20,14 +20,17 @@ from protonet.network import HIGH_PRECISION_DTYPES
 
 @dataclass(frozen=True)
 class RangeRules:
-    """Limits of the ratio of a column's standard deviation to its mean, and the rounding of statistics of rows."""
+    """Limits of the ratio of a column's standard deviation to its mean, and a rounding step for the order of rows."""
 
     far: float = 1e-3
     """Columns with a lower ratio are centred: float32 would keep less than four digits of differences between rows."""
     single: float = 1e-6
     """Float32 columns with a lower ratio count as constant: the differences between rows are rounding errors."""
-    double: float = 1e-10  #: Float64 columns with a lower ratio count as constant, since the origin is float32.
-    resolution: float = 1e-5  #: Rows are sorted by statistics rounded to this, so that units do not change the order.
+    double: float = 1e-10
+    """Float64 columns with a lower ratio count as constant, since the subtracted mean is stored in float32."""
+    resolution: float = 1e-5
+    """Rows are sorted by statistics that are rounded to multiples of this. Rounding errors after a change of units then
+    do not change the order."""
 
 
 RANGES = RangeRules()
@@ -99,10 +102,11 @@ def read_loaders(
 
 
 def read_rows(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, int]:
-    """Read unlabelled rows once, and sample up to ``max_rows`` of them, independently of their order.
+    """Read unlabelled rows once, and sample up to ``max_rows`` of them by a hash of their values.
 
-    Returns the features (m, dim) of the sample, the indices (m,) int64 of its rows, and the number of all rows. Raises
-    an InputTypeError or InputError if the source does not hold rows of ``dim`` finite real numbers.
+    The sample does not depend on the order of the rows. Returns three parts: the features (m, dim) of the sampled rows,
+    their indices (m,) int64 in the source, and the number of all rows in the source. Raises an InputTypeError or
+    InputError if the source does not hold rows of ``dim`` finite real numbers.
     """
     sampled, keys, indices = torch.empty(0, dim, dtype=torch.float32), np.empty(0, np.int64), np.empty(0, np.int64)
     total = 0
@@ -185,7 +189,7 @@ def _check_unlabelled(batch: object, batch_index: int, dim: int) -> Tensor:
 
 
 def _to_float(rows: Tensor) -> Tensor:
-    """Convert rows to float32, or to float64 if their type has more digits: centring columns needs them."""
+    """Convert rows to float32, or to float64 if their type has more digits than float32, which centring needs."""
     return rows.to(torch.float64 if rows.dtype in HIGH_PRECISION_DTYPES else torch.float32)
 
 
@@ -206,10 +210,10 @@ def _hash_rows(rows: Tensor) -> np.ndarray:
 
 
 def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Subtract the mean of columns that is so large that float32 would lose the differences between rows.
+    """Centre the columns whose mean is so large that float32 would lose the differences between rows.
 
-    Features are (n, dim), weights (n,) > 0. Returns the centred features (n, dim) float32, and the subtracted means
-    (dim,) float32, which are 0 for all other columns.
+    Features are (n, dim); weights (n,) > 0 weight the rows in the mean. Returns the features (n, dim) float32, and the
+    subtracted numbers (dim,) float32. A column that is not centred has the subtracted number 0.
     """
     parts = features.split(CHUNK)
     weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK)
@@ -234,10 +238,11 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
 
 
 def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute a canonical order (n,) of rows: indices that do not depend on the rows' order, units and class indices.
+    """Compute a canonical order of rows, which does not depend on the given order, the units and the class indices.
 
-    Rows are sorted by class, classes by their total weight, and the rows (n, dim) float32 of a class by moments of
-    their standardised values. Equal rows are adjacent. The features -0.0 become 0.0 in place.
+    Returns indices (n,) that sort the features (n, dim) float32. Rows of one class are adjacent; classes are sorted by
+    their total weight, then by moments of the standardised values. The rows of a class are sorted by such moments, too,
+    and equal rows are adjacent. Features of -0.0 become 0.0 in place.
     """
     rows = features.add_(0.0).numpy()
     keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
@@ -258,6 +263,6 @@ def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) 
 
 
 def _round_statistics(values: Tensor) -> np.ndarray[Any, Any]:
-    """Round statistics (n,) to multiples of ``RANGES.resolution``: their integer numbers of multiples."""
+    """Divide statistics (n,) by ``RANGES.resolution``, and round the quotients (n,) to integers."""
     rounded: np.ndarray[Any, Any] = np.round(values.numpy() / RANGES.resolution)
     return rounded

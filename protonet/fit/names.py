@@ -30,13 +30,13 @@ from protonet.views.linear import LinearFamily
 class NameRules:
     """Weights and thresholds of class names; chosen on the development half of the sets of docs/decisions/names.md."""
 
-    scale: float = 10.0  #: Inverse temperature of the cosines of rows and names in the test whether names fit the rows.
-    prior: float = 1.0  #: Prior evidence for names, in nats: names are rarely uninformative.
+    scale: float = 10.0  #: Inverse temperature of the cosines of rows to names, in a test whether names fit the labels.
+    prior: float = 1.0  #: Prior evidence for names in that test, in nats, since names are rarely uninformative.
     weight: float = 2.0  #: Number of samples that a name counts as, if no class has two rows.
     weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)
-    """Numbers of samples that a name may count as, from which held-out rows choose."""
+    """Numbers of samples that a name may count as. If a class has two rows, the leave-one-out log-loss selects one."""
     sharper: float = 12.0
-    """Without rows, the logits are multiplied by 1 plus this over the number of classes."""
+    """If there are only names and no rows, logits are multiplied by 1 + sharper / (number of classes)."""
     min_letters: int = 3  #: Minimum number of letters of an informative word.
     max_shared: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
 
@@ -58,14 +58,17 @@ GENERIC_WORDS = {
     "the",
     "and",
 }
-#: First Chinese, Japanese or Korean character in Unicode; these characters count as two letters each.
+#: First Chinese, Japanese or Korean character in Unicode. This character and all later ones count as two letters each.
 FIRST_CJK = "\u2e80"
 #: Search space of a fit to class names alone: without rows, other views cannot be validated.
 NAMES_ONLY = Search((LinearFamily((RAW.scaling,)),), folds=0)
 
 
 def extract_words(name: str | int) -> str:
-    """Rewrite a class name as words with spaces, such as "card arrival" for "card_arrival"; "" for a code or number."""
+    """Rewrite a class name as words with spaces, such as "card arrival" for "card_arrival".
+
+    The result is "" if the name is a number or has no informative word, such as a code.
+    """
     pairs = pairwise(f" {unicodedata.normalize('NFC', str(name))}")
     parts = [f" {char}" if before.islower() and char.isupper() else char for before, char in pairs]
     words = "".join(part if _is_word_character(part[-1]) else " " for part in parts).split()
@@ -79,7 +82,10 @@ def extract_words(name: str | int) -> str:
 
 
 def distinctive_words(names: Sequence[str | int]) -> list[str]:
-    """Rewrite class names as words with spaces; "" for a name whose words do not distinguish it, such as "intent 1"."""
+    """Rewrite each class name as words with spaces, such as "card arrival" for "card_arrival".
+
+    A name becomes "" if its words do not distinguish it from the other names, such as "intent 1" beside "intent 2".
+    """
     texts = list(map(extract_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
     shared = {word for word, count in counts.items() if count > max(NAMES.max_shared * len(texts), 2)}
@@ -99,11 +105,21 @@ def embed_class_names(
     labels: Tensor,
     descriptions: Sequence[str] | None = None,
 ) -> ClassNameRows | None:
-    """Embed class names as rows, and choose how many samples a name counts as.
+    """Embed class names as training rows, and choose how many samples a name counts as.
 
-    A name becomes the cell of text columns, and of picture columns of a joint network of pictures and texts; other
-    features are the means of the rows x (n, dim) of the class. Descriptions are one per class, "" for none. The result
-    is None if no column takes names, if fewer than two names are informative, or if rows contradict the names.
+    In text columns, the name is embedded as if it were the text. In picture columns, a joint network of pictures and
+    texts embeds it. All other features are the means of the rows of the class.
+
+    Args:
+        encoding: The encoding of the table; None if the features have no columns of texts or pictures.
+        classes: The class names.
+        x: (n, dim) features of the labelled rows.
+        labels: (n,) int64 class indices of the rows.
+        descriptions: A description of each class, which is embedded with its name; "" for a class without one.
+
+    Returns:
+        The embedded names. None if no column can embed names, if fewer than two names are informative, or if the names
+        do not predict the labels.
     """
     embedded = _embed_names(encoding, classes, descriptions)
     if embedded is None:
@@ -118,7 +134,10 @@ def embed_class_names(
 def classify_by_names(
     encoding: Encoding | None, classes: Sequence[str | int], x: Tensor, descriptions: Sequence[str] | None = None
 ) -> Tensor | None:
-    """Classify rows x (n, dim) by the nearest class name: (n,) int64; None if the names are uninformative."""
+    """Compute for each row of x (n, dim) the class (n,) int64 whose embedded name is nearest by cosine.
+
+    The arguments are those of `embed_class_names`. Returns None if the names are uninformative or cannot be embedded.
+    """
     embedded = _embed_names(encoding, classes, descriptions)
     if embedded is None:
         return None
@@ -130,10 +149,11 @@ def classify_by_names(
 def _embed_names(
     encoding: Encoding | None, classes: Sequence[str | int], descriptions: Sequence[str] | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Embed the informative class names; return rows (m, dim), their classes (m,), and a mask (dim,) of features.
+    """Embed the informative class names by the text and picture columns of a table.
 
-    The mask has the features of columns that take names; the other features of the rows are 0. None if there are fewer
-    than two different names or no such column.
+    Returns three parts: the embedded names as rows (m, dim); the class index (m,) of each; and a mask (dim,) of the
+    features of columns that can embed names. All other features of the rows are 0. Returns None if there are fewer than
+    two different names, or if no column can embed names.
     """
     pairs = list(zip(distinctive_words(classes), descriptions or [""] * len(classes), strict=True))
     phrases = {index: ": ".join(filter(None, pair)) for index, pair in enumerate(pairs) if any(pair)}
@@ -154,11 +174,17 @@ def _embed_names(
 
 
 def weigh_names(x: Tensor, labels: Tensor, names: Tensor, named: Tensor, num_classes: int) -> float:
-    """Choose the number of samples that a name counts as; 0 if rows contradict the names.
+    """Choose the number of samples that a class name counts as; 0 if the names do not predict the labels.
 
-    Rows x (n, dim) and names (m, dim) have the same features; the names are of the classes ``named`` (m,). If no class
-    has two rows, the number is `NameRules.weight`. Otherwise, it has the smallest leave-one-out log-loss, and is > 0 if
-    a class has a name and no row.
+    If no class has two rows, the number is ``NameRules.weight``. Otherwise, it is the one of ``NameRules.weights`` with
+    the smallest leave-one-out log-loss, and positive if a class has a name and no row.
+
+    Args:
+        x: (n, dim) features of the labelled rows.
+        labels: (n,) int64 class indices of the rows.
+        names: (m, dim) embedded names, with the same features as the rows.
+        named: (m,) int64 class index of each name.
+        num_classes: Number of classes.
     """
     name_index = torch.full((num_classes,), -1).scatter_(0, named, torch.arange(len(named)))
     x, names = F.normalize(x, dim=1), F.normalize(names, dim=1)

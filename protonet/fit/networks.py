@@ -26,9 +26,10 @@ from protonet.views.view import TrainingRows, View, ViewSpec
 class PseudoLabelRules:
     """Parameters of the fit to unlabelled rows."""
 
-    folds: int = 3  #: Number of folds that decide whether unlabelled rows are used: each takes two fits.
+    folds: int = 3  #: Number of cross-validation folds that decide whether unlabelled rows are used.
     weight_fraction: float = 0.9
-    """Views of the largest weights are fitted to unlabelled rows, until they have this fraction of all weights."""
+    """Minimum total weight of the views that are fitted to unlabelled rows, as a fraction of the weight of all views.
+    Views with larger weights come first."""
     max_seeds: int = 4096  #: Maximum number of labelled rows from which labels propagate.
 
 
@@ -36,10 +37,11 @@ POOLING = PseudoLabelRules()
 
 
 def fit_choice(problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
-    """Fit the selected views to all rows of a training set; call it within `untouched_globals`.
+    """Fit the selected views to all rows of a training set, and return the network of these views.
 
-    After the deadline, training ends, and only the view with the largest weight is fitted. The network classifies
-    features in their original units. It is in eval mode, on the device of the training set.
+    Unlabelled rows are used if ``choice.pooling`` is set. The network takes features in input units. It is in eval
+    mode, on the device of the training set. After the deadline, training ends, and only the view with the largest
+    weight is fitted. The caller must be within the context `untouched_globals`.
     """
     network = fit_rows(problem.rows.to(problem.device), choice, deadline)
     if choice.pooling is not None and time.monotonic() < deadline:
@@ -54,13 +56,17 @@ def fit_choice(problem: TrainingSet, choice: SelectedModel, deadline: float = ma
 
 
 def need_encoder(network: PrototypeNetwork) -> Encoder:
-    """Get the encoder of a network that was made by the solver or read from a model file."""
+    """Get the `Encoder` of a network; networks of the solver and of model files always have one."""
     assert isinstance(network.encoder, Encoder)
     return network.encoder
 
 
 def fit_rows(rows: TrainingRows, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
-    """Fit the selected views to labelled rows; return a network of features in the units of these rows."""
+    """Fit the selected views to labelled rows, and return the network of these views in eval mode.
+
+    The network takes features in the units of these rows, which may be scaled. After the deadline, only the view with
+    the largest weight is fitted.
+    """
     rows = replace(rows, shifts=choice.shifts, deadline=deadline)
     fitted: dict[ViewSpec, View] = {}
     for spec, _ in sorted(choice.views, key=lambda view: -view[1]):
@@ -86,9 +92,10 @@ def fit_pooled(
     probabilities: Tensor,
     deadline: float = math.inf,
 ) -> PrototypeNetwork:
-    """Fit the views of `select_pooled_views` to labelled and unlabelled rows, in the units of the problem's rows.
+    """Fit the views of largest weight to labelled and unlabelled rows, and return the network of these views.
 
-    The class probabilities (m, num_classes) of the unlabelled rows are from `pseudo_label_weights`.
+    `select_pooled_views` selects the views. ``probabilities`` (m, num_classes) are the class probabilities of the
+    unlabelled rows, from `pseudo_label_weights`. The network takes features in the units of ``problem.rows``.
     """
     assert problem.pool is not None
     choice = choice._replace(views=select_pooled_views(choice.views), temperature=pooling.temperature)
@@ -98,9 +105,10 @@ def fit_pooled(
 
 @torch.no_grad()
 def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
-    """Propagate labels to the unlabelled rows: class probabilities (m, num_classes); also return the network's logits.
+    """Compute class probabilities of the unlabelled rows by label propagation in the embedding of a network.
 
-    The network is from `fit_rows`. It embeds the rows on the problem's device, and labels propagate on the CPU.
+    Returns the probabilities (m, num_classes), and the logits (m, num_classes) of the network for these rows. The
+    network is the result of `fit_rows`. It embeds the rows on the device of the problem; labels propagate on the CPU.
     """
     assert problem.pool is not None
     n = len(problem.rows.labels)
@@ -115,10 +123,11 @@ def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tup
 def select_pooled_views(
     views: tuple[tuple[ViewSpec, float], ...], fraction: float = POOLING.weight_fraction
 ) -> tuple[tuple[ViewSpec, float], ...]:
-    """Select the views that are also fitted to unlabelled rows: those of the largest weights that are not trained.
+    """Select the views that are fitted to unlabelled rows, too: those of the largest weights.
 
-    The selected views have at least this fraction of the weight of all untrained views, or of all views if all are
-    trained.
+    Views are given and returned as pairs (spec, weight). Only views with a closed-form fit are selected, unless all
+    views are trained by gradient descent. The total weight of the selected views is at least ``fraction`` of the total
+    weight of the views that may be selected.
     """
     untrained = [view for view in views if not view[0].trained] or list(views)
     ordered = sorted(untrained, key=lambda view: -view[1])
@@ -130,7 +139,10 @@ def select_pooled_views(
 
 
 def fit_view(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View]) -> View:
-    """Fit a view, and the view whose source it reads, to rows; views in ``fitted`` are reused, new ones are added."""
+    """Fit the view of a spec to rows; first fit the view whose features it reads, if the spec names one.
+
+    A view that is already in ``fitted`` is not fitted again. New views are added to ``fitted``.
+    """
     if spec not in fitted:
         source = None if spec.source is None else fit_view(spec.source, rows, fitted).source
         fitted[spec] = spec.fit(rows, source)
@@ -138,25 +150,27 @@ def fit_view(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View]) -
 
 
 class PseudoLabelResult(NamedTuple):
-    """Whether unlabelled rows are used for the fit, and the results that this depends on."""
+    """Whether unlabelled rows are used for the fit, and the held-out results on which this decision is based."""
 
-    learned: bool  #: Whether the network is fitted to the unlabelled rows.
+    learned: bool  #: Whether the network is fitted to the unlabelled rows, too.
     losses: tuple[float, float] | None
-    """Mean held-out log-losses without and with the unlabelled rows; None if no row was held out."""
-    decided: bool  #: Whether these losses differ by more than one standard error.
+    """Mean held-out log-losses: first without, then with the unlabelled rows. None if no row was held out."""
+    decided: bool  #: Whether the two ``losses`` differ by more than one standard error.
     ranks: Tensor
-    """(m,) float64: for each unlabelled row, the fraction of held-out rows of known classes with a lower score; 0 if no
-    row was held out."""
+    """(m,) float64: for each unlabelled row, the fraction of held-out rows of known classes that are less similar to
+    the known classes, by `protonet.metrics.score_known`. A low rank means an outlier. 0 if no row was held out."""
 
 
 def decide_pooling(
     problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf, progress: Progress = ignore
 ) -> tuple[SelectedModel, PseudoLabelResult]:
-    """Decide on held-out labelled rows whether the network is fitted to the unlabelled rows.
+    """Decide by cross-validation whether the network is fitted to the unlabelled rows, too.
 
-    Outliers among the unlabelled rows have no weight. The others are used if the held-out log-loss is lower with them,
-    or if no row can be held out, but not after the deadline. A difference within one standard error is reported as
-    undecided. Returns the selection, with ``pooling`` if the unlabelled rows are used, and the result.
+    They are used if this lowers the log-loss of held-out labelled rows, or if no row can be held out. They are not used
+    if the deadline has passed. Outliers among the unlabelled rows always have weight 0.
+
+    Returns two parts: the selected model, in which ``pooling`` is set if the unlabelled rows are used; and the decision
+    with the log-losses. Its field ``decided`` is False if the difference is within one standard error.
     """
     rows, pool = problem.rows, problem.pool
     assert pool is not None
