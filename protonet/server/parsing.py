@@ -31,7 +31,7 @@ from protonet.tables.columns.ordered import MAX_FLOAT32
 from protonet.tables.columns.parsing import is_missing, is_missing_or_word, replace_missing
 from protonet.tables.features import convert_to_training_formats
 from protonet.tables.formats import text_array
-from protonet.tables.table import format_names, make_table
+from protonet.tables.table import describe_unused, format_names, make_table
 
 #: Maximal rows of a request.
 MAX_REQUEST_ROWS = 100_000
@@ -105,6 +105,7 @@ class ParsedRows(NamedTuple):
     uninformative: np.ndarray  #: (n,) bool: whether a row has no information, for example only empty cells.
 
 
+JSON_REMEDY = "Send an object; a missing value is null, not NaN."
 #: Decodes the JSON body of a request for predictions: an object with rows, or a plain list of rows.
 ROWS_DECODER: msgspec.json.Decoder[PredictRequest | list[Row]] = msgspec.json.Decoder(PredictRequest | list[Row])
 
@@ -116,7 +117,7 @@ def decode_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         raise_input_error("body", "be of the documented form", str(error)[:200], "Correct it.")
     except (ValueError, RecursionError) as error:  # msgspec.DecodeError, letters that are not UTF-8
-        raise_input_error("body", "be JSON", f"something else ({str(error)[:80]})", "Send an object.")
+        raise_input_error("body", "be JSON", f"something else ({str(error)[:80]})", JSON_REMEDY)
 
 
 def parse_media_type(header: str) -> str:
@@ -211,6 +212,13 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
     if not rows:
         raise_input_error("body", "hold rows", "none", 'Send {"rows": [...]}, each a list, or an object by column.')
     check_row_count(len(rows))
+    unused = {name for row in rows if isinstance(row, dict) for name in row}.difference(model.columns or ())
+    parsed = _parse_cells(model, body, rows)
+    return parsed._replace(notes=[describe_unused(sorted(unused)), *parsed.notes]) if unused else parsed
+
+
+def _parse_cells(model: TablePipeline, body: bytes, rows: list[Row]) -> ParsedRows:
+    """Parse the rows of a JSON ``body``, each a list of cells in the order of the columns, or a dict by column."""
     pictures = [modality == "picture" for modality in model.modalities]
     width = len(pictures)
     if any(isinstance(row, dict) for row in rows):

@@ -102,10 +102,7 @@ class Table:
     @property
     def all_notes(self) -> list[str]:
         """The notes for the user, followed by a note about the columns that are not read, if there are any."""
-        if not self.unused:
-            return self.notes
-        noun = "column" if len(self.unused) == 1 else "columns"
-        return [*self.notes, f"{len(self.unused):,} {noun} of the table not used: {format_names(self.unused)}"]
+        return [*self.notes, describe_unused(self.unused)] if self.unused else self.notes
 
     def column_name(self, index: int) -> str:
         """Format the name of the feature column ``index`` for messages, such as "column 3" if it has no name."""
@@ -300,6 +297,11 @@ def _suggest_label(source: TableSource, label: str) -> str:
     )
     meant = f"Did you mean {to_printable(similar)}? " if similar else ""
     return meant + (f"These look like classes: {columns}." if columns else "Name the column of the classes.")
+
+
+def describe_unused(names: Sequence[str]) -> str:
+    """Describe the columns of a table that are not read, given their names, as a note for the user."""
+    return f"{count(len(names), 'column')} of the table not used: {format_names(names)}"
 
 
 def format_names(names: Sequence[str]) -> str:
