@@ -20,15 +20,15 @@ from protonet.embeddings.representation import MODALITIES, Record, Representatio
 from protonet.embeddings.texts import open_folder, open_named, open_sentences, open_static, open_universal
 from protonet.errors import install_command, optional_packages, raise_input_error, renamed_arguments
 
-#: Names that select the default representations, or no representation.
+#: Values of an option that select the installed default representations, or no representation.
 AUTO, NONE = "auto", "none"
-#: The environment variable that selects representations if no option does.
+#: The environment variable with the names of representations, which is used if no option names them.
 VARIABLE = "PROTONET_REPRESENTATION"
 #: The prefix of names of networks of sentence-transformers.
 SENTENCES = "sentence_transformers"
-#: CLIP's prompt, for the embedding of class names by joint networks.
+#: CLIP's prompt, with which networks that embed pictures and texts jointly embed class names.
 PROMPT = "a photo of a {}."
-#: Number of pictures that a network of a library embeds at once.
+#: Number of pictures that a network of timm, torchvision or open_clip embeds at once.
 PICTURES_PER_BATCH = 32
 
 
@@ -38,7 +38,7 @@ class Packaged:
 
     modality: str  #: "text" or "picture".
     modules: tuple[str, ...]  #: The modules that must be installed.
-    extra: str  #: The extra of this library that installs the modules.
+    extra: str  #: The optional dependency group ("extra") of this package that installs the modules.
     opens: Callable[[str], Representation]  #: Function that opens the representation, given its name.
     description: str  #: Description in a few words.
 
@@ -97,18 +97,20 @@ def default_representation(modality: str) -> str | None:
 class RepresentationChoice(NamedTuple):
     """The names of the selected representations of texts and of pictures."""
 
-    text: str | None  #: Name of the representation of texts; None for none.
-    picture: str | None  #: Name of the representation of pictures; None for none.
+    text: str | None  #: Name of the representation of texts; None if none is selected.
+    picture: str | None  #: Name of the representation of pictures; None if none is selected.
     requested: tuple[str, ...] = ()  #: Names that the user has given explicitly.
     shown: bool = False  #: Whether progress is shown.
-    words: bool = True  #: Whether the words of texts become features, too.
+    words: bool = True  #: Whether the words of texts become features, too, beside the embedding.
     missing: tuple[str, ...] = ()  #: Modalities for which no representation is named or installed.
 
     @classmethod
     def of(cls, names: str | Sequence[str] | None, *, shown: bool = False) -> RepresentationChoice:
-        """Select at most one representation of each modality by names, or else the installed default.
+        """Select at most one representation for texts and one for pictures.
 
-        The name "none" selects no representation. If the names are None, those of the environment variable are used.
+        A representation is selected by its name in ``names``, or else the installed default of its modality is used.
+        The name "none" selects no representation. If ``names`` is None, they come from the environment variable
+        ``VARIABLE``. ``shown`` says whether progress is shown later.
         """
         given = os.environ.get(VARIABLE, AUTO).split() if names is None else names
         chosen = [given] if isinstance(given, str) else list(given)
@@ -130,7 +132,7 @@ class RepresentationChoice(NamedTuple):
         return cls(text, picture, tuple(by_modality.values()) if names is not None else (), shown, missing=missing)
 
     def hint(self, modality: str) -> str:
-        """Format a hint how to install a representation of a modality; "" if one is selected or installed."""
+        """Format a hint to the user how to install a representation of a modality; "" if one is selected."""
         if modality not in self.missing:
             return ""
         packaged = next(candidate for candidate in PACKAGED.values() if candidate.modality == modality)
@@ -145,7 +147,10 @@ class RepresentationChoice(NamedTuple):
 
 
 def get_modality(name: str) -> str:
-    """Determine the modality of a representation from its name; raise an InputError for an unknown name."""
+    """Determine the modality of a representation, "text" or "picture", from its name, folder or file.
+
+    Raises an InputError for an unknown name.
+    """
     if name in PACKAGED:
         return PACKAGED[name].modality
     library = name.partition(":")[0]
@@ -159,7 +164,11 @@ def get_modality(name: str) -> str:
 
 
 def open_representation(name: str) -> Representation:
-    """Open a representation by a name in `PACKAGED`, by LIBRARY:NAME from the library's cache, or by folder or file."""
+    """Open a representation by its name.
+
+    The name is one of `PACKAGED`; LIBRARY:NAME for a network in the cache of a library, such as timm; or the path of a
+    folder or file.
+    """
     path = Path(split_backbone(name)[0])
     if name in PACKAGED or not (name and path.exists()):
         return _open(name, ())
@@ -188,10 +197,10 @@ def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation
 
 
 def reopen(record: Record, names: Sequence[str] | None) -> Representation:
-    """Open the representation of a record from a model file that is not trusted.
+    """Open the representation that a model was fitted with, given its record from a model file.
 
-    Only names that the user has given open paths; names of the other modality are ignored. Raises an InputError if the
-    representation is missing, or another one than in the record.
+    The file is not trusted: a folder or file is opened only if the user named it in ``names``. Names of the other
+    modality are ignored. Raises an InputError if the representation is missing, or differs from the record.
     """
     library = record.name.partition(":")[0]
     by_name = record.name in PACKAGED or library == SENTENCES or library in LIBRARIES

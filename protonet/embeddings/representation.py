@@ -1,4 +1,4 @@
-"""Representations, which are pretrained networks that embed texts or pictures, and the cache of their embeddings.
+"""Representations (pretrained networks that embed texts or pictures), and a cache of computed embeddings.
 
 A model file stores the `Record` of a representation, so that predictions by another network are an error.
 """
@@ -29,10 +29,10 @@ KEYS_PER_QUERY = 500
 
 
 class Store:
-    """A file of embeddings by the digests of their items. If the path is None, nothing is stored.
+    """A cache of embeddings in an SQLite file, by the SHA-256 of the embedded text or picture.
 
-    A damaged file is replaced by an empty one. After any other error, nothing more is stored. Both cases are reported
-    on stderr.
+    If the path is None, nothing is stored. A damaged file is replaced by an empty one. After any other error, nothing
+    more is stored. Both cases are reported on stderr.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -66,7 +66,10 @@ class Store:
                 print(f"protonet: {self.path} is not kept: {error}; {remedy}", file=sys.stderr)
 
     def read(self, digests: Sequence[str], width: int) -> dict[str, np.ndarray]:
-        """Read those of the requested embeddings (width,) float32 that are stored, by digest."""
+        """Look up the embeddings of items by their digests.
+
+        Returns a dict from digests to embeddings (width,) float32. Digests without a stored embedding are not in it.
+        """
         embeddings: dict[str, np.ndarray] = {}
         keys = list(dict.fromkeys(digests))
         if self.connection is None:
@@ -82,7 +85,7 @@ class Store:
         return {}
 
     def write(self, digests: Sequence[str], rows: np.ndarray) -> None:
-        """Store embeddings in one transaction."""
+        """Store the embeddings ``rows`` (n, width), one for each digest, in one transaction."""
         pairs = [(digest, row.astype("<f4").tobytes()) for digest, row in zip(digests, rows, strict=True)]
         if self.connection is not None:
             with self._handle_errors(), self.connection:
@@ -102,13 +105,17 @@ def embeddings_folder() -> Path:
 
 @contextmanager
 def open_store(folder: Path | None, key: str) -> Iterator[Store]:
-    """Open the cached embeddings of the representation with this key; without a folder or key, nothing is stored."""
+    """Open the cache of a representation, a file in ``folder`` named by ``key``; close it at the end of the context.
+
+    If the folder is None or the key is empty, nothing is stored.
+    """
     # The number changes with the arithmetic: embeddings of earlier versions depended on the batch.
     with closing(Store(folder / f"{key}-2.sqlite" if folder is not None and key else None)) as store:
         yield store
 
 
-#: Maximum numbers of texts, characters and pictures in a batch. Batches are cached one by one, in case of Ctrl-C.
+#: Maximum numbers of texts, of characters of these texts, and of pictures in a batch. Each batch is cached as soon as
+#: it is computed, in case of Ctrl-C.
 MAX_TEXTS, MAX_CHARACTERS, MAX_PICTURES = 256, 30_000, 32
 #: Modalities of representations, which are also the units of progress bars.
 MODALITIES = ("text", "picture")
@@ -123,11 +130,11 @@ class Record:
     name: str  #: The name by which users open the representation.
     modality: str  #: One of `MODALITIES`.
     width: int  #: Width of an embedding.
-    digest: str  #: SHA-256, hexadecimal, of weights, tokenizer and preprocessing.
+    digest: str  #: SHA-256, hexadecimal, of everything that determines embeddings: weights, tokenizer, preprocessing.
     licence: str  #: Licence of the weights; "" if unknown.
 
     def summary(self) -> str:
-        """Format name, digest and width as a phrase."""
+        """Format name, digest and width as a phrase: "words (1a2b3c4d), 256 numbers"."""
         return f"{self.name} ({self.digest[:8]}), {self.width} numbers"
 
     def describe(self) -> JsonDict:
@@ -156,11 +163,15 @@ class Representation:
     #: pictures. None for other networks.
     embed_texts: Callable[[Sequence[str]], np.ndarray] | None = None
     use_cache: bool = True  #: Whether embeddings are cached; False for items that clients of a server send.
-    #: Function that maps texts to a mask (n,) bool of the texts with words that the network knows, if it is known.
+    #: Function that maps texts to a mask (n,) bool of the texts with words in the network's vocabulary. None if the
+    #: vocabulary is not accessible.
     detect_known: Callable[[Sequence[str]], np.ndarray] | None = None
 
     def contains_known_words(self, texts: Sequence[str]) -> np.ndarray:
-        """Compute a mask (n,) bool of the texts with words that the network knows."""
+        """Compute a mask (n,) bool of the texts with words in the network's vocabulary.
+
+        If the vocabulary is not accessible, the mask has all texts that are not blank.
+        """
         if self.detect_known is None or not texts:
             return np.array([bool(text.strip()) for text in texts], bool)
         return self.detect_known([text.encode(errors="replace").decode() for text in texts])
@@ -245,7 +256,7 @@ def hash_files(paths: Sequence[Path], *settings: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Shorten the message of an exception to its first line; an empty message is replaced by the type."""
+    """Get the first line of the message of an exception; if the message is empty, the name of its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

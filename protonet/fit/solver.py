@@ -45,9 +45,9 @@ TIME_LIMIT = 900.0
 MIN_ROWS_PER_CLASS_FOR_MLPS = 100
 #: Fraction of the time limit that the selection may take; the remainder is for the final fit.
 SELECTION_SHARE = 0.6
-#: Progress at the start of the final fit if there are unlabelled rows, as a fraction of the solve.
+#: Fraction of the progress bar that is complete at the start of the final fit, if there are unlabelled rows.
 FINAL_SHARE = 0.9
-#: Keys that the metadata may have.
+#: Keys that the argument ``metadata`` of `solve` may have.
 METADATA = ("num_classes", "input_dim", "param_limit", "device")
 
 
@@ -58,11 +58,13 @@ class Solution(NamedTuple):
     choice: SelectedModel
     problem: TrainingSet
     groups: Tensor | None = None
-    """(groups,) int64: the group id in the training set of each input group, in ascending order. Groups that share
-    duplicates or near-duplicates have the same id."""
-    pooled: PseudoLabelResult | None = None  #: Whether unlabelled rows are used; None if there are none.
+    """(groups,) int64: the group id in the training set of each input group; input groups are in ascending order.
+    Groups that share duplicates or near-duplicates have the same id. None if the input has no groups."""
+    pooled: PseudoLabelResult | None = None
+    """The decision whether unlabelled rows are used, with its evidence; None if there are no unlabelled rows."""
     rechoose: Callable[[Tensor], SelectedModel] | None = None
-    """Function that repeats the selection without held-out rows (m,) int64; None if no view was evaluated."""
+    """Function that repeats the selection of views without the held-out predictions of some rows. It takes their
+    indices (m,) int64. None if no view was evaluated."""
 
     @property
     def view_weights(self) -> dict[str, float]:
@@ -72,9 +74,10 @@ class Solution(NamedTuple):
         return {spec.name: weight / total for spec, weight in sorted(views, key=lambda view: -view[1])}
 
     def choose_without(self, rows: Tensor) -> SelectedModel:
-        """Repeat the selection without the held-out predictions of rows (m,) int64, on which it is then evaluated.
+        """Repeat the selection of views without the held-out predictions of some rows, to evaluate it on these rows.
 
-        With few rows, even the temperature overfits to the rows that select it.
+        ``rows`` (m,) int64 are their indices in the training set. The separation is necessary: with few rows, even the
+        temperature overfits to the rows that select it.
         """
         if self.rechoose is None:
             return self.choice
@@ -156,9 +159,14 @@ def solve_problem(
 ) -> Solution:
     """Fit a network as `solve` does, and also return the selection and the training set, for further fits.
 
-    Weights (n,) > 0 and groups (n,) int64 are in the order of the loaders; rows of one group are held out together.
-    ``blocks`` (dim,) are as in `protonet.views.view.TrainingRows`, spans as in `protonet.fit.search.Search.with_spans`,
-    and names are embedded class names. If the loader is None, the network is fitted to the names alone.
+    The arguments that `solve` does not have are:
+
+    - ``weights`` (n,) > 0: sample weights, in the order of the loaders.
+    - ``groups`` (n,) int64: group ids, in the order of the loaders. Rows of one group are held out together.
+    - ``blocks`` (dim,): the table column of each feature; see `protonet.views.view.TrainingRows`.
+    - ``spans``: pairs (start, stop) of adjacent features that get views of their own.
+    - ``names``: embedded class names, as additional training rows. If ``train_loader`` is None, the network is fitted
+      to the names alone.
     """
     started = time.monotonic()
     metadata = _check_metadata(metadata)
@@ -202,7 +210,7 @@ def solve_problem(
 
 
 def _check_effort(effort: object) -> Search:
-    """Convert an effort to a search space: look up the name of an effort, or validate a `Search`."""
+    """Convert the argument ``effort`` to a search space: look up a name, or validate a `Search` and return it."""
     remedy = "Pass 'default', or a changed protonet.fit.search.EFFORTS['default']."
     if isinstance(effort, str):
         if effort not in EFFORTS:
@@ -226,7 +234,7 @@ def _check_effort(effort: object) -> Search:
 
 
 def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Validate the metadata of `solve`; return the entries that are not None, and the device."""
+    """Validate the metadata of `solve`; return a dict of the entries that are not None, always with a device."""
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, Mapping):
         got = type(metadata).__name__
@@ -248,10 +256,11 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @contextmanager
 def untouched_globals() -> Iterator[None]:
-    """Use one thread with gradients enabled, and restore the thread count and the global random states afterwards.
+    """Use one thread with gradients enabled inside the context, and leave global state as it was.
 
-    The matrices are small: a second thread gains little, is ten times slower if another process uses the core, and
-    would make the result depend on the number of cores. Random states change if a loader shuffles.
+    The thread count of torch and the random states of torch, NumPy and Python are restored at the end. The matrices are
+    small: a second thread gains little, is ten times slower if another process uses the core, and would make the result
+    depend on the number of cores. Random states change if a loader shuffles.
     """
     threads = torch.get_num_threads()
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - the global state itself

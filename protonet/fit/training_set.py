@@ -18,19 +18,20 @@ from protonet.views.view import CPU, TrainingRows
 
 
 class ClassNameRows(NamedTuple):
-    """Embedded class names, which are rows that views are fitted to but never evaluated on."""
+    """Embedded class names, used as additional training rows that are never held out."""
 
-    x: Tensor  #: (m, dim) features of the names; see `protonet.fit.names`.
-    labels: Tensor  #: (m,) int64, the class index of each name.
+    x: Tensor  #: (m, dim) features of the names, from `protonet.fit.names.embed_class_names`.
+    labels: Tensor  #: (m,) int64: the class index of each name.
     weight: float  #: Number of samples that each name counts as.
-    descriptions: tuple[str, ...] = ()  #: One per class, "" for none; empty if no class has a description.
+    descriptions: tuple[str, ...] = ()
+    """The description of each class, "" for a class without one. Empty if no class has a description."""
 
     def count_samples(self, num_classes: int) -> Tensor:
-        """Compute the number (num_classes,) int64 of samples that the name of each class counts as."""
+        """Compute for each class the number (num_classes,) int64 of samples that its name counts as, 0 without one."""
         return torch.bincount(self.labels, minlength=num_classes) * round(self.weight)
 
     def describe(self, classes: Sequence[str | int]) -> dict[str, Any]:
-        """Describe the names for a model file: their weight, the classes with a name, and the descriptions."""
+        """Convert to a dict for a model file: "weight", "classes" with an embedded name, and "descriptions"."""
         named = [classes[label] for label in self.labels.tolist()]
         return {"weight": self.weight, "classes": named, "descriptions": list(self.descriptions)}
 
@@ -40,8 +41,10 @@ class RowSampleRules:
     """Size of the sample of rows that views are fitted to if rows are many; see analysis/results/scale.md."""
 
     max_rows: int = 32768
-    """Maximum number of distinct rows in the sample: views have at most 1,024 units and trees of 4,096 rows."""
-    max_per_class: int = 512  #: A class with at most this many rows is in the sample as a whole, if classes are few.
+    """Maximum number of distinct rows in the sample. More rows change little, since feature maps (views) have at most
+    1,024 units and trees of 4,096 rows."""
+    max_per_class: int = 512
+    """All rows of a class with at most this many rows are in the sample, unless there are many classes."""
 
 
 ROW_SAMPLE = RowSampleRules()
@@ -49,20 +52,25 @@ ROW_SAMPLE = RowSampleRules()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingSet:
-    """Labelled rows in canonical order, scaled and without duplicates, or a sample of very many rows."""
+    """Labelled rows as models are fitted to them: sorted, scaled and without duplicates. Many rows are sampled."""
 
-    rows: TrainingRows  #: The rows, in canonical order and of unit scale; equal rows are merged.
-    scale: float  #: The number by which the centred input features were divided.
+    rows: TrainingRows  #: The rows, in an order that does not depend on the input; equal rows are merged.
+    scale: float  #: The number by which input features were divided, after the origin was subtracted.
     origin: Tensor  #: (dim,) float32, subtracted from the input features; see `protonet.fit.loading.centre_columns`.
     repeated: int  #: Number of input rows that are duplicates or near-duplicates of another one.
     indices: Tensor
     """(n,) int64: index in ``rows`` of each input row, in the order of the loaders; -1 for a row outside the sample."""
-    rows_per_sample: float = 1.0  #: Number of distinct input rows for each row of the sample; 1 without a sample.
-    pool: Pool | None = None  #: Unlabelled rows.
+    rows_per_sample: float = 1.0
+    """Number of distinct input rows divided by the number of rows in the sample; 1 if all rows are used."""
+    pool: Pool | None = None  #: The unlabelled rows; None if there are none.
     device: torch.device = CPU  #: Device on which views are fitted; the tensors here are on the CPU.
 
     def add_pool(self, features: Tensor, indices: Tensor, total: int) -> TrainingSet:
-        """Copy the training set with unlabelled rows (m, dim), of ``indices`` (m,) among all ``total`` rows."""
+        """Copy the training set with unlabelled rows added, which are scaled like the labelled rows.
+
+        ``features`` (m, dim) are in input units, and may be a sample. ``indices`` (m,) are the indices of these rows
+        among all ``total`` unlabelled rows.
+        """
         scaled = ((features - self.origin) / self.scale).to(torch.float32)
         return replace(self, pool=Pool(scaled, indices, total))
 
@@ -72,7 +80,7 @@ class TrainingSet:
 
 
 def to_input_units(rows: Tensor, origin: Tensor, scale: Tensor | float) -> Tensor:
-    """Convert rows (n, dim) of unit scale to the units of the input; float64 if float32 would lose digits."""
+    """Convert scaled rows (n, dim) back to input units: rows * scale + origin; float64 if float32 would lose digits."""
     x = rows * scale
     return x.double() + origin if bool(origin.any()) else x
 
@@ -87,9 +95,10 @@ def prepare_training_set(
     blocks: Tensor | None = None,
     names: ClassNameRows | None = None,
 ) -> tuple[TrainingSet, Tensor | None]:
-    """Build a training set from samples; also return the group id (groups,) of each input group, in ascending order.
+    """Build a training set from labelled samples: centre, sort, scale and merge rows, and sample many rows.
 
-    Features (n, dim) are finite; the other arguments are those of `protonet.fit.solver.solve_problem`.
+    Features (n, dim) must be finite; the other arguments are those of `protonet.fit.solver.solve_problem`. Returns the
+    training set, and the group id (groups,) in it of each input group, in ascending order; None without groups.
     """
     n, is_class_name = len(labels), None
     if names is not None:
@@ -134,10 +143,10 @@ def prepare_training_set(
 
 
 def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
-    """Sample about ``ROW_SAMPLE.max_rows`` rows, weighted so that each class keeps its total weight.
+    """Sample about ``ROW_SAMPLE.max_rows`` rows, and weight them so that each class keeps its summed weight.
 
-    The rows must be sorted by class. The sample is evenly spaced in each class, and has all rows of class names. Also
-    returns the index (n,) in the sample of each row, -1 for rows that are not in it.
+    The rows must be sorted by class. The sample is evenly spaced in each class, and has all rows of class names.
+    Returns the sample, and for each row its index (n,) in the sample, -1 for rows that are not in it.
 
     Source: stratified systematic sampling, Cochran, "Sampling techniques" (1977), sec. 8.
     """
@@ -161,7 +170,11 @@ def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
 def add_names(
     names: ClassNameRows, features: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """Append class names to rows; return features, labels, weights, groups, and a mask of the names."""
+    """Append embedded class names to training rows.
+
+    Returns five parts: features, labels, weights, group ids or None, and a mask of the rows that are class names. Each
+    name is a group of its own.
+    """
     n, m = len(labels), len(names.labels)
     features, labels = torch.cat([features, names.x.to(features)]), torch.cat([labels, names.labels])
     weights = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
@@ -173,9 +186,10 @@ def add_names(
 
 
 def _compute_scale(features: Tensor, weights: Tensor | None) -> float:
-    """Compute the weighted root mean square of features (n, dim), rounded to a power of two; 0 if all are 0.
+    """Compute the root mean square of features (n, dim), rounded to a power of two; 0 if all features are 0.
 
-    Division by a power of two keeps all digits: a model file holds each row once, for views and in its input units.
+    ``weights`` (n,) weight the rows; None for equal weights. Division by a power of two keeps all digits: a model file
+    holds each row once, for views and in its input units.
     """
     if weights is None:
         size = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel())
@@ -186,10 +200,10 @@ def _compute_scale(features: Tensor, weights: Tensor | None) -> float:
 
 
 def _canonical_weights(rows: TrainingRows, n: float) -> TrainingRows:
-    """Scale the weights so that the largest is 1, or remove them if all are equal. There are ``n`` input samples.
+    """Scale sample weights so that the largest is 1, or remove them if all are equal; return the changed rows.
 
-    A row of weight 2 then is equal to a repeated row to the last digit. Otherwise, the selection on held-out rows and
-    the training would amplify the difference.
+    ``n`` is the number of input samples that the rows represent. A row of weight 2 then gives exactly the same model as
+    a repeated row. Otherwise, selection and training would amplify rounding errors.
     """
     if rows.weights is None:
         return rows

@@ -9,14 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-#: Number of uninformative training rows that the class frequencies of all rows count as.
+#: Weight of the class frequencies of all rows in the posterior, as a number of uninformative rows.
 PRIOR_ROWS = 10.0
-#: If more of the training rows are uninformative, the network was trained on such rows and predicts them.
+#: Largest fraction of uninformative training rows for which class frequencies replace predictions. If more are
+#: uninformative, the network was trained on such rows and predicts them.
 MAX_FRACTION = 0.5
 
 
 def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tensor | None:
-    """Compute the logits (num_classes,) float64 of an uninformative row; None if most training rows are uninformative.
+    """Compute the logits (num_classes,) float64 of rows without information, from class frequencies.
+
+    Returns None if most training rows are uninformative, since the network was then trained on such rows.
 
     ``counts`` (num_classes,) are the numbers of training rows, or 1 for each class of a balanced model, and
     ``uninformative`` (num_classes,) the numbers of uninformative training rows. The logits are the logarithm of the
@@ -35,7 +38,7 @@ def replace_uninformative(logits: Tensor, rows: Tensor, constant: Tensor | None)
     """Replace the logits (n, num_classes) of uninformative rows, in place; return the number of replaced rows.
 
     ``rows`` (n,) is a mask of these rows, and ``constant`` (num_classes,) the result of `compute_uninformative_logits`.
-    If it is None, no row is replaced.
+    If ``constant`` is None, no row is replaced.
     """
     if constant is None or not bool(rows.any()):
         return 0
@@ -44,9 +47,9 @@ def replace_uninformative(logits: Tensor, rows: Tensor, constant: Tensor | None)
 
 
 def parse_counts(counts: object, num_classes: int) -> Tensor:
-    """Convert a list of counts from a file that is not trusted to (num_classes,) int64; zeros if it is invalid.
+    """Convert the list ``counts`` of a model file, which is not trusted, to a tensor (num_classes,) int64.
 
-    Classes after the end of the list get 0.
+    If the list is shorter, the last classes get 0. If it is invalid, all classes get 0.
     """
     parsed = torch.zeros(num_classes, dtype=torch.int64)
     listed = counts if isinstance(counts, list) and len(counts) <= num_classes else []

@@ -21,21 +21,21 @@ from protonet.views.view import TrainingRows
 class PropagationRules:
     """Parameters of label propagation; chosen on the development half of analysis/results/semi_supervised.md."""
 
-    max_rows: int = 1024  #: Maximum number of unlabelled rows; more rows are subsampled. If classes are many, ...
-    per_class: int = 64  #: ... the maximum is this number of rows per class ...
-    limit: int = 4096  #: ... but never more than this.
+    max_rows: int = 1024  #: Maximum number of unlabelled rows with few classes; more rows are subsampled.
+    per_class: int = 64  #: With many classes, the maximum is this number times the number of classes.
+    limit: int = 4096  #: Maximum number of unlabelled rows with any number of classes.
     neighbours: int = 7  #: Number of nearest neighbours to which each row has an edge.
-    alpha: float = 0.95  #: Weight of a row's neighbours; the remainder is the weight of its initial probabilities.
+    alpha: float = 0.95  #: Weight of a row's neighbours in [0, 1]; the initial probabilities have weight 1 - alpha.
     max_steps: int = 200  #: Maximum number of iterations.
     tolerance: float = 1e-4  #: The iteration stops if all probabilities change by less.
     noise_variance: float = 0.05
-    """Variance of relative class frequencies that estimation errors explain. If the variance is lower, the classes are
-    assumed to be equally frequent; if it is higher, frequencies are shrunk less."""
+    """Variance of relative class frequencies that estimation errors explain. If the observed variance is lower, the
+    classes are assumed to be equally frequent. If it is higher, frequencies are shrunk less."""
     balancing_steps: int = 30  #: Number of iterations that scale the probabilities to the shrunken class frequencies.
 
 
 PROPAGATION = PropagationRules()
-#: Fraction of rows of known classes that are rejected as outliers, and number of held-out rows that this requires.
+#: Fraction of rows of known classes that are rejected as outliers, and minimum number of held-out rows for rejection.
 OUTLIER_RATE, MIN_HELD_OUT = 0.05, 20
 
 
@@ -48,10 +48,10 @@ class Pool(NamedTuple):
 
 
 def propagate_labels(embedding: Tensor, labels: Tensor, initial: Tensor) -> Tensor:
-    """Propagate labels over the graph of nearest neighbours: class probabilities (m, num_classes) float32.
+    """Propagate labels over the graph of nearest neighbours in an embedding.
 
-    The embedding (n + m, dim) has n rows with labels (n,), then m unlabelled rows with initial class probabilities
-    (m, num_classes).
+    The embedding (n + m, dim) has n rows with ``labels`` (n,), then m unlabelled rows with class probabilities
+    ``initial`` (m, num_classes). Returns the class probabilities (m, num_classes) float32 of the unlabelled rows.
 
     Source: Zhou, Bousquet, Lal, Weston and Schölkopf, "Learning with local and global consistency" (2004), with edges
         scaled by both ends' neighbourhoods as in Zelnik-Manor and Perona, "Self-tuning spectral clustering" (2004).
@@ -73,9 +73,10 @@ def propagate_labels(embedding: Tensor, labels: Tensor, initial: Tensor) -> Tens
 def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor, Tensor]:
     """Build the symmetric graph of nearest neighbours of unit rows (n, dim).
 
-    Returns the row at the start (edges,) and at the end (edges,) of each edge, in both directions, and the weight
-    (edges,) float64. If d is the cosine distance of two rows, and s and t are the distances to their farthest
-    neighbours, the weight is exp(-4 d / sqrt(s t)), divided by the square roots of the degrees of both rows.
+    Returns three tensors (edges,): the index of the row at the start of each edge, that of the row at the end, and the
+    weight float64. Each edge is listed in both directions. If d is the cosine distance of two rows, and s and t are the
+    distances to their farthest neighbours, the weight is exp(-4 d / sqrt(s t)), divided by the square roots of the
+    degrees of both rows.
     """
     n = len(embedding)
     near, far = [torch.empty(0, 1)], [torch.empty(0, 1, dtype=torch.int64)]
@@ -99,10 +100,11 @@ def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
 
 
 def balance_frequencies(probabilities: Tensor) -> Tensor:
-    """Scale class probabilities (m, num_classes) float64 so that the mean of each class is nearer to an equal one.
+    """Scale class probabilities (m, num_classes) float64 so that class frequencies become more equal.
 
-    The means are shrunk as much as estimation errors may explain their variance. If their variance is at most
-    ``PropagationRules.noise_variance``, the classes become equally frequent.
+    The frequency of a class is its mean probability. Frequencies are shrunk towards equal ones as much as estimation
+    errors may explain their variance. If the variance is at most ``PropagationRules.noise_variance``, the classes
+    become equally frequent.
 
     Source: shrinkage by the ratio of variances, as James and Stein, "Estimation with quadratic loss" (1961).
     """
@@ -121,11 +123,12 @@ def balance_frequencies(probabilities: Tensor) -> Tensor:
 
 
 def pool_rows(rows: TrainingRows, features: Tensor, probabilities: Tensor, known: Tensor) -> TrainingRows:
-    """Append unlabelled rows (m, dim) to labelled rows, labelled by their most probable class.
+    """Append unlabelled rows to labelled rows, each with its most probable class as a pseudo-label.
 
-    The weight of an unlabelled row is the probability (m, num_classes) of that class times ``known`` (m,); rows of
-    weight 0 are left out. Adding a row to its second class, too, would add more wrong rows to a rare class than it has
-    correct ones. The result has no groups.
+    ``features`` (m, dim) and ``probabilities`` (m, num_classes) are those of the unlabelled rows. The weight of such a
+    row is the probability of its pseudo-label times ``known`` (m,), which is 0 for outliers. Rows of weight 0 are left
+    out. A row is not added to its second class, too, since a rare class would get more wrong than correct rows. The
+    result has no groups.
     """
     top_probabilities, classes = probabilities.max(dim=1)
     weights = top_probabilities.double() * known
@@ -141,14 +144,14 @@ def pool_rows(rows: TrainingRows, features: Tensor, probabilities: Tensor, known
 
 
 def rank_scores(known_scores: Tensor, scores: Tensor) -> Tensor:
-    """Compute for each score (m,) the fraction of the scores (n,) of rows of known classes that are lower."""
+    """Compute for each of ``scores`` (m,) the fraction (m,) of ``known_scores`` (n,) that are lower."""
     counts_below = torch.searchsorted(known_scores.sort().values, scores.contiguous())
     return counts_below.double() / max(1, len(known_scores))
 
 
 def detect_outliers(ranks: Tensor, n_held_out: int) -> Tensor:
-    """Compute a mask (m,) of outliers, whose ranks (m,) are below ``OUTLIER_RATE``.
+    """Compute a mask (m,) of outliers: rows with a rank of `rank_scores` below ``OUTLIER_RATE``.
 
-    There are none if fewer than ``MIN_HELD_OUT`` rows were held out.
+    No row is an outlier if fewer than ``MIN_HELD_OUT`` rows were held out.
     """
     return (ranks < OUTLIER_RATE) & (n_held_out >= MIN_HELD_OUT)

@@ -33,15 +33,15 @@ class DescriptorRules:
     contrast_offset: float = 0.02  #: Added to the standard deviation by which a picture is divided.
     colour_bins: int = 6  #: Number of bins of each of the three axes of the colour histogram.
     hue_bins: int = 24  #: Number of bins of the histogram of hues.
-    saturation_offset: float = 0.02  #: Saturation that is added to the normalizer of the histogram of hues.
-    threshold: float = 1e-3  #: Minimum difference by which a neighbour is brighter.
+    saturation_offset: float = 0.02  #: Added to the mean saturation by which the histogram of hues is divided.
+    threshold: float = 1e-3  #: A neighbour is brighter than a pixel if the difference is at least this, of 1 for white.
     batch: int = 8  #: Number of pictures that are processed at once.
 
 
 DESCRIPTORS = DescriptorRules()
-#: Radii at which neighbours of a pixel are compared with it, each with the blur of the picture, in pixels.
+#: Pairs of a radius and a blur, in pixels. After the blur, a pixel is compared with its neighbours at this radius.
 RINGS = ((1.0, 0.0), (2.0, 1.0), (4.0, 2.0))
-#: Factors on the parts of the descriptor, with which all parts have about the same variance.
+#: Factor on each part of the descriptor, such as its colour histogram, so that all parts have about the same variance.
 PART_SCALES = {
     "outline": 0.76,
     "layout": 2.1,
@@ -76,7 +76,7 @@ def describe_pictures(pixels: Tensor) -> Tensor:
 
 
 def _describe(x: Tensor) -> dict[str, Tensor]:
-    """Compute the parts (n, features) of the descriptors of pictures (n, 3, side, side) in [0, 1], by name."""
+    """Compute the descriptors of pictures (n, 3, side, side) in [0, 1], as a dict from part names to (n, features)."""
     opponent = _to_opponent_colours(x)
     grey = opponent[:, 0]
     gradients = _compute_gradients(x)
@@ -101,7 +101,7 @@ def _to_opponent_colours(x: Tensor) -> Tensor:
 
 
 def _compute_gradients(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute horizontal and vertical gradients (n, side, side) of the channel with the steepest gradient."""
+    """Compute horizontal and vertical gradients (n, side, side), those of the steepest colour channel of each pixel."""
     padded = F.pad(x, (1, 1, 1, 1), mode="replicate")
     along = (padded[:, :, 1:-1, 2:] - padded[:, :, 1:-1, :-2]) / 2
     across = (padded[:, :, 2:, 1:-1] - padded[:, :, :-2, 1:-1]) / 2
@@ -130,9 +130,9 @@ def _pool_orientations(along: Tensor, across: Tensor, bins: int, period: float, 
 
 @cache
 def make_filters() -> Tensor:
-    """Compute the spectra (scales, orientations, side, side) of Morlet wavelets.
+    """Compute the Fourier spectra (scales, orientations, side, side) of Morlet wavelets of mean 0.
 
-    Source: Bruna and Mallat (2013), sec. 2: ``exp(i u xi) - k`` under a Gaussian, its mean 0.
+    Source: Bruna and Mallat (2013), sec. 2: a Gaussian times ``exp(i u xi) - k``.
     """
     side, orientations = DESCRIPTORS.side, DESCRIPTORS.orientations
     frequency = torch.fft.fftfreq(side, dtype=torch.float64) * 2 * math.pi
@@ -167,7 +167,7 @@ def _crop_spectrum(spectrum: Tensor, side: int) -> Tensor:
 
 
 def _subsample_spectrum(spectrum: Tensor) -> Tensor:
-    """Compute the spectrum of the picture subsampled by 2."""
+    """Compute the spectrum of a picture that is subsampled by 2, from the spectrum of the picture."""
     half = spectrum.shape[-1] // 2
     folded = spectrum[..., :half, :] + spectrum[..., half:, :]
     return (folded[..., :half] + folded[..., half:]) / 4
@@ -248,7 +248,7 @@ def _blur(grey: Tensor, deviation: float) -> Tensor:
 
 
 def _count_colours(opponent: Tensor) -> Tensor:
-    """Compute the square roots (n, levels^3) of a histogram of opponent colours."""
+    """Compute the square roots (n, colour_bins^3) of the colour histogram of pictures in opponent colours."""
     levels = DESCRIPTORS.colour_bins
     widened = torch.stack([opponent[:, 0], *(2 * opponent[:, axis] - 0.5 for axis in (1, 2))], dim=1)
     boxes = (widened * levels).clamp(0, levels - 1e-4).long()
@@ -259,7 +259,7 @@ def _count_colours(opponent: Tensor) -> Tensor:
 
 
 def _count_hues(opponent: Tensor) -> Tensor:
-    """Compute the square roots (n, hues) of a histogram of hues, weighted by saturation."""
+    """Compute the square roots (n, hue_bins) of a histogram of hues, in which pixels are weighted by saturation."""
     red, yellow = opponent[:, 1] - 0.5, opponent[:, 2] - 0.5
     saturation = (red.square() + yellow.square()).sqrt().flatten(1)
     angle = (torch.atan2(yellow, red) / (2 * math.pi)).remainder(1).flatten(1) * DESCRIPTORS.hue_bins

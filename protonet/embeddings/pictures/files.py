@@ -23,7 +23,7 @@ from protonet.errors import optional_packages, raise_input_error, renamed_argume
 
 #: Suffixes of a backbone's file.
 BACKBONE_SUFFIXES = (".onnx", ".pt2")
-#: Preprocessing settings that a network's metadata, or the user, may specify.
+#: Names of the preprocessing settings that the user, or the metadata of a network's file, may specify.
 SETTINGS = ("size", "mean", "std")
 #: Function that maps pictures (b, channels, height, width) float32 to embeddings (b, width) or (b, width, 1, 1).
 Network = Callable[[Tensor], Any]
@@ -31,10 +31,10 @@ Network = Callable[[Tensor], Any]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The file of a backbone and its preprocessing, which determine the embeddings."""
+    """The file of a pretrained network (backbone), and how pictures are prepared for it."""
 
     file: str  #: The name of the backbone's file.
-    digest: str  #: SHA-256 of its bytes, hexadecimal; "" for a callable.
+    digest: str  #: SHA-256 of the bytes of the file, hexadecimal; "" if the network is a callable.
     height: int  #: Height of the network's input in pixels.
     width: int  #: Width of the network's input in pixels.
     channels: int  #: 3 for RGB, 1 for grey.
@@ -42,12 +42,12 @@ class Preprocessing:
     std: tuple[float, ...]  #: Numbers by which the channels are then divided.
 
     def write(self) -> str:
-        """Format the file name and the settings as text for `open_typed`."""
+        """Format the file name and the settings as a text FILE:SETTINGS, as `open_typed` reads it."""
         mean, std = ("/".join(map(repr, values)) for values in (self.mean, self.std))
         return f"{self.file}:size={self.height}x{self.width},mean={mean},std={std}"
 
     def hash(self) -> str:
-        """Compute the SHA-256, hexadecimal, of file and settings; "" for a callable."""
+        """Compute the SHA-256, hexadecimal, of file and settings; "" if the network is a callable."""
         settings = replace(self, file="").describe()
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest() if self.digest else ""
 
@@ -65,8 +65,8 @@ class _OpenedFile(NamedTuple):
     """The content of a backbone's file."""
 
     network: Network
-    shape: tuple[int | None, ...]  #: Shape of the input; None for any size.
-    settings: dict[str, str]  #: Size, mean and std in the metadata of the file, as texts.
+    shape: tuple[int | None, ...]  #: Shape of the input, with None for each dimension of any size.
+    settings: dict[str, str]  #: The settings "size", "mean" and "std" in the metadata of the file, as texts.
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ class Backbone:
     batch: int | None = None  #: The fixed batch size of the network; None for any size.
 
     def represent(self, cache: Path | None = None) -> Representation:
-        """Convert to a representation, whose embeddings are cached in a folder unless the network is a callable."""
+        """Convert to a `Representation`, which caches embeddings in the folder ``cache``.
+
+        The embeddings of a callable are not cached.
+        """
         settings = self.preprocessing
         record = Record(settings.write(), "picture", self.width, settings.hash(), "")
         return Representation(record, self._compute, cache)
@@ -275,7 +278,7 @@ def _check_inputs(path: Path, shapes: list[tuple[object, ...]]) -> tuple[int | N
 def _choose_size(
     name: str, shape: tuple[int | None, ...], size: int | tuple[int, int] | None, metadata: str | None
 ) -> tuple[int, int]:
-    """Choose the height and width of pictures: as requested, from the input's shape, or from the metadata."""
+    """Choose the height and width of pictures: ``size`` if given, or else from the input's shape or the metadata."""
     input_size: tuple[int | None, int | None] = (None, None)
     if len(shape) == 4:
         input_size = shape[2], shape[3]

@@ -1,4 +1,4 @@
-"""Image files: which there are in a folder, how they are decoded, and how their paths are written."""
+"""Image files: listing of folders, decoding, and conversion of paths to text."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ UNREADABLE_IMAGE = (OSError, SyntaxError, ValueError)
 #: Files and folders that operating systems and archivers add, in lower case.
 SYSTEM_NAMES = {"__macosx", "@eadir", "thumbs.db", "desktop.ini"}
 
-#: Usual maxima of float and 32-bit pixels: 1, and those of cameras of 8 to 16 bits.
+#: Usual maximum values of float and 32-bit pixels: 1, and the maxima of cameras with 8 to 16 bits.
 PIXEL_LIMITS = (1, *(2**bits - 1 for bits in (8, 10, 12, 14, 16)))
-#: Fraction of the maximum by which interpolated pixels may exceed it, and smallest fraction of it that pixels must use.
+#: Two fractions of one of ``PIXEL_LIMITS``: by how much interpolated pixels may exceed the limit, and how large the
+#: brightest pixel must be at least.
 OVERSHOOT, MIN_RANGE = 0.1, 1 / 16
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
@@ -136,7 +137,7 @@ def draw_plain(path: Path, side: int) -> bytes:
 
 
 def _make_plain(image: Image) -> Image:
-    """Decode an image to 8 bits per channel, without transparency unless it has 16 bits of grey."""
+    """Decode an image, convert 16-bit grey to 8 bits, and replace transparency by a white background."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     if image.mode.startswith("I"):  # 16 bits of grey, which convert would clip

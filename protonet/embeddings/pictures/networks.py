@@ -31,16 +31,17 @@ if TYPE_CHECKING:
 
 LITE = "efficientnet"  #: The name of the network of the extra ``pictures``, EfficientNet-Lite2.
 LITE_MIN_SIDE = 32  #: Minimum pixels per side of the input of EfficientNet-Lite2, which is its stride.
-#: Of EfficientNet-Lite2: pixels per side, width of an embedding, and normalization (x - PIXEL_MEAN) / PIXEL_SCALE.
+#: Constants of EfficientNet-Lite2: pixels per side of its input, width of an embedding, and the normalization of pixels
+#: in 0 to 255, which is (x - PIXEL_MEAN) / PIXEL_SCALE.
 LITE_SIDE, LITE_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
-#: Entries of a checkpoint that may hold the weights, and prefixes that are removed from the names of weights.
+#: Keys of a checkpoint under which the weights may be stored, and prefixes that are removed from the names of weights.
 CHECKPOINT_ENTRIES, WEIGHT_PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
 #: Names that the module with the classifier may have in torchvision's networks.
 CLASSIFIER_NAMES = ("fc", "classifier", "head", "heads")
 
 
 class Extractor(NamedTuple):
-    """A network that embeds pictures, and for joint networks also texts."""
+    """A pretrained network that embeds pictures. A joint network such as CLIP also embeds texts."""
 
     prepare: Callable[[Image], Tensor]  #: Maps an RGB picture to the network's input (channels, height, width).
     embed: Callable[[Tensor], Tensor]  #: Maps inputs (b, ...) to embeddings (b, dim) float32.
@@ -270,7 +271,7 @@ def _build_extractor(
 
 @contextmanager
 def _importing(package: str) -> Iterator[None]:
-    """Raise an InputError if the import of a package fails in the context."""
+    """Raise an InputError if the import of ``package`` fails inside the context."""
     try:
         with optional_packages("backbones"):
             yield
@@ -280,7 +281,11 @@ def _importing(package: str) -> Iterator[None]:
 
 
 def _locate_cached(hub: str | None, names: Sequence[str], url: str | None, folder: Path | None = None) -> Path | None:
-    """Locate weights in the hub's cache, or by URL in a folder, by default torch's; None if missing."""
+    """Locate a file of weights that was downloaded earlier; None if there is none.
+
+    The file is looked up by ``names`` in the cache of the Hugging Face repository ``hub``. Otherwise, the file of the
+    URL is looked up in ``folder``, by default torch's cache.
+    """
     if hub:
         with _importing("huggingface_hub"):
             from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
@@ -311,7 +316,7 @@ def _check_file(path: Path) -> None:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a file of weights by name, without running code from it."""
+    """Read a file of weights as a dict from parameter names to tensors, without running code from the file."""
     _check_file(path)
     try:
         if path.suffix.lower() == ".safetensors":
@@ -338,7 +343,10 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _load_weights(model: nn.Module, weights: Path, heads: Sequence[str]) -> None:
-    """Load a file of weights into a network without a classifier; weights of the modules ``heads`` are ignored."""
+    """Load a file of weights into a network without a classifier.
+
+    Weights of the modules with the names ``heads``, the classifier, are ignored.
+    """
     content = _read_weights(weights)
     content = {key: value for key, value in content.items() if not key.startswith(tuple(f"{head}." for head in heads))}
     state = model.state_dict()

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 Outcome = TypeVar("Outcome")
 #: Number of pictures that a thread reads before the next ones are assigned to it.
 PICTURES_PER_TASK = 32
-#: Pixels per side to which JPEGs are reduced before they are compared, which takes 30 ms instead of 150.
+#: Pixels per side to which JPEGs are reduced before they are compared. Decoding takes 30 ms then, and 150 ms otherwise.
 COMPARED_SIDE = 512
-#: Parts of a data set, with the usual names of their folders, before which may be one of ``SPLIT_PREFIXES``.
+#: Usual folder names of each split of a data set. A prefix of ``SPLIT_PREFIXES`` may precede them.
 SPLITS = {
     "train": ("train", "training"),
     "valid": ("valid", "val", "validation", "dev", "eval", "evaluation"),
@@ -48,7 +48,8 @@ class Listing(NamedTuple):
     """The pictures below a folder, in the order of their names."""
 
     paths: list[Path]
-    classes: list[str] | None  #: The class of each picture, "" for none; None if there are no class folders.
+    classes: list[str] | None
+    """The class of each picture, "" for a picture without a class. None if there are no class folders."""
     notes: list[str]  #: Messages to the user about skipped files.
 
 
@@ -58,7 +59,7 @@ def are_pictures(path: Path) -> bool:
 
 
 def hold_pictures(folder: Path) -> bool | None:
-    """Test whether the files below a folder are pictures, True, or Parquet files, False; None for neither."""
+    """Test whether a folder holds pictures. Returns True for pictures, False for Parquet files, None for neither."""
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
     if ".parquet" in suffixes:
         return False
@@ -152,7 +153,7 @@ def _advise_table(others: Sequence[Path]) -> str:
 
 
 def _find_part(name: str) -> str | None:
-    """Look up the part of a data set that the name of a folder denotes, such as "train"; None for other names."""
+    """Look up the split of a data set that a folder name denotes, such as "train" for "training"; None if no split."""
     lower = name.lower()
     for prefix in SPLIT_PREFIXES:
         lower = lower.removeprefix(prefix)
@@ -160,7 +161,7 @@ def _find_part(name: str) -> str | None:
 
 
 def find_split(path: Path, part: str) -> Path:
-    """Locate the folder of a part of a data set, such as ``train``, by its name or a usual synonym."""
+    """Locate the folder of a split of a data set, such as ``train``, by its name or a usual synonym."""
     folders = list_folders(path)
     named = [folder for folder in folders if folder.name.lower() == part.lower()]
     synonyms = [folder for folder in folders if _find_part(folder.name) == _find_part(part) is not None]
@@ -202,21 +203,21 @@ def open_rgb(path: Path, min_side: int | None = None) -> Image:
 
 
 def draw_blank() -> Image:
-    """Create a small black picture, by which the width of a network's embeddings is determined."""
+    """Create a black picture of 32 x 32 pixels, as a trial input for a network."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     return Image.new("RGB", (32, 32))
 
 
 def refuse_picture(path: Path, error: Exception, *, more: int = 0) -> NoReturn:
-    """Raise an InputError for a picture that cannot be read, which mentions the number of further ones."""
+    """Raise an InputError for a picture that cannot be read. The message adds the number ``more`` of further ones."""
     got = f"{path_to_text(path)} ({describe_error(error)})" + (f" and {more} more" if more else "")
     remedy = "Replace or remove that file. In a folder of pictures, --skip-broken leaves it out."
     raise_input_error("path", "hold pictures that can be read", got, remedy)
 
 
 def find_broken(paths: Sequence[Path]) -> list[bool]:
-    """Test for each picture whether its file cannot be decoded."""
+    """List for each picture whether it is broken, that is, whether its file cannot be decoded."""
     return [isinstance(result, Exception) for result in _hash_pictures(paths)]
 
 
