@@ -18,7 +18,7 @@ from protonet.commands.rows import (
     warn_contradictions,
     warn_similar_names,
 )
-from protonet.fit.crossfit import Crossfit, find_contradicted, match_held_out, predict_held_out
+from protonet.fit.crossfit import Crossfit, detect_label_conflicts, match_held_out, predict_held_out
 from protonet.fit.duplicates import hash_rows
 from protonet.ui.command_line import check_writable
 
@@ -92,7 +92,7 @@ def warn_held_out_contradictions(
     """
     indices = {str(name): index for index, name in enumerate(classes)}
     given = torch.tensor([indices[str(label)] for label in labels], dtype=torch.int64)
-    earlier = find_contradicted(crossed, torch.from_numpy(x), given).tolist()
+    earlier = detect_label_conflicts(crossed, torch.from_numpy(x), given).tolist()
     named = [
         f"{location} ({to_printable(label)}, was {to_printable(classes[before])})"
         for location, label, before in zip(locations, labels, earlier, strict=True)

@@ -15,7 +15,7 @@ import torch
 
 from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, open_typed, split_backbone
 from protonet.embeddings.pictures.networks import LIBRARIES, open_extractor, open_lite
-from protonet.embeddings.pictures.reading import draw_blank, open_rgb
+from protonet.embeddings.pictures.reading import make_blank_picture, open_rgb
 from protonet.embeddings.representation import MODALITIES, Record, Representation, hash_text
 from protonet.embeddings.texts import open_folder, open_named, open_sentences, open_static, open_universal
 from protonet.errors import install_command, optional_packages, raise_input_error, renamed_arguments
@@ -240,7 +240,7 @@ def _open_network(name: str) -> Representation:
 
     settings = extractor.settings
     digest = hash_text("\0".join(f"{key}={settings[key]}" for key in sorted(settings)))
-    trial = extractor.embed(extractor.prepare(draw_blank())[None])
+    trial = extractor.embed(extractor.prepare(make_blank_picture())[None])
     record, embed_texts = Record(name, "picture", trial.shape[1], digest, ""), extractor.embed_texts
     join = None if embed_texts is None else (lambda texts: embed_texts([PROMPT.format(text) for text in texts]).numpy())
     return Representation(record, compute, embed_texts=join)

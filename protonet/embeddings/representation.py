@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from protonet._io import JsonDict, cache_folder
-from protonet.embeddings.pictures.reading import refuse_picture, show_items
+from protonet.embeddings.pictures.reading import raise_unreadable_picture, show_items
 from protonet.errors import raise_input_error
 from protonet.views.config import Stored, expect
 
@@ -240,7 +240,7 @@ def hash_file(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        refuse_picture(path, error)
+        raise_unreadable_picture(path, error)
 
 
 def hash_files(paths: Sequence[Path], *settings: str) -> str:

@@ -55,7 +55,7 @@ class ClusterRules:
     held-out rows of known classes with a lower score; see `protonet.fit.networks.PseudoLabelResult`."""
 
 
-RULES, CLUSTERS = SuggestionRules(), ClusterRules()
+RULES, CLUSTER_RULES = SuggestionRules(), ClusterRules()
 
 
 class Suggestion(NamedTuple):
@@ -293,7 +293,7 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
     if pooled is None or problem.pool is None or pooled.losses is None:
         return []
     n = len(problem.rows.labels)
-    some = problem.rows.select(torch.arange(0, n, -(-n // CLUSTERS.max_labelled)))  # rows are sorted by label
+    some = problem.rows.select(torch.arange(0, n, -(-n // CLUSTER_RULES.max_labelled)))  # rows are sorted by label
     rows = torch.cat([some.features, problem.pool.features])
     untrained = solution.choice._replace(views=select_pooled_views(solution.choice.views, 1.0))
     with untouched_globals():
@@ -318,15 +318,15 @@ def list_novel_clusters(embedding: Tensor, labels: Tensor, ranks: Tensor) -> lis
     same = (labels[:, None] == labels).triu(diagonal=1)
     if not bool(same.any()):
         return []
-    cut_distance = float(torch.cdist(embedding[:n], embedding[:n])[same].quantile(CLUSTERS.distance_quantile))
+    cut_distance = float(torch.cdist(embedding[:n], embedding[:n])[same].quantile(CLUSTER_RULES.distance_quantile))
     clusters = fcluster(linkage(embedding.double().numpy(), "average"), cut_distance, "distance")
     labelled_clusters = set(clusters[:n].tolist())
     groups = []
     for cluster in np.unique(clusters[n:]).tolist():
         rows = np.flatnonzero(clusters[n:] == cluster)
         is_novel = (
-            cluster not in labelled_clusters and float(ranks[torch.from_numpy(rows)].median()) < CLUSTERS.max_rank
+            cluster not in labelled_clusters and float(ranks[torch.from_numpy(rows)].median()) < CLUSTER_RULES.max_rank
         )
-        if is_novel and len(rows) >= CLUSTERS.min_rows:
+        if is_novel and len(rows) >= CLUSTER_RULES.min_rows:
             groups.append(rows.tolist())
     return sorted(groups, key=lambda group: (-len(group), group))

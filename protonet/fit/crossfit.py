@@ -88,7 +88,7 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     with untouched_globals():
         for index, fold_rows in enumerate(folds):
             progress(f"fold {index + 1} of {len(folds)}", index / (len(folds) + 1))
-            models.append(fit_part(solution, *fold_rows, deadline))
+            models.append(fit_fold_model(solution, *fold_rows, deadline))
         progress("pairs of folds", len(folds) / (len(folds) + 1))
         offset, gain = _estimate_offset_and_gain(solution, folds, models, deadline)
     held_out_rows = torch.cat([labels[:0], *(held_out for _, held_out in folds)])
@@ -158,7 +158,7 @@ def make_folds(problem: TrainingSet, repeat: int = 0) -> list[Fold]:
     return split_rows(problem.rows, 1 + repeat)
 
 
-def fit_part(solution: Solution, rows: Tensor, held_out: Tensor, deadline: float) -> PrototypeNetwork:
+def fit_fold_model(solution: Solution, rows: Tensor, held_out: Tensor, deadline: float) -> PrototypeNetwork:
     """Fit a network to some rows of the training set of a solution, for an evaluation on held-out rows.
 
     ``rows`` (m,) are the indices of the rows to fit to. ``held_out`` (k,) are the indices of the held-out rows, and the
@@ -184,7 +184,7 @@ def _estimate_offset_and_gain(
     pairs = len(folds) // 2 if len(folds) > 2 else 0  # one of an odd number has no partner
     for one in range(0, 2 * pairs, 1 if few else 2):
         fitted = folds[one].train[~torch.isin(folds[one].train, folds[one ^ 1].held_out)]
-        network = fit_part(solution, fitted, folds[one].held_out, deadline)
+        network = fit_fold_model(solution, fitted, folds[one].held_out, deadline)
         if time.monotonic() >= deadline:
             break  # the network may not be complete
         rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
@@ -272,7 +272,7 @@ def repeat_held_out(
             for fold in make_folds(problem, repeat):
                 if time.monotonic() >= deadline:
                     return (total / count).log()
-                network = fit_part(solution, *fold, deadline)
+                network = fit_fold_model(solution, *fold, deadline)
                 with torch.no_grad():
                     logits = network(problem.original_features(fold.held_out))
                 probabilities[fold.held_out] = logits.double().softmax(dim=1)
@@ -386,7 +386,7 @@ def match_held_out(crossed: Crossfit, features: Tensor) -> Tensor:
     return match_rows(features, crossed.features, need_encoder(crossed.whole).origin) >= 0
 
 
-def find_contradicted(crossed: Crossfit, features: Tensor, labels: Tensor) -> Tensor:
+def detect_label_conflicts(crossed: Crossfit, features: Tensor, labels: Tensor) -> Tensor:
     """Detect labelled rows that equal a held-out row of another class.
 
     Args:

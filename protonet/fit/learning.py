@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.crossfit import Crossfit, fit_part, make_folds, predict_held_out
+from protonet.fit.crossfit import Crossfit, fit_fold_model, make_folds, predict_held_out
 from protonet.fit.search import Progress, ignore
 from protonet.fit.solver import Solution, untouched_globals
 from protonet.metrics import Sample
 
 #: Maximum number of times that the training set is halved, and minimum mean number of rows per class after it.
-HALVINGS, MIN_PER_CLASS = 3, 2.0
+MAX_HALVINGS, MIN_PER_CLASS = 3, 2.0
 #: Number of bootstrap samples of the groups for the interval of the expected accuracy.
 BOOTSTRAPS = 500
 
@@ -54,7 +54,7 @@ def measure_learning_curve(
     is_class_name = torch.zeros_like(labels, dtype=torch.bool) if is_class_name is None else is_class_name
     full_size = sum(len(fold.train) for fold in folds) / len(folds) / classes
     correct = {full_size: predict_held_out(crossed).argmax(dim=1) == crossed.labels}
-    halves = (0.5**halving for halving in range(1, HALVINGS + 1))
+    halves = (0.5**halving for halving in range(1, MAX_HALVINGS + 1))
     fractions = [half for half in halves if half * full_size >= MIN_PER_CLASS]
     with untouched_globals():
         for step, fraction in enumerate(fractions):
@@ -65,7 +65,7 @@ def measure_learning_curve(
                     return LearningCurve.of(correct)
                 samples = subsample_rows(labels, fold.train[~is_class_name[fold.train]], fraction, generator)
                 some = torch.cat([samples, is_class_name.nonzero().flatten()]).sort().values
-                network = fit_part(solution, some, fold.held_out, deadline)
+                network = fit_fold_model(solution, some, fold.held_out, deadline)
                 with torch.no_grad():
                     logits = network(problem.original_features(fold.held_out))
                 fold_correct.append(logits.argmax(dim=1) == labels[fold.held_out])

@@ -33,7 +33,7 @@ class PseudoLabelRules:
     max_seeds: int = 4096  #: Maximum number of labelled rows from which labels propagate.
 
 
-POOLING = PseudoLabelRules()
+PSEUDO_LABEL_RULES = PseudoLabelRules()
 
 
 def fit_choice(problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
@@ -112,7 +112,7 @@ def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tup
     """
     assert problem.pool is not None
     n = len(problem.rows.labels)
-    some = problem.rows.select(torch.arange(0, n, -(-n // POOLING.max_seeds)))  # rows are sorted by label
+    some = problem.rows.select(torch.arange(0, n, -(-n // PSEUDO_LABEL_RULES.max_seeds)))  # rows are sorted by label
     rows = torch.cat([some.features, problem.pool.features])
     embedding = torch.cat([network.embed(part.to(problem.device)) for part in rows.split(CHUNK)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
@@ -121,7 +121,7 @@ def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tup
 
 
 def select_pooled_views(
-    views: tuple[tuple[ViewSpec, float], ...], fraction: float = POOLING.weight_fraction
+    views: tuple[tuple[ViewSpec, float], ...], fraction: float = PSEUDO_LABEL_RULES.weight_fraction
 ) -> tuple[tuple[ViewSpec, float], ...]:
     """Select the views that are fitted to unlabelled rows, too: those of the largest weights.
 
@@ -174,7 +174,7 @@ def decide_pooling(
     """
     rows, pool = problem.rows, problem.pool
     assert pool is not None
-    folds = split_rows(rows, 1, POOLING.folds)
+    folds = split_rows(rows, 1, PSEUDO_LABEL_RULES.folds)
 
     def predict_fold(network: PrototypeNetwork, fold: Fold) -> Tensor:
         logits: Tensor = network(rows.features[fold.held_out].to(problem.device))

@@ -18,7 +18,7 @@ import numpy as np
 
 from protonet._text import escape_control_chars, shorten_list, unescape_formula
 from protonet.embeddings.pictures.images import path_to_text
-from protonet.embeddings.pictures.reading import are_pictures, find_broken, list_pictures
+from protonet.embeddings.pictures.reading import are_pictures, detect_broken_pictures, list_pictures
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.tables.arrays import READ_ERRORS, decode_labels, memory_map, read_arrays
 from protonet.tables.delimited import (
@@ -116,7 +116,7 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
     """Open a picture, or a folder of pictures, as a table of paths; one folder per class gives a label column, too."""
     paths, classes, notes = list_pictures(path, labelled=labelled)
     if skip_broken:
-        broken = find_broken(paths)
+        broken = detect_broken_pictures(paths)
         skipped = [path_to_text(picture) for picture, is_broken in zip(paths, broken, strict=True) if is_broken]
         readable = [index for index, is_broken in enumerate(broken) if not is_broken]
         if skipped:

@@ -20,7 +20,7 @@ from protonet.fit.active import cluster_unknown
 from protonet.fit.crossfit import crossfit, predict_held_out
 from protonet.fit.label_validation import detect_unlabelled
 from protonet.fit.loading import Unlabelled, read_rows
-from protonet.fit.networks import POOLING, fit_rows, pseudo_label_weights
+from protonet.fit.networks import PSEUDO_LABEL_RULES, fit_rows, pseudo_label_weights
 from protonet.fit.search import RAW
 from protonet.fit.solver import Solution, solve_problem
 from protonet.fit.unlabelled import (
@@ -224,7 +224,7 @@ def test_unlabelled_rows_are_not_used_without_time_and_not_validated_with_one_ro
 def test_labels_propagate_from_a_part_of_many_rows(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
     network = fit_rows(solved.problem.rows, solved.choice)
     expected, logits = pseudo_label_weights(solved.problem, network)
-    monkeypatch.setattr("protonet.fit.networks.POOLING", replace(POOLING, max_seeds=5))
+    monkeypatch.setattr("protonet.fit.networks.PSEUDO_LABEL_RULES", replace(PSEUDO_LABEL_RULES, max_seeds=5))
     probabilities, same = pseudo_label_weights(solved.problem, network)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
     assert accuracy(probabilities, expected.argmax(dim=1)) > 0.8

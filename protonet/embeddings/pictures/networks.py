@@ -138,7 +138,7 @@ def _open_file(backbone: str) -> Extractor:
 
 def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
     """Open a network of timm by its name, with weights from a file or from the cache."""
-    with _importing("timm"):
+    with _check_import("timm"):
         import timm  # noqa: PLC0415 - optional
 
     if not timm.is_model(name):
@@ -164,7 +164,7 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
 
 def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Extractor:
     """Open a network of torchvision by NAME or NAME:TAG, with weights from a file or from the cache."""
-    with _importing("torchvision"):
+    with _check_import("torchvision"):
         from torchvision import models  # noqa: PLC0415 - optional
 
     name, _, tag = text.partition(":")
@@ -195,7 +195,7 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
 
 def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
     """Open a network of open_clip, which also embeds texts, by NAME:TAG or by NAME with a file of weights."""
-    with _importing("open_clip"):
+    with _check_import("open_clip"):
         import open_clip  # noqa: PLC0415 - optional
         from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: PLC0415
 
@@ -270,7 +270,7 @@ def _build_extractor(
 
 
 @contextmanager
-def _importing(package: str) -> Iterator[None]:
+def _check_import(package: str) -> Iterator[None]:
     """Raise an InputError if the import of ``package`` fails inside the context."""
     try:
         with optional_packages("backbones"):
@@ -287,7 +287,7 @@ def _locate_cached(hub: str | None, names: Sequence[str], url: str | None, folde
     URL is looked up in ``folder``, by default torch's cache.
     """
     if hub:
-        with _importing("huggingface_hub"):
+        with _check_import("huggingface_hub"):
             from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
 
         for name in names:

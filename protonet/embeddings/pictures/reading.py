@@ -199,24 +199,24 @@ def open_rgb(path: Path, min_side: int | None = None) -> Image:
     try:
         return open_plain(path, min_side).convert("RGB")
     except UNREADABLE_IMAGE as error:
-        refuse_picture(path, error)
+        raise_unreadable_picture(path, error)
 
 
-def draw_blank() -> Image:
+def make_blank_picture() -> Image:
     """Create a black picture of 32 x 32 pixels, as a trial input for a network."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     return Image.new("RGB", (32, 32))
 
 
-def refuse_picture(path: Path, error: Exception, *, more: int = 0) -> NoReturn:
+def raise_unreadable_picture(path: Path, error: Exception, *, more: int = 0) -> NoReturn:
     """Raise an InputError for a picture that cannot be read. The message adds the number ``more`` of further ones."""
     got = f"{path_to_text(path)} ({describe_error(error)})" + (f" and {more} more" if more else "")
     remedy = "Replace or remove that file. In a folder of pictures, --skip-broken leaves it out."
     raise_input_error("path", "hold pictures that can be read", got, remedy)
 
 
-def find_broken(paths: Sequence[Path]) -> list[bool]:
+def detect_broken_pictures(paths: Sequence[Path]) -> list[bool]:
     """List for each picture whether it is broken, that is, whether its file cannot be decoded."""
     return [isinstance(result, Exception) for result in _hash_pictures(paths)]
 
@@ -234,7 +234,7 @@ def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool 
         elif label:
             digests[result].setdefault(label, path)
     if broken:
-        refuse_picture(*broken[0], more=len(broken) - 1)
+        raise_unreadable_picture(*broken[0], more=len(broken) - 1)
     same = [pictures for pictures in digests.values() if len(pictures) > 1]
     texts = [" = ".join(map(path_to_text, pictures.values())) for pictures in same]
     return [f"warning: {count(len(same), 'picture')} in more than one class: {shorten_list(texts)}"] if same else []

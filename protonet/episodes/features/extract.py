@@ -26,7 +26,7 @@ from protonet.datasets.dataset import Dataset
 from protonet.datasets.files import write_npz
 from protonet.datasets.pictures import ImageSet, ImageSource, Rotated, hash_state, load_pictures, open_picture
 from protonet.embeddings.pictures.networks import Extractor, open_extractor
-from protonet.embeddings.pictures.reading import draw_blank, resize_picture
+from protonet.embeddings.pictures.reading import make_blank_picture, resize_picture
 from protonet.embeddings.representation import hash_file
 from protonet.episodes.arguments import PICTURE_BATCH_SIZE
 from protonet.episodes.features.sources import FOLDER_SIZE, load_source, locate_pictures
@@ -252,7 +252,7 @@ def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: 
             constraint, got = "come with efficientnet, or a checkpoint of convolutions", extractor.settings["backbone"]
             raise_input_error("maps", constraint, got, "Pass one of these.")
         network = extractor.embed_maps
-        shape = _infer_map_shape(network, extractor.prepare(draw_blank())[None])
+        shape = _infer_map_shape(network, extractor.prepare(make_blank_picture())[None])
     files: list[str] | None = None
     labels: Sequence[str]
     sides: Sequence[str] | None

@@ -16,7 +16,7 @@ from protonet.embeddings.pictures.images import SUFFIXES, path_to_text, text_to_
 from protonet.embeddings.pictures.reading import (
     are_pictures,
     check_pictures,
-    find_broken,
+    detect_broken_pictures,
     find_split,
     list_pictures,
     map_pictures,
@@ -173,7 +173,7 @@ def test_further_formats_are_decoded(tmp_path: Path, suffix: str) -> None:
     assert are_pictures(path)
     assert np.abs(read_pixels(path, 40, 40).astype(int) - np.asarray(picture).transpose(2, 0, 1)).mean() < 8
     path.write_bytes(path.read_bytes()[:-200])
-    assert find_broken([path]) == [True]
+    assert detect_broken_pictures([path]) == [True]
 
 
 def read_tiff(path: Path, pixels: np.ndarray) -> np.ndarray:
@@ -223,7 +223,7 @@ def test_broken_pictures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     broken.write_bytes(broken.read_bytes()[:80])
     text = tmp_path / "root/cross/text.png"
     text.write_text("no picture")
-    assert find_broken([full, broken, text, tmp_path / "none.png"]) == [False, True, True, True]
+    assert detect_broken_pictures([full, broken, text, tmp_path / "none.png"]) == [False, True, True, True]
     for path in (broken, text):
         with pytest.raises(InputError, match=rf"got .*{path.name} \(.*--skip-broken"):
             read_pixels(path, 8, 8)
