@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protonet._io import JsonDict
 from protonet._text import shorten_list
-from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen
+from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen_representation
 from protonet.embeddings.pictures.reading import are_pictures
 from protonet.embeddings.representation import Record, Representation
 from protonet.errors import raise_input_error
@@ -158,7 +158,7 @@ class TablePipeline(Model):
         columns = self.fitted_columns
 
         def open_encoder(record: Record) -> Representation:
-            return replace(reopen(record, names), use_cache=use_cache)
+            return replace(reopen_representation(record, names), use_cache=use_cache)
 
         attached = tuple(column.attach_representation(open_encoder, show_progress=shown) for column in columns)
         modalities = {column.modality for column in columns if column.record is not None}

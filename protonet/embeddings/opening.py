@@ -196,7 +196,7 @@ def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation
         return _open_network(name) if library in LIBRARIES else open_typed(name).represent()
 
 
-def reopen(record: Record, names: Sequence[str] | None) -> Representation:
+def reopen_representation(record: Record, names: Sequence[str] | None) -> Representation:
     """Open the representation that a model was fitted with, given its record from a model file.
 
     The file is not trusted: a folder or file is opened only if the user named it in ``names``. Names of the other

@@ -157,7 +157,7 @@ def solve_problem(
     unlabelled: Unlabelled | None = None,
     names: ClassNameRows | None = None,
 ) -> Solution:
-    """Fit a network as `solve` does, and also return the selection and the training set, for further fits.
+    """Fit a network as `solve` does; also return the selected views and the training set, for further fits.
 
     The arguments that `solve` does not have are:
 

@@ -360,7 +360,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Stop counting bytes at the end of a request."""
+        """Note that the request is complete, so that the next bytes are not counted as part of a request head."""
         self.reading_head = False
         super().on_message_complete()
 

@@ -116,7 +116,7 @@ class JobRunner:
         )
 
     def format_commands(self) -> list[str]:
-        """Format the command lines that export files to the current folder, for users to copy."""
+        """Return the shell commands that write the files of all jobs to the current folder, for users to copy."""
         return list(map(format_command, self.list_commands(self.labels, self.table, Path())))
 
     async def _run_job(self, job: PageJob, to_predict: Path) -> None:

@@ -160,7 +160,7 @@ class CandidateEvaluator:
         return self.score(spec, torch.cat(cosines), flops)
 
     def evaluate_source(self, spec: ViewSpec) -> Candidate:
-        """Fit a view to each fold, evaluate it, and cache the fitted views, whose source other views may read."""
+        """Evaluate a view in cross-validation, and cache the fitted views, since other views may use their output."""
         return self.score(spec, self.compute_cosines([partial(embed_features, view) for view in self.fit(spec)]))
 
     def compute_cosines(self, maps: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:

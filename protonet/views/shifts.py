@@ -53,10 +53,13 @@ class FeatureOrder(NamedTuple):
 def detect_order(x: Tensor) -> FeatureOrder:
     """Detect whether the features of rows x (n, dim) are a series or an image, and by how much to shift rows.
 
-    A series has similar features at a lag of 1. It is shifted in both directions by the lags of ``SHIFTS.changes``. An
-    image also has similar features at a larger lag, its width. It is shifted by one pixel in eight directions. Features
-    that are similar at the larger lag alone are interleaved series; the lag is their number, and rows are shifted by
-    it. A detection that also succeeds after random permutations of the features is due to chance, and is ignored.
+    - Series: neighbouring features are similar. Rows are shifted in both directions, by ``SHIFTS.changes`` features.
+    - Image: features are also similar to those one image row further on. Rows are shifted by one pixel in eight
+      directions.
+    - Interleaved series: only features that are k apart are similar, where k is the number of series. Rows are shifted
+      by k features.
+
+    An order that is also detected after random permutations of the features is due to chance, and is ignored.
 
     Source: virtual samples, as in Niyogi, Girosi and Poggio, "Incorporating prior information in machine learning by
         creating virtual examples" (1998).

@@ -43,6 +43,7 @@ SMALL = {
 }
 #: Values that replace constants of modules, so that a run is short.
 LESS: dict[str, dict[str, object]] = {
+    "redundant": {"analysis.solver.redundant.NEW": 500},
     "incontext": {
         "analysis.incontext.real.load_tables": make_tables,
         "analysis.incontext.train.CELLS_PER_STEP": {"cpu": 300},
@@ -51,7 +52,7 @@ LESS: dict[str, dict[str, object]] = {
         "analysis.incontext.validation.REAL_SIZES": ((6, 3),),
         "analysis.incontext.validation.SYNTHETIC_SIZES": ((6, 3, 3),),
         "analysis.incontext.validation.SYNTHETIC_COUNT": 8,
-    }
+    },
 }
 
 

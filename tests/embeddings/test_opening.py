@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from protonet._io import JsonDict
-from protonet.embeddings.opening import PACKAGED, VARIABLE, default_representation, open_representation, reopen
+from protonet.embeddings.opening import (
+    PACKAGED,
+    VARIABLE,
+    default_representation,
+    open_representation,
+    reopen_representation,
+)
 from protonet.embeddings.opening import RepresentationChoice as Choice
 from protonet.embeddings.pictures.networks import open_extractor
 from protonet.embeddings.pictures.reading import open_rgb, read_pixels
@@ -72,23 +78,23 @@ def test_a_record_opens_only_its_encoder(vectors: Path, monkeypatch: pytest.Monk
     fitted = open_representation("words").record
     assert fitted.describe() == open_representation("words").record.describe() | {"licence": "MIT", "modality": "text"}
     for names in (None, (), ["auto"], ["words"], ["words", "x.onnx"], ["x.onnx"]):  # of others, no word
-        assert reopen(fitted, names) is open_representation("words")
+        assert reopen_representation(fitted, names) is open_representation("words")
     with pytest.raises(InputError, match=r"got none\. Leave it out\."):
-        reopen(fitted, ["none"])
+        reopen_representation(fitted, ["none"])
     other = f"be that of fit, words \\({fitted.digest[:8]}\\), 256 numbers; got"
     with pytest.raises(InputError, match=f"{other} .*vectors \\(\\w{{8}}\\)\\. Leave it out"):
-        reopen(fitted, [str(vectors)])
+        reopen_representation(fitted, [str(vectors)])
     for changed in (replace(fitted, digest="f" * 64), replace(fitted, width=7)):
         with pytest.raises(InputError, match="Install the version of fit, or fit again"):
-            reopen(changed, None)
-    monkeypatch.setenv(VARIABLE, str(vectors))  # the default; reopen uses the one of fit
-    assert reopen(fitted, None) is open_representation("words")
+            reopen_representation(changed, None)
+    monkeypatch.setenv(VARIABLE, str(vectors))  # the default; reopen_representation uses the one of fit
+    assert reopen_representation(fitted, None) is open_representation("words")
     with pytest.raises(InputError, match="be that of fit"):
-        reopen(replace(fitted, modality="picture"), None)
+        reopen_representation(replace(fitted, modality="picture"), None)
     if default_representation("picture"):
         pictures = open_representation("efficientnet").record
         with pytest.raises(InputError, match="be that of fit"):
-            reopen(replace(pictures, modality="text"), None)
+            reopen_representation(replace(pictures, modality="text"), None)
 
 
 def test_a_record_opens_no_path_that_the_caller_did_not_name(
@@ -101,13 +107,13 @@ def test_a_record_opens_no_path_that_the_caller_did_not_name(
         with pytest.raises(
             InputError, match=r"be that of fit, .*; got none\. Pass --representation FOLDER, where it is now"
         ):
-            reopen(replace(opened.record, name=name), None)
+            reopen_representation(replace(opened.record, name=name), None)
     for name in ("net.onnx", str(tmp_path / "net.pt2:size=8"), "/dev/zero"):
         with pytest.raises(InputError, match="Pass --representation FILE, where it is now"):
-            reopen(Record(name, "picture", 5, "0" * 64, ""), ["auto"])
-    assert reopen(opened.record, ["vectors"]).record == opened.record
+            reopen_representation(Record(name, "picture", 5, "0" * 64, ""), ["auto"])
+    assert reopen_representation(opened.record, ["vectors"]).record == opened.record
     monkeypatch.setenv(VARIABLE, str(vectors))
-    assert reopen(opened.record, None).record == opened.record  # a person has named it, too
+    assert reopen_representation(opened.record, None).record == opened.record  # a person has named it, too
 
 
 def test_a_folder_is_opened_once_until_it_changes(vectors: Path) -> None:
@@ -119,7 +125,7 @@ def test_a_folder_is_opened_once_until_it_changes(vectors: Path) -> None:
     assert changed.record.digest != first.record.digest
     np.testing.assert_allclose(changed.embed(["my card"]), -rows, rtol=1e-6)
     with pytest.raises(InputError, match="be that of fit, vectors"):
-        reopen(first.record, [str(vectors)])
+        reopen_representation(first.record, [str(vectors)])
 
 
 def test_a_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

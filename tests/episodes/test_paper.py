@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, adjust_holm, compare_pairs
+from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, adjust_holm, compare_method_pairs
 from protonet.episodes.paper import adjust_summaries, rename_methods
 from protonet.episodes.samplers.batch import unpack_integers
 from tests.episodes.command_cases import Command
@@ -142,7 +142,7 @@ def summary_of(seed: int) -> Summary:
     rows = torch.rand(3, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     accuracies = dict(zip("abc", rows + torch.tensor([[0.4], [0.0], [0.2]]), strict=True))
     methods = {name: MethodSummary(Rate.measure(values, None)) for name, values in accuracies.items()}
-    return Summary({"against": "a"}, 20, methods, compare_pairs(accuracies, against="a"))
+    return Summary({"against": "a"}, 20, methods, compare_method_pairs(accuracies, against="a"))
 
 
 def test_p_values_of_all_tables_are_adjusted_together() -> None:

@@ -61,10 +61,12 @@ def list_sizes() -> dict[str, int]:
 
 
 def describe_pictures(pixels: Tensor) -> Tensor:
-    """Compute the descriptors (n, features) float32 of pictures (n, 3, side, side) uint8.
+    """Compute hand-made features (n, features) float32 of pictures (n, 3, side, side) uint8, without a network.
+
+    They are histograms of gradients, scattering coefficients of first and second order, and local binary patterns.
 
     Source: histograms of gradients, Dalal and Triggs, "Histograms of oriented gradients for human detection" (2005);
-    filters of two orders, Bruna and Mallat, "Invariant scattering convolution networks" (2013), eq. 9; neighbours,
+    scattering, Bruna and Mallat, "Invariant scattering convolution networks" (2013), eq. 9; binary patterns,
     Ojala, Pietikäinen and Mäenpää, "Multiresolution gray-scale and rotation invariant texture classification with local
     binary patterns" (2002), eq. 10.
     """

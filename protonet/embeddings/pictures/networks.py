@@ -316,7 +316,7 @@ def _check_file(path: Path) -> None:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a file of weights as a dict from parameter names to tensors, without running code from the file."""
+    """Read a weights file, without running code from it; return its tensors by the names of the parameters."""
     _check_file(path)
     try:
         if path.suffix.lower() == ".safetensors":

@@ -224,7 +224,8 @@ def detect_broken_pictures(paths: Sequence[Path]) -> list[bool]:
 def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool = False) -> list[str]:
     """Check that pictures can be decoded; return a list with a warning if equal pictures have different labels.
 
-    The label "" stands for none. Raises an InputError for a picture that cannot be decoded.
+    A picture with the label "" has no label. ``shown`` is whether to show a progress bar. Raises an InputError for a
+    picture that cannot be decoded.
     """
     digests: dict[bytes, dict[str, Path]] = defaultdict(dict)  # the first picture of each class, by its pixels
     broken: list[tuple[Path, Exception]] = []

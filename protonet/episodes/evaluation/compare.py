@@ -14,7 +14,7 @@ from torch import Tensor
 from protonet._text import to_printable
 from protonet.episodes.arguments import COMPARE_REMEDY, raise_no_run
 from protonet.episodes.evaluation.report import format_report, tabulate, write_tables
-from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_pairs, read_class_mask
+from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_method_pairs, read_class_mask
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_name
 
@@ -124,7 +124,7 @@ def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple
     settings = {**runs[0].settings, "against": against}
     class_mask = runs[0].class_mask[:n]
     methods = {name: MethodSummary(Rate.measure(values, class_mask)) for name, values in accuracies.items()}
-    pairs = compare_pairs(accuracies, class_mask, against)
+    pairs = compare_method_pairs(accuracies, class_mask, against)
     notes = [f"{n:,} episodes of {class_mask.shape[1]} classes"]
     if any(len(run.queries) > n for run in runs):
         notes.append(f"The first {n:,} episodes are compared, which all files have.")

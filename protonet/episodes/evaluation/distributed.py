@@ -38,8 +38,8 @@ def join_group(device: str = "cpu") -> Iterator[ProcessGroup]:
     """Join the group of processes that torchrun started, and leave it on exit; without torchrun, be a group of one.
 
     A context manager, which yields the group. The processes communicate by nccl if ``device`` is a GPU, otherwise by
-    gloo. Inside another `join_group`, the outer group is used: it could not be joined again while other processes may
-    still read from it.
+    gloo. Inside another `join_group`, the group of the outer one is yielded: to leave and join again would fail while
+    other processes still use it.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ProcessGroup()

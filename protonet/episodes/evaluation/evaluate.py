@@ -410,5 +410,5 @@ def join_scores(batches: Sequence[Scores], order: Tensor | slice = slice(None)) 
 
 
 def join_batches(batches: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:
-    """Join several batches of scores by method into the scores of each method on all episodes, by name."""
+    """Concatenate the scores of all batches of episodes; each batch and the result map a method's name to scores."""
     return {name: join_scores([batch[name] for batch in batches]) for name in batches[0]}

@@ -25,7 +25,7 @@ from protonet.episodes.evaluation.statistics import (
     MethodSummary,
     Rate,
     Summary,
-    compare_pairs,
+    compare_method_pairs,
     list_interval_kinds,
 )
 from protonet.episodes.methods.common import support_means
@@ -104,7 +104,7 @@ def summarize(
             {n_shot: Rate.measure(column, class_mask) for n_shot, column in shots},
         )
     accuracies = {name: score.accuracy for name, score in scores.items()}
-    comparisons = compare_pairs(accuracies, class_mask, settings.get("against"))
+    comparisons = compare_method_pairs(accuracies, class_mask, settings.get("against"))
     return Summary(settings, len(next(iter(accuracies.values()))), methods, comparisons)
 
 

@@ -368,7 +368,7 @@ def mean_of(values: Tensor) -> float:
     return float(values.double().nanmean())
 
 
-def compare_pairs(
+def compare_method_pairs(
     accuracies: Mapping[str, Tensor], class_mask: Tensor | None = None, against: str | None = None
 ) -> list[Comparison]:
     """Compare methods in pairs by paired t tests, over episodes and over classes.

@@ -16,7 +16,7 @@ from protonet.episodes.evaluation.distributed import join_group
 from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare_data, prepare_tuning
 from protonet.episodes.evaluation.report import TextTable, accuracy_heading, format_rate, write_tables
 from protonet.episodes.evaluation.run import run_evaluation
-from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, Rate, compare_pairs
+from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, Rate, compare_method_pairs
 from protonet.episodes.features.sources import load_data
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
@@ -156,7 +156,7 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
     Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; as its code (Leaderboard.ipynb, ``compute_ranks``), but
         with a paired test, because all methods have the same episodes.
     """
-    p_values = {(pair.first, pair.second): pair.p_value_episodes for pair in compare_pairs(accuracies)}
+    p_values = {(pair.first, pair.second): pair.p_value_episodes for pair in compare_method_pairs(accuracies)}
     left = sorted(accuracies, key=lambda name: -float(accuracies[name].mean()))
     ranks: dict[str, float] = {}
     while left:

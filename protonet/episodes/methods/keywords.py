@@ -102,7 +102,7 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     for parameter, given in parameters.items():
         kind = hints.get(parameter, type(given.default))
         if given.kind is given.KEYWORD_ONLY and _is_parsable_type(kind):
-            name, notes = parameter.rstrip("_"), list(_list_annotations(annotated.get(parameter)))
+            name, notes = parameter.rstrip("_"), list(_list_parameter_types(annotated.get(parameter)))
             keywords[name] = Keyword(
                 name=name,
                 parameter=parameter,
@@ -115,11 +115,11 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
     return keywords
 
 
-def _list_annotations(kind: object) -> Iterator[object]:
+def _list_parameter_types(kind: object) -> Iterator[object]:
     """Yield the annotations in a type, such as `Bound`, including nested types."""
     yield from getattr(kind, "__metadata__", ())
     for part in get_args(kind):
-        yield from _list_annotations(part)
+        yield from _list_parameter_types(part)
 
 
 def _split_optional_type(kind: object) -> tuple[object, bool]:

@@ -200,7 +200,7 @@ def detect_unit(cells: np.ndarray) -> str:
     return next(filter(None, map(parse_unit, cells)), "") if cells.dtype.kind == "O" else ""
 
 
-def parse_formatted(cell: str, decimal: str) -> float:
+def parse_formatted_number(cell: str, decimal: str) -> float:
     """Parse a number with a given decimal mark, such as "1,234.50 EUR" or "(3 %)".
 
     Thousands separators, a unit, a currency sign and a per cent sign are ignored. Parentheses mean a negative number.
@@ -259,8 +259,8 @@ def parse_numeric(cell: str, numeric_format: str) -> float:
     "duration" also accepts numbers of seconds.
     """
     if numeric_format not in {"plain", "duration"}:
-        return parse_formatted(cell, numeric_format)
-    formatted = parse_formatted(cell, "point") if numeric_format == "plain" else math.nan
+        return parse_formatted_number(cell, numeric_format)
+    formatted = parse_formatted_number(cell, "point") if numeric_format == "plain" else math.nan
     values = (parse_plain(cell), formatted, parse_duration(cell))
     return next((value for value in values if not math.isnan(value)), math.nan)
 
@@ -294,7 +294,8 @@ def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
         mark
         for mark, other in (("point", "comma"), ("comma", "point"))
         if any(
-            math.isnan(parse_formatted(cell, other)) and not math.isnan(parse_formatted(cell, mark)) for cell in marked
+            math.isnan(parse_formatted_number(cell, other)) and not math.isnan(parse_formatted_number(cell, mark))
+            for cell in marked
         )
     }
 
@@ -328,7 +329,7 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
 
     parsers: dict[str, Callable[[str], float]] = {"plain": parse_plain}
     if len({match.group(1) for cell in cells if (match := _UNIT.search(cell))}) <= 1:
-        parsers |= {mark: partial(parse_formatted, decimal=mark) for mark in ("point", "comma")}
+        parsers |= {mark: partial(parse_formatted_number, decimal=mark) for mark in ("point", "comma")}
     # A few cells suffice to rule out columns of long texts.
     likely = [
         name
@@ -365,7 +366,7 @@ def parse_interval(cell: str) -> float:
     match = _INTERVAL.fullmatch(_UNIT.sub("", cell) if not cell.lower().endswith(("over", "more", "above")) else cell)
     if match is None:
         return math.nan
-    bounds = [parse_formatted(bound, "point") for bound in match.group("low", "high") if bound is not None]
+    bounds = [parse_formatted_number(bound, "point") for bound in match.group("low", "high") if bound is not None]
     if len(bounds) == 2 and bounds[0] > bounds[1]:
         return math.nan
     return sum(bounds) / len(bounds)
@@ -377,7 +378,7 @@ def are_intervals(cells: Iterable[str]) -> bool:
     return (
         len(cells) > 2
         and not any(math.isnan(parse_interval(cell)) for cell in cells)
-        and any(math.isnan(parse_formatted(cell, "point")) for cell in cells)
+        and any(math.isnan(parse_formatted_number(cell, "point")) for cell in cells)
     )
 
 

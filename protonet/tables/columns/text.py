@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from protonet.embeddings.opening import reopen
+from protonet.embeddings.opening import reopen_representation
 from protonet.embeddings.representation import Record, Representation
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.parsing import format_cells
@@ -284,7 +284,7 @@ class ColumnEmbedding:
 
     def _get_representation(self) -> Representation:
         """Return the pretrained network; load it again if the object comes from a pickle or a model file."""
-        return self.representation or reopen(self.record, [self.path] if self.path else None)
+        return self.representation or reopen_representation(self.record, [self.path] if self.path else None)
 
     def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> ColumnEmbedding:
         """Return a copy of the embedding with its pretrained network loaded."""
@@ -410,7 +410,7 @@ class EmbeddedText(FittedColumn):
         return self.embedding.describe() | self.words.describe() | {"share": self.weight}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return a dict of the arrays by name: the mean of the embedding as "centre", and the arrays of the words."""
+        """Return the arrays to store in a model file, by name: the mean embedding, "centre", and those of the words."""
         return {"centre": self.embedding.mean, **self.words.tensors()}
 
     @classmethod

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from protonet.episodes.evaluation.statistics import adjust_holm, compare_pairs, half_width, mean_of, standard_error
+from protonet.episodes.evaluation.statistics import (
+    adjust_holm,
+    compare_method_pairs,
+    half_width,
+    mean_of,
+    standard_error,
+)
 
 
 def normal(n: int, seed: int) -> torch.Tensor:
@@ -28,7 +34,7 @@ def test_half_width_equals_scipys() -> None:
 
 def test_pairs_equal_scipys_paired_tests() -> None:
     a, b, c = normal(30, 0), normal(30, 1) + 0.5, normal(30, 2)
-    result = compare_pairs({"a": a, "b": b, "c": c})
+    result = compare_method_pairs({"a": a, "b": b, "c": c})
     assert [(item.first, item.second) for item in result] == [("a", "b"), ("a", "c"), ("b", "c")]
     for item, (x, y) in zip(result, [(a, b), (a, c), (b, c)], strict=True):
         assert math.isclose(item.p_value_episodes, stats.ttest_rel(x.numpy(), y.numpy()).pvalue)
@@ -89,7 +95,7 @@ def test_false_positives_over_classes_are_as_frequent_as_stated() -> None:
         shown = {"classes": 0, "episodes": 0}
         for seed in range(n_runs):
             values, class_mask = make_tasks(n=200, n_classes=20, spread=spread, seed=seed)
-            (pair,) = compare_pairs({"a": values, "b": torch.zeros_like(values)}, class_mask)
+            (pair,) = compare_method_pairs({"a": values, "b": torch.zeros_like(values)}, class_mask)
             shown["classes"] += pair.p_value_classes < 0.05
             shown["episodes"] += pair.p_value_episodes < 0.05
             assert (pair.p_value_classes < 0.05) == (abs(pair.difference) > pair.half_width_classes)
@@ -99,13 +105,13 @@ def test_false_positives_over_classes_are_as_frequent_as_stated() -> None:
 
 def test_pairs_over_classes_equal_a_t_test_on_the_jackknife_error() -> None:
     (a, class_mask), (b, _) = (make_tasks(n=60, n_classes=9, spread=0.3, seed=seed) for seed in (0, 1))
-    pair, *others = compare_pairs({"a": a, "b": b, "c": -a}, class_mask)
+    pair, *others = compare_method_pairs({"a": a, "b": b, "c": -a}, class_mask)
     error, _ = standard_error(a - b, class_mask)
     assert math.isclose(pair.p_value_classes, 2 * float(stats.t.sf(abs(float((a - b).mean())) / error, 8)))
     assert math.isclose(pair.half_width_classes, half_width(a - b, class_mask))
     p_values = [item.p_value_classes for item in (pair, *others)]
     assert [item.p_holm_classes for item in (pair, *others)] == adjust_holm(p_values)
-    (alone,) = compare_pairs({"a": a, "b": b})
+    (alone,) = compare_method_pairs({"a": a, "b": b})
     assert alone.half_width_episodes == pair.half_width_episodes  # classes do not matter
     assert math.isnan(alone.p_holm_classes)
 
@@ -113,7 +119,7 @@ def test_pairs_over_classes_equal_a_t_test_on_the_jackknife_error() -> None:
 def test_no_interval_over_classes_that_every_episode_has() -> None:
     values = normal(10, 0)
     assert math.isnan(half_width(values, torch.ones(10, 5, dtype=torch.bool)))
-    (pair,) = compare_pairs({"a": values, "b": normal(10, 1)}, torch.ones(10, 5, dtype=torch.bool))
+    (pair,) = compare_method_pairs({"a": values, "b": normal(10, 1)}, torch.ones(10, 5, dtype=torch.bool))
     assert pair.p_value_classes == 1.0
 
 
@@ -132,7 +138,7 @@ def test_no_interval_over_classes_of_unequal_ways_or_with_few_episodes_without_a
 
 def test_one_method_against_all_others() -> None:
     accuracies = {name: normal(30, seed) for seed, name in enumerate("abcd")}
-    result, pairs = compare_pairs(accuracies, against="c"), compare_pairs(accuracies)
+    result, pairs = compare_method_pairs(accuracies, against="c"), compare_method_pairs(accuracies)
     assert [(item.first, item.second) for item in result] == [("c", "a"), ("c", "b"), ("c", "d")]
     alone = {frozenset((item.first, item.second)): item for item in pairs}
     for item in result:
@@ -144,7 +150,7 @@ def test_one_method_against_all_others() -> None:
 
 def test_pairs_without_spread() -> None:
     same, more = torch.full((5,), 0.5, dtype=torch.float64), torch.full((5,), 0.7, dtype=torch.float64)
-    equal, apart, _ = compare_pairs({"a": same, "b": same.clone(), "c": more})
+    equal, apart, _ = compare_method_pairs({"a": same, "b": same.clone(), "c": more})
     assert (equal.p_value_episodes, apart.p_value_episodes) == (1.0, 0.0)
-    assert compare_pairs({"a": same[:1], "b": more[:1]})[0].p_value_episodes == 1.0
-    assert compare_pairs({"a": same}) == []
+    assert compare_method_pairs({"a": same[:1], "b": more[:1]})[0].p_value_episodes == 1.0
+    assert compare_method_pairs({"a": same}) == []

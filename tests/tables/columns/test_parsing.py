@@ -25,7 +25,7 @@ from protonet.tables.columns.parsing import (
     parse_date,
     parse_dates,
     parse_duration,
-    parse_formatted,
+    parse_formatted_number,
     parse_interval,
     parse_numeric_column,
     replace_missing,
@@ -100,11 +100,11 @@ class TestNumeric:
     def test_thousands_separators(self, value: float) -> None:
         for pattern in ("{}", "${}", "{} %", "{}%", "€ {}", "{} km"):
             cell = pattern.format(f"{value:,.2f}")
-            assert parse_formatted(cell, "point") == value
+            assert parse_formatted_number(cell, "point") == value
             swapped = cell.translate(str.maketrans(",.", ".,"))
-            assert parse_formatted(swapped, "comma") == value
+            assert parse_formatted_number(swapped, "comma") == value
             spaced = cell.replace(",", "\N{NO-BREAK SPACE}")
-            assert parse_formatted(spaced, "point") == value
+            assert parse_formatted_number(spaced, "point") == value
 
     def test_formats(self) -> None:
         points: dict[str, float] = {"-$5": -5, "$-5": -5, "\N{MINUS SIGN}5": -5, "(5)": -5, "5¥": 5, "3‰": 3}
