@@ -31,13 +31,13 @@ CONTRAST = """
   const parse = (text) => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
   const behind = (element) => {
     const layers = [];
-    for (let each = element; each; each = each.parentElement) {
-      layers.push(parse(getComputedStyle(each).backgroundColor));
+    for (let layer = element; layer; layer = layer.parentElement) {
+      layers.push(parse(getComputedStyle(layer).backgroundColor));
     }
     const paint = (back, [r, g, b, a = 1]) => [r, g, b].map((v, at) => a * v + (1 - a) * back[at]);
     return layers.reverse().reduce(paint, [255, 255, 255]);
   };
-  const found = [];
+  const faults = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node; (node = walker.nextNode());) {
     const element = node.parentElement, style = getComputedStyle(element);
@@ -45,9 +45,9 @@ CONTRAST = """
     const ink = parse(element instanceof SVGElement ? style.fill : style.color).slice(0, 3), back = behind(element);
     const [low, high] = [light(ink), light(back)].sort((a, b) => a - b);
     const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
-    if ((high + 0.05) / (low + 0.05) < (large ? 3 : 4.5)) found.push([node.textContent, ink, back]);
+    if ((high + 0.05) / (low + 0.05) < (large ? 3 : 4.5)) faults.push([node.textContent, ink, back]);
   }
-  return found;
+  return faults;
 })()
 """
 

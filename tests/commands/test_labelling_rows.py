@@ -41,7 +41,7 @@ def texts(tmp_path: Path) -> Path:
     return tmp_path / "texts.csv"
 
 
-def test_trying_a_row_tells_how_many_rows_of_the_table_are_farther_from_every_class(tmp_path: Path) -> None:
+def test_a_row_that_is_unlike_the_table_is_farther_from_every_class_than_its_rows(tmp_path: Path) -> None:
     centres = np.array([[0, 0], [4, 0], [0, 4]])
     points = centres[np.arange(60) % 3] + 0.5 * np.random.default_rng(0).normal(size=(60, 2))
     lines = ["x,y", *(f"{x:.3f},{y:.3f}" for x, y in points)]

@@ -529,15 +529,15 @@ def test_missing_and_invisible_cells_get_a_note(server: Server) -> None:
 
 
 def test_columns_of_json_rows_that_are_not_used_get_the_note_of_tables(server: Server) -> None:
-    found = []
+    notes = []
     for media, body in (
         (JSON, '{"rows": [{"size": 1, "city": "Rome", "colour": "red"}]}'),
         (CSV, "size,city,colour\n1,Rome,red\n"),
     ):
         status, content, _ = server.ask("POST", "/models/mixed/predict", body, {"Content-Type": media})
         assert status == 200, content
-        found.append(json.loads(content)["notes"])
-    assert found[0] == found[1] == ["1 column of the table not used: colour"]
+        notes.append(json.loads(content)["notes"])
+    assert notes[0] == notes[1] == ["1 column of the table not used: colour"]
 
 
 def test_forms_are_accepted_and_csv_is_returned(server: Server, folder: Path, tmp_path: Path) -> None:

@@ -32,11 +32,12 @@ class Block(NamedTuple):
 def read_blocks(name: str) -> list[Block]:
     """Return a page's fenced blocks, those in a list or a table among them."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    found = re.finditer(
+    blocks = re.finditer(
         r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", text, re.DOTALL | re.M
     )
     return [
-        Block(name, text.count("\n", 0, match.start()) + 1, match["language"].strip(), match["text"]) for match in found
+        Block(name, text.count("\n", 0, match.start()) + 1, match["language"].strip(), match["text"])
+        for match in blocks
     ]
 
 

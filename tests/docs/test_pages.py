@@ -16,8 +16,8 @@ MAX_LINES, MAX_WORDS = 170, 1800
 
 def headings(path: Path) -> set[str]:
     """Return the anchors of a page's headings."""
-    found = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_readme_is_short() -> None:

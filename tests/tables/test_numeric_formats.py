@@ -107,9 +107,9 @@ def test_commands_read_both_formats(tmp_path: Path, run: Run) -> None:
     assert "decimal-mark" in run("fit", tmp_path / "commas.csv", *FAST, "--decimal-mark", ";", code=2)
 
 
-@pytest.mark.parametrize("number", ["1'234.50", "1’234’567", "1 234,5", "1,234.50", "1.234,50"])
-def test_a_title_above_grouped_numbers_is_no_header(number: str) -> None:
-    rows = [["Prices", "shops"], ["shop", "price", "kind"], ["north", number, "a"], ["south", number, "b"]]
+@pytest.mark.parametrize("cell", ["1'234.50", "1’234’567", "1 234,5", "1,234.50", "1.234,50"])
+def test_a_title_above_grouped_numbers_is_no_header(cell: str) -> None:
+    rows = [["Prices", "shops"], ["shop", "price", "kind"], ["north", cell, "a"], ["south", cell, "b"]]
     assert locate_header(rows) == 1
 
 
