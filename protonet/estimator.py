@@ -383,7 +383,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     @property
     def feature_importances_(self) -> np.ndarray:
-        """The permutation importance (n_features_in_,) float64: the increase of the held-out log-loss in nats.
+        """The permutation importance (``n_features_in_``,) float64: the increase of the held-out log-loss in nats.
 
         Dropped columns have importance 0. Each access repeats the cross-validation.
 

@@ -115,9 +115,8 @@ class Episodes:
             seed: Seed of the episodes.
 
         Returns:
-            episodes: A copy, which a method may change in place.
-            positions: (episodes, n_queries) int64, the position of each original query in the copy, on the device of
-                the episodes.
+            The copy, which a method may change in place; and the position (episodes, n_queries) int64 of each original
+            query in the copy, on the device of the episodes.
         """
         first, device = int(episode_ids[0]), self.query.device
 
