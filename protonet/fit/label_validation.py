@@ -30,19 +30,12 @@ def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
     of at least two classes, or if there are no other labels. A warning then explains the meaning of -1, unless most
     rows are unlabelled or there are no other labels.
     """
-    labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1 or labels.dtype.kind not in "iufO":
-        return np.empty(0, np.int64), labels
-    cells = labels.tolist()
-    missing = [_is_missing(cell) for cell in cells]
-    if _is_unlabelled_code(cells):
-        missing = [is_missing or cell == -1 for cell, is_missing in zip(cells, missing, strict=True)]
-        if 0 < sum(missing) <= MAX_UNLABELLED_WARNING * len(cells):
-            text = f"{cells.count(-1)} of {len(cells)} rows have the label -1, which means unlabelled."
-            warnings.warn(f"{text} If it is a class, rename the classes: y.astype(str).", stacklevel=4)
-    return np.flatnonzero(missing), labels
+    labels = _to_array(y)
+    missing, codes = _mask_unlabelled(labels, [])
+    if codes.any() and (missing | codes).mean() <= MAX_UNLABELLED_WARNING:
+        text = f"{codes.sum()} of {len(labels)} rows have the label -1, which means unlabelled."
+        warnings.warn(f"{text} If it is a class, rename the classes: y.astype(str).", stacklevel=4)
+    return np.flatnonzero(missing | codes), labels
 
 
 def require_labels(y: Any, known: list[Any]) -> None:
@@ -52,21 +45,35 @@ def require_labels(y: Any, known: list[Any]) -> None:
         y: (n,) the labels of an array, a list or a pandas Series.
         known: The labels of the classes that the model knows. If -1 is one of them, it is no code for unlabelled rows.
     """
-    cells = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y).ravel().tolist()
-    is_code = -1 not in known and _is_unlabelled_code([*known, *cells])
-    missing = sum(_is_missing(cell) or (is_code and cell == -1) for cell in cells)
-    if missing:
+    labels = _to_array(y)
+    missing, codes = _mask_unlabelled(labels, known)
+    if unlabelled := np.count_nonzero(missing | codes):
         remedy = "Pass rows without a label to fit; if -1 is a class, rename the classes: y.astype(str)."
-        raise_input_error("y", "have a label for each row", f"{missing} of {len(cells)} without one", remedy)
+        raise_input_error("y", "have a label for each row", f"{unlabelled} of {len(labels)} without one", remedy)
 
 
-def _is_unlabelled_code(labels: list[Any]) -> bool:
-    """Test whether -1 is among the labels and means unlabelled: the others are integers >= 0, and not of one class."""
-    present = [label for label in labels if not _is_missing(label)]
-    if -1 not in present or not all(map(_is_integer, present)):
-        return False
-    others = set(present) - {-1}
-    return len(others) != 1 and min(others, default=0) >= 0
+def _to_array(y: Any) -> np.ndarray:
+    """Convert labels to an array, (n,) if they are one column."""
+    labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
+    return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+
+
+def _mask_unlabelled(labels: np.ndarray, known: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Compute masks of rows without a label: of missing labels, and of the label -1 if it means unlabelled.
+
+    Returns two masks (n,) bool; both are empty if the labels are of a type that has neither. ``known`` are the labels
+    of the classes that are known already.
+    """
+    if labels.ndim != 1 or labels.dtype.kind not in "iufO":
+        return np.zeros(0, bool), np.zeros(0, bool)
+    cells = labels.tolist()
+    missing = np.array([_is_missing(cell) for cell in cells], bool)
+    present = [*known, *(cell for cell, is_missing in zip(cells, missing, strict=True) if not is_missing)]
+    if all(map(_is_integer, present)) and -1 in present and -1 not in known:
+        others = set(present) - {-1}
+        if len(others) != 1 and min(others, default=0) >= 0:
+            return missing, np.array([not _is_missing(cell) and cell == -1 for cell in cells], bool)
+    return missing, np.zeros_like(missing)
 
 
 def split_unlabelled(X: Any, y: Any, sample_weight: Any, groups: Any) -> tuple[Any, Any, Any, Any, list[Any]]:
