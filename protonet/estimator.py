@@ -23,26 +23,26 @@ from protonet.embeddings.opening import RepresentationChoice
 from protonet.errors import raise_input_error
 from protonet.files import MODEL_SUFFIXES
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
-from protonet.fit.crossfit import Crossfit, crossfit, measure_held_out
+from protonet.fit.cross_validation import CrossValidation, cross_validate, measure_cross_validation
 from protonet.fit.duplicates import describe_near_duplicates
-from protonet.fit.importance import compute_importances, embed_rows
+from protonet.fit.importance import compute_log_loss_rises, embed_rows
 from protonet.fit.label_validation import (
+    apply_class_weights,
     check_labels,
     check_weights_and_groups,
+    concatenate_labels,
     encode_labels,
-    join_labels,
-    name_classes,
     normalize_weights,
     require_labels,
     split_unlabelled,
-    weigh_classes,
+    to_class_names,
 )
-from protonet.fit.loading import Unlabelled
+from protonet.fit.loading import UnlabelledSamples
 from protonet.fit.names import embed_class_names
-from protonet.fit.search import EFFORTS, Search
+from protonet.fit.search import EFFORTS, ModelSearch
 from protonet.fit.solver import TIME_LIMIT, Solution
-from protonet.fit.training_set import add_names
-from protonet.fit.uninformative import describe_uninformative, parse_counts
+from protonet.fit.training_set import append_class_names
+from protonet.fit.uninformative import format_uninformative_note, parse_class_counts
 from protonet.losses import CHUNK
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
@@ -72,7 +72,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     Args:
         effort: "fast" trains no MLP, "default" trains MLPs if there are many rows, "best" compares more models and
-            trains longer; or a `protonet.fit.search.Search` that lists the models to compare.
+            trains longer; or a `protonet.fit.search.ModelSearch` that lists the models to compare.
         time_limit: Maximum time of ``fit`` in seconds, >= 0.
         random_state: Seed of the initial weights and episodes of MLPs, the only random choices: an int, a
             ``RandomState``, or None for another seed in each call.
@@ -112,7 +112,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
 
     def __init__(
         self,
-        effort: str | Search = "default",
+        effort: str | ModelSearch = "default",
         *,
         time_limit: float = TIME_LIMIT,
         random_state: object = 0,
@@ -159,7 +159,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if len(alone := np.unique(rows.labels)) < 2:
             remedy = "Add rows of another one. To start with one class and add others later, use partial_fit."
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
-        rows = replace(rows, weights=weigh_classes(self.class_weight, rows.labels, rows.weights))
+        rows = replace(rows, weights=apply_class_weights(self.class_weight, rows.labels, rows.weights))
         parts = [self._encode(part, rows.frame_encoding)[0] for part in rest]
         self._fit(rows, map(torch.from_numpy, iter_dense(parts, CHUNK)) if parts else None)
         return self
@@ -188,15 +188,15 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         rows = self._prepare(X, y, sample_weight, None, reset=first)
         labels = rows.labels
         if first:
-            self._fit(replace(rows, weights=weigh_classes(self.class_weight, labels, rows.weights)))
+            self._fit(replace(rows, weights=apply_class_weights(self.class_weight, labels, rows.weights)))
             labels = labels[:0]
         known = labels[:0] if classes is None else np.atleast_1d(np.asarray(classes))
-        merged, network = np.unique(join_labels([self.classes_, labels, known])), self.network_
+        merged, network = np.unique(concatenate_labels([self.classes_, labels, known])), self.network_
         order = torch.full((len(merged),), -1)
         indices, known_indices = encode_labels(labels, merged), encode_labels(self.classes_, merged)
         order[known_indices] = torch.arange(len(self.classes_))
         network.arrange_classes(order)
-        counts = parse_counts(self._pipeline.metadata["uninformative"], len(self.classes_))
+        counts = parse_class_counts(self._pipeline.metadata["uninformative"], len(self.classes_))
         counts = torch.zeros(len(merged), dtype=torch.int64).index_copy_(0, known_indices, counts)
         if not first:
             counts += torch.bincount(indices[rows.uninformative], minlength=len(merged))
@@ -245,7 +245,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Compute logits (n, n_classes) float64 of rows X; sparse rows are made dense block by block."""
         x, uninformative = self._encode(X, self._frame_encoding)
         if uninformative.any() and self._pipeline.uninformative_logits is not None:
-            warnings.warn(describe_uninformative(int(uninformative.sum())), UserWarning, stacklevel=3)
+            warnings.warn(format_uninformative_note(int(uninformative.sum())), UserWarning, stacklevel=3)
         masks = (uninformative[start : start + CHUNK] for start in range(0, x.shape[0], CHUNK))
         blocks = zip(iter_dense([x], CHUNK), masks, strict=True)
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
@@ -312,21 +312,21 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             },
         )
 
-    def _fit(self, rows: _LabelledRows, unlabelled: Unlabelled | None = None) -> None:
+    def _fit(self, rows: _LabelledRows, unlabelled: UnlabelledSamples | None = None) -> None:
         """Fit the pipeline to labelled rows and, optionally, to blocks (m, dim) of features of unlabelled rows."""
         classes = np.unique(rows.labels)
         if (names := embed_class_names(rows.encoding, classes.tolist(), rows.x, rows.y)) is not None:
-            rows = replace(rows, names=names, metadata=rows.metadata | {"named": names.describe(classes.tolist())})
+            rows = replace(rows, names=names, metadata=rows.metadata | {"named": names.to_dict(classes.tolist())})
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         pipeline, solution = TablePipeline.fit(
             rows, unlabelled=unlabelled, effort=self.effort, time_limit=self.time_limit, seed=seed
         )
-        note = None if rows.groups is not None else describe_near_duplicates(solution.problem.rows, "`groups`")
+        note = None if rows.groups is not None else describe_near_duplicates(solution.training_set.rows, "`groups`")
         if note is not None:
             warnings.warn(note, UserWarning, stacklevel=4)
         network = deepcopy(pipeline.network)
         self._solution, self._held_out = solution, None
-        self.learned_unlabelled_ = solution.pooled is not None and solution.pooled.learned
+        self.learned_unlabelled_ = solution.semi_supervised is not None and solution.semi_supervised.uses_unlabelled
         self.novel_clusters_ = cluster_unknown(solution)
         network.arrange_classes(torch.arange(len(classes)))  # a single class has a second, empty one
         # In float64, the probabilities of a row do not depend on the other rows of its batch, to the last digits.
@@ -334,7 +334,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if not self.learned_unlabelled_:
             x, y, weights = rows.x, rows.y, normalize_weights(rows.weights)
             if names is not None:
-                x, y, weights, *_ = add_names(names, x, y, weights)
+                x, y, weights, *_ = append_class_names(names, x, y, weights)
             network.set_prototypes(x, y, weights)
         self._pipeline = replace(pipeline, network=network)
         self._set_classes(classes, torch.bincount(rows.y[rows.uninformative], minlength=len(classes)))
@@ -390,29 +390,29 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             AttributeError: No rows can be held out, or the estimator is a copy, which has no training rows.
         """
-        crossed, encoding, sizes = self._cross_validate(), self._frame_encoding, self._pipeline.column_sizes
-        if not len(crossed.labels):
+        cv, encoding, sizes = self._cross_validate(), self._frame_encoding, self._pipeline.column_sizes
+        if not len(cv.labels):
             raise AttributeError("no class has two rows, of which one could be held out")
         indices = range(len(sizes)) if encoding is None else encoding.indices
-        return compute_importances(crossed, sizes, indices, self.n_features_in_)
+        return compute_log_loss_rises(cv, sizes, indices, self.n_features_in_)
 
     def _measure_held_out(self) -> Metrics | None:
         """Get the cross-validated metrics, which are computed at the first call; None if no class has two rows."""
         check_is_fitted(self)
         if self._held_out is None:
-            crossed = self._cross_validate()
-            if len(crossed.labels):
-                self._held_out = measure_held_out(crossed)
+            cv = self._cross_validate()
+            if len(cv.labels):
+                self._held_out = measure_cross_validation(cv)
         return self._held_out
 
-    def _cross_validate(self) -> Crossfit:
+    def _cross_validate(self) -> CrossValidation:
         """Cross-validate the last fit; raise an AttributeError if this is a copy, which has no training rows."""
         check_is_fitted(self)
         if self._solution is None:
             raise AttributeError(
                 "a pickle, a copy or a file has no training rows to hold out: read this on the fitted model first"
             )
-        return crossfit(self._solution, deadline=time.monotonic() + self.time_limit)
+        return cross_validate(self._solution, deadline=time.monotonic() + self.time_limit)
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for pickles and copies, without the training rows."""
@@ -436,7 +436,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             raise_input_error("path", f"end in {', '.join(MODEL_SUFFIXES)}", path, "Rename it.")
         network = deepcopy(self.network_).float()
         metadata = self._pipeline.metadata | {"samples": network.counts.tolist()}
-        replace(self._pipeline, network=network, classes=name_classes(self.classes_), metadata=metadata).save(path)
+        replace(self._pipeline, network=network, classes=to_class_names(self.classes_), metadata=metadata).save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> ProtoNetClassifier:
@@ -461,7 +461,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         order = sorted(range(len(pipeline.classes)), key=pipeline.classes.__getitem__)
         pipeline.network.double().arrange_classes(torch.tensor(order))
         estimator._pipeline = pipeline
-        counts = parse_counts(pipeline.metadata.get("uninformative"), len(order))
+        counts = parse_class_counts(pipeline.metadata.get("uninformative"), len(order))
         estimator._set_classes(np.array(pipeline.classes)[order], counts[order])
         names = tuple(estimator.columns_) or pipeline.columns
         estimator.n_features_in_ = len(names or pipeline.column_sizes)

@@ -395,9 +395,9 @@ def calibrate_known_scores(scores: Tensor, offset: float = 0.0) -> Tensor:
 
     Args:
         scores: (n,) float64: scores of held-out rows by cross-validation networks, from
-            `protonet.fit.crossfit.score_held_out`.
+            `protonet.fit.cross_validation.score_known_held_out`.
         offset: The mean score by the final network minus the mean score by the cross-validation networks, from
-            `protonet.fit.crossfit.Crossfit.offset`. It is added to all scores.
+            `protonet.fit.cross_validation.CrossValidation.offset`. It is added to all scores.
 
     Returns:
         (min(n, MAX_SCORES),) float64: evenly spaced quantiles of the scores, ascending, for `rejection_threshold`.

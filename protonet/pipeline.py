@@ -24,27 +24,27 @@ from protonet.errors import raise_input_error
 from protonet.files.archive import subtract_name_samples
 from protonet.files.model import Model, read_model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
-from protonet.fit.crossfit import (
-    Crossfit,
-    list_tensors,
-    measure_held_out,
-    restore_crossfit,
-    score_frequent,
-    score_held_out,
-    update,
+from protonet.fit.cross_validation import (
+    CrossValidation,
+    add_samples_to_folds,
+    cross_validation_tensors,
+    measure_cross_validation,
+    restore_cross_validation,
+    score_class_frequencies,
+    score_known_held_out,
 )
 from protonet.fit.duplicates import hash_rows
-from protonet.fit.importance import Explanation, explain_rows
-from protonet.fit.loading import Unlabelled
-from protonet.fit.names import NAMES, NAMES_ONLY, classify_by_names
-from protonet.fit.search import Progress, Search, ignore
-from protonet.fit.solver import TIME_LIMIT, Solution, solve_problem
+from protonet.fit.importance import RowExplanation, explain_rows
+from protonet.fit.loading import UnlabelledSamples
+from protonet.fit.names import CLASS_NAMES, NAMES_ONLY_SEARCH, classify_by_names
+from protonet.fit.search import FitProgress, ModelSearch, ignore_progress
+from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
 from protonet.fit.training_set import ClassNameRows
 from protonet.fit.uninformative import (
     compute_uninformative_logits,
-    describe_uninformative,
-    parse_counts,
-    replace_uninformative,
+    format_uninformative_note,
+    parse_class_counts,
+    replace_uninformative_logits,
 )
 from protonet.metrics import calibrate_known_scores, measure, measure_classes
 from protonet.tables import DEFAULT_LABEL
@@ -56,7 +56,8 @@ from protonet.tables.features import convert_to_training_formats, encode_block
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
 from protonet.views.config import expect
 
-#: Name of the tensor in a model file with the hashes of all training rows, by which ``update`` detects repeated rows.
+#: Name of the tensor in a model file with the hashes of all training rows, by which ``add_samples_to_folds`` detects
+#: repeated rows.
 TRAINING_HASHES = "given"
 #: Name of the tensor in a model file with the position of each held-out row in the training file.
 HELD_OUT_POSITIONS = "positions"
@@ -90,34 +91,35 @@ class TablePipeline(Model):
         cls,
         table: TrainingTable,
         *,
-        unlabelled: Unlabelled | None = None,
-        effort: str | Search = "default",
+        unlabelled: UnlabelledSamples | None = None,
+        effort: str | ModelSearch = "default",
         time_limit: float = TIME_LIMIT,
         seed: int = 0,
-        progress: Progress = ignore,
+        progress: FitProgress = ignore_progress,
     ) -> tuple[TablePipeline, Solution]:
         """Fit a network to a training table; the keyword arguments are those of `protonet.solve`.
 
         Returns:
-            The pipeline without cross-validation, and the result of model selection, by which `crossfit` computes it.
+            The pipeline without cross-validation, and the result of model selection, by which `cross_validate` computes
+            it.
         """
         names_only = table.names is not None and not len(table.x)
-        solution = solve_problem(
+        solution = fit_solution(
             None if names_only else [(table.x, table.y)],
             metadata={"num_classes": max(2, len(table.classes))},
             time_limit=time_limit,
-            effort=NAMES_ONLY if names_only else effort,
+            effort=NAMES_ONLY_SEARCH if names_only else effort,
             seed=seed,
             weights=table.weights,
             groups=table.groups,
-            blocks=None if table.encoding is None else table.encoding.blocks,
-            spans=() if table.encoding is None else table.encoding.spans,
+            column_indices=None if table.encoding is None else table.encoding.blocks,
+            column_spans=() if table.encoding is None else table.encoding.spans,
             progress=progress,
             unlabelled=unlabelled,
             names=table.names,
         )
         if names_only:
-            solution.network.temperature.div_(1 + NAMES.sharper / len(table.classes))
+            solution.network.temperature.div_(1 + CLASS_NAMES.names_only_sharpening / len(table.classes))
         pipeline = cls(
             network=solution.network,
             classes=table.classes,
@@ -287,7 +289,7 @@ class TablePipeline(Model):
             rows += int(uninformative.sum())
             yield block._replace(uninformative=uninformative)
         if rows and self.uninformative_logits is not None:
-            table.notes.append(describe_uninformative(rows))
+            table.notes.append(format_uninformative_note(rows))
 
     @property
     def uninformative_logits(self) -> Tensor | None:
@@ -295,7 +297,7 @@ class TablePipeline(Model):
         counts, classes = torch.tensor(self.sample_counts), len(self.classes)
         if self.metadata.get("balanced") or not bool(counts.any()):
             return compute_uninformative_logits(self.network.seen, torch.zeros(classes))
-        return compute_uninformative_logits(counts, parse_counts(self.metadata.get("uninformative"), classes))
+        return compute_uninformative_logits(counts, parse_class_counts(self.metadata.get("uninformative"), classes))
 
     def warn_cancelled_classes(self) -> list[str]:
         """Return a warning about classes without a prototype, because the embeddings of their rows sum to 0, if any."""
@@ -334,11 +336,11 @@ class TablePipeline(Model):
             remedy = "Correct or drop the row."
             raise_input_error(argument, "have numbers of the scale of the training data", got, remedy)
         if uninformative is not None and uninformative.any():
-            replace_uninformative(logits, torch.from_numpy(uninformative), self.uninformative_logits)
+            replace_uninformative_logits(logits, torch.from_numpy(uninformative), self.uninformative_logits)
         return logits
 
     @cached_property
-    def cross_validation(self) -> Crossfit | None:
+    def cross_validation(self) -> CrossValidation | None:
         """The cross-validation of ``fit``: the held-out rows and the networks that predict them; None if not stored.
 
         Models of interrupted fits and of estimators do not store it, and it is only loaded with ``for_update``.
@@ -346,11 +348,11 @@ class TablePipeline(Model):
         if "labels" not in self.update_state:
             return None
         try:
-            crossed = restore_crossfit(self.network, self.folds, self.update_state)
-            expect(len(self.held_out_positions) == len(crossed.labels), "held-out rows without positions")
+            cv = restore_cross_validation(self.network, self.folds, self.update_state)
+            expect(len(self.held_out_positions) == len(cv.labels), "held-out rows without positions")
         except ValueError as error:
             raise_input_error("model", "have the cross-validation of fit", str(error), "Fit it again.")
-        return crossed if len(crossed.labels) else None
+        return cv if len(cv.labels) else None
 
     @property
     def training_hashes(self) -> Tensor:
@@ -372,39 +374,39 @@ class TablePipeline(Model):
         return str(self.metadata.get("position_format")).replace("{}", str(int(self.held_out_positions[row])))
 
     def with_cross_validation(
-        self, crossed: Crossfit, groups: dict[str, int], hashes: Tensor, positions: Tensor
+        self, cv: CrossValidation, groups: dict[str, int], hashes: Tensor, positions: Tensor
     ) -> TablePipeline:
         """Copy the pipeline with the results of cross-validation, so that `save` stores them.
 
         Args:
-            crossed: The held-out rows and the networks that predict them.
+            cv: The held-out rows and the networks that predict them.
             groups: The index of each group of rows, by the name of the group.
             hashes: (n,) int64, the hashes of all training rows by `hash_rows`.
             positions: (held_out,) int64, the position of each held-out row in the training file.
         """
-        samples = replace(self, network=crossed.whole).sample_counts
+        samples = replace(self, network=cv.network).sample_counts
         metadata = self.metadata | {"samples": samples, "groups": groups}
-        if len(crossed.labels):
-            metrics = measure_held_out(crossed)
-            scores = score_frequent(torch.tensor(samples), len(crossed.labels))
+        if len(cv.labels):
+            metrics = measure_cross_validation(cv)
+            scores = score_class_frequencies(torch.tensor(samples), len(cv.labels))
             metadata["held_out"] = {
-                "rows": round(float(crossed.weights.sum())),
+                "rows": round(float(cv.weights.sum())),
                 **vars(metrics),
                 "confusion": metrics.confusion.tolist(),
                 "balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy,
-                "most_frequent_class": measure(scores, crossed.labels, crossed.sample).accuracy,
+                "most_frequent_class": measure(scores, cv.labels, cv.evaluation_sample).accuracy,
             }
-            metadata["scores"] = calibrate_known_scores(score_held_out(crossed), float(crossed.offset)).tolist()
-        update_state = {**list_tensors(crossed), TRAINING_HASHES: hashes, HELD_OUT_POSITIONS: positions}
-        return replace(self, network=crossed.whole, metadata=metadata, update_state=update_state, folds=crossed.folds)
+            metadata["scores"] = calibrate_known_scores(score_known_held_out(cv), float(cv.offset)).tolist()
+        update_state = {**cross_validation_tensors(cv), TRAINING_HASHES: hashes, HELD_OUT_POSITIONS: positions}
+        return replace(self, network=cv.network, metadata=metadata, update_state=update_state, folds=cv.folds)
 
     def without_cross_validation(self) -> TablePipeline:
         """Copy the pipeline without the results of cross-validation, which would not hold after samples are added."""
         dropped = {"held_out", "scores", "groups"}
         return replace(self, metadata={key: value for key, value in self.metadata.items() if key not in dropped})
 
-    def treat_as_held_out(self, features: Tensor, labels: Tensor) -> Crossfit:
-        """Make a `Crossfit` in which new rows are the held-out rows, and the network of all rows predicts them.
+    def treat_as_held_out(self, features: Tensor, labels: Tensor) -> CrossValidation:
+        """Make a `CrossValidation` in which new rows are the held-out rows, and the network of all rows predicts them.
 
         Functions that evaluate held-out rows can then evaluate rows of another table.
 
@@ -414,8 +416,8 @@ class TablePipeline(Model):
         """
         weights, zero = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
-        return Crossfit(
-            whole=self.network,
+        return CrossValidation(
+            network=self.network,
             folds=(self.network,),
             features=features,
             labels=labels,
@@ -448,18 +450,18 @@ class TablePipeline(Model):
         """
         features, extended = torch.from_numpy(x), replace(self, classes=classes)
         nothing = self.treat_as_held_out(features[:0], torch.empty(0, dtype=torch.int64))
-        crossed = self.cross_validation or replace(nothing, folds=())
-        for network in (crossed.whole, *crossed.folds):
+        cv = self.cross_validation or replace(nothing, folds=())
+        for network in (cv.network, *cv.folds):
             replace(self, network=network).predict_logits(x)  # raises if the embedding of a row overflows
         indices, known_groups = extended.class_indices(labels), self.metadata.get("groups", {})
         group_ids = None if groups is None else torch.tensor([known_groups.get(name, -1) for name in groups])
-        update(crossed, features, indices, len(classes), group_ids)
+        add_samples_to_folds(cv, features, indices, len(classes), group_ids)
         if uninformative.any():
-            counts = parse_counts(self.metadata.get("uninformative"), len(classes))
+            counts = parse_class_counts(self.metadata.get("uninformative"), len(classes))
             counts += torch.bincount(indices[torch.from_numpy(uninformative)], minlength=len(classes))
             extended = replace(extended, metadata=self.metadata | {"uninformative": counts.tolist()})
         hashes = torch.cat([self.training_hashes, hash_rows(features)])
-        return extended.with_cross_validation(crossed, known_groups, hashes, self.held_out_positions)
+        return extended.with_cross_validation(cv, known_groups, hashes, self.held_out_positions)
 
     def suggest(self, x: Tensor, n: int, names: Sequence[str], rows: Tensor) -> list[Suggestion]:
         """Select ``n`` rows to label next (active learning), in order of priority, each with a reason.
@@ -476,11 +478,11 @@ class TablePipeline(Model):
             if not isinstance(texts, list) or [type(text) for text in texts] != [str] * len(self.classes):
                 texts = None
             by_name = classify_by_names(self.encoding, self.classes, x, texts)
-        return suggest_rows(self.network, x, n, names, rows=rows, by_name=by_name)
+        return suggest_rows(self.network, x, n, names, unlabelled_rows=rows, nearest_name=by_name)
 
     def explain(
-        self, x: Tensor, labels: Sequence[int], generator: torch.Generator, progress: Progress = ignore
-    ) -> list[Explanation]:
+        self, x: Tensor, labels: Sequence[int], generator: torch.Generator, progress: FitProgress = ignore_progress
+    ) -> list[RowExplanation]:
         """Explain the predicted class indices ``labels`` (n,) of rows x (n, dim) by the held-out rows of ``fit``.
 
         The explanation of a row has the nearest held-out rows and the contribution of each column. To measure it,

@@ -15,7 +15,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from protonet.fit.search import EFFORTS, Progress, Search, SelectedModel, choose_mixture, evaluate_candidates, ignore
+from protonet.fit.search import (
+    EFFORTS,
+    FitProgress,
+    ModelSearch,
+    SelectedModel,
+    evaluate_candidates,
+    ignore_progress,
+    select_model,
+)
 from protonet.selection.folds import Fold
 from protonet.views.evaluation import CandidateEvaluator, EncoderPlan, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
@@ -31,20 +39,20 @@ EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 #: A search with a few candidates of every kind of view, for tests of properties that hold for all kinds.
 EVERY_KIND = (
     replace(EFFORTS["default"], folds=2)
-    .with_kind(KernelRidgeFamily(KERNEL_RIDGE_VIEWS[1:2], (2.0,), (0.1,)))
-    .with_kind(FixedConvolutionFamily((0.1,)))
-    .with_kind(ForestFamily(10))
-    .with_kind(MLPFamily(sizes=1, steps=(10,)))
+    .with_family(KernelRidgeFamily(KERNEL_RIDGE_VIEWS[1:2], (2.0,), (0.1,)))
+    .with_family(FixedConvolutionFamily((0.1,)))
+    .with_family(ForestFamily(10))
+    .with_family(MLPFamily(sizes=1, steps=(10,)))
 )
 #: `EVERY_KIND` without the slowest kind, which takes a tenth of the time of a default fit.
-LITTLE = EVERY_KIND.without(TabularTransformerFamily)
+LITTLE = EVERY_KIND.without_family(TabularTransformerFamily)
 #: A search with linear views only, for tests that do not depend on accuracy.
 PLAIN = (
-    replace(Search(), folds=3, partitions=1)
-    .without(KernelRidgeFamily)
-    .without(ForestFamily)
-    .without(TabularTransformerFamily)
-    .without(MLPFamily)
+    replace(ModelSearch(), folds=3, partitions=1)
+    .without_family(KernelRidgeFamily)
+    .without_family(ForestFamily)
+    .without_family(TabularTransformerFamily)
+    .without_family(MLPFamily)
 )
 
 
@@ -81,10 +89,14 @@ def make_noise_evaluator(held_out: int, reference: float) -> CandidateEvaluator:
 
 
 def select_views(
-    rows: TrainingRows, plan: EncoderPlan, *, search: Search = EFFORTS["default"], progress: Progress = ignore
+    rows: TrainingRows,
+    plan: EncoderPlan,
+    *,
+    search: ModelSearch = EFFORTS["default"],
+    progress: FitProgress = ignore_progress,
 ) -> SelectedModel:
     """Select views, weights and temperature by cross-validation."""
-    return choose_mixture(evaluate_candidates(rows, plan, search, progress), plan, search)
+    return select_model(evaluate_candidates(rows, plan, search, progress), plan, search)
 
 
 def write_columns(path: Path, columns: dict[str, Any]) -> str:

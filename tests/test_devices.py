@@ -49,9 +49,9 @@ WEIGHTED_ROWS = replace(
     blocks=torch.tensor([0, 0, 1, 2, 2, 2, 2, 3]),
 )
 #: A search with linear views, a kernel and an MLP, each as short as possible.
-SHORT = replace(EFFORTS["fast"], folds=2, kinds=(LinearFamily(("raw", "whitened")),))
+SHORT = replace(EFFORTS["fast"], folds=2, families=(LinearFamily(("raw", "whitened")),))
 SHORT = replace(
-    SHORT, kinds=(*SHORT.kinds, KernelRidgeFamily(KERNEL_RIDGE_VIEWS[:1], (2.0,), (0.1,)), MLPFamily(1, (3,)))
+    SHORT, families=(*SHORT.families, KernelRidgeFamily(KERNEL_RIDGE_VIEWS[:1], (2.0,), (0.1,)), MLPFamily(1, (3,)))
 )
 #: Functions that copy to the CPU: input checks, rows of trees, labels of episodes, evaluation.
 FETCHED = {"_validation.check_device", "loading._to_tensor", "view.to", "mlp.train", "evaluation.__post_init__"}

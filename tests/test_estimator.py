@@ -16,10 +16,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from protonet.errors import InputError, InputTypeError
 from protonet.estimator import ProtoNetClassifier
-from protonet.fit.crossfit import crossfit, measure_held_out
-from protonet.fit.label_validation import name_classes
-from protonet.fit.networks import need_encoder
-from protonet.fit.solver import solve_problem
+from protonet.fit.cross_validation import cross_validate, measure_cross_validation
+from protonet.fit.label_validation import to_class_names
+from protonet.fit.networks import get_encoder
+from protonet.fit.solver import fit_solution
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.forest import ForestFamily
 from protonet.views.mlp import MLPFamily
@@ -36,7 +36,7 @@ def make() -> ProtoNetClassifier:
 
 
 FITTED = make().fit(X, NAMES)
-SOLUTION = solve_problem([(TENSOR_X, TENSOR_Y)], effort="fast", seed=int(np.random.RandomState(0).randint(2**31 - 1)))
+SOLUTION = fit_solution([(TENSOR_X, TENSOR_Y)], effort="fast", seed=int(np.random.RandomState(0).randint(2**31 - 1)))
 
 
 def test_partial_fit_takes_labels_as_fit_does() -> None:
@@ -51,7 +51,7 @@ def test_partial_fit_takes_labels_as_fit_does() -> None:
     assert model.partial_fit(x[:1], [1], classes=9).classes_.tolist() == [0, 1, 2, 9]
     signs = ProtoNetClassifier(effort="fast").fit(x[y < 2], 2 * y[y < 2] - 1)
     assert signs.partial_fit(x[:1], [-1]).classes_.tolist() == [-1, 1]
-    assert name_classes(np.array([0.0, 1.0, 7.0])) == (0, 1, 7)
+    assert to_class_names(np.array([0.0, 1.0, 7.0])) == (0, 1, 7)
     weighted = ProtoNetClassifier(effort="fast", class_weight="balanced")
     rows = np.r_[np.flatnonzero(y == 0), np.flatnonzero(y > 0)[::3]]
     expected = clone(weighted).fit(x[rows], y[rows]).predict_proba(x)
@@ -59,8 +59,8 @@ def test_partial_fit_takes_labels_as_fit_does() -> None:
 
 
 #: A mixture of all closed views, and one of fewer for the checks, which fit more than a hundred times.
-CHEAP = LITTLE.with_kind(MLPFamily(sizes=0))
-CHEAPER = CHEAP.without(ForestFamily).without(FixedConvolutionFamily)
+CHEAP = LITTLE.with_family(MLPFamily(sizes=0))
+CHEAPER = CHEAP.without_family(ForestFamily).without_family(FixedConvolutionFamily)
 
 
 @parametrize_with_checks([ProtoNetClassifier(effort=CHEAPER)])  # type: ignore[untyped-decorator]
@@ -71,7 +71,7 @@ def test_scikit_learn_estimator_checks_pass(estimator: Any, check: Any) -> None:
 def test_the_default_effort_is_the_solvers() -> None:
     x, y = load_iris(return_X_y=True)
     fitted = ProtoNetClassifier().fit(x[::10], y[::10])
-    views = need_encoder(fitted.network_).list_views()
+    views = get_encoder(fitted.network_).list_views()
     assert any(isinstance(view, TabularTransformerView) for view in views)  # "fast" has none
     assert fitted.score(x, y) > 0.8
 
@@ -144,7 +144,7 @@ def test_one_sample_a_class_works_and_so_does_one_class_where_others_may_come() 
 
 
 def test_a_fitted_estimator_has_the_held_out_accuracy() -> None:
-    expected = measure_held_out(crossfit(SOLUTION))
+    expected = measure_cross_validation(cross_validate(SOLUTION))
     model = clone(FITTED).fit(X, NAMES)
     copied = pickle.loads(pickle.dumps(model))
     assert not hasattr(copied, "held_out_accuracy_")  # the rows of fit are in no pickle

@@ -14,8 +14,8 @@ from scipy.stats import t as student
 from sklearn.metrics import balanced_accuracy_score, classification_report, confusion_matrix, log_loss, roc_auc_score
 
 from protonet.errors import InputError, InputTypeError
-from protonet.fit.crossfit import crossfit, score_held_out
-from protonet.fit.solver import solve_problem
+from protonet.fit.cross_validation import cross_validate, score_known_held_out
+from protonet.fit.solver import fit_solution
 from protonet.metrics import (
     MAX_SCORES,
     Sample,
@@ -241,9 +241,9 @@ def test_intervals_of_cross_validation_are_wider_than_those_of_one_network(n: in
     labels = torch.arange(n) % 2
     logits = torch.eye(2)[torch.where(torch.arange(n) % 10 == 0, 1 - labels, labels)]
     alone = measure(logits, labels)
-    crossed = measure(logits, labels, Sample.of_size(n, variance_factor=refit_variance_factor(n, 2)))
+    cv = measure(logits, labels, Sample.of_size(n, variance_factor=refit_variance_factor(n, 2)))
     for name in ("interval", "log_loss_interval"):
-        (low, high), (crossed_low, crossed_high) = getattr(alone, name), getattr(crossed, name)
+        (low, high), (crossed_low, crossed_high) = getattr(alone, name), getattr(cv, name)
         assert crossed_high - crossed_low > 1.08 * (high - low)
 
 
@@ -289,9 +289,9 @@ def test_the_requested_rate_holds_on_fresh_rows() -> None:
     rates = []
     for seed in range(6):
         x, y = blobs(seed, rows=60, noise=0.8)
-        solution = solve_problem([(x[:50], y[:50])], effort=PLAIN)
-        crossed = crossfit(solution)
-        threshold = rejection_threshold(calibrate_known_scores(score_held_out(crossed), float(crossed.offset)), 0.1)
+        solution = fit_solution([(x[:50], y[:50])], effort=PLAIN)
+        cv = cross_validate(solution)
+        threshold = rejection_threshold(calibrate_known_scores(score_known_held_out(cv), float(cv.offset)), 0.1)
         rates.append(float((score_known(solution.network(x[50:])) <= threshold).double().mean()))
     assert abs(np.mean(rates) - 0.1) < 3 * np.std(rates, ddof=1) / np.sqrt(len(rates)) + 0.02
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from analysis.prior.tasks import Task, draw_task
 from protonet._io import write_atomically
 from protonet.fit.networks import fit_view
-from protonet.fit.prior import Evidence, encode_traits, gather_evidence
-from protonet.fit.search import Search, evaluate_candidates
-from protonet.fit.solver import PARAM_LIMIT, untouched_globals
+from protonet.fit.prior import PriorInput, build_prior_input, encode_traits
+from protonet.fit.search import ModelSearch, evaluate_candidates
+from protonet.fit.solver import PARAM_LIMIT, preserve_torch_state
 from protonet.fit.training_set import prepare_training_set
 from protonet.losses import class_means
 from protonet.views.evaluation import plan_encoder
@@ -29,7 +29,7 @@ class MeasuredTask(NamedTuple):
     name: str
     family: str  #: Family of data sets, as in `analysis.prior.tasks.Task`.
     judged: bool  #: Whether rows were held out.
-    evidence: Evidence
+    evidence: PriorInput
     cosines: Tensor  #: (views, m, classes) float16: cosines of the test rows.
     truth: Tensor  #: (m,) classes of the test rows.
 
@@ -42,11 +42,13 @@ def measure(task: Task) -> dict[str, np.ndarray]:
     ``x``, ``y``, ``blocks`` and ``shifts`` are the rows that views are fitted to.
     """
     started = time.process_time()
-    with untouched_globals():
+    with preserve_torch_state():
         y = torch.from_numpy(task.y).long()
         num_classes = max(2, int(y.max()) + 1)
         problem, _ = prepare_training_set(torch.from_numpy(task.x.copy()), y, num_classes, blocks=task.blocks)
-        searched = evaluate_candidates(problem.rows, plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT), Search())
+        searched = evaluate_candidates(
+            problem.rows, plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT), ModelSearch()
+        )
         if searched is None:
             return {}
         fitted: dict[ViewSpec, View] = {}
@@ -65,7 +67,7 @@ def measure(task: Task) -> dict[str, np.ndarray]:
         "y": rows.labels.numpy().astype(np.int16),
         "blocks": np.zeros(0, np.int16) if rows.blocks is None else rows.blocks.numpy().astype(np.int16),
         "shifts": np.array(rows.shifts),
-        "was_judged": np.array(searched.judged),
+        "was_judged": np.array(searched.has_held_out_rows),
         "seconds": np.array(time.process_time() - started),
     }
 
@@ -106,6 +108,6 @@ def load_measured(path: Path) -> MeasuredTask | None:
     shifts = tuple(arrays["shifts"].tolist())
     rows = TrainingRows(torch.from_numpy(arrays["x"]), integers["y"], held_out.shape[2], shifts=shifts, blocks=blocks)
     traits, judged = torch.from_numpy(arrays["traits"]), bool(arrays["was_judged"])
-    evidence = gather_evidence(rows, traits, list(held_out), integers["labels"] if judged else None)
+    evidence = build_prior_input(rows, traits, list(held_out), integers["labels"] if judged else None)
     cosines = torch.from_numpy(arrays["judged"])
     return MeasuredTask(str(arrays["name"]), str(arrays["kin"]), judged, evidence, cosines, integers["truth"])

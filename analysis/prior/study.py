@@ -25,7 +25,7 @@ from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
-from protonet.fit.prior import TRAITS, Prior, deserialize_prior, serialize_prior
+from protonet.fit.prior import TRAITS, WeightingPrior, deserialize_prior, serialize_prior
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
@@ -89,7 +89,7 @@ def load_tasks(folder: Path, count: int) -> list[MeasuredTask]:
     return [task for task in measured if task is not None]
 
 
-def load_left_out(name: str) -> Prior:
+def load_left_out(name: str) -> WeightingPrior:
     """Load the prior that was trained without the family of a data set (of `DATASETS`, or ``MIXED_NAME``)."""
     path = LEFT_OUT / name
     if not path.exists():
@@ -98,7 +98,7 @@ def load_left_out(name: str) -> Prior:
     return deserialize_prior(path.read_text(encoding="ascii"))
 
 
-def write_prior(prior: Prior, header: str, path: Path = NUMBERS_FILE) -> None:
+def write_prior(prior: WeightingPrior, header: str, path: Path = NUMBERS_FILE) -> None:
     """Write the weights of a prior as the library's module ``prior_numbers``."""
     text = serialize_prior(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
@@ -125,7 +125,7 @@ def compare(tasks: Sequence[MeasuredTask], batch: Batch, epochs: int) -> list[di
         ("learned on synthetic tasks alone", batch, synthetic, 2 * epochs),
         *((f"learned in {count} epochs", batch, everything, count) for count in OTHER_EPOCHS),
     ]
-    start = torch.stack(evaluate(Prior().eval(), batch))
+    start = torch.stack(evaluate(WeightingPrior().eval(), batch))
     rows = [_summarise("what held-out rows suggest", start, start, judged)]
     for name, variant, used, count in tqdm(variants, unit="variant", dynamic_ncols=True):
         scores = torch.zeros(2, len(tasks))  # log-losses and accuracies, by cross-validation over folds of families

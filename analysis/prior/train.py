@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.prior.measure import MeasuredTask
-from protonet.fit.prior import MIN_LOG_INFLUENCE, MIN_SPREAD, TRAITS, Prior
+from protonet.fit.prior import MIN_LOG_INFLUENCE, MIN_SPREAD, TRAITS, WeightingPrior
 
 #: Passes over the tasks, tasks per step, learning rate and weight decay.
 EPOCHS, BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 40, 64, 2e-3, 0.05
@@ -50,18 +50,18 @@ def collate(tasks: Sequence[MeasuredTask]) -> Batch:
 
     evidence = [task.evidence for task in tasks]
     scaled = [
-        (task.cosines[:, :m].float() / task.evidence.spread.clamp_min(MIN_SPREAD).float()[:, None, None])
+        (task.cosines[:, :m].float() / task.evidence.view_spreads.clamp_min(MIN_SPREAD).float()[:, None, None])
         for task in tasks
     ]
-    there = torch.stack([pad(task.spread > MIN_SPREAD, n_views) for task in evidence])
+    there = torch.stack([pad(task.view_spreads > MIN_SPREAD, n_views) for task in evidence])
     there[~there.any(dim=1), 0] = True
     return Batch(
-        torch.stack([pad(task.views, n_views, task.views.shape[1]) for task in evidence]),
-        torch.stack([pad(task.traits, n_views, len(TRAITS)) for task in evidence]),
-        torch.stack([task.problem for task in evidence]),
-        torch.stack([pad(task.start, n_views, fill=MIN_LOG_INFLUENCE) for task in evidence]),
+        torch.stack([pad(task.view_statistics, n_views, task.view_statistics.shape[1]) for task in evidence]),
+        torch.stack([pad(task.view_traits, n_views, len(TRAITS)) for task in evidence]),
+        torch.stack([task.dataset_statistics for task in evidence]),
+        torch.stack([pad(task.initial_log_influence, n_views, fill=MIN_LOG_INFLUENCE) for task in evidence]),
         there,
-        torch.tensor([task.factor for task in evidence]),
+        torch.tensor([task.initial_inverse_temperature for task in evidence]),
         torch.stack([pad(task.clamp(-6e4, 6e4).half(), n_views, m, classes) for task in scaled]),
         torch.stack([pad(task.truth[:m], m, fill=-1) for task in tasks]),
         torch.stack([pad(torch.ones(task.cosines.shape[2], dtype=torch.bool), classes) for task in tasks]),
@@ -79,21 +79,21 @@ def score(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tenso
 
 
 @torch.no_grad()
-def evaluate(prior: Prior, batch: Batch) -> tuple[Tensor, Tensor]:
+def evaluate(prior: WeightingPrior, batch: Batch) -> tuple[Tensor, Tensor]:
     """Compute log-loss and accuracy (tasks,) on the test rows of tasks whose views a prior weights."""
     return score(batch, *_weigh(prior, batch, batch.there))
 
 
-def _weigh(prior: Prior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
+def _weigh(prior: WeightingPrior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the log-weights of views, tiny for absent ones, and the log-factors of logits."""
     log_weight, size = prior(batch.views, batch.traits, batch.problem, batch.start, there)
     return log_weight.masked_fill(~there, -1e4), size
 
 
-def train(batch: Batch, *, epochs: int = EPOCHS) -> Prior:
+def train(batch: Batch, *, epochs: int = EPOCHS) -> WeightingPrior:
     """Train a prior on tasks by the log-loss relative to chance, with random dropout of views."""
     generator = torch.Generator().manual_seed(0)
-    prior = Prior()
+    prior = WeightingPrior()
     for weight in (prior.first.weight, prior.second.weight, prior.belief.weight):
         weight.data = torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[1])
     rows = batch.there[..., None].float()
@@ -101,8 +101,8 @@ def train(batch: Batch, *, epochs: int = EPOCHS) -> Prior:
     prior.view_mean.copy_(mean)
     deviation = (((batch.views - mean).square() * rows).sum(dim=(0, 1)) / rows.sum()).sqrt()
     prior.view_deviation.copy_(deviation.clamp_min(1e-2))
-    prior.problem_mean.copy_(batch.problem.mean(dim=0))
-    prior.problem_deviation.copy_(batch.problem.std(dim=0).clamp_min(1e-2))
+    prior.dataset_mean.copy_(batch.problem.mean(dim=0))
+    prior.dataset_deviation.copy_(batch.problem.std(dim=0).clamp_min(1e-2))
     optimizer = torch.optim.AdamW(prior.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     steps = epochs * math.ceil(len(batch.start) / BATCH_SIZE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)

@@ -37,8 +37,8 @@ from protonet.commands.data import encode_table
 from protonet.commands.options import FitOptions
 from protonet.commands.rows import read_rows
 from protonet.errors import raise_input_error
-from protonet.fit.search import Search
-from protonet.fit.solver import solve_problem
+from protonet.fit.search import ModelSearch
+from protonet.fit.solver import fit_solution
 from protonet.metrics import compute_auroc
 from protonet.tables.features import encode_block
 from protonet.tables.table import ReadSpec, open_table
@@ -74,7 +74,7 @@ the other boosting does; CatBoost is as it is set by default.
 """
 
 
-def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
+def fit_ours(split: MixedSplit, effort: str | ModelSearch = "default") -> Outcome:
     """Predict the test rows of a split with the solver, from files that are read as the command reads them."""
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
@@ -84,7 +84,7 @@ def fit_ours(split: MixedSplit, effort: str | Search = "default") -> Outcome:
         options = FitOptions(table=train, label="class of the row", representation=["none"])
         data = encode_table(options, read_rows(options))
         blocks = None if data.encoding is None else data.encoding.blocks
-        network = solve_problem([(data.x, data.y)], effort=effort, blocks=blocks).network
+        network = fit_solution([(data.x, data.y)], effort=effort, column_indices=blocks).network
         table = open_table(test, ReadSpec(label="class of the row", columns=data.columns))
         with torch.no_grad():
             x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
@@ -157,7 +157,7 @@ def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
 
 Method = Callable[[MixedSplit], Outcome]
 OURS: dict[str, Method] = {
-    "left-out": lambda split: fit_ours(split, Search(prior=load_left_out(MIXED_NAME))),
+    "left-out": lambda split: fit_ours(split, ModelSearch(prior=load_left_out(MIXED_NAME))),
     "ours": fit_ours,
     "fast": functools.partial(fit_ours, effort="fast"),
 }

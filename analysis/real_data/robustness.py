@@ -35,7 +35,7 @@ from protonet import solve
 from protonet._text import count
 from protonet.datasets import Split
 from protonet.errors import install_command, raise_input_error
-from protonet.fit.search import Search
+from protonet.fit.search import ModelSearch
 from protonet.metrics import calibration_error, count_confidence_bins, measure
 from protonet.views.mlp import MLPFamily, MLPRecipe
 from solution.pack import library_files
@@ -48,10 +48,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "left-out": {},
     "fast": {"effort": "fast"},
     "raw": {"metadata": {"param_limit": 0}},
-    "no-selection": {"effort": Search(folds=0)},
-    "no-shifts": {"effort": Search(shifts=False)},
-    "no-episodes": {"effort": Search().with_kind(MLPFamily(recipe=MLPRecipe(episodic=0.0)))},
-    "no-cross-entropy": {"effort": Search().with_kind(MLPFamily(recipe=MLPRecipe(cross_entropy=0.0)))},
+    "no-selection": {"effort": ModelSearch(folds=0)},
+    "no-shifts": {"effort": ModelSearch(shifts=False)},
+    "no-episodes": {"effort": ModelSearch().with_family(MLPFamily(recipe=MLPRecipe(episodic=0.0)))},
+    "no-cross-entropy": {"effort": ModelSearch().with_family(MLPFamily(recipe=MLPRecipe(cross_entropy=0.0)))},
 }
 #: Baselines that are tuned for few rows; the others of the registry are the contest's.
 TUNED = ("cosine", "centroid", "lda", "logistic", "svm", "svm-probabilities", "knn", "trees", "mlp")
@@ -91,7 +91,7 @@ class Run(NamedTuple):
 
 
 def fit_ours(
-    x: np.ndarray, y: np.ndarray, effort: str | Search = "default", metadata: dict[str, Any] | None = None
+    x: np.ndarray, y: np.ndarray, effort: str | ModelSearch = "default", metadata: dict[str, Any] | None = None
 ) -> Predictor:
     """Fit a prototype network by ``solve``."""
     network = solve([(torch.from_numpy(x).float(), torch.from_numpy(y))], None, metadata, effort=effort)
@@ -167,7 +167,7 @@ def run_method(run: Run) -> dict[str, float]:
     assert split is not None, "list_runs leaves these out"
     fit = METHODS[run.method]
     if run.method == "left-out":
-        fit = functools.partial(fit_ours, effort=Search(prior=load_left_out(run.dataset)))
+        fit = functools.partial(fit_ours, effort=ModelSearch(prior=load_left_out(run.dataset)))
     started = time.perf_counter()
     predictor = fit(split.train_x.double().numpy(), split.train_y.numpy())
     seconds = time.perf_counter() - started

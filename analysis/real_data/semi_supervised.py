@@ -26,7 +26,7 @@ from protonet.datasets import Dataset
 from protonet.errors import raise_input_error
 from protonet.fit.active import cluster_unknown
 from protonet.fit.search import EFFORTS
-from protonet.fit.solver import solve_problem
+from protonet.fit.solver import fit_solution
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
 from solution.pack import library_files
@@ -148,18 +148,18 @@ def measure_run(run: Run) -> dict[str, Any]:
     outcome: dict[str, Any] = {}
     for name, rows in (("without", None), ("with", split.hidden[0])):
         started = time.process_time()
-        solution = solve_problem([split.train], None, metadata, effort=run.effort, unlabelled=rows)
+        solution = fit_solution([split.train], None, metadata, effort=run.effort, unlabelled=rows)
         outcome[f"{name}_seconds"] = time.process_time() - started
         with torch.no_grad():
             right, fresh = (solution.network(x).argmax(dim=1) == y for x, y in (split.hidden, split.fresh))
         outcome[name] = 100 * float(right[known].double().mean())
         if len(fresh):
             outcome[f"{name}_fresh"] = 100 * float(fresh.double().mean())
-    assert solution.pooled is not None
+    assert solution.semi_supervised is not None
     novel = (~known).nonzero().flatten().tolist()
     groups = cluster_unknown(solution)
     listed = [row for group in groups for row in group]
-    outcome |= {"learned": solution.pooled.learned, "groups": len(groups), "unlike": len(listed)}
+    outcome |= {"learned": solution.semi_supervised.uses_unlabelled, "groups": len(groups), "unlike": len(listed)}
     outcome |= {"strangers": len(set(listed) & set(novel)), "all_strangers": len(novel)}
     return outcome | (score_sklearn(split) if run.peers else {})
 

@@ -18,9 +18,9 @@ import torch
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser
 from analysis.shared.tables import format_mean
-from protonet.fit.crossfit import crossfit, measure_held_out
+from protonet.fit.cross_validation import cross_validate, measure_cross_validation
 from protonet.fit.search import EFFORTS
-from protonet.fit.solver import solve_problem
+from protonet.fit.solver import fit_solution
 from protonet.metrics import wilson_interval
 from protonet.ui.command_line import check_name
 from protonet.ui.text import format_table
@@ -134,9 +134,9 @@ def run(options: argparse.Namespace) -> Report:
 def measure_run(run: Run) -> dict[str, Any]:
     """Fit with and without the redundant columns; compute the accuracies, and the interval with them."""
     needed, features, labels, rows = make_problem(run)
-    solution = solve_problem([(features[:rows], labels[:rows])], effort=run.effort)
-    held_out = measure_held_out(crossfit(solution))
-    alone = solve_problem([(needed[:rows], labels[:rows])], effort=run.effort).network
+    solution = fit_solution([(features[:rows], labels[:rows])], effort=run.effort)
+    held_out = measure_cross_validation(cross_validate(solution))
+    alone = fit_solution([(needed[:rows], labels[:rows])], effort=run.effort).network
 
     @torch.no_grad()
     def compute_accuracy(network: torch.nn.Module, x: torch.Tensor) -> float:

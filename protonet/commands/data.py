@@ -20,8 +20,8 @@ from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
 from protonet.commands.rows import TableRows, get_column_types, warn_contradictions, warn_similar_names
 from protonet.embeddings.opening import RepresentationChoice
 from protonet.errors import install_command, raise_input_error
-from protonet.fit.class_weights import balance_classes
-from protonet.fit.crossfit import held_out_indices
+from protonet.fit.class_weights import balanced_class_weights
+from protonet.fit.cross_validation import held_out_indices
 from protonet.fit.names import embed_class_names
 from protonet.fit.solver import Solution
 from protonet.pipeline import TablePipeline, TrainingTable
@@ -124,7 +124,7 @@ class EncodedTable(TrainingTable):
 
     def index_groups(self, solution: Solution) -> dict[str, int]:
         """Map the name of each group of rows to its index in the groups of the fitted ``solution``."""
-        indices = [] if solution.groups is None else solution.groups.tolist()
+        indices = [] if solution.merged_groups is None else solution.merged_groups.tolist()
         return dict(zip(self.group_names, indices, strict=True))
 
     def locate_held_out(self, solution: Solution) -> Tensor:
@@ -132,7 +132,7 @@ class EncodedTable(TrainingTable):
 
         Equal rows are merged into one held-out row, which has the position of the first of them.
         """
-        held_out = held_out_indices(solution.problem)
+        held_out = held_out_indices(solution.training_set)
         indices, first = np.unique(held_out.numpy(), return_index=True)
         return torch.tensor(self.positions)[first[indices >= 0]]
 
@@ -235,14 +235,14 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     metadata |= {"seen": compute_column_statistics(cells, encoding, counts)}
     metadata |= {"uninformative": uninformative.tolist()} if uninformative.any() else {}
     metadata |= {} if missing_texts is None else {"missing_values": missing_texts}
-    metadata |= {} if names is None else {"named": names.describe(rows.classes)}
+    metadata |= {} if names is None else {"named": names.to_dict(rows.classes)}
     return EncodedTable(
         x=features,
         y=labels,
         classes=rows.classes,
         columns=columns,
         encoding=encoding,
-        weights=balance_classes(labels) if options.balanced else None,
+        weights=balanced_class_weights(labels) if options.balanced else None,
         groups=None if rows.groups is None else torch.from_numpy(rows.groups),
         names=names,
         metadata=metadata,

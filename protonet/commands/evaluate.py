@@ -27,7 +27,7 @@ from protonet.commands.report import (
 from protonet.commands.rows import check_spellings
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
-from protonet.fit.search import Progress
+from protonet.fit.search import FitProgress
 from protonet.pipeline import TablePipeline
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.table import RowBlock, Table
@@ -88,7 +88,7 @@ def compute_details(
     logits: Tensor,
     labels: Tensor,
     rows: Sequence[tuple[Tensor, RowBlock]],
-    progress: Progress,
+    progress: FitProgress,
 ) -> JsonDict:
     """Compute the sections that only the HTML report of ``evaluate`` needs, as a dict for JSON.
 

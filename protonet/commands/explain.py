@@ -15,7 +15,7 @@ from protonet.commands.options import ExplainOptions, show_notes
 from protonet.commands.rows import check_spellings
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
-from protonet.fit.importance import Explanation, rank_columns
+from protonet.fit.importance import RowExplanation, rank_columns_by_importance
 from protonet.pipeline import TablePipeline
 from protonet.tables.table import Table
 from protonet.ui.text import format_table
@@ -59,7 +59,7 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
         remedy = "Pass a labelled table, or fit it again with two or more rows per class."
         raise_input_error("model", "have held-out rows, if no table is given", "none", remedy)
     with show_progress(quiet=options.quiet) as progress:
-        results = rank_columns(evaluated, model.column_names, model.column_sizes, generator, progress)
+        results = rank_columns_by_importance(evaluated, model.column_names, model.column_sizes, generator, progress)
     if table is not None:
         show_notes(table.all_notes, quiet=options.quiet)
     return {"table": None if options.table is None else path_to_text(options.table.name), **results}
@@ -115,11 +115,11 @@ def explain_rows(
         result = {"row": row, "location": table.position_format.format(row), "classes": classes}
         described = explanation_to_dict(model, explanations[index], cells[index]) if explanations else {}
         explained.append({**result, "neighbors": None, "columns": None, **described})
-    sample = explanations[0].sample if explanations else 0
+    sample = explanations[0].n_replacement_rows if explanations else 0
     return {"table": path_to_text(table_path.name), "sample": sample, "rows": explained}
 
 
-def explanation_to_dict(model: TablePipeline, explanation: Explanation, cells: Sequence[str]) -> JsonDict:
+def explanation_to_dict(model: TablePipeline, explanation: RowExplanation, cells: Sequence[str]) -> JsonDict:
     """Convert the explanation of a row to a dict for JSON.
 
     The dict lists the nearest held-out rows and the contribution of each column, with the cell of the row in it.

@@ -31,20 +31,20 @@ from protonet.commands.rows import TableRows
 from protonet.embeddings.pictures.files import split_backbone
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.fit.active import cluster_unknown
-from protonet.fit.class_weights import count_rows, count_samples
-from protonet.fit.crossfit import (
-    FREQUENT,
-    Crossfit,
-    crossfit,
+from protonet.fit.class_weights import restore_row_counts, set_sample_counts
+from protonet.fit.cross_validation import (
+    MOST_FREQUENT_CLASS,
+    CrossValidation,
+    cross_validate,
     held_out_indices,
-    measure_held_out,
+    measure_cross_validation,
     predict_baselines,
     predict_held_out,
-    repeat_held_out,
-    score_frequent,
+    repeat_cross_validation,
+    score_class_frequencies,
 )
 from protonet.fit.duplicates import describe_near_duplicates, hash_rows
-from protonet.fit.search import Progress
+from protonet.fit.search import FitProgress
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import TrainingSet
 from protonet.pipeline import TablePipeline
@@ -81,7 +81,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
     del rows
     name = path_to_text(options.table.name)
     unlabelled = UnlabelledRows(data, options.unlabelled, options.label or DEFAULT_LABEL)
-    name_samples = None if data.names is None else data.names.count_samples(len(data.classes))
+    name_samples = None if data.names is None else data.names.count_class_samples(len(data.classes))
 
     deadline = math.inf if limit is None else started + limit
     model = None
@@ -102,17 +102,17 @@ def train(options: FitOptions, rows: TableRows) -> None:
                 progress=partial(show_part, 0),
             )
             if data.groups is None and not data.has_group_columns:  # a note names columns that look like groups
-                near_duplicates = describe_near_duplicates(solution.problem.rows, "`group` NAME")
+                near_duplicates = describe_near_duplicates(solution.training_set.rows, "`group` NAME")
                 data.notes.extend([] if near_duplicates is None else [f"warning: {near_duplicates}"])
             data.notes.extend(model.warn_cancelled_classes())
-            data.notes.extend(warn_unevaluated_classes(data.classes, data.y, solution.problem))
+            data.notes.extend(warn_unevaluated_classes(data.classes, data.y, solution.training_set))
             until = deadline if limit is None or options.report is None else started + REPORT_START_FRACTION * limit
-            crossed = crossfit(solution, deadline=until, progress=partial(show_part, 1))
+            cv = cross_validate(solution, deadline=until, progress=partial(show_part, 1))
             in_time = time.monotonic() < until
         if data.weights is not None:
-            crossed = count_rows(crossed, data.y, data.weights, name_samples)
+            cv = restore_row_counts(cv, data.y, data.weights, name_samples)
         groups, positions = data.index_groups(solution), data.locate_held_out(solution)
-        model = model.with_cross_validation(crossed, groups, hash_rows(data.x), positions)
+        model = model.with_cross_validation(cv, groups, hash_rows(data.x), positions)
         if output is not None:
             model.save(output)
     except KeyboardInterrupt:
@@ -120,7 +120,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
             raise
         if data.weights is not None:
             samples = torch.tensor(data.counts)
-            count_samples(solution.network, samples if name_samples is None else samples + name_samples)
+            set_sample_counts(solution.network, samples if name_samples is None else samples + name_samples)
         model.save(output)
         print(summarize_training(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
         raise KeyboardInterrupt(f"stopped; {output} was written without cross-validation") from None
@@ -129,21 +129,21 @@ def train(options: FitOptions, rows: TableRows) -> None:
         print(summarize_training(name, data, model, solution, unlabelled, outliers))
         if options.verbose:
             print(format_views(model.metadata["views"]))
-        compared = compare_with_baselines(crossed, solution, model)
+        compared = compare_with_baselines(cv, solution, model)
         shown, others = compared, compared[2:]
         if not options.verbose:  # the model, the most frequent class, and the best of the other baselines
             best = sorted(others, key=lambda baseline: -float(baseline[baseline["compared_by"]]))[:1]
             shown = [*compared[:2], *best]
         classes = list(map(to_printable, data.classes))
-        print(format_evaluation(crossed, shown, classes) + format_notes(data.notes), end="")
-        if not in_time and len(crossed.labels):
+        print(format_evaluation(cv, shown, classes) + format_notes(data.notes), end="")
+        if not in_time and len(cv.labels):
             print("time limit reached during cross-validation: the model may be better than these results")
         if options.json is not None or options.report is not None:
-            results = results_to_dict(name, data, model, crossed, compared)
+            results = results_to_dict(name, data, model, cv, compared)
             results |= unlabelled_to_dict(solution, unlabelled, outliers)
-            if options.report is not None and len(crossed.labels):
+            if options.report is not None and len(cv.labels):
                 with show_progress(quiet=options.quiet) as progress:
-                    results |= compute_details(data, model, solution, crossed, options.seed, deadline, progress)
+                    results |= compute_details(data, model, solution, cv, options.seed, deadline, progress)
             write_results(results, json_path=options.json, report_path=options.report)
         print(format_next_step(output, options.representation))
     except KeyboardInterrupt:
@@ -179,9 +179,9 @@ def summarize_training(
     lines = [f"{name}: {', '.join(sizes)}, {min(counts)}{upper} per class"]
     types = None if data.encoding is None else data.encoding.summary
     lines += [f"  {line}" for line in summarize_columns(data.columns, types)]
-    lines += summarize_rows(solution.problem)
+    lines += summarize_rows(solution.training_set)
     if data.names is not None:
-        total = f"each as {count(round(data.names.weight), 'sample')}"
+        total = f"each as {count(round(data.names.sample_count), 'sample')}"
         lines.append(f"the names of {count(len(data.names.labels), 'class')} are training samples, {total}")
     if model.metadata["balanced"]:
         lines.append("all classes have equal weight in training and in the probabilities (--balanced)")
@@ -189,18 +189,18 @@ def summarize_training(
     return "\n".join(lines) + "\n"
 
 
-def summarize_rows(problem: TrainingSet) -> list[str]:
+def summarize_rows(training_set: TrainingSet) -> list[str]:
     """Format a line about duplicate rows, and one about the random subset to which a large table is reduced.
 
     A line is left out if the training set has no duplicates, or is not reduced.
     """
     lines = []
-    if problem.repeated:
-        rows = count(problem.repeated, "row")
+    if training_set.n_duplicates:
+        rows = count(training_set.n_duplicates, "row")
         lines.append(f"{rows} equal to others, or nearly: duplicates share a fold, and equal rows count once")
-    if problem.rows_per_sample > 1:
-        n = len(problem.rows.labels)
-        distinct = round(n * problem.rows_per_sample)
+    if training_set.rows_per_sample > 1:
+        n = len(training_set.rows.labels)
+        distinct = round(n * training_set.rows_per_sample)
         sample = f"a sample of {n:,} of {distinct:,} distinct rows is used"
         lines.append(f"{sample}, with the class frequencies of all rows")
     return lines
@@ -226,18 +226,18 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
     return f"{path}: {size}; next: protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"
 
 
-def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, problem: TrainingSet) -> list[str]:
+def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, training_set: TrainingSet) -> list[str]:
     """Format notes about classes that cross-validation cannot evaluate, because none of their rows is held out.
 
     Args:
         classes: The name of each class.
         y: (n,) int64, the labels of all rows.
-        problem: The training set with its distinct rows.
+        training_set: The training set with its distinct rows.
 
     Returns:
         A note for each reason; empty if each class, or no class, has a held-out row.
     """
-    rows, fold = problem.rows, held_out_indices(problem) >= 0
+    rows, fold = training_set.rows, held_out_indices(training_set) >= 0
     labels = rows.labels if rows.is_class_name is None else rows.labels[~rows.is_class_name]
     distinct, evaluated = (torch.bincount(part, minlength=len(classes)) for part in (labels, y[fold]))
     missing = (distinct > 0) & (evaluated == 0)
@@ -261,17 +261,17 @@ def summarize_unlabelled(
         unlabelled: The unlabelled rows.
         outliers: Groups of similar outliers, as the indices of their unlabelled rows.
     """
-    pool, pooled = solution.problem.pool, solution.pooled
+    pool, pooled = solution.training_set.unlabelled, solution.semi_supervised
     if pool is None or pooled is None:
         return []
-    sampled = "" if len(pool.features) == pool.total else f", a random sample of {len(pool.features):,} of them"
+    sampled = "" if len(pool.features) == pool.n_unlabelled else f", a random sample of {len(pool.features):,} of them"
     losses = "no held-out rows to compare on"
-    if pooled.losses is not None:
-        before, after = pooled.losses
+    if pooled.held_out_losses is not None:
+        before, after = pooled.held_out_losses
         losses = f"log-loss in cross-validation {before:.3f} without them, {after:.3f} with them"
-        losses += "" if pooled.decided else "; within one standard error: undecided"
-    used = "used in training" if pooled.learned else "not used"
-    lines = [f"{count(pool.total, 'unlabelled row')}{sampled}: {used} ({losses})"]
+        losses += "" if pooled.is_significant else "; within one standard error: undecided"
+    used = "used in training" if pooled.uses_unlabelled else "not used"
+    lines = [f"{count(pool.n_unlabelled, 'unlabelled row')}{sampled}: {used} ({losses})"]
     if outliers:
         sizes = [str(len(group)) for group in outliers[:MAX_GROUPS]]
         listed = ", ".join(sizes[:-1]) + " and " * (len(sizes) > 1) + sizes[-1]
@@ -281,41 +281,41 @@ def summarize_unlabelled(
     return lines
 
 
-def compare_with_baselines(crossed: Crossfit, solution: Solution, model: TablePipeline) -> list[JsonDict]:
+def compare_with_baselines(cv: CrossValidation, solution: Solution, model: TablePipeline) -> list[JsonDict]:
     """Compare the model with its baselines on the held-out rows, as dicts for JSON.
 
     Returns:
         The results of the model, then of each baseline; empty if there are no held-out rows.
     """
-    if not len(crossed.labels):
+    if not len(cv.labels):
         return []
     balanced = bool(model.metadata["balanced"])
-    frequent = score_frequent(torch.tensor(model.metadata["samples"]), len(crossed.labels))
-    baselines = {FREQUENT: frequent, **predict_baselines(solution.problem)}
-    return compare_baselines(predict_held_out(crossed), crossed.labels, baselines, crossed.sample, balanced=balanced)
+    frequent = score_class_frequencies(torch.tensor(model.metadata["samples"]), len(cv.labels))
+    baselines = {MOST_FREQUENT_CLASS: frequent, **predict_baselines(solution.training_set)}
+    return compare_baselines(predict_held_out(cv), cv.labels, baselines, cv.evaluation_sample, balanced=balanced)
 
 
-def format_evaluation(crossed: Crossfit, compared: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
+def format_evaluation(cv: CrossValidation, compared: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
     """Format the results of cross-validation as text, with a table that compares the model with its baselines.
 
     Args:
-        crossed: The cross-validation.
+        cv: The cross-validation.
         compared: The results of `compare_baselines` that are shown.
         classes: The name of each class.
     """
-    if not len(crossed.labels):
+    if not len(cv.labels):
         return "no cross-validation: no class has two distinct rows\n"
-    metrics, frequent = measure_held_out(crossed), compared[1]
-    rows = count(round(float(crossed.weights.sum())), "row")
+    metrics, frequent = measure_cross_validation(cv), compared[1]
+    rows = count(round(float(cv.weights.sum())), "row")
     text = format_baselines(compared)
     if frequent["difference"] <= 0:
         text += f"warning: the model is not more accurate than the {frequent['name']}\n"
-    text += f"{len(crossed.folds)}-fold cross-validation on {rows}: {format_probability_metrics(vars(metrics))}"
+    text += f"{len(cv.folds)}-fold cross-validation on {rows}: {format_probability_metrics(vars(metrics))}"
     return text + format_confusions(metrics.confusion, classes)
 
 
 def results_to_dict(
-    name: str, data: EncodedTable, model: TablePipeline, crossed: Crossfit, compared: Sequence[JsonDict]
+    name: str, data: EncodedTable, model: TablePipeline, cv: CrossValidation, compared: Sequence[JsonDict]
 ) -> JsonDict:
     """Convert the results of ``fit`` to a dict for JSON: the table and, if there are held-out rows, all metrics.
 
@@ -323,14 +323,14 @@ def results_to_dict(
         name: The file name of the table.
         data: The encoded table.
         model: The fitted model.
-        crossed: The cross-validation.
+        cv: The cross-validation.
         compared: The results of `compare_with_baselines`.
     """
     table = table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
     results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
-    if not len(crossed.labels):
+    if not len(cv.labels):
         return results
-    return results | metrics_to_dict(name, data.classes, measure_held_out(crossed)) | {"baselines": compared}
+    return results | metrics_to_dict(name, data.classes, measure_cross_validation(cv)) | {"baselines": compared}
 
 
 def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]) -> JsonDict:
@@ -341,12 +341,12 @@ def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers:
         unlabelled: The unlabelled rows.
         outliers: Groups of similar outliers, as the indices of their unlabelled rows.
     """
-    pool, pooled = solution.problem.pool, solution.pooled
+    pool, pooled = solution.training_set.unlabelled, solution.semi_supervised
     if pool is None or pooled is None:
         return {}
-    before, after = (None, None) if pooled.losses is None else pooled.losses
-    result: JsonDict = {"rows": pool.total, "sampled": len(pool.features), "used": pooled.learned}
-    result |= {"log_loss_without": before, "log_loss_with": after, "decided": pooled.decided}
+    before, after = (None, None) if pooled.held_out_losses is None else pooled.held_out_losses
+    result: JsonDict = {"rows": pool.n_unlabelled, "sampled": len(pool.features), "used": pooled.uses_unlabelled}
+    result |= {"log_loss_without": before, "log_loss_with": after, "decided": pooled.is_significant}
     result["outlier_groups"] = [[unlabelled.locate(row) for row in group] for group in outliers]
     return {"unlabelled": result}
 
@@ -355,10 +355,10 @@ def compute_details(
     data: EncodedTable,
     model: TablePipeline,
     solution: Solution,
-    crossed: Crossfit,
+    cv: CrossValidation,
     seed: int,
     deadline: float,
-    progress: Progress,
+    progress: FitProgress,
 ) -> JsonDict:
     """Compute the sections that only the HTML report of ``fit`` needs, as a dict for JSON.
 
@@ -368,23 +368,23 @@ def compute_details(
         data: The encoded table.
         model: The fitted model.
         solution: The result of model selection.
-        crossed: The cross-validation.
+        cv: The cross-validation.
         seed: The seed of the permutations.
         deadline: The time of ``time.monotonic()`` at which optional sections are no longer computed.
         progress: Is called with the name of the stage and its finished fraction.
     """
-    names, held_out = model.column_names, held_out_indices(solution.problem)
+    names, held_out = model.column_names, held_out_indices(solution.training_set)
     evaluated = (held_out >= 0).nonzero().flatten()
     parts = iter(range(3))
 
-    def next_part() -> Progress:
+    def next_part() -> FitProgress:
         part = next(parts)  # the parts take about equally long
         return lambda name, fraction: progress(name, (part + fraction) / 3)
 
-    importance = compute_importance(crossed, names, model.column_sizes, seed, deadline, next_part())
-    repeated = repeat_held_out(solution, crossed, deadline=deadline, progress=next_part())
-    learning = compute_learning_curve(solution, crossed, deadline, next_part())
-    logits = predict_held_out(crossed)[held_out.clamp_min(0)]
+    importance = compute_importance(cv, names, model.column_sizes, seed, deadline, next_part())
+    repeated = repeat_cross_validation(solution, cv, deadline=deadline, progress=next_part())
+    learning = compute_learning_curve(solution, cv, deadline, next_part())
+    logits = predict_held_out(cv)[held_out.clamp_min(0)]
     rows = EvaluatedRows(
         logits=logits,
         labels=data.y,

@@ -14,10 +14,10 @@ from torch import Tensor
 from protonet._io import JsonDict
 from protonet._text import count, shorten_list, to_printable
 from protonet.commands.options import replace_argument_names
-from protonet.fit.crossfit import FREQUENT, Crossfit, score_frequent
-from protonet.fit.importance import rank_columns
+from protonet.fit.cross_validation import MOST_FREQUENT_CLASS, CrossValidation, score_class_frequencies
+from protonet.fit.importance import rank_columns_by_importance
 from protonet.fit.learning import extrapolate_accuracy, measure_learning_curve
-from protonet.fit.search import Progress
+from protonet.fit.search import FitProgress
 from protonet.fit.solver import Solution
 from protonet.metrics import (
     ClassMetrics,
@@ -122,7 +122,10 @@ def evaluate_to_dict(
     known, counts = labels >= 0, torch.tensor(model.sample_counts)
     metrics, scores, rows = measure(logits[known], labels[known]), score_known(logits), int(known.sum())
     auroc = compute_auroc(scores[known], scores[~known]) if unknown else None
-    frequent, balanced = {FREQUENT: score_frequent(counts, rows)}, bool(model.metadata.get("balanced"))
+    frequent, balanced = (
+        {MOST_FREQUENT_CLASS: score_class_frequencies(counts, rows)},
+        bool(model.metadata.get("balanced")),
+    )
     compared = compare_baselines(logits[known], labels[known], frequent, Sample.of_size(rows), balanced=balanced)
     others = {"rows": sum(unknown.values()), "classes": dict(unknown), "auroc": auroc}
     return {**metrics_to_dict(name, model.classes, metrics), "baselines": compared, "unknown": others}
@@ -364,9 +367,14 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
 
 
 def compute_importance(
-    evaluated: Crossfit, names: Sequence[str], sizes: Sequence[int], seed: int, deadline: float, progress: Progress
+    evaluated: CrossValidation,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    seed: int,
+    deadline: float,
+    progress: FitProgress,
 ) -> JsonDict | None:
-    """Compute the permutation importance of each column, as `rank_columns` returns it.
+    """Compute the permutation importance of each column, as `rank_columns_by_importance` returns it.
 
     Args:
         evaluated: The held-out rows, and the networks that predict them.
@@ -387,17 +395,17 @@ def compute_importance(
 
     generator = torch.Generator().manual_seed(seed)
     try:
-        return rank_columns(evaluated, names, sizes, generator, check_deadline, IMPORTANCE_PREDICTIONS)
+        return rank_columns_by_importance(evaluated, names, sizes, generator, check_deadline, IMPORTANCE_PREDICTIONS)
     except (TimeoutError, FloatingPointError):
         return None
 
 
-def compute_learning_curve(solution: Solution, crossed: Crossfit, deadline: float, progress: Progress) -> JsonDict:
+def compute_learning_curve(solution: Solution, cv: CrossValidation, deadline: float, progress: FitProgress) -> JsonDict:
     """Compute the learning curve: the held-out accuracy of models that are fitted to fewer rows per class.
 
     Args:
         solution: The result of model selection, with the training rows.
-        crossed: The cross-validation with all rows.
+        cv: The cross-validation with all rows.
         deadline: The time of ``time.monotonic()`` at which the computation stops.
         progress: Is called with the name of the stage and its finished fraction.
 
@@ -406,14 +414,14 @@ def compute_learning_curve(solution: Solution, crossed: Crossfit, deadline: floa
         twice as many rows as there are, or None if it cannot be extrapolated.
     """
     limit = min(deadline, time.monotonic() + LEARNING_SECONDS)
-    curve, sample = measure_learning_curve(solution, crossed, deadline=limit, progress=progress), crossed.sample
+    curve, sample = measure_learning_curve(solution, cv, deadline=limit, progress=progress), cv.evaluation_sample
     correct = curve.correct.double()
     accuracies = correct @ sample.weights / sample.weights.sum()
     points = [
         {"per_class": size, "accuracy": accuracy, "interval": sample.interval(rows)}
-        for size, accuracy, rows in zip(curve.per_class, accuracies.tolist(), correct, strict=True)
+        for size, accuracy, rows in zip(curve.rows_per_class, accuracies.tolist(), correct, strict=True)
     ]
-    training = solution.problem.rows
+    training = solution.training_set.rows
     twice = 2 * len(training.labels) / training.num_classes
     outlook = extrapolate_accuracy(curve, sample, twice)
     return {"points": points, "twice": None if outlook is None else {"per_class": twice, **outlook._asdict()}}

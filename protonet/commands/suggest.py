@@ -18,7 +18,9 @@ def run(options: SuggestOptions) -> None:
     label = get_label_column(options.label, model)
     rows = read_unlabelled(options, options.table, model, label)
     if model is None:
-        chosen = suggest_rows(None, rows.x, options.n, rows=rows.remaining, known=rows.x[rows.known])
+        chosen = suggest_rows(
+            None, rows.x, options.n, unlabelled_rows=rows.remaining, labelled_features=rows.x[rows.known]
+        )
     else:
         chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.remaining)
     has_pictures = are_pictures(options.table)

@@ -18,7 +18,7 @@ from protonet.commands.rows import (
     warn_contradictions,
     warn_similar_names,
 )
-from protonet.fit.crossfit import Crossfit, detect_label_conflicts, match_held_out, predict_held_out
+from protonet.fit.cross_validation import CrossValidation, detect_label_conflicts, is_held_out_row, predict_held_out
 from protonet.fit.duplicates import hash_rows
 from protonet.ui.command_line import check_writable
 
@@ -49,7 +49,7 @@ def run(options: UpdateOptions) -> None:
     hashes = hash_rows(torch.from_numpy(x))
     earlier = torch.isin(hashes, model.training_hashes)
     if old is not None:
-        earlier |= match_held_out(old, torch.from_numpy(x))
+        earlier |= is_held_out_row(old, torch.from_numpy(x))
     updated.save(output)
     new = classes[len(model.classes) :]
     named = f": {', '.join(map(to_printable, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
@@ -75,7 +75,7 @@ def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str,
 
 
 def warn_held_out_contradictions(
-    crossed: Crossfit,
+    cv: CrossValidation,
     x: np.ndarray,
     labels: Sequence[str | int],
     classes: Sequence[str | int],
@@ -84,7 +84,7 @@ def warn_held_out_contradictions(
     """Return a warning about new rows that equal a held-out row with another label; an empty list if there are none.
 
     Args:
-        crossed: The held-out rows of ``fit``.
+        cv: The held-out rows of ``fit``.
         x: (n, dim) features of the new rows.
         labels: (n,) the class name of each new row.
         classes: The names of all classes, in the order of their indices.
@@ -92,7 +92,7 @@ def warn_held_out_contradictions(
     """
     indices = {str(name): index for index, name in enumerate(classes)}
     given = torch.tensor([indices[str(label)] for label in labels], dtype=torch.int64)
-    earlier = detect_label_conflicts(crossed, torch.from_numpy(x), given).tolist()
+    earlier = detect_label_conflicts(cv, torch.from_numpy(x), given).tolist()
     named = [
         f"{location} ({to_printable(label)}, was {to_printable(classes[before])})"
         for location, label, before in zip(locations, labels, earlier, strict=True)

@@ -4,5 +4,5 @@ Rows: `loading`, `duplicates`, `training_set`, `label_validation` and, for unlab
 
 Selection: `search`, weighted by the learned `prior`. Fit: `networks`. All steps: `solver`.
 
-Evaluation on held-out rows: `crossfit`, `learning`. Active learning: `active`.
+Evaluation on held-out rows: `cross_validation`, `learning`. Active learning: `active`.
 """

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from protonet._validation import check_features, check_int
 from protonet.errors import raise_input_error
-from protonet.fit.networks import fit_rows, select_pooled_views
-from protonet.fit.solver import Solution, untouched_globals
+from protonet.fit.networks import fit_labelled_rows, select_semi_supervised_views
+from protonet.fit.solver import Solution, preserve_torch_state
 from protonet.losses import CHUNK
 from protonet.network import PrototypeNetwork
 
 
 @dataclass(frozen=True)
-class SuggestionRules:
+class SuggestionConstants:
     """Parameters of `suggest_rows`, chosen on the development half of analysis/results/active_learning.md."""
 
-    bandwidth: float = 0.1
+    min_bandwidth: float = 0.1
     """Minimum bandwidth of the similarity of two rows. At the minimum, rows of cosine 0.9 have a similarity of
     exp(-1)."""
     neighbours: int = 10
@@ -36,26 +36,26 @@ class SuggestionRules:
     max_rows: int = 4096
     """Maximum number of unlabelled rows, since all pairs are compared. If there are more, this many are sampled without
     replacement, with probabilities in proportion to their uncertainty."""
-    between: float = 0.5
+    max_margin: float = 0.5
     """A row is called between two classes if the difference of their probabilities is less than this."""
-    far: float = 0.05
+    outlier_fraction: float = 0.05
     """A row is called an outlier if at most this fraction of the unlabelled rows is farther from all classes."""
 
 
 @dataclass(frozen=True)
-class ClusterRules:
+class NovelClusterConstants:
     """Parameters of `cluster_unknown`; analysis/results/semi_supervised.md measures the clusters."""
 
     max_labelled: int = 2048  #: Maximum number of labelled rows, since all pairs of rows are compared.
     min_rows: int = 8  #: Minimum number of rows in a cluster.
     distance_quantile: float = 0.8
     """Quantile of the distances between labelled rows of one class at which the dendrogram is cut."""
-    max_rank: float = 0.1
+    max_median_rank: float = 0.1
     """A cluster is novel if the median rank of its rows is lower than this. The rank of a row is the fraction of
-    held-out rows of known classes with a lower score; see `protonet.fit.networks.PseudoLabelResult`."""
+    held-out rows of known classes with a lower score; see `protonet.fit.networks.SemiSupervisedResult`."""
 
 
-RULES, CLUSTER_RULES = SuggestionRules(), ClusterRules()
+SUGGESTION, NOVEL_CLUSTERS = SuggestionConstants(), NovelClusterConstants()
 
 
 class Suggestion(NamedTuple):
@@ -65,14 +65,14 @@ class Suggestion(NamedTuple):
     reason: str  #: Why the row was chosen, as a phrase such as "representative of 12 unlabelled rows".
 
 
-class ClassPredictions(NamedTuple):
+class TopTwoClasses(NamedTuple):
     """The two most probable classes of each of n rows, and how near the row is to its most probable class."""
 
     classes: Tensor
     """(n, 2) int64: the most probable class and the second one. With only one class, both are this class."""
     probabilities: Tensor  #: (n, 2) float32: the probabilities of ``classes``.
-    nearness: Tensor  #: (n,): the largest logit of the row. It is low for rows that are far from all classes.
-    by_name: Tensor | None = None
+    max_logits: Tensor  #: (n,): the largest logit of the row. It is low for rows that are far from all classes.
+    nearest_name: Tensor | None = None
     """(n,) int64: the class whose embedded name is nearest to the row; None if class names are uninformative."""
 
     @property
@@ -85,11 +85,11 @@ def suggest_rows(
     network: PrototypeNetwork | None,
     x: Tensor,
     n: int,
-    names: Sequence[object] = (),
+    class_names: Sequence[object] = (),
     *,
-    rows: Tensor | None = None,
-    known: Tensor | None = None,
-    by_name: Tensor | None = None,
+    unlabelled_rows: Tensor | None = None,
+    labelled_features: Tensor | None = None,
+    nearest_name: Tensor | None = None,
     seed: int = 0,
 ) -> list[Suggestion]:
     """Suggest a batch of n rows to label next, each with a reason, in order of priority.
@@ -103,13 +103,13 @@ def suggest_rows(
         network: The fitted network; None before the first fit.
         x: (n_rows, dim) features.
         n: Number of rows to suggest.
-        names: The name of each class, for the reasons.
-        rows: (m,) indices of the unlabelled rows of x; None if all rows are unlabelled. If there are more than
-            ``SuggestionRules.max_rows``, a sample of them is used.
-        known: (k, dim) features of labelled rows that the network was not fitted to; None if there are no such rows.
-            Rows that are similar to them have a low priority.
-        by_name: (n_rows,) class whose name is nearest to each row; None if class names are uninformative. A row has
-            uncertainty 1 if the network predicts another class.
+        class_names: The name of each class, for the reasons.
+        unlabelled_rows: (m,) indices of the unlabelled rows of x; None if all rows are unlabelled. If there are more
+            than ``SuggestionConstants.max_rows``, a sample of them is used.
+        labelled_features: (k, dim) features of labelled rows that the network was not fitted to; None if there are no
+            such rows. Rows that are similar to them have a low priority.
+        nearest_name: (n_rows,) class whose name is nearest to each row; None if class names are uninformative. A row
+            has uncertainty 1 if the network predicts another class.
         seed: Seed of the sample of rows.
 
     Returns:
@@ -123,22 +123,24 @@ def suggest_rows(
         sampling without replacement: Efraimidis and Spirakis, "Weighted random sampling with a reservoir" (2006).
     """
     width = None if network is None else getattr(network.encoder, "input_dim", None)
-    indices = torch.arange(len(x)) if rows is None else rows
+    indices = torch.arange(len(x)) if unlabelled_rows is None else unlabelled_rows
     x = check_features("x", x if len(indices) == len(x) else x[indices], dim=width)
-    labelled = x[:0] if known is None else check_features("known", known, dim=x.shape[1])
+    labelled = x[:0] if labelled_features is None else check_features("known", labelled_features, dim=x.shape[1])
     if not len(x):
         raise_input_error("x", "have at least one row", "none", "Pass rows without a label.")
-    max_rows = min(len(x), RULES.max_rows)
+    max_rows = min(len(x), SUGGESTION.max_rows)
     n = check_int("n", n, low=1, high=max_rows, remedy=f"Ask for at most {max_rows} of {len(x)} rows at once.")
     with torch.no_grad():
-        space: StandardisedEmbedding | PrototypeNetwork = network or StandardisedEmbedding(torch.cat([x, labelled]))
+        space: Standardiser | PrototypeNetwork = network or Standardiser(torch.cat([x, labelled]))
         predictions, uncertainty = None, torch.ones(len(x))
         if network is not None:
-            predictions = predict_classes(network, x)._replace(by_name=None if by_name is None else by_name[indices])
+            predictions = predict_top_two_classes(network, x)._replace(
+                nearest_name=None if nearest_name is None else nearest_name[indices]
+            )
             uncertainty = predictions.uncertainty.clamp_min(torch.finfo(torch.float32).tiny)
-            if predictions.by_name is not None:
-                uncertainty = torch.where(predictions.by_name == predictions.classes[:, 0], uncertainty, 1.0)
-        sample = sample_rows(uncertainty, RULES.max_rows, seed)
+            if predictions.nearest_name is not None:
+                uncertainty = torch.where(predictions.nearest_name == predictions.classes[:, 0], uncertainty, 1.0)
+        sample = sample_weighted_rows(uncertainty, SUGGESTION.max_rows, seed)
         embedded, drawn = space.embed(x[sample]).float(), len(sample) < len(x)
         weights = torch.ones(len(sample)) if drawn else uncertainty.float()  # the sampling has weighted sampled rows
         parts = [] if network is None else [network.prototypes[network.seen].float()]
@@ -146,14 +148,14 @@ def suggest_rows(
         if network is None:  # each represents its fraction of the rows
             bandwidth = median_bandwidth(embedded, math.ceil(len(sample) / n))
         else:
-            bandwidth = max(RULES.bandwidth, median_bandwidth(embedded, RULES.neighbours))
+            bandwidth = max(SUGGESTION.min_bandwidth, median_bandwidth(embedded, SUGGESTION.neighbours))
         covered = torch.cat([embedded[:0], *parts])
         chosen = sample[maximize_coverage(embedded, weights, covered, n, bandwidth)]
-        reasons = _explain_suggestions(space, x, chosen, predictions, names, bandwidth)
+        reasons = _explain_suggestions(space, x, chosen, predictions, class_names, bandwidth)
         return list(map(Suggestion, indices[chosen].tolist(), reasons))
 
 
-def predict_classes(network: PrototypeNetwork, x: Tensor) -> ClassPredictions:
+def predict_top_two_classes(network: PrototypeNetwork, x: Tensor) -> TopTwoClasses:
     """Predict the two most probable classes of each row of x (n, dim), with their probabilities.
 
     Raises an InputError if the embedding of a row overflows.
@@ -168,10 +170,10 @@ def predict_classes(network: PrototypeNetwork, x: Tensor) -> ClassPredictions:
         if probabilities.shape[1] == 1:  # with one known class, no prediction is certain
             probabilities, classes = probabilities.expand(-1, 2), classes.expand(-1, 2)
         parts.append((classes, probabilities.float(), logits.amax(dim=1)))
-    return ClassPredictions(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    return TopTwoClasses(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def sample_rows(weights: Tensor, size: int, seed: int) -> Tensor:
+def sample_weighted_rows(weights: Tensor, size: int, seed: int) -> Tensor:
     """Sample up to ``size`` of n rows without replacement, with probabilities in proportion to weights (n,) > 0.
 
     Returns the ascending indices (min(n, size),) of the sampled rows.
@@ -191,19 +193,19 @@ def kernel_similarity(rows: Tensor, others: Tensor, bandwidth: float) -> Tensor:
     return torch.addmm(squares, rows, others.T, alpha=-2).clamp_(min=0).div_(-2 * bandwidth).exp_()
 
 
-def maximize_coverage(rows: Tensor, weights: Tensor, known: Tensor, n: int, bandwidth: float) -> Tensor:
+def maximize_coverage(rows: Tensor, weights: Tensor, references: Tensor, n: int, bandwidth: float) -> Tensor:
     """Choose n of the rows (m, dim) greedily so that each row is similar to a chosen row.
 
     The objective is a sum over all rows: the weight (m,) of a row times its largest similarity to a chosen row or to a
-    row of ``known`` (k, dim). The result is at least 1 - 1/e of the maximum. Returns the indices (n,) of the chosen
-    rows, in the order of choice.
+    row of ``references`` (k, dim). The result is at least 1 - 1/e of the maximum. Returns the indices (n,) of the
+    chosen rows, in the order of choice.
 
     Source: Nemhauser, Wolsey and Fisher, "An analysis of approximations for maximizing submodular set functions"
         (1978), sec. 4.
     """
     similarity = kernel_similarity(rows, rows, bandwidth)
     covered = torch.zeros(len(rows))
-    for block in known.split(CHUNK // 16) if len(known) else ():
+    for block in references.split(CHUNK // 16) if len(references) else ():
         covered = torch.maximum(covered, kernel_similarity(rows, block, bandwidth).amax(dim=1))
     chosen: list[int] = []
     available = torch.ones(len(rows), dtype=torch.bool)
@@ -216,19 +218,19 @@ def maximize_coverage(rows: Tensor, weights: Tensor, known: Tensor, n: int, band
     return torch.tensor(chosen)
 
 
-def median_bandwidth(rows: Tensor, neighbours: int) -> float:
+def median_bandwidth(rows: Tensor, n_neighbours: int) -> float:
     """Compute the bandwidth of `kernel_similarity` that gives the median row the requested number of neighbours.
 
     A neighbour has a similarity of exp(-1) or more. The median is over at most 1,024 of the rows (m, dim). If there are
     fewer other rows than requested neighbours, all rows are neighbours.
     """
     sample = rows[:: math.ceil(len(rows) / 1024)]
-    count = min(len(rows), neighbours + 1)  # with the row itself
+    count = min(len(rows), n_neighbours + 1)  # with the row itself
     nearest = torch.cdist(sample, rows).kthvalue(count, dim=1).values
     return max(float(nearest.square().median()) / 2, torch.finfo(torch.float32).eps)
 
 
-class StandardisedEmbedding:
+class Standardiser:
     """Standardisation of rows, used as an embedding if there are no labels.
 
     Each column has mean 0, and all columns have the same variance. The mean squared norm of the rows (n, dim) is 1.
@@ -247,10 +249,10 @@ class StandardisedEmbedding:
 
 
 def _explain_suggestions(
-    space: StandardisedEmbedding | PrototypeNetwork,
+    space: Standardiser | PrototypeNetwork,
     x: Tensor,
     chosen: Tensor,
-    predictions: ClassPredictions | None,
+    predictions: TopTwoClasses | None,
     names: Sequence[object],
     bandwidth: float,
 ) -> Iterator[str]:
@@ -259,7 +261,7 @@ def _explain_suggestions(
     for block in x.split(CHUNK):  # count the rows (n, dim) that are nearest to each chosen one, and similar to it
         similarity, nearest = kernel_similarity(space.embed(block).float(), picked, bandwidth).max(dim=1)
         counts += torch.bincount(nearest[similarity >= math.exp(-1)], minlength=len(chosen))
-    farther = None if predictions is None else predictions.nearness.sort().values
+    farther = None if predictions is None else predictions.max_logits.sort().values
     for row, count in zip(chosen.tolist(), counts.tolist(), strict=True):
         reason = f"representative of {count:,} unlabelled rows" if count > 1 else "unlike the other unlabelled rows"
         if predictions is None or farther is None:
@@ -268,12 +270,12 @@ def _explain_suggestions(
         (first, second), (largest, next_largest) = (
             values[row].tolist() for values in (predictions.classes, predictions.probabilities)
         )
-        nearer = 1 - float(torch.searchsorted(farther, predictions.nearness[row], right=True)) / len(x)
-        if predictions.by_name is not None and int(predictions.by_name[row]) != first:
-            yield f"{names[first]} by its rows, {names[int(predictions.by_name[row])]} by its name"
-        elif nearer > 1 - RULES.far:
+        nearer = 1 - float(torch.searchsorted(farther, predictions.max_logits[row], right=True)) / len(x)
+        if predictions.nearest_name is not None and int(predictions.nearest_name[row]) != first:
+            yield f"{names[first]} by its rows, {names[int(predictions.nearest_name[row])]} by its name"
+        elif nearer > 1 - SUGGESTION.outlier_fraction:
             yield f"outlier: {100 * nearer:.0f} % of the rows are closer to a class"
-        elif first != second and largest - next_largest < RULES.between:
+        elif first != second and largest - next_largest < SUGGESTION.max_margin:
             yield f"between {names[first]} and {names[second]}: {100 * largest:.0f} % and {100 * next_largest:.0f} %"
         else:
             yield reason
@@ -289,28 +291,30 @@ def cluster_unknown(solution: Solution) -> list[list[int]]:
 
     Source: average linkage, Sokal and Michener, "A statistical method for evaluating systematic relationships" (1958).
     """
-    problem, pooled = solution.problem, solution.pooled
-    if pooled is None or problem.pool is None or pooled.losses is None:
+    training_set, pooled = solution.training_set, solution.semi_supervised
+    if pooled is None or training_set.unlabelled is None or pooled.held_out_losses is None:
         return []
-    n = len(problem.rows.labels)
-    some = problem.rows.select(torch.arange(0, n, -(-n // CLUSTER_RULES.max_labelled)))  # rows are sorted by label
-    rows = torch.cat([some.features, problem.pool.features])
-    untrained = solution.choice._replace(views=select_pooled_views(solution.choice.views, 1.0))
-    with untouched_globals():
-        network = fit_rows(problem.rows, untrained)
+    n = len(training_set.rows.labels)
+    some = training_set.rows.select(
+        torch.arange(0, n, -(-n // NOVEL_CLUSTERS.max_labelled))
+    )  # rows are sorted by label
+    rows = torch.cat([some.features, training_set.unlabelled.features])
+    untrained = solution.selected._replace(views=select_semi_supervised_views(solution.selected.views, 1.0))
+    with preserve_torch_state():
+        network = fit_labelled_rows(training_set.rows, untrained)
     with torch.no_grad():
         embedding = torch.cat([network.embed(part) for part in rows.split(CHUNK)])
-        plain = StandardisedEmbedding(rows).embed(rows)
+        plain = Standardiser(rows).embed(rows)
         joint = torch.cat([embedding, F.normalize(plain - plain.mean(dim=0), dim=1)], dim=1)
-    groups = list_novel_clusters(joint, some.labels, pooled.ranks)
-    return [sorted(problem.pool.indices[group].tolist()) for group in groups]
+    groups = list_novel_clusters(joint, some.labels, pooled.known_score_ranks)
+    return [sorted(training_set.unlabelled.indices[group].tolist()) for group in groups]
 
 
 def list_novel_clusters(embedding: Tensor, labels: Tensor, ranks: Tensor) -> list[list[int]]:
     """Cluster labelled and unlabelled rows; list the novel clusters by indices of unlabelled rows, the largest first.
 
     The embedding (n + m, dim) has n rows with labels (n,), then m unlabelled rows with ``ranks`` (m,) of
-    `protonet.fit.networks.PseudoLabelResult`.
+    `protonet.fit.networks.SemiSupervisedResult`.
     """
     from scipy.cluster.hierarchy import fcluster, linkage  # noqa: PLC0415 - slow to import, seldom used
 
@@ -318,15 +322,16 @@ def list_novel_clusters(embedding: Tensor, labels: Tensor, ranks: Tensor) -> lis
     same = (labels[:, None] == labels).triu(diagonal=1)
     if not bool(same.any()):
         return []
-    cut_distance = float(torch.cdist(embedding[:n], embedding[:n])[same].quantile(CLUSTER_RULES.distance_quantile))
+    cut_distance = float(torch.cdist(embedding[:n], embedding[:n])[same].quantile(NOVEL_CLUSTERS.distance_quantile))
     clusters = fcluster(linkage(embedding.double().numpy(), "average"), cut_distance, "distance")
     labelled_clusters = set(clusters[:n].tolist())
     groups = []
     for cluster in np.unique(clusters[n:]).tolist():
         rows = np.flatnonzero(clusters[n:] == cluster)
         is_novel = (
-            cluster not in labelled_clusters and float(ranks[torch.from_numpy(rows)].median()) < CLUSTER_RULES.max_rank
+            cluster not in labelled_clusters
+            and float(ranks[torch.from_numpy(rows)].median()) < NOVEL_CLUSTERS.max_median_rank
         )
-        if is_novel and len(rows) >= CLUSTER_RULES.min_rows:
+        if is_novel and len(rows) >= NOVEL_CLUSTERS.min_rows:
             groups.append(rows.tolist())
     return sorted(groups, key=lambda group: (-len(group), group))

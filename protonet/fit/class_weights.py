@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from protonet.fit.crossfit import Crossfit
+from protonet.fit.cross_validation import CrossValidation
 from protonet.network import PrototypeNetwork
 
 
-def balance_classes(labels: Tensor) -> Tensor:
+def balanced_class_weights(labels: Tensor) -> Tensor:
     """Compute sample weights (n,) float64 that sum to the same number in each class, for labels (n,) int64.
 
     The mean weight is 1.
@@ -22,35 +22,37 @@ def balance_classes(labels: Tensor) -> Tensor:
     return (len(labels) / (int((rows > 0).sum()) * rows.double()))[labels]
 
 
-def count_rows(crossed: Crossfit, labels: Tensor, weights: Tensor, name_counts: Tensor | None = None) -> Crossfit:
+def restore_row_counts(
+    cv: CrossValidation, labels: Tensor, weights: Tensor, name_counts: Tensor | None = None
+) -> CrossValidation:
     """Undo the class weights of a cross-validation after training: weights become numbers of rows again.
 
     Metrics are then computed for unweighted rows. A sample that is added to a prototype later counts as much as a
     training row.
 
     Args:
-        crossed: The cross-validation, with networks that were trained with class weights. Its networks are changed in
+        cv: The cross-validation, with networks that were trained with class weights. Its networks are changed in
             place.
         labels: (n,) int64 labels of all input rows.
-        weights: (n,) class weights of all input rows, from `balance_classes`.
+        weights: (n,) class weights of all input rows, from `balanced_class_weights`.
         name_counts: (num_classes,) number of samples that the name of each class counts as; None if names are not used.
 
     Returns:
         The cross-validation with numbers of rows as weights of its held-out rows.
     """
-    class_weights = torch.ones(len(crossed.whole.counts), dtype=torch.float64).scatter_(0, labels, weights)
-    counts = (crossed.weights / class_weights[crossed.labels]).round()
+    class_weights = torch.ones(len(cv.network.counts), dtype=torch.float64).scatter_(0, labels, weights)
+    counts = (cv.weights / class_weights[cv.labels]).round()
     rows = torch.bincount(labels, minlength=len(class_weights))
     rows = rows if name_counts is None else rows + name_counts
-    count_samples(crossed.whole, rows)
-    for fold, network in enumerate(crossed.folds):
-        held_out = crossed.fold == fold
-        n_held_out = torch.bincount(crossed.labels[held_out], counts[held_out], minlength=len(rows)).long()
-        count_samples(network, rows - n_held_out)
-    return replace(crossed, weights=counts)
+    set_sample_counts(cv.network, rows)
+    for fold, network in enumerate(cv.folds):
+        held_out = cv.fold == fold
+        n_held_out = torch.bincount(cv.labels[held_out], counts[held_out], minlength=len(rows)).long()
+        set_sample_counts(network, rows - n_held_out)
+    return replace(cv, weights=counts)
 
 
-def count_samples(network: PrototypeNetwork, counts: Tensor) -> None:
+def set_sample_counts(network: PrototypeNetwork, counts: Tensor) -> None:
     """Set the number of samples (num_classes,) int64 of each prototype of a network, in place.
 
     The prototypes do not change; a larger count makes the effect of later samples smaller.

@@ -19,41 +19,42 @@ from protonet.views.view import TrainingRows
 
 
 @dataclass(frozen=True)
-class DuplicateRules:
+class DuplicateThresholds:
     """Thresholds of duplicates; tests/fit/test_duplicates.py has tables with and without them."""
 
     max_distances: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
     """Largest distances between duplicates, in root mean square of the standardised features, in the order in which
     they are tried. If random sampling explains the close pairs at one distance, the next distance is tried."""
-    chance: float = 5.0
+    max_chance_ratio: float = 5.0
     """The close neighbours of a row are due to chance if there are at most this many times the expected number."""
     explained_fraction: float = 0.9  #: Close pairs are due to chance if this fraction of the rows passes that test.
-    max_total_ratio: float = 2.0
+    max_equal_pairs_ratio: float = 2.0
     """On a fine grid, rows are equal by chance if their equal pairs are at most this many times the expected number."""
-    discrete_fraction: float = 0.5
+    min_discrete_fraction: float = 0.5
     """A table is discrete if in each column this fraction of the distinct rows shares its value with another row."""
-    smoothing: float = 3.0  #: Pseudo-count that is added to the histogram of numbers of repetitions in `_is_sampled`.
-    neighbours: int = 16  #: Maximum number of nearest neighbours from which the density around a row is estimated.
-    locality: int = 8  #: The number of these neighbours is also at most the number of rows divided by this.
-    min_mean_count: float = 4.0  #: Rows are equal by chance if distinct rows occur this many times on average.
-    max_discrete_steps: float = 2.0  #: Largest median gap between distinct rows of a discrete table, in grid steps.
-    grid_parts: int = 5  #: Maximum number of grid steps in the smallest gap between two values of a column.
-    grid_reach: float = 50.0  #: Gaps of more grid steps are not tested: rounding errors of float32 add up.
-    grid_error: float = 0.1  #: Largest deviation of a gap from an integer number of grid steps, in steps.
-    max_fraction: float = 0.1
+    pseudo_count: float = 3.0  #: Added to the histogram of numbers of repetitions in `_is_random_sample`.
+    max_neighbours: int = 16  #: Maximum number of nearest neighbours from which the density around a row is estimated.
+    min_rows_per_neighbour: int = 8  #: The number of these neighbours is at most the number of rows divided by this.
+    min_mean_repetitions: float = 4.0  #: Rows are equal by chance if distinct rows occur this many times on average.
+    max_discrete_gap: float = 2.0  #: Largest median gap between distinct rows of a discrete table, in grid steps.
+    max_min_gap_steps: int = 5  #: Maximum number of grid steps in the smallest gap between two values of a column.
+    max_grid_steps: float = 50.0  #: Gaps of more grid steps are not tested: rounding errors of float32 add up.
+    max_grid_error: float = 0.1  #: Largest deviation of a gap from an integer number of grid steps, in steps.
+    max_group_fraction: float = 0.1
     """Largest group of duplicates, as a fraction of all rows. A value that more rows share is typical of the data, such
     as the zeros of counts."""
-    min_limit: int = 10  #: A group of at most this many rows is never too large.
+    min_group_limit: int = 10  #: A group of at most this many rows is never too large.
     max_queries: int = 512  #: Maximum number of rows whose neighbours are counted.
     max_pairs: int = 2**24  #: Maximum number of computed distances; if necessary, fewer rows are examined.
-    directions: int = 4  #: Number of random projections that preselect pairs of rows.
-    reach: float = 4.0  #: Largest distance of a preselected pair along a projection, as a multiple of max_distances[0].
-    window: int = 16  #: Number of next rows, in the order of the first projection, that a row is compared with.
-    rounding: float = 1e-6  #: Relative rounding error of rows that were saved in a model file and read again.
-    constant: float = 1e-6  #: A feature is constant if its standard deviation divided by its RMS is lower than this.
+    n_projections: int = 4  #: Number of random projections that preselect pairs of rows.
+    max_projected_distance: float = 4.0  #: Largest distance of a pair along a projection, in units of max_distances[0].
+    n_compared_rows: int = 16  #: Number of next rows, in the order of one projection, that a row is compared with.
+    rounding_error: float = 1e-6  #: Relative rounding error of rows that were saved in a model file and read again.
+    max_constant_deviation: float = 1e-6
+    """A feature is constant if its standard deviation is below this times its RMS."""
 
 
-DUPLICATES = DuplicateRules()
+DUPLICATES = DuplicateThresholds()
 
 
 def group_duplicates(x: Tensor) -> Tensor | None:
@@ -64,7 +65,7 @@ def group_duplicates(x: Tensor) -> Tensor | None:
     """
     n = len(x)
     deviation = x.std(dim=0, correction=0)
-    varies = deviation > DUPLICATES.constant * x.square().mean(dim=0).sqrt()
+    varies = deviation > DUPLICATES.max_constant_deviation * x.square().mean(dim=0).sqrt()
     if n < 2 or not bool(varies.any()):
         return None
     z = x[:, varies] / (deviation[varies] * int(varies.sum()) ** 0.5)
@@ -75,11 +76,11 @@ def group_duplicates(x: Tensor) -> Tensor | None:
     for near in DUPLICATES.max_distances:
         group = _group_neighbours(len(points), pairs[:, distance <= near])
         size = torch.zeros_like(counts).index_add_(0, group, counts)[group]
-        repeated = (size > 1) & (size <= max(DUPLICATES.min_limit, DUPLICATES.max_fraction * n))
+        repeated = (size > 1) & (size <= max(DUPLICATES.min_group_limit, DUPLICATES.max_group_fraction * n))
         if not bool(repeated.any()):
             continue
         chosen = repeated.nonzero().flatten()
-        by_chance = _follows_density(points, counts, chosen, near) or _is_discrete(points)
+        by_chance = _is_explained_by_density(points, counts, chosen, near) or _is_discrete(points)
         if not (by_chance if near else _is_equal_by_chance(points, counts, chosen)):
             group = torch.where(repeated, group, torch.arange(len(points)))[point]
             rows = torch.where(repeated[point], group, len(points) + torch.arange(n))
@@ -91,14 +92,14 @@ def group_duplicates(x: Tensor) -> Tensor | None:
 def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
     """List pairs of points (k, dim) that may be duplicates; return their indices (2, m) and distances (m,)."""
     generator = torch.Generator().manual_seed(0)
-    directions = torch.randn(points.shape[1], DUPLICATES.directions, generator=generator, dtype=points.dtype)
+    directions = torch.randn(points.shape[1], DUPLICATES.n_projections, generator=generator, dtype=points.dtype)
     projected = points @ directions
     order = projected[:, 0].argsort(stable=True)
     ordered = projected[order]
     first, second = [order[:0]], [order[:0]]
-    for ahead in range(1, min(DUPLICATES.window, len(points) - 1) + 1):
+    for ahead in range(1, min(DUPLICATES.n_compared_rows, len(points) - 1) + 1):
         apart = (ordered[ahead:] - ordered[:-ahead]).abs().amax(dim=1)
-        near = (apart <= DUPLICATES.reach * DUPLICATES.max_distances[0]).nonzero().flatten()
+        near = (apart <= DUPLICATES.max_projected_distance * DUPLICATES.max_distances[0]).nonzero().flatten()
         first.append(order[near])
         second.append(order[near + ahead])
     pairs = torch.stack([torch.cat(first), torch.cat(second)])
@@ -129,53 +130,53 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
     return group
 
 
-def _follows_density(points: Tensor, counts: Tensor, chosen: Tensor, near: float) -> bool:
-    """Test whether the density of the points (k, dim) explains how many rows are within the distance ``near`` of a row.
+def _is_explained_by_density(points: Tensor, counts: Tensor, queries: Tensor, radius: float) -> bool:
+    """Test whether the density of the points (k, dim) explains how many rows are within ``radius`` of a row.
 
-    A point stands for ``counts`` (k,) equal rows. The test examines the points with the indices ``chosen`` (m,). In a
+    A point stands for ``counts`` (k,) equal rows. The test examines the points with the indices ``queries`` (m,). In a
     density of intrinsic dimension D, the number of rows within a distance d is in proportion to d^D. The factor and D
-    are estimated from neighbours beyond ``near``. Values on a grid count as if they filled half of the gap to the next.
+    are estimated from neighbours beyond ``radius``. Values on a grid count as if they filled half of the next gap.
 
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
     """
-    around = _count_neighbours(points, counts, chosen, near, DUPLICATES.neighbours)
-    if not bool(around.gap.isfinite().all()):  # nothing to extrapolate from
+    around = _count_neighbours(points, counts, queries, radius, DUPLICATES.max_neighbours)
+    if not bool(around.next_distances.isfinite().all()):  # nothing to extrapolate from
         return True
-    return around.is_explained((around.gap / 2).clamp_min(near), around.dimension)
+    return around.is_explained_by_density((around.next_distances / 2).clamp_min(radius), around.dimension)
 
 
 @dataclass(frozen=True)
 class _Neighbours:
     """Numbers of rows around each of m points, within a small radius and within a larger one."""
 
-    within: Tensor  #: (m,): number of rows within the small radius.
-    gap: Tensor  #: (m,): distance to the nearest point beyond the small radius.
-    outer: Tensor  #: (m,): the larger radius, which differs between points.
-    outside: Tensor  #: (m,): number of rows within the larger radius.
+    inner_counts: Tensor  #: (m,): number of rows within the small radius.
+    next_distances: Tensor  #: (m,): distance to the nearest point beyond the small radius.
+    outer_radii: Tensor  #: (m,): the larger radius, which differs between points.
+    outer_counts: Tensor  #: (m,): number of rows within the larger radius.
     dimension: float  #: Estimate of the intrinsic dimension of the rows.
 
-    def extrapolate(self, radius: Tensor, dimension: float) -> Tensor:
+    def expected_counts(self, radius: Tensor, dimension: float) -> Tensor:
         """Estimate the expected number (m,) of rows within ``radius`` (m,) from the number within the larger radius."""
-        return self.outside * (radius / self.outer).pow(dimension)
+        return self.outer_counts * (radius / self.outer_radii).pow(dimension)
 
-    def is_explained(self, radius: Tensor, dimension: float) -> bool:
+    def is_explained_by_density(self, radius: Tensor, dimension: float) -> bool:
         """Test whether most points have about as many rows in the small radius as expected within ``radius`` (m,)."""
-        explained = self.within <= DUPLICATES.chance * self.extrapolate(radius, dimension)
+        explained = self.inner_counts <= DUPLICATES.max_chance_ratio * self.expected_counts(radius, dimension)
         return float(explained.double().mean()) >= DUPLICATES.explained_fraction
 
 
-def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: float, neighbours: int) -> _Neighbours:
+def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, radius: float, n_nearest: int) -> _Neighbours:
     """Count the rows around query points, given by their indices (q,); of many queries, an even sample is used.
 
-    The small radius is ``near``. The larger radius is the distance to the last of ``neighbours`` points beyond it.
+    The small radius is ``radius``. The larger radius is the distance to the last of ``n_nearest`` points beyond it.
     """
     max_queries = max(1, min(DUPLICATES.max_queries, DUPLICATES.max_pairs // len(points)))
     queries = queries[:: -(-len(queries) // max_queries)]
     distance = torch.cdist(points[queries].double(), points.double())  # (m, k)
     distance.scatter_(1, queries[:, None], 0.0)  # without rounding errors
-    beyond = distance.masked_fill(distance <= near, torch.inf)
-    radii = beyond.topk(min(neighbours, len(points)), largest=False).values  # (m, neighbours), ascending
+    beyond = distance.masked_fill(distance <= radius, torch.inf)
+    radii = beyond.topk(min(n_nearest, len(points)), largest=False).values  # (m, n_nearest), ascending
     last = (radii.isfinite().sum(dim=1, keepdim=True) - 1).clamp_min(0)
     gap, inner, outer = (radii.gather(1, index)[:, 0] for index in (0 * last, last // 2, last))
 
@@ -185,41 +186,42 @@ def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, near: flo
     count = count_within(outer)
     spread = float((outer / inner).log().sum())
     dimension = float((count / count_within(inner)).log().sum()) / spread if spread else 0.0
-    return _Neighbours(count_within(torch.full_like(gap, near)), gap, outer, count, dimension)
+    return _Neighbours(count_within(torch.full_like(gap, radius)), gap, outer, count, dimension)
 
 
-def _is_equal_by_chance(points: Tensor, counts: Tensor, chosen: Tensor) -> bool:
+def _is_equal_by_chance(points: Tensor, counts: Tensor, repeated: Tensor) -> bool:
     """Test whether random sampling explains that each of the points (k, dim) occurs ``counts`` (k,) times.
 
-    It does if there are few different values, or if the grid of values is coarse for the density at ``chosen`` (m,).
+    It does if there are few different values, or if the grid of values is coarse for the density at the indices
+    ``repeated`` (m,).
     """
     rules = DUPLICATES
-    if not _is_sampled(counts):
+    if not _is_random_sample(counts):
         return False
-    if int(counts.sum()) >= rules.min_mean_count * len(points):
+    if int(counts.sum()) >= rules.min_mean_repetitions * len(points):
         return True
-    step, distinct = _measure_steps(points)
+    step, distinct = _measure_grid_steps(points)
     has_distinct = bool(distinct.any())
     finest = step[distinct] if has_distinct else step
     finest = finest[finest.isfinite()]
     without_grid = 0.0 if has_distinct else torch.inf
     grid = float(finest.square().mean().sqrt()) if len(finest) else without_grid
-    neighbours = min(rules.neighbours, max(2, len(points) // rules.locality))
+    neighbours = min(rules.max_neighbours, max(2, len(points) // rules.min_rows_per_neighbour))
     everywhere, around = (
-        _count_neighbours(points, counts, queries, 0.0, neighbours) for queries in (torch.arange(len(points)), chosen)
+        _count_neighbours(points, counts, queries, 0.0, neighbours) for queries in (torch.arange(len(points)), repeated)
     )
-    if around.is_explained(around.gap.clamp_max(grid) / 2, everywhere.dimension):
+    if around.is_explained_by_density(around.next_distances.clamp_max(grid) / 2, everywhere.dimension):
         return True
-    gap = float(around.gap.median())
+    gap = float(around.next_distances.median())
     if grid < gap:  # equal rows are where the density is high: count all rows
-        radius = everywhere.gap.clamp_max(grid) / 2
-        expected = float(everywhere.extrapolate(radius, everywhere.dimension).sum())
-        if float(everywhere.within.sum()) <= rules.max_total_ratio * expected:
+        radius = everywhere.next_distances.clamp_max(grid) / 2
+        expected = float(everywhere.expected_counts(radius, everywhere.dimension).sum())
+        if float(everywhere.inner_counts.sum()) <= rules.max_equal_pairs_ratio * expected:
             return True
-    return _is_discrete(points) and gap <= rules.max_discrete_steps * float(step.nanmedian())
+    return _is_discrete(points) and gap <= rules.max_discrete_gap * float(step.nanmedian())
 
 
-def _measure_steps(points: Tensor) -> tuple[Tensor, Tensor]:
+def _measure_grid_steps(points: Tensor) -> tuple[Tensor, Tensor]:
     """Measure the step of the grid on which the values of each column of points (k, dim) lie.
 
     Returns the steps (dim,), NaN for a column whose values are on no grid. Also returns a mask (dim,) of the columns in
@@ -229,10 +231,10 @@ def _measure_steps(points: Tensor) -> tuple[Tensor, Tensor]:
     gaps = points.double().sort(dim=0).values.diff(dim=0)  # (k - 1, dim)
     smallest = gaps.masked_fill(gaps == 0, torch.inf).amin(dim=0)
     step = torch.full_like(smallest, torch.nan)
-    for part in range(DUPLICATES.grid_parts, 0, -1):  # the smallest gap may be some steps wide
+    for part in range(DUPLICATES.max_min_gap_steps, 0, -1):  # the smallest gap may be some steps wide
         ratio = gaps * part / smallest
-        error = torch.where(ratio < DUPLICATES.grid_reach, ratio - ratio.round(), 0.0).abs().amax(dim=0)
-        step = torch.where(error < DUPLICATES.grid_error, smallest / part, step)
+        error = torch.where(ratio < DUPLICATES.max_grid_steps, ratio - ratio.round(), 0.0).abs().amax(dim=0)
+        step = torch.where(error < DUPLICATES.max_grid_error, smallest / part, step)
     return step, (gaps > 0).all(dim=0)
 
 
@@ -240,12 +242,12 @@ def _is_discrete(points: Tensor) -> bool:
     """Test whether in every column most of the points (k, dim) have the same value as another point."""
     for column in points.T:
         _, counts = column.unique(return_counts=True)
-        if int(counts[counts > 1].sum()) < DUPLICATES.discrete_fraction * len(points):
+        if int(counts[counts > 1].sum()) < DUPLICATES.min_discrete_fraction * len(points):
             return False
     return True
 
 
-def _is_sampled(counts: Tensor) -> bool:
+def _is_random_sample(counts: Tensor) -> bool:
     """Test whether independent samples of some distribution can have these numbers of repetitions (k,).
 
     Repetitions of independent samples are a mixture of Poisson variables: if m_k values occur k times, k! m_k is
@@ -255,28 +257,29 @@ def _is_sampled(counts: Tensor) -> bool:
     occurring = torch.cat([occurring, occurring.new_zeros(1)])
     k = torch.arange(2, len(occurring))
     before, here, after = occurring[:-2], occurring[1:-1], occurring[2:]
-    upper = DUPLICATES.chance * (k + 1) / k * (before + DUPLICATES.smoothing) * (after + DUPLICATES.smoothing)
+    before, after = before + DUPLICATES.pseudo_count, after + DUPLICATES.pseudo_count
+    upper = DUPLICATES.max_chance_ratio * (k + 1) / k * before * after
     return bool((here.square() <= upper).all())
 
 
-def match_rows(x: Tensor, known: Tensor, origin: Tensor) -> Tensor:
-    """Look up each row of x (n, dim) in ``known`` (m, dim), where equality is up to rounding.
+def locate_equal_rows(x: Tensor, references: Tensor, origin: Tensor) -> Tensor:
+    """Look up each row of x (n, dim) in ``references`` (m, dim), where equality is up to rounding.
 
-    Returns the index (n,) of an equal known row, -1 if there is none. Known rows were stored in float32 after the
+    Returns the index (n,) of an equal row, -1 if there is none. Reference rows were stored in float32 after the
     origin (dim,) was subtracted. A row is compared with its two neighbours along a random direction.
     """
-    if not len(known):
+    if not len(references):
         return torch.full((len(x),), -1)
-    x, known = x.double() - origin, known.double() - origin
-    deviation = known.std(dim=0, correction=0)
+    x, references = x.double() - origin, references.double() - origin
+    deviation = references.std(dim=0, correction=0)
     direction = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     direction = torch.where(deviation > 0, direction / deviation, 0.0)
-    projections, order = (known @ direction).sort()
+    projections, order = (references @ direction).sort()
     above = torch.searchsorted(projections, x @ direction)
     matches = torch.full_like(above, -1)
     for step in (-1, 0):
-        rows = order[(above + step).clamp(0, len(known) - 1)]
-        equal = torch.isclose(x, known[rows], rtol=DUPLICATES.rounding, atol=0).all(dim=1)
+        rows = order[(above + step).clamp(0, len(references) - 1)]
+        equal = torch.isclose(x, references[rows], rtol=DUPLICATES.rounding_error, atol=0).all(dim=1)
         matches = torch.where(equal, rows, matches)
     return matches
 
@@ -310,7 +313,7 @@ def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | No
     repeated = n - len(duplicates.unique())
     if groups is not None and group_ids is not None:
         first = torch.full_like(group_ids, n).scatter_reduce_(0, groups, torch.arange(n), "amin")
-        duplicates = _join_groups(first[groups], duplicates)
+        duplicates = _join_groups_with_duplicates(first[groups], duplicates)
         group_ids = duplicates[first]
     same = (rows.features[1:] == rows.features[:-1]).all(dim=1) & (rows.labels[1:] == rows.labels[:-1])
     same &= duplicates[1:] == duplicates[:-1]
@@ -325,7 +328,7 @@ def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | No
     return replace(rows, weights=weights), repeated, group_ids, indices
 
 
-def _join_groups(groups: Tensor, duplicates: Tensor) -> Tensor:
+def _join_groups_with_duplicates(groups: Tensor, duplicates: Tensor) -> Tensor:
     """Join groups that share duplicates, unless the joined group would be a large fraction of the rows.
 
     ``groups`` (n,) and ``duplicates`` (n,) are two ids of each row: of its group and of its set of duplicates. An id is
@@ -338,39 +341,40 @@ def _join_groups(groups: Tensor, duplicates: Tensor) -> Tensor:
             joined = torch.full((n,), n).scatter_reduce_(0, ids, joined, "amin")[ids]
         if torch.equal(joined, before):
             break
-    max_size = max(DUPLICATES.min_limit, DUPLICATES.max_fraction * n, min(2 * int(groups.bincount().max()), n / 2))
+    limit = min(2 * int(groups.bincount().max()), n / 2)
+    max_size = max(DUPLICATES.min_group_limit, DUPLICATES.max_group_fraction * n, limit)
     return torch.where(joined.bincount(minlength=n)[joined] <= max_size, joined, groups)
 
 
 @dataclass(frozen=True)
-class NearDuplicateRules:
+class NearDuplicateThresholds:
     """Thresholds of near-duplicates; tests/fit/test_near_duplicates.py has tables with and without them."""
 
     max_neighbours: tuple[int, ...] = (5, 10, 20)
     """Maximum numbers of near-duplicates of a row, in the order in which they are tried. For each number, the intrinsic
     dimension is estimated from as many further neighbours."""
-    chance: float = 0.05
+    false_positive_rate: float = 0.05
     """False-positive rate: fraction of the rows of a smooth density that seem to have near-duplicates."""
     min_fraction: float = 1 / 3  #: Near-duplicates are reported if at least this fraction of the rows has some.
     min_rows: int = 30  #: Minimum number of examined rows; with fewer, nothing is reported.
-    max_mixed: float = 0.25
+    max_other_class_ratio: float = 0.25
     """Maximum number of rows with a near-duplicate of another class, as a fraction of the number expected by chance.
     Copies of a row have its class; a natural cluster has rows of all classes."""
     max_class_fraction: float = 0.5  #: Largest fraction of its class that a row and its near-duplicates may be.
-    min_gap: float = 1.5  #: Minimum mean gap between near-duplicates and other rows, as a multiple of a chance gap.
-    deviations: float = 3.0  #: Significance of gap and class agreement in `_compare_agreement`, in standard errors.
-    max_ties: float = 0.1
+    min_gap_ratio: float = 1.5  #: Minimum mean gap between near-duplicates and other rows, in units of a chance gap.
+    min_standard_errors: float = 3.0  #: Significance of gap and class agreement in `_estimate_jointly`.
+    max_tied_distances: float = 0.1
     """Largest fraction of the distances to neighbours that may equal the next distance of the same row. If more are
     equal, values are discrete, and nothing is reported."""
-    max_tied: float = 0.5
+    max_equal_cells: float = 0.5
     """Largest fraction of the near-duplicate pairs that may be equal in a column. Rows of one date, for instance, need
     not have one source. Columns with more equal pairs are removed, and the detection runs again."""
     max_queries: int = 512  #: Maximum number of examined rows, evenly spaced.
     max_pairs: int = 2**27  #: Maximum number of computed distances; if necessary, fewer rows are examined.
-    chunk_size: int = 2**24  #: Maximum number of distances in memory at once.
+    max_distances_in_memory: int = 2**24  #: Maximum number of distances in memory at once.
 
 
-NEAR_DUPLICATES = NearDuplicateRules()
+NEAR_DUPLICATES = NearDuplicateThresholds()
 
 
 def describe_near_duplicates(rows: TrainingRows, remedy: str) -> str | None:
@@ -403,13 +407,13 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
     distance, nearest = _nearest_neighbours(rows, queries, 2 * scales[-1])
     for scale in scales:
         neighbours = distance[:, : 2 * scale], nearest[:, : 2 * scale]
-        fraction = max(fraction, _near_duplicate_fraction(rows, queries, *neighbours, scale))
+        fraction = max(fraction, _estimate_fraction(rows, queries, *neighbours, scale))
         if fraction >= rules.min_fraction:
             break
     return fraction
 
 
-def _near_duplicate_fraction(
+def _estimate_fraction(
     rows: TrainingRows, queries: Tensor, distance: Tensor, nearest: Tensor, max_neighbours: int
 ) -> float:
     """Estimate the fraction of the query rows, given by indices (m,), with up to ``max_neighbours`` near-duplicates.
@@ -420,7 +424,7 @@ def _near_duplicate_fraction(
     sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
     distance, nearest, queries = distance[sound], nearest[sound], queries[sound]
     steps = (distance[:, 1:] / distance[:, :-1]).log()  # (queries, neighbours - 1)
-    if len(queries) < rules.min_rows or float((steps == 0).double().mean()) > rules.max_ties:
+    if len(queries) < rules.min_rows or float((steps == 0).double().mean()) > rules.max_tied_distances:
         return 0.0
     k = torch.arange(1, 2 * max_neighbours)
     dimension = 1 / (steps * k)[:, max_neighbours:].mean()
@@ -429,20 +433,20 @@ def _near_duplicate_fraction(
     labels = rows.labels[queries]
     class_fractions = torch.bincount(rows.labels).double()[labels] / n
     small = n_near + 1 <= rules.max_class_fraction * class_fractions * n
-    has_duplicates = small & (chance * max_neighbours < rules.chance)
+    has_duplicates = small & (chance * max_neighbours < rules.false_positive_rate)
     other = rows.labels[nearest] != labels[:, None]  # (queries, neighbours)
     mixed = other.cumsum(dim=1).gather(1, index[:, None])[:, 0] > 0
     expected = float((1 - class_fractions[has_duplicates].pow(n_near[has_duplicates])).sum())
-    if float(mixed[has_duplicates].sum()) > rules.max_mixed * expected:
+    if float(mixed[has_duplicates].sum()) > rules.max_other_class_ratio * expected:
         has_duplicates &= False
     has_duplicates &= ~mixed
     fraction = float(has_duplicates.double().mean())
     near = has_duplicates[:, None] & (torch.arange(max_neighbours) <= index[:, None])  # (queries, max_neighbours)
     if fraction < rules.min_fraction:
-        fraction, near = _compare_agreement(steps * k * dimension, ~other, class_fractions * n, max_neighbours)
+        fraction, near = _estimate_jointly(steps * k * dimension, ~other, class_fractions * n, max_neighbours)
     if fraction < rules.min_fraction:
         return fraction
-    tied = _detect_tied(rows, queries[near.nonzero()[:, 0]], nearest[:, :max_neighbours][near])
+    tied = _detect_tied_features(rows, queries[near.nonzero()[:, 0]], nearest[:, :max_neighbours][near])
     if not bool(tied.any()):
         return fraction
     blocks = None if rows.blocks is None else rows.blocks[~tied]
@@ -450,10 +454,10 @@ def _near_duplicate_fraction(
     if not bool((rows.features[1:] != rows.features[:-1]).any()):
         return 0.0
     neighbours = _nearest_neighbours(rows, everywhere, 2 * max_neighbours)
-    return _near_duplicate_fraction(rows, everywhere, *neighbours, max_neighbours)
+    return _estimate_fraction(rows, everywhere, *neighbours, max_neighbours)
 
 
-def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
+def _estimate_jointly(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
     """Estimate the fraction of rows with near-duplicates if single rows are not significant, from all query rows.
 
     Two conditions must hold. First, the mean of ``gaps`` (queries, neighbours - 1) after some neighbour is large; in a
@@ -470,18 +474,18 @@ def _compare_agreement(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours
         return 0.0, near
     gap = float(gaps[eligible, n_near - 1].mean())
     inside, outside = (float(part[eligible].double().mean()) for part in (same[:, :n_near], same[:, n_near:]))
-    wide = gap > max(rules.min_gap, 1 + rules.deviations / count**0.5)
-    agree = inside - outside > rules.deviations * (outside * (1 - outside) / count) ** 0.5
+    wide = gap > max(rules.min_gap_ratio, 1 + rules.min_standard_errors / count**0.5)
+    agree = inside - outside > rules.min_standard_errors * (outside * (1 - outside) / count) ** 0.5
     return (inside - outside) / (1 - outside) if wide and agree else 0.0, near
 
 
-def _detect_tied(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
+def _detect_tied_features(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
     """Compute a mask (dim,) of the features of columns with too many equal pairs ``first``, ``second`` (pairs,)."""
     dim = rows.features.shape[1]
     blocks = torch.arange(dim) if rows.blocks is None else rows.blocks.unique(return_inverse=True)[1]
     differs = (rows.features[first] != rows.features[second]).float()
     differing = torch.zeros(len(first), int(blocks.max()) + 1).index_add_(1, blocks, differs) > 0
-    return ((~differing).sum(dim=0) > NEAR_DUPLICATES.max_tied * len(first))[blocks]
+    return ((~differing).sum(dim=0) > NEAR_DUPLICATES.max_equal_cells * len(first))[blocks]
 
 
 def _nearest_neighbours(rows: TrainingRows, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -491,6 +495,6 @@ def _nearest_neighbours(rows: TrainingRows, queries: Tensor, count: int) -> tupl
     groups = torch.arange(len(z)) if rows.groups is None else rows.groups
     neighbours = [
         torch.cdist(z[some], z).masked_fill_(groups[some, None] == groups, torch.inf).topk(count, largest=False)
-        for some in queries.split(max(1, NEAR_DUPLICATES.chunk_size // len(z)))
+        for some in queries.split(max(1, NEAR_DUPLICATES.max_distances_in_memory // len(z)))
     ]
     return torch.cat([part.values for part in neighbours]).double(), torch.cat([part.indices for part in neighbours])

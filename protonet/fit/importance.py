@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict
-from protonet.fit.crossfit import Crossfit, measure_held_out, predict_held_out
-from protonet.fit.search import Progress, ignore
+from protonet.fit.cross_validation import CrossValidation, measure_cross_validation, predict_held_out
+from protonet.fit.search import FitProgress, ignore_progress
 from protonet.network import PrototypeNetwork
 
 #: Maximum number of shuffles of a column, and maximum number of predictions for all columns together. If predictions
 #: would be too many, there are fewer shuffles. If one shuffle is still too much, a sample of the rows is used.
-SHUFFLES, PREDICTIONS = 10, 500_000
+MAX_SHUFFLES, MAX_SHUFFLED_PREDICTIONS = 10, 500_000
 #: Minimum number of rows for permutation importance.
-MIN_ROWS = 100
+MIN_IMPORTANCE_ROWS = 100
 #: Number of nearest rows in an explanation, and number of held-out rows whose cells replace those of the explained row.
-NEIGHBOURS, REPLACEMENT_ROWS = 3, 50
+EXPLANATION_NEIGHBOURS, MAX_REPLACEMENT_ROWS = 3, 50
 #: Maximum number of rows that are embedded at once.
-EMBEDDING_BATCH = 1024
+EMBEDDING_BATCH_SIZE = 1024
 
 
-class Importance(NamedTuple):
+class PermutationImportance(NamedTuple):
     """Permutation importance of one column: how log-loss and accuracy change if its cells are shuffled."""
 
     log_loss_rise: float  #: Increase of the mean log-loss, in nats per row.
@@ -36,49 +36,49 @@ class Importance(NamedTuple):
     accuracy_interval: tuple[float, float]  #: 95 % interval of the decrease.
 
 
-def rank_columns(
-    crossfit: Crossfit,
+def rank_columns_by_importance(
+    cv: CrossValidation,
     names: Sequence[str],
     sizes: Sequence[int],
     generator: torch.Generator,
-    progress: Progress = ignore,
-    predictions: int | None = None,
+    progress: FitProgress = ignore_progress,
+    max_predictions: int | None = None,
 ) -> JsonDict:
     """Compute the permutation importance of each column on the held-out rows, as a JSON-compatible dict.
 
     Args:
-        crossfit: The cross-validation with the held-out rows.
+        cv: The cross-validation with the held-out rows.
         names: The name of each column.
         sizes: The number of features of each column.
         generator: Generator of the sample of rows and of the shuffles.
         progress: Called with the current column and the finished fraction.
-        predictions: Approximate number of predictions to compute; by default `PREDICTIONS`.
+        max_predictions: Approximate number of predictions to compute; by default `MAX_SHUFFLED_PREDICTIONS`.
 
     Returns:
-        A dict with "columns", the most important first: name, index and the fields of `Importance`. "rows" is the
-        number of rows used, and "total_rows" the number of held-out rows. "accuracy" and "log_loss" are those without
-        shuffling. "shuffles" is the number of shuffles of a column.
+        A dict with "columns", the most important first: name, index and the fields of `PermutationImportance`. "rows"
+        is the number of rows used, and "total_rows" the number of held-out rows. "accuracy" and "log_loss" are those
+        without shuffling. "shuffles" is the number of shuffles of a column.
 
     Raises:
         FloatingPointError: The embedding of a row, original or shuffled, overflows.
     """
-    total_rows = count_rows(crossfit)
-    predictions = PREDICTIONS if predictions is None else predictions
-    rows = min(len(crossfit.labels), max(MIN_ROWS, predictions // len(sizes)))
-    drawn = torch.randperm(len(crossfit.labels), generator=generator)[:rows].sort().values
-    sampled = {name: getattr(crossfit, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
-    crossfit, shuffles = replace(crossfit, **sampled), min(SHUFFLES, max(1, predictions // (len(sizes) * rows)))
-    orders = torch.stack([torch.randperm(len(crossfit.labels), generator=generator) for _ in range(shuffles)])
-    importances = measure_columns(crossfit, sizes, orders, progress)
+    total_rows = count_held_out_rows(cv)
+    max_predictions = MAX_SHUFFLED_PREDICTIONS if max_predictions is None else max_predictions
+    rows = min(len(cv.labels), max(MIN_IMPORTANCE_ROWS, max_predictions // len(sizes)))
+    drawn = torch.randperm(len(cv.labels), generator=generator)[:rows].sort().values
+    sampled = {name: getattr(cv, name)[drawn] for name in ("features", "labels", "weights", "fold", "groups")}
+    cv, shuffles = replace(cv, **sampled), min(MAX_SHUFFLES, max(1, max_predictions // (len(sizes) * rows)))
+    orders = torch.stack([torch.randperm(len(cv.labels), generator=generator) for _ in range(shuffles)])
+    importances = measure_permutation_importance(cv, sizes, orders, progress)
     if not all(math.isfinite(importance.log_loss_rise) for importance in importances):
         raise FloatingPointError("the embedding of a row, original or shuffled, overflows")
-    metrics = measure_held_out(crossfit)
+    metrics = measure_cross_validation(cv)
     columns: list[JsonDict] = [
         {"name": name, "index": index, **importance._asdict()}
         for index, (name, importance) in enumerate(zip(names, importances, strict=True))
     ]
     return {
-        "rows": count_rows(crossfit),
+        "rows": count_held_out_rows(cv),
         "total_rows": total_rows,
         "accuracy": metrics.accuracy,
         "log_loss": metrics.log_loss,
@@ -87,42 +87,42 @@ def rank_columns(
     }
 
 
-def compute_importances(crossfit: Crossfit, sizes: Sequence[int], indices: Sequence[int], width: int) -> np.ndarray:
+def compute_log_loss_rises(cv: CrossValidation, sizes: Sequence[int], indices: Sequence[int], width: int) -> np.ndarray:
     """Compute for each column how much the log-loss rises if this column is shuffled: (width,) float64, in nats.
 
     ``sizes`` has the number of features of each column that has features, and ``indices`` the index of this column
     among all ``width`` columns. The importance of columns without features is 0.
     """
-    ranking = rank_columns(crossfit, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
+    ranking = rank_columns_by_importance(cv, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
     importances = np.zeros(width)
     for column in ranking["columns"]:
         importances[indices[column["index"]]] = column["log_loss_rise"]
     return importances
 
 
-def count_rows(crossfit: Crossfit) -> int:
+def count_held_out_rows(cv: CrossValidation) -> int:
     """Count the held-out rows, including merged duplicates."""
-    return round(float(crossfit.weights.sum()))
+    return round(float(cv.weights.sum()))
 
 
-def score_rows(crossfit: Crossfit) -> Tensor:
+def compute_row_losses_and_errors(cv: CrossValidation) -> Tensor:
     """Compute the log-loss and the error of each held-out row: (2, rows) float64.
 
     The first line has the log-losses in nats, the second a 1 for each misclassified row and a 0 for the others.
     """
-    logits = predict_held_out(crossfit).double()
-    losses = -logits.log_softmax(dim=1).gather(1, crossfit.labels[:, None])[:, 0]
-    return torch.stack([losses, (logits.argmax(dim=1) != crossfit.labels).double()])
+    logits = predict_held_out(cv).double()
+    losses = -logits.log_softmax(dim=1).gather(1, cv.labels[:, None])[:, 0]
+    return torch.stack([losses, (logits.argmax(dim=1) != cv.labels).double()])
 
 
-def measure_columns(
-    crossfit: Crossfit, sizes: Sequence[int], orders: Tensor, progress: Progress = ignore
-) -> list[Importance]:
+def measure_permutation_importance(
+    cv: CrossValidation, sizes: Sequence[int], permutations: Tensor, progress: FitProgress = ignore_progress
+) -> list[PermutationImportance]:
     """Measure for each column how log-loss and accuracy change if its values are shuffled among the held-out rows.
 
     ``sizes`` has the number of features of each column; the features of a column are shuffled together. Each line of
-    ``orders`` (shuffles, rows) is a permutation of the rows. Returns one `Importance` for each column: the means over
-    the shuffles, with 95 % intervals for the sampling of groups of rows.
+    ``permutations`` (shuffles, rows) is a permutation of the rows. Returns one `PermutationImportance` for each column:
+    the means over the shuffles, with 95 % intervals for the sampling of groups of rows.
 
     The intervals depend on the influence of each row, which has two parts: the loss from the value that the row
     receives, and the loss that its own value causes in other rows. (With the first part alone, 95 % intervals of 10
@@ -131,34 +131,34 @@ def measure_columns(
     Source: Breiman, "Random forests" (2001), sec. 10; Fisher, Rudin and Dominici, "All models are wrong, but many are
         useful" (2019), sec. 3.
     """
-    before, times, sample = score_rows(crossfit), len(orders), crossfit.sample
-    relative_weights = crossfit.weights / crossfit.weights.mean()
-    repeated = replace(crossfit, labels=crossfit.labels.repeat(times), fold=crossfit.fold.repeat(times))
+    before, times, sample = compute_row_losses_and_errors(cv), len(permutations), cv.evaluation_sample
+    relative_weights = cv.weights / cv.weights.mean()
+    repeated = replace(cv, labels=cv.labels.repeat(times), fold=cv.fold.repeat(times))
     importances = []
     for column, features in enumerate(torch.arange(sum(sizes)).split(list(sizes))):
         progress(f"column {column + 1} of {len(sizes)}", column / len(sizes))
-        x = crossfit.features.repeat(times, 1)
-        x[:, features] = crossfit.features[:, features][orders.flatten()]
-        after = score_rows(replace(repeated, features=x)).unflatten(1, orders.shape)
+        x = cv.features.repeat(times, 1)
+        x[:, features] = cv.features[:, features][permutations.flatten()]
+        after = compute_row_losses_and_errors(replace(repeated, features=x)).unflatten(1, permutations.shape)
         costs = relative_weights * (after - before[:, None])  # (2, shuffles, rows)
         mean = costs.mean(dim=(1, 2))
-        given = torch.zeros_like(before).index_add_(1, orders.flatten(), costs.flatten(1)) / times
+        given = torch.zeros_like(before).index_add_(1, permutations.flatten(), costs.flatten(1)) / times
         influence = costs.mean(dim=1) - relative_weights * mean[:, None] + given - mean[:, None]
         half = torch.tensor([sample.half_width(values / relative_weights) for values in influence], dtype=torch.float64)
         (rise, fall), ends = mean.tolist(), torch.stack([mean - half, mean + half], dim=1).tolist()
-        importances.append(Importance(rise, (ends[0][0], ends[0][1]), fall, (ends[1][0], ends[1][1])))
+        importances.append(PermutationImportance(rise, (ends[0][0], ends[0][1]), fall, (ends[1][0], ends[1][1])))
     return importances
 
 
 @torch.no_grad()
-def compute_contributions(
-    network: PrototypeNetwork, row: Tensor, label: int, others: Tensor, weights: Tensor, sizes: Sequence[int]
+def compute_column_contributions(
+    network: PrototypeNetwork, row: Tensor, label: int, replacement_rows: Tensor, weights: Tensor, sizes: Sequence[int]
 ) -> Tensor:
     """Compute how much each column contributes to the log-probability of a class: (columns,) float64, in nats.
 
     The contribution of a column is a difference: the log-probability of class ``label`` for the row (dim,), minus its
-    mean if the row's value in this column is replaced by the values of the rows ``others`` (m, dim). The mean is
-    weighted by ``weights`` (m,). ``sizes`` has the number of features of each column.
+    mean if the row's value in this column is replaced by the values of the rows ``replacement_rows`` (m, dim). The mean
+    is weighted by ``weights`` (m,). ``sizes`` has the number of features of each column.
 
     Source: Robnik-Sikonja and Kononenko, "Explaining classifications for individual instances" (2008), sec. 3.
     """
@@ -170,49 +170,49 @@ def compute_contributions(
     relative_weights, original = weights / weights.sum(), score(row[None])[0]
     contributions = []
     for features in torch.arange(sum(sizes)).split(list(sizes)):
-        x = row.repeat(len(others), 1)
-        x[:, features] = others[:, features].to(x)
+        x = row.repeat(len(replacement_rows), 1)
+        x[:, features] = replacement_rows[:, features].to(x)
         contributions.append(original - (relative_weights * score(x)).sum())
     return torch.stack(contributions)
 
 
-class Explanation(NamedTuple):
+class RowExplanation(NamedTuple):
     """Explanation of a row's class by similar held-out rows and by the contribution of each column."""
 
     neighbors: list[tuple[int, float]]
     """The nearest held-out rows, the nearest first: the index of each, and the cosine of its embedding to the row's."""
-    contributions: Tensor  #: (columns,) float64, in nats: the result of `compute_contributions`.
-    sample: int  #: Number of held-out rows whose values replaced the values of the explained row.
+    contributions: Tensor  #: (columns,) float64, in nats: the result of `compute_column_contributions`.
+    n_replacement_rows: int  #: Number of held-out rows whose values replaced the values of the explained row.
 
 
 @torch.inference_mode()
 def explain_rows(
-    crossfit: Crossfit,
+    cv: CrossValidation,
     x: Tensor,
     labels: Sequence[int],
     sizes: Sequence[int],
     generator: torch.Generator,
-    progress: Progress = ignore,
-) -> list[Explanation]:
-    """Explain why the rows of x (n, dim) get the classes ``labels`` (n,); return one `Explanation` for each row.
+    progress: FitProgress = ignore_progress,
+) -> list[RowExplanation]:
+    """Explain why the rows of x (n, dim) get the classes ``labels`` (n,); return one `RowExplanation` for each row.
 
     The held-out rows of the cross-validation are the similar rows, and the source of replaced values. ``sizes`` has the
     number of features of each column.
     """
-    sample = torch.randperm(len(crossfit.labels), generator=generator)[:REPLACEMENT_ROWS]
-    others, weights = crossfit.features[sample], crossfit.weights[sample]
-    cosines = embed_rows(crossfit.whole, x) @ embed_rows(crossfit.whole, crossfit.features).T
-    nearest = cosines.topk(min(NEIGHBOURS, len(crossfit.labels)), dim=1)
+    sample = torch.randperm(len(cv.labels), generator=generator)[:MAX_REPLACEMENT_ROWS]
+    others, weights = cv.features[sample], cv.weights[sample]
+    cosines = embed_rows(cv.network, x) @ embed_rows(cv.network, cv.features).T
+    nearest = cosines.topk(min(EXPLANATION_NEIGHBOURS, len(cv.labels)), dim=1)
     explanations = []
     for index, (row, label) in enumerate(zip(x, labels, strict=True)):
         progress(f"row {index + 1} of {len(x)}", index / len(x))
         neighbors = zip(nearest.indices[index].tolist(), nearest.values[index].tolist(), strict=True)
-        contributions = compute_contributions(crossfit.whole, row, label, others, weights, sizes)
-        explanations.append(Explanation(list(neighbors), contributions, len(sample)))
+        contributions = compute_column_contributions(cv.network, row, label, others, weights, sizes)
+        explanations.append(RowExplanation(list(neighbors), contributions, len(sample)))
     return explanations
 
 
 @torch.no_grad()
 def embed_rows(network: PrototypeNetwork, x: Tensor) -> Tensor:
     """Compute the embeddings (n, embedding_dim) of the rows of x (n, dim), in batches to limit the memory."""
-    return torch.cat([network.embed(rows) for rows in x.split(EMBEDDING_BATCH)])
+    return torch.cat([network.embed(rows) for rows in x.split(EMBEDDING_BATCH_SIZE)])

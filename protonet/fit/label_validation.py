@@ -20,7 +20,7 @@ from protonet._validation import check_groups
 from protonet.errors import InputTypeError, raise_input_error
 
 #: If at most this fraction of the rows is unlabelled, a warning says that the label -1 means unlabelled.
-MAX_UNLABELLED_WARNING = 0.5
+MAX_WARNED_FRACTION = 0.5
 
 
 def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -32,21 +32,22 @@ def detect_unlabelled(y: Any) -> tuple[np.ndarray, np.ndarray]:
     """
     labels = _to_array(y)
     missing, codes = _mask_unlabelled(labels, [])
-    if codes.any() and (missing | codes).mean() <= MAX_UNLABELLED_WARNING:
+    if codes.any() and (missing | codes).mean() <= MAX_WARNED_FRACTION:
         text = f"{codes.sum()} of {len(labels)} rows have the label -1, which means unlabelled."
         warnings.warn(f"{text} If it is a class, rename the classes: y.astype(str).", stacklevel=4)
     return np.flatnonzero(missing | codes), labels
 
 
-def require_labels(y: Any, known: list[Any]) -> None:
+def require_labels(y: Any, classes: list[Any]) -> None:
     """Raise an InputError if rows of y (n,) have no label, by the rule of `detect_unlabelled`.
 
     Args:
         y: (n,) the labels of an array, a list or a pandas Series.
-        known: The labels of the classes that the model knows. If -1 is one of them, it is no code for unlabelled rows.
+        classes: The labels of the classes that the model knows. If -1 is one of them, it is no code for unlabelled
+            rows.
     """
     labels = _to_array(y)
-    missing, codes = _mask_unlabelled(labels, known)
+    missing, codes = _mask_unlabelled(labels, classes)
     if unlabelled := np.count_nonzero(missing | codes):
         remedy = "Pass rows without a label to fit; if -1 is a class, rename the classes: y.astype(str)."
         raise_input_error("y", "have a label for each row", f"{unlabelled} of {len(labels)} without one", remedy)
@@ -58,18 +59,18 @@ def _to_array(y: Any) -> np.ndarray:
     return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
-def _mask_unlabelled(labels: np.ndarray, known: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+def _mask_unlabelled(labels: np.ndarray, classes: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """Compute masks of rows without a label: of missing labels, and of the label -1 if it means unlabelled.
 
-    Returns two masks (n,) bool; both are empty if the labels are of a type that has neither. ``known`` are the labels
+    Returns two masks (n,) bool; both are empty if the labels are of a type that has neither. ``classes`` are the labels
     of the classes that are known already.
     """
     if labels.ndim != 1 or labels.dtype.kind not in "iufO":
         return np.zeros(0, bool), np.zeros(0, bool)
     cells = labels.tolist()
     missing = np.array([_is_missing(cell) for cell in cells], bool)
-    present = [*known, *(cell for cell, is_missing in zip(cells, missing, strict=True) if not is_missing)]
-    if all(map(_is_integer, present)) and -1 in present and -1 not in known:
+    present = [*classes, *(cell for cell, is_missing in zip(cells, missing, strict=True) if not is_missing)]
+    if all(map(_is_integer, present)) and -1 in present and -1 not in classes:
         others = set(present) - {-1}
         if len(others) != 1 and min(others, default=0) >= 0:
             return missing, np.array([not _is_missing(cell) and cell == -1 for cell in cells], bool)
@@ -112,7 +113,7 @@ def _is_integer(label: Any) -> bool:
     return numeric and math.isfinite(label) and label % 1 == 0
 
 
-def check_one_kind(argument: str, labels: np.ndarray) -> None:
+def check_one_label_type(argument: str, labels: np.ndarray) -> None:
     """Raise an InputTypeError if labels (n,) mix types that cannot be sorted, such as text and numbers."""
     if labels.dtype.kind != "O":
         return
@@ -124,13 +125,13 @@ def check_one_kind(argument: str, labels: np.ndarray) -> None:
         raise_input_error(argument, "be all text or all numbers", got, "Fit to y.astype(str).", kind=InputTypeError)
 
 
-def join_labels(parts: list[np.ndarray]) -> np.ndarray:
+def concatenate_labels(label_arrays: list[np.ndarray]) -> np.ndarray:
     """Concatenate arrays of labels; raise an InputTypeError if some are text and others are not."""
-    filled = [part for part in parts if len(part)] or parts[:1]
+    filled = [part for part in label_arrays if len(part)] or label_arrays[:1]
     if len({part.dtype.kind for part in filled}) == 1:
         return np.concatenate(filled)
     joined = np.concatenate([part.astype(object) for part in filled])
-    check_one_kind("y", joined)
+    check_one_label_type("y", joined)
     return np.array(joined.tolist())
 
 
@@ -138,7 +139,7 @@ def check_labels(labels: np.ndarray) -> None:
     """Raise an error if labels (n,) are not classes: mixed types, numbers with fractions, or several columns."""
     from sklearn.utils.multiclass import check_classification_targets, type_of_target  # noqa: PLC0415 - optional
 
-    check_one_kind("y", labels)
+    check_one_label_type("y", labels)
     if (kind := type_of_target(labels)).startswith("continuous"):
         remedy = "Bin them into classes first; regression is not supported."
         raise_input_error("y", "name classes", f"numbers with fractions ({kind})", remedy)
@@ -177,7 +178,7 @@ def encode_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:
     return torch.from_numpy(np.searchsorted(classes, labels))
 
 
-def name_classes(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
+def to_class_names(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
     """Convert classes to strings or integers for a model file; raise an InputError if they have other types.
 
     Floats without a fraction become integers: scikit-learn converts integers with missing values to floats.
@@ -196,7 +197,7 @@ def normalize_weights(weights: Tensor | None) -> Tensor | None:
     return None if weights is None else weights / weights.mean()
 
 
-def weigh_classes(
+def apply_class_weights(
     class_weight: str | Mapping[Any, float] | None, y: np.ndarray, weights: Tensor | None
 ) -> Tensor | None:
     """Multiply sample weights (n,) by the class weight of each label y (n,).

@@ -9,25 +9,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protonet.fit.crossfit import Crossfit, fit_fold_model, make_folds, predict_held_out
-from protonet.fit.search import Progress, ignore
-from protonet.fit.solver import Solution, untouched_globals
+from protonet.fit.cross_validation import CrossValidation, fit_fold_model, make_folds, predict_held_out
+from protonet.fit.search import FitProgress, ignore_progress
+from protonet.fit.solver import Solution, preserve_torch_state
 from protonet.metrics import Sample
 
 #: Maximum number of times that the training set is halved, and minimum mean number of rows per class after it.
-MAX_HALVINGS, MIN_PER_CLASS = 3, 2.0
+MAX_TRAINING_SET_HALVINGS, MIN_CURVE_ROWS_PER_CLASS = 3, 2.0
 #: Number of bootstrap samples of the groups for the interval of the expected accuracy.
-BOOTSTRAPS = 500
+N_BOOTSTRAP_SAMPLES = 500
 
 
 class LearningCurve(NamedTuple):
     """Whether each held-out row is classified correctly by models that are trained on fewer and on more rows."""
 
-    per_class: list[float]  #: The sizes of the training sets, ascending, as mean numbers of rows per class.
+    rows_per_class: list[float]  #: The sizes of the training sets, ascending, as mean numbers of rows per class.
     correct: Tensor  #: (sizes, held_out) bool: whether the model of each size classifies each held-out row correctly.
 
     @classmethod
-    def of(cls, correct: dict[float, Tensor]) -> LearningCurve:
+    def from_correctness(cls, correct: dict[float, Tensor]) -> LearningCurve:
         """Build a curve from a dict: from training rows per class to the correctness (held_out,) bool of each row."""
         return cls(sorted(correct), torch.stack([correct[size] for size in sorted(correct)]))
 
@@ -42,36 +42,40 @@ class ExpectedAccuracy(NamedTuple):
 
 
 def measure_learning_curve(
-    solution: Solution, crossed: Crossfit, *, deadline: float = math.inf, progress: Progress = ignore
+    solution: Solution, cv: CrossValidation, *, deadline: float = math.inf, progress: FitProgress = ignore_progress
 ) -> LearningCurve:
     """Measure the held-out accuracy of models that are fitted to 1/8, 1/4, 1/2 and all of the training rows.
 
-    The largest size is that of the cross-validation ``crossed``, whose results are reused. The deadline is a value of
+    The largest size is that of the cross-validation ``cv``, whose results are reused. The deadline is a value of
     ``time.monotonic()``. A size whose folds are not all finished by then is left out.
     """
-    problem, folds = solution.problem, make_folds(solution.problem)
-    labels, classes, is_class_name = problem.rows.labels, problem.rows.num_classes, problem.rows.is_class_name
+    training_set, folds = solution.training_set, make_folds(solution.training_set)
+    labels, classes, is_class_name = (
+        training_set.rows.labels,
+        training_set.rows.num_classes,
+        training_set.rows.is_class_name,
+    )
     is_class_name = torch.zeros_like(labels, dtype=torch.bool) if is_class_name is None else is_class_name
     full_size = sum(len(fold.train) for fold in folds) / len(folds) / classes
-    correct = {full_size: predict_held_out(crossed).argmax(dim=1) == crossed.labels}
-    halves = (0.5**halving for halving in range(1, MAX_HALVINGS + 1))
-    fractions = [half for half in halves if half * full_size >= MIN_PER_CLASS]
-    with untouched_globals():
+    correct = {full_size: predict_held_out(cv).argmax(dim=1) == cv.labels}
+    halves = (0.5**halving for halving in range(1, MAX_TRAINING_SET_HALVINGS + 1))
+    fractions = [half for half in halves if half * full_size >= MIN_CURVE_ROWS_PER_CLASS]
+    with preserve_torch_state():
         for step, fraction in enumerate(fractions):
             progress(f"with {fraction:.1%} of the rows", step / len(fractions))
             generator, rows, fold_correct = torch.Generator().manual_seed(0), 0, []
             for fold in folds:
                 if time.monotonic() >= deadline:
-                    return LearningCurve.of(correct)
+                    return LearningCurve.from_correctness(correct)
                 samples = subsample_rows(labels, fold.train[~is_class_name[fold.train]], fraction, generator)
                 some = torch.cat([samples, is_class_name.nonzero().flatten()]).sort().values
                 network = fit_fold_model(solution, some, fold.held_out, deadline)
                 with torch.no_grad():
-                    logits = network(problem.original_features(fold.held_out))
+                    logits = network(training_set.original_features(fold.held_out))
                 fold_correct.append(logits.argmax(dim=1) == labels[fold.held_out])
                 rows += len(samples)
             correct[rows / len(folds) / classes] = torch.cat(fold_correct)
-    return LearningCurve.of(correct)
+    return LearningCurve.from_correctness(correct)
 
 
 def subsample_rows(labels: Tensor, rows: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
@@ -87,8 +91,8 @@ def subsample_rows(labels: Tensor, rows: Tensor, fraction: float, generator: tor
     return order[rank < (fraction * count[labels[order]]).ceil()].sort().values
 
 
-def extrapolate_accuracy(curve: LearningCurve, sample: Sample, per_class: float) -> ExpectedAccuracy | None:
-    """Extrapolate a learning curve to ``per_class`` training rows per class with a power law.
+def extrapolate_accuracy(curve: LearningCurve, sample: Sample, rows_per_class: float) -> ExpectedAccuracy | None:
+    """Extrapolate a learning curve to ``rows_per_class`` training rows per class with a power law.
 
     The expected error rate is that of the largest measured size, times a power of the ratio of the numbers of rows. The
     exponent is fitted to the logarithms of the error rates. ``sample`` has the weights and groups of the held-out rows.
@@ -102,7 +106,7 @@ def extrapolate_accuracy(curve: LearningCurve, sample: Sample, per_class: float)
         return None
     generator = torch.Generator().manual_seed(0)
     groups = int(sample.groups.max()) + 1
-    resamples = torch.randint(groups, (BOOTSTRAPS, groups), generator=generator)
+    resamples = torch.randint(groups, (N_BOOTSTRAP_SAMPLES, groups), generator=generator)
     times = torch.stack(
         [torch.ones(groups), *(torch.bincount(resample, minlength=groups) for resample in resamples)]
     ).double()
@@ -110,10 +114,10 @@ def extrapolate_accuracy(curve: LearningCurve, sample: Sample, per_class: float)
     wrong = times @ (~curve.correct).double().T  # (1 + resamples, sizes)
     totals = times.sum(dim=1, keepdim=True)
     errors = (wrong + 0.5) / (totals + 1)  # positive, for the logarithm
-    position = torch.tensor(curve.per_class, dtype=torch.float64).log()
+    position = torch.tensor(curve.rows_per_class, dtype=torch.float64).log()
     position = position - position.mean()
     slope = ((errors.log() @ position) / position.square().sum()).clamp_max(0)
-    expected = 1 - wrong[:, -1] / totals[:, 0] * (per_class / curve.per_class[-1]) ** slope
+    expected = 1 - wrong[:, -1] / totals[:, 0] * (rows_per_class / curve.rows_per_class[-1]) ** slope
     low, high = expected[1:].quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     lower, upper = sample.interval(curve.correct[-1].double(), float(expected[0]))
     return ExpectedAccuracy(float(expected[0]), (min(low, lower), max(high, upper)))

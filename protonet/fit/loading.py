@@ -19,31 +19,31 @@ from protonet.network import HIGH_PRECISION_DTYPES
 
 
 @dataclass(frozen=True)
-class RangeRules:
+class VariationThresholds:
     """Limits of the ratio of a column's standard deviation to its mean, and a rounding step for the order of rows."""
 
-    far: float = 1e-3
+    max_ratio_centred: float = 1e-3
     """Columns with a lower ratio are centred: float32 would keep less than four digits of differences between rows."""
-    single: float = 1e-6
+    max_ratio_constant_float32: float = 1e-6
     """Float32 columns with a lower ratio count as constant: the differences between rows are rounding errors."""
-    double: float = 1e-10
+    max_ratio_constant_float64: float = 1e-10
     """Float64 columns with a lower ratio count as constant, since the subtracted mean is stored in float32."""
-    resolution: float = 1e-5
+    rounding_step: float = 1e-5
     """Rows are sorted by statistics that are rounded to multiples of this. Rounding errors after a change of units then
     do not change the order."""
 
 
-RANGES = RangeRules()
+VARIATION = VariationThresholds()
 LOADER_REMEDY = "Pass a DataLoader, a Dataset, a pair (x, y), or a list of such pairs."
 UNLABELLED_REMEDY = "Pass a tensor (m, ...), or batches of inputs."
 #: Labelled samples: batches ``(inputs, labels)``, a dataset of samples, or one pair of all inputs and all labels.
-Samples = Iterable[Any] | Dataset[Any]
+LabelledSamples = Iterable[Any] | Dataset[Any]
 #: Unlabelled samples: a tensor or array (m, ...), or batches of inputs with or without labels.
-Unlabelled = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
+UnlabelledSamples = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
 
 
-def read_loaders(
-    train_loader: Samples, val_loader: Samples | None, metadata: Mapping[str, Any]
+def read_labelled_samples(
+    train_loader: LabelledSamples, val_loader: LabelledSamples | None, metadata: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, int]:
     """Read labelled samples from two loaders, once; return features, labels and the number of classes.
 
@@ -59,10 +59,14 @@ def read_loaders(
         rows = non_finite = out_of_range = 0
         first = len(labels)
         batches = (
-            [loader] if _is_pair(loader) else () if loader is None else _iterate_batches(name, loader, LOADER_REMEDY)
+            [loader]
+            if _is_features_labels_pair(loader)
+            else ()
+            if loader is None
+            else _iterate_batches(name, loader, LOADER_REMEDY)
         )
         for batch_index, batch in enumerate(batches):
-            inputs, targets = _check_batch(name, batch_index, batch)
+            inputs, targets = _validate_labelled_batch(name, batch_index, batch)
             if not len(inputs):
                 continue
             dim = dim or inputs.shape[1]
@@ -101,7 +105,7 @@ def read_loaders(
     return torch.cat(features), y, num_classes
 
 
-def read_rows(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, int]:
+def read_unlabelled_samples(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, int]:
     """Read unlabelled rows once, and sample up to ``max_rows`` of them by a hash of their values.
 
     The sample does not depend on the order of the rows. Returns three parts: the features (m, dim) of the sampled rows,
@@ -111,7 +115,7 @@ def read_rows(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, 
     sampled, keys, indices = torch.empty(0, dim, dtype=torch.float32), np.empty(0, np.int64), np.empty(0, np.int64)
     total = 0
     for batch_index, batch in enumerate(_iterate_batches("unlabelled", source, UNLABELLED_REMEDY)):
-        rows = _check_unlabelled(batch, batch_index, dim)
+        rows = _validate_unlabelled_batch(batch, batch_index, dim)
         if not len(rows):
             continue
         hashes = _hash_rows(rows)
@@ -124,7 +128,7 @@ def read_rows(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, 
     return sampled, torch.from_numpy(indices), total
 
 
-def _is_pair(samples: object) -> bool:
+def _is_features_labels_pair(samples: object) -> bool:
     """Test whether samples are a pair of all inputs and all labels, not a sequence of batches."""
     return isinstance(samples, (tuple, list)) and len(samples) == 2 and isinstance(samples[0], (Tensor, np.ndarray))
 
@@ -152,7 +156,7 @@ def _iterate_batches(name: str, source: object, remedy: str) -> Iterable[Any]:
     return source
 
 
-def _check_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Tensor]:
+def _validate_labelled_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Tensor]:
     """Validate one labelled batch; return its inputs (b, dim) and labels (b,) on the CPU."""
     constraint, remedy = "give (inputs, labels) batches", "Wrap the data in a TensorDataset(inputs, labels)."
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
@@ -169,7 +173,7 @@ def _check_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Te
     return inputs.flatten(1), labels.reshape(-1)
 
 
-def _check_unlabelled(batch: object, batch_index: int, dim: int) -> Tensor:
+def _validate_unlabelled_batch(batch: object, batch_index: int, dim: int) -> Tensor:
     """Validate one batch of inputs, perhaps with labels; return the inputs (b, dim) on the CPU."""
     first = batch[0] if isinstance(batch, (tuple, list)) and 1 <= len(batch) <= 2 else batch
     inputs = _to_tensor(first)
@@ -229,15 +233,19 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
     mean = average(parts)
     square = average((part - mean).square() for part in parts)
     ratio = square.sqrt() / mean.abs().clamp_min(torch.finfo(torch.float64).tiny)
-    precision_limit = RANGES.single if features.dtype == torch.float32 else RANGES.double
-    far = (ratio > precision_limit) & (ratio < RANGES.far)
+    precision_limit = (
+        VARIATION.max_ratio_constant_float32
+        if features.dtype == torch.float32
+        else VARIATION.max_ratio_constant_float64
+    )
+    far = (ratio > precision_limit) & (ratio < VARIATION.max_ratio_centred)
     origin = torch.where(far, mean, 0.0).to(torch.float32)
     if not bool(far.any()):
         return features.to(torch.float32), origin
     return torch.cat([(part - origin).to(torch.float32) for part in parts]), origin
 
 
-def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+def canonical_row_order(features: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Compute a canonical order of rows, which does not depend on the given order, the units and the class indices.
 
     Returns indices (n,) that sort the features (n, dim) float32. Rows of one class are adjacent; classes are sorted by
@@ -263,6 +271,6 @@ def order_rows(features: Tensor, labels: Tensor, weights: Tensor | None = None) 
 
 
 def _round_statistics(values: Tensor) -> np.ndarray[Any, Any]:
-    """Divide statistics (n,) by ``RANGES.resolution``, and round the quotients (n,) to integers."""
-    rounded: np.ndarray[Any, Any] = np.round(values.numpy() / RANGES.resolution)
+    """Divide statistics (n,) by ``VARIATION.rounding_step``, and round the quotients (n,) to integers."""
+    rounded: np.ndarray[Any, Any] = np.round(values.numpy() / VARIATION.rounding_step)
     return rounded

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.fit.search import RAW, Search
+from protonet.fit.search import RAW_LINEAR, ModelSearch
 from protonet.fit.training_set import ClassNameRows
 from protonet.losses import class_means
 from protonet.selection.scoring import fit_temperature
@@ -27,21 +27,23 @@ from protonet.views.linear import LinearFamily
 
 
 @dataclass(frozen=True)
-class NameRules:
+class ClassNameConstants:
     """Weights and thresholds of class names; chosen on the development half of the sets of docs/decisions/names.md."""
 
-    scale: float = 10.0  #: Inverse temperature of the cosines of rows to names, in a test whether names fit the labels.
-    prior: float = 1.0  #: Prior evidence for names in that test, in nats, since names are rarely uninformative.
-    weight: float = 2.0  #: Number of samples that a name counts as, if no class has two rows.
-    weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)
+    inverse_temperature: float = 10.0
+    """Inverse temperature of the cosines of rows to names, in a test whether names fit the labels."""
+    prior_evidence: float = 1.0
+    """Prior evidence for names in that test, in nats, since names are rarely uninformative."""
+    default_weight: float = 2.0  #: Number of samples that a name counts as, if no class has two rows.
+    candidate_weights: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0)
     """Numbers of samples that a name may count as. If a class has two rows, the leave-one-out log-loss selects one."""
-    sharper: float = 12.0
+    names_only_sharpening: float = 12.0
     """If there are only names and no rows, logits are multiplied by 1 + sharper / (number of classes)."""
-    min_letters: int = 3  #: Minimum number of letters of an informative word.
-    max_shared: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
+    min_word_letters: int = 3  #: Minimum number of letters of an informative word.
+    max_shared_fraction: float = 0.5  #: A word in more than this fraction of the names does not distinguish classes.
 
 
-NAMES = NameRules()
+CLASS_NAMES = ClassNameConstants()
 #: Words that do not distinguish one class from another.
 GENERIC_WORDS = {
     "class",
@@ -59,12 +61,12 @@ GENERIC_WORDS = {
     "and",
 }
 #: First Chinese, Japanese or Korean character in Unicode. This character and all later ones count as two letters each.
-FIRST_CJK = "\u2e80"
+FIRST_CJK_CHARACTER = "\u2e80"
 #: Search space of a fit to class names alone: without rows, other views cannot be validated.
-NAMES_ONLY = Search((LinearFamily((RAW.scaling,)),), folds=0)
+NAMES_ONLY_SEARCH = ModelSearch((LinearFamily((RAW_LINEAR.scaling,)),), folds=0)
 
 
-def extract_words(name: str | int) -> str:
+def split_name_into_words(name: str | int) -> str:
     """Rewrite a class name as words with spaces, such as "card arrival" for "card_arrival".
 
     The result is "" if the name is a number or has no informative word, such as a code.
@@ -72,11 +74,11 @@ def extract_words(name: str | int) -> str:
     pairs = pairwise(f" {unicodedata.normalize('NFC', str(name))}")
     parts = [f" {char}" if before.islower() and char.isupper() else char for before, char in pairs]
     words = "".join(part if _is_word_character(part[-1]) else " " for part in parts).split()
-    sizes = [len(word) + sum(char >= FIRST_CJK for char in word) for word in words]
+    sizes = [len(word) + sum(char >= FIRST_CJK_CHARACTER for char in word) for word in words]
     informative = [
         word
         for word, size in zip(words, sizes, strict=True)
-        if size >= NAMES.min_letters and word.lower() not in GENERIC_WORDS
+        if size >= CLASS_NAMES.min_word_letters and word.lower() not in GENERIC_WORDS
     ]
     return " ".join(words) if any(not any(map(str.isdigit, word)) for word in informative) else ""
 
@@ -86,11 +88,13 @@ def distinctive_words(names: Sequence[str | int]) -> list[str]:
 
     A name becomes "" if its words do not distinguish it from the other names, such as "intent 1" beside "intent 2".
     """
-    texts = list(map(extract_words, names))
+    texts = list(map(split_name_into_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
-    shared = {word for word, count in counts.items() if count > max(NAMES.max_shared * len(texts), 2)}
+    shared = {word for word, count in counts.items() if count > max(CLASS_NAMES.max_shared_fraction * len(texts), 2)}
     remaining = [" ".join(word for word in text.split() if word.lower() not in shared) for text in texts]
-    return [text if extract_words(distinctive) else "" for text, distinctive in zip(texts, remaining, strict=True)]
+    return [
+        text if split_name_into_words(distinctive) else "" for text, distinctive in zip(texts, remaining, strict=True)
+    ]
 
 
 def _is_word_character(character: str) -> bool:
@@ -127,7 +131,7 @@ def embed_class_names(
     rows, named, has_names = embedded
     means, _ = class_means(x.double(), labels, len(classes))
     rows = torch.where(has_names, rows, means[named].float())
-    weight = weigh_names(x[:, has_names].float(), labels, rows[:, has_names], named, len(classes))
+    weight = choose_name_weight(x[:, has_names].float(), labels, rows[:, has_names], named, len(classes))
     return ClassNameRows(rows, named, weight, tuple(descriptions or ())) if weight else None
 
 
@@ -173,36 +177,42 @@ def _embed_names(
     return (rows, torch.tensor(list(phrases)), has_names) if bool(has_names.any()) else None
 
 
-def weigh_names(x: Tensor, labels: Tensor, names: Tensor, named: Tensor, num_classes: int) -> float:
+def choose_name_weight(
+    x: Tensor, labels: Tensor, name_features: Tensor, name_labels: Tensor, num_classes: int
+) -> float:
     """Choose the number of samples that a class name counts as; 0 if the names do not predict the labels.
 
-    If no class has two rows, the number is ``NameRules.weight``. Otherwise, it is the one of ``NameRules.weights`` with
-    the smallest leave-one-out log-loss, and positive if a class has a name and no row.
+    If no class has two rows, the number is ``ClassNameConstants.default_weight``. Otherwise, it is the one of
+    ``ClassNameConstants.candidate_weights`` with the smallest leave-one-out log-loss, and positive if a class has a
+    name and no row.
 
     Args:
         x: (n, dim) features of the labelled rows.
         labels: (n,) int64 class indices of the rows.
-        names: (m, dim) embedded names, with the same features as the rows.
-        named: (m,) int64 class index of each name.
+        name_features: (m, dim) embedded names, with the same features as the rows.
+        name_labels: (m,) int64 class index of each name.
         num_classes: Number of classes.
     """
-    name_index = torch.full((num_classes,), -1).scatter_(0, named, torch.arange(len(named)))
-    x, names = F.normalize(x, dim=1), F.normalize(names, dim=1)
+    name_index = torch.full((num_classes,), -1).scatter_(0, name_labels, torch.arange(len(name_labels)))
+    x, name_features = F.normalize(x, dim=1), F.normalize(name_features, dim=1)
     has_name = name_index[labels] >= 0
     if bool(has_name.any()):
-        log_p = (NAMES.scale * x[has_name] @ names.T).log_softmax(dim=1)
+        log_p = (CLASS_NAMES.inverse_temperature * x[has_name] @ name_features.T).log_softmax(dim=1)
         evidence = log_p.gather(1, name_index[labels[has_name]][:, None]).sum()
-        evidence = evidence + int(has_name.sum()) * math.log(len(named))
-        if float(evidence) + NAMES.prior < 0:
+        evidence = evidence + int(has_name.sum()) * math.log(len(name_labels))
+        if float(evidence) + CLASS_NAMES.prior_evidence < 0:
             return 0.0
     count = torch.bincount(labels, minlength=num_classes)
     several = count[labels] > 1
     if not bool(several.any()):
-        return NAMES.weight
+        return CLASS_NAMES.default_weight
     sums = torch.zeros(num_classes, x.shape[1]).index_add_(0, labels, x)
-    losses, weights = [], [weight for weight in NAMES.weights if weight or bool(count[named].all())]
+    losses, weights = (
+        [],
+        [weight for weight in CLASS_NAMES.candidate_weights if weight or bool(count[name_labels].all())],
+    )
     for weight in weights:
-        totals = sums.index_add(0, named, weight * names)
+        totals = sums.index_add(0, name_labels, weight * name_features)
         cosines = x @ F.normalize(totals, dim=1).T
         without_row = F.normalize(totals[labels] - x, dim=1)  # class sum without the row
         cosines[torch.arange(len(x)), labels] = (x * without_row).sum(dim=1)

@@ -11,9 +11,14 @@ import torch
 from torch import Tensor
 
 from protonet.encoder import Encoder, split_weights
-from protonet.fit.search import Progress, PseudoLabels, SelectedModel, ignore, split_rows
+from protonet.fit.search import FitProgress, SelectedModel, UnlabelledWeights, ignore_progress, split_training_rows
 from protonet.fit.training_set import TrainingSet
-from protonet.fit.unlabelled import detect_outliers, pool_rows, propagate_labels, rank_scores
+from protonet.fit.unlabelled import (
+    append_pseudo_labelled_rows,
+    detect_outliers,
+    propagate_labels,
+    rank_among_known_scores,
+)
 from protonet.losses import CHUNK
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
@@ -23,117 +28,126 @@ from protonet.views.view import TrainingRows, View, ViewSpec
 
 
 @dataclass(frozen=True)
-class PseudoLabelRules:
+class PseudoLabelConstants:
     """Parameters of the fit to unlabelled rows."""
 
     folds: int = 3  #: Number of cross-validation folds that decide whether unlabelled rows are used.
-    weight_fraction: float = 0.9
+    min_weight_fraction: float = 0.9
     """Minimum total weight of the views that are fitted to unlabelled rows, as a fraction of the weight of all views.
     Views with larger weights come first."""
-    max_seeds: int = 4096  #: Maximum number of labelled rows from which labels propagate.
+    max_labelled_rows: int = 4096  #: Maximum number of labelled rows from which labels propagate.
 
 
-PSEUDO_LABEL_RULES = PseudoLabelRules()
+PSEUDO_LABELS = PseudoLabelConstants()
 
 
-def fit_choice(problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
+def fit_selected_model(
+    training_set: TrainingSet, selected: SelectedModel, deadline: float = math.inf
+) -> PrototypeNetwork:
     """Fit the selected views to all rows of a training set, and return the network of these views.
 
-    Unlabelled rows are used if ``choice.pooling`` is set. The network takes features in input units. It is in eval
+    Unlabelled rows are used if ``selected.pooling`` is set. The network takes features in input units. It is in eval
     mode, on the device of the training set. After the deadline, training ends, and only the view with the largest
-    weight is fitted. The caller must be within the context `untouched_globals`.
+    weight is fitted. The caller must be within the context `preserve_torch_state`.
     """
-    network = fit_rows(problem.rows.to(problem.device), choice, deadline)
-    if choice.pooling is not None and time.monotonic() < deadline:
-        pooled = fit_pooled(problem, choice, choice.pooling, pseudo_label_weights(problem, network)[0], deadline)
+    network = fit_labelled_rows(training_set.rows.to(training_set.device), selected, deadline)
+    if selected.unlabelled is not None and time.monotonic() < deadline:
+        pooled = fit_with_unlabelled_rows(
+            training_set, selected, selected.unlabelled, pseudo_label_weights(training_set, network)[0], deadline
+        )
         # Prototypes are means of all rows, but count as the labelled rows alone: samples added later move them as much.
         pooled.set_sums(pooled.sums * (network.counts / pooled.counts.clamp_min(1))[:, None], network.counts)
         network = pooled if time.monotonic() < deadline else network
-    encoder = need_encoder(network)
-    encoder.origin.copy_(problem.origin)
-    encoder.scale.fill_(problem.scale)
+    encoder = get_encoder(network)
+    encoder.origin.copy_(training_set.origin)
+    encoder.scale.fill_(training_set.scale)
     return network
 
 
-def need_encoder(network: PrototypeNetwork) -> Encoder:
+def get_encoder(network: PrototypeNetwork) -> Encoder:
     """Get the `Encoder` of a network; networks of the solver and of model files always have one."""
     assert isinstance(network.encoder, Encoder)
     return network.encoder
 
 
-def fit_rows(rows: TrainingRows, choice: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
+def fit_labelled_rows(rows: TrainingRows, selected: SelectedModel, deadline: float = math.inf) -> PrototypeNetwork:
     """Fit the selected views to labelled rows, and return the network of these views in eval mode.
 
     The network takes features in the units of these rows, which may be scaled. After the deadline, only the view with
     the largest weight is fitted.
     """
-    rows = replace(rows, shifts=choice.shifts, deadline=deadline)
+    rows = replace(rows, shifts=selected.shifts, deadline=deadline)
     fitted: dict[ViewSpec, View] = {}
-    for spec, _ in sorted(choice.views, key=lambda view: -view[1]):
+    for spec, _ in sorted(selected.views, key=lambda view: -view[1]):
         if not fitted or time.monotonic() < deadline:
             fit_view(spec, rows, fitted)
-    chosen = [(fitted[spec], weight) for spec, weight in choice.views if spec in fitted]
+    chosen = [(fitted[spec], weight) for spec, weight in selected.views if spec in fitted]
     views = [view for view, _ in chosen]
     weights = split_weights(views, [weight for _, weight in chosen])
     encoder = Encoder(views, weights, origin=rows.features.new_zeros(rows.features.shape[1]))
     network = PrototypeNetwork(
-        encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=choice.temperature
+        encoder, embedding_dim=encoder.embedding_dim, num_classes=rows.num_classes, temperature=selected.temperature
     )
     network.to(rows.features.device).set_prototypes(rows.features, rows.labels, rows.sample_counts)
-    if choice.offsets:
-        network.set_offsets(torch.tensor(choice.offsets))
+    if selected.offsets:
+        network.set_offsets(torch.tensor(selected.offsets))
     return network.eval()
 
 
-def fit_pooled(
-    problem: TrainingSet,
-    choice: SelectedModel,
-    pooling: PseudoLabels,
+def fit_with_unlabelled_rows(
+    training_set: TrainingSet,
+    selected: SelectedModel,
+    pooling: UnlabelledWeights,
     probabilities: Tensor,
     deadline: float = math.inf,
 ) -> PrototypeNetwork:
     """Fit the views of largest weight to labelled and unlabelled rows, and return the network of these views.
 
-    `select_pooled_views` selects the views. ``probabilities`` (m, num_classes) are the class probabilities of the
-    unlabelled rows, from `pseudo_label_weights`. The network takes features in the units of ``problem.rows``.
+    `select_semi_supervised_views` selects the views. ``probabilities`` (m, num_classes) are the class probabilities of
+    the unlabelled rows, from `pseudo_label_weights`. The network takes features in the units of ``training_set.rows``.
     """
-    assert problem.pool is not None
-    choice = choice._replace(views=select_pooled_views(choice.views), temperature=pooling.temperature)
-    rows = pool_rows(problem.rows, problem.pool.features, probabilities, pooling.known)
-    return fit_rows(rows.to(problem.device), choice, deadline)
+    assert training_set.unlabelled is not None
+    selected = selected._replace(views=select_semi_supervised_views(selected.views), temperature=pooling.temperature)
+    rows = append_pseudo_labelled_rows(
+        training_set.rows, training_set.unlabelled.features, probabilities, pooling.weights
+    )
+    return fit_labelled_rows(rows.to(training_set.device), selected, deadline)
 
 
 @torch.no_grad()
-def pseudo_label_weights(problem: TrainingSet, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
+def pseudo_label_weights(training_set: TrainingSet, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
     """Compute class probabilities of the unlabelled rows by label propagation in the embedding of a network.
 
     Returns the probabilities (m, num_classes), and the logits (m, num_classes) of the network for these rows. The
-    network is the result of `fit_rows`. It embeds the rows on the device of the problem; labels propagate on the CPU.
+    network is the result of `fit_labelled_rows`. It embeds the rows on the device of the problem; labels propagate on
+    the CPU.
     """
-    assert problem.pool is not None
-    n = len(problem.rows.labels)
-    some = problem.rows.select(torch.arange(0, n, -(-n // PSEUDO_LABEL_RULES.max_seeds)))  # rows are sorted by label
-    rows = torch.cat([some.features, problem.pool.features])
-    embedding = torch.cat([network.embed(part.to(problem.device)) for part in rows.split(CHUNK)])
+    assert training_set.unlabelled is not None
+    n = len(training_set.rows.labels)
+    some = training_set.rows.select(
+        torch.arange(0, n, -(-n // PSEUDO_LABELS.max_labelled_rows))
+    )  # rows are sorted by label
+    rows = torch.cat([some.features, training_set.unlabelled.features])
+    embedding = torch.cat([network.embed(part.to(training_set.device)) for part in rows.split(CHUNK)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
     logits = network.mask_logits(logits + network.offsets).cpu()
     return propagate_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
 
 
-def select_pooled_views(
-    views: tuple[tuple[ViewSpec, float], ...], fraction: float = PSEUDO_LABEL_RULES.weight_fraction
+def select_semi_supervised_views(
+    views: tuple[tuple[ViewSpec, float], ...], min_weight_fraction: float = PSEUDO_LABELS.min_weight_fraction
 ) -> tuple[tuple[ViewSpec, float], ...]:
     """Select the views that are fitted to unlabelled rows, too: those of the largest weights.
 
     Views are given and returned as pairs (spec, weight). Only views with a closed-form fit are selected, unless all
-    views are trained by gradient descent. The total weight of the selected views is at least ``fraction`` of the total
-    weight of the views that may be selected.
+    views are trained by gradient descent. The total weight of the selected views is at least ``min_weight_fraction`` of
+    the total weight of the views that may be selected.
     """
     untrained = [view for view in views if not view[0].trained] or list(views)
     ordered = sorted(untrained, key=lambda view: -view[1])
     total = sum(weight for _, weight in ordered)
     chosen: list[tuple[ViewSpec, float]] = []
-    while ordered and sum(weight for _, weight in chosen) < fraction * total:
+    while ordered and sum(weight for _, weight in chosen) < min_weight_fraction * total:
         chosen.append(ordered.pop(0))
     return tuple(view for view in untrained if view in chosen)
 
@@ -149,44 +163,47 @@ def fit_view(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View]) -
     return fitted[spec]
 
 
-class PseudoLabelResult(NamedTuple):
+class SemiSupervisedResult(NamedTuple):
     """Whether unlabelled rows are used for the fit, and the held-out results on which this decision is based."""
 
-    learned: bool  #: Whether the network is fitted to the unlabelled rows, too.
-    losses: tuple[float, float] | None
+    uses_unlabelled: bool  #: Whether the network is fitted to the unlabelled rows, too.
+    held_out_losses: tuple[float, float] | None
     """Mean held-out log-losses: first without, then with the unlabelled rows. None if no row was held out."""
-    decided: bool  #: Whether the two ``losses`` differ by more than one standard error.
-    ranks: Tensor
+    is_significant: bool  #: Whether the two ``held_out_losses`` differ by more than one standard error.
+    known_score_ranks: Tensor
     """(m,) float64: for each unlabelled row, the fraction of held-out rows of known classes that are less similar to
     the known classes, by `protonet.metrics.score_known`. A low rank means an outlier. 0 if no row was held out."""
 
 
-def decide_pooling(
-    problem: TrainingSet, choice: SelectedModel, deadline: float = math.inf, progress: Progress = ignore
-) -> tuple[SelectedModel, PseudoLabelResult]:
+def decide_use_of_unlabelled_rows(
+    training_set: TrainingSet,
+    selected: SelectedModel,
+    deadline: float = math.inf,
+    progress: FitProgress = ignore_progress,
+) -> tuple[SelectedModel, SemiSupervisedResult]:
     """Decide by cross-validation whether the network is fitted to the unlabelled rows, too.
 
     They are used if this lowers the log-loss of held-out labelled rows, or if no row can be held out. They are not used
     if the deadline has passed. Outliers among the unlabelled rows always have weight 0.
 
     Returns two parts: the selected model, in which ``pooling`` is set if the unlabelled rows are used; and the decision
-    with the log-losses. Its field ``decided`` is False if the difference is within one standard error.
+    with the log-losses. Its field ``is_significant`` is False if the difference is within one standard error.
     """
-    rows, pool = problem.rows, problem.pool
+    rows, pool = training_set.rows, training_set.unlabelled
     assert pool is not None
-    folds = split_rows(rows, 1, PSEUDO_LABEL_RULES.folds)
+    folds = split_training_rows(rows, 1, PSEUDO_LABELS.folds)
 
     def predict_fold(network: PrototypeNetwork, fold: Fold) -> Tensor:
-        logits: Tensor = network(rows.features[fold.held_out].to(problem.device))
+        logits: Tensor = network(rows.features[fold.held_out].to(training_set.device))
         return logits.detach().cpu()
 
     probabilities, labelled_only = [], [torch.zeros(0, rows.num_classes, dtype=torch.float32)]
     scores = torch.zeros(len(pool.features), dtype=torch.float64)
-    timed_out = choice, PseudoLabelResult(False, None, False, torch.zeros_like(scores))
+    timed_out = selected, SemiSupervisedResult(False, None, False, torch.zeros_like(scores))
     for step, fold in enumerate(folds):
         progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", step / (2 * len(folds)))
-        part = replace(problem, rows=rows.select(fold.train))
-        network = fit_rows(part.rows.to(problem.device), choice, deadline)
+        part = replace(training_set, rows=rows.select(fold.train))
+        network = fit_labelled_rows(part.rows.to(training_set.device), selected, deadline)
         if time.monotonic() >= deadline:
             return timed_out
         labelled_only.append(predict_fold(network, fold))
@@ -194,15 +211,15 @@ def decide_pooling(
         probabilities.append(fold_probabilities)
         scores += score_known(logits) / len(folds)
     without = torch.cat(labelled_only)
-    ranks = rank_scores(score_known(without), scores)
-    pooling = PseudoLabels((~detect_outliers(ranks, len(without))).double(), choice.temperature)
+    ranks = rank_among_known_scores(score_known(without), scores)
+    pooling = UnlabelledWeights((~detect_outliers(ranks, len(without))).double(), selected.temperature)
     if not folds:  # with one row per class, no row can be held out
-        return choice._replace(pooling=pooling), PseudoLabelResult(True, None, False, ranks)
+        return selected._replace(unlabelled=pooling), SemiSupervisedResult(True, None, False, ranks)
     pooled = []
     for step, (fold, fold_probabilities) in enumerate(zip(folds, probabilities, strict=True)):
         progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", 0.5 + step / (2 * len(folds)))
-        part = replace(problem, rows=rows.select(fold.train))
-        network = fit_pooled(part, choice, pooling, fold_probabilities, deadline)
+        part = replace(training_set, rows=rows.select(fold.train))
+        network = fit_with_unlabelled_rows(part, selected, pooling, fold_probabilities, deadline)
         if time.monotonic() >= deadline:
             return timed_out
         pooled.append(predict_fold(network, fold))
@@ -212,9 +229,11 @@ def decide_pooling(
     factor_without, before = fit_temperature(without, labels, seen, weights)
     factor, after = fit_temperature(torch.cat(pooled), labels, seen, weights)
     losses = float(before.mean()), float(after.mean())
-    learned = factor_without > 0 and factor > 0 and bool(pooling.known.any()) and losses[1] < losses[0]
+    learned = factor_without > 0 and factor > 0 and bool(pooling.weights.any()) and losses[1] < losses[0]
     decided = worse_by_one_error(after, before) or worse_by_one_error(before, after)
-    outcome = PseudoLabelResult(learned, losses, decided, ranks)
+    outcome = SemiSupervisedResult(learned, losses, decided, ranks)
     if learned:
-        choice = choice._replace(pooling=pooling._replace(temperature=choice.temperature * factor_without / factor))
-    return choice, outcome
+        selected = selected._replace(
+            unlabelled=pooling._replace(temperature=selected.temperature * factor_without / factor)
+        )
+    return selected, outcome

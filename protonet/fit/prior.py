@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.fit.prior_numbers import NUMBERS
+from protonet.fit.prior_numbers import PRIOR_PARAMETERS
 from protonet.selection.scoring import (
     WEIGHTS,
     fit_scale_and_offsets,
@@ -48,35 +48,40 @@ TRAITS = (
     "learned",
     "transformer",
 )
-VIEW_FEATURES, PROBLEM_FEATURES = 10, 23  #: Numbers of statistics of each view, and of each data set.
+N_VIEW_STATISTICS, N_DATASET_STATISTICS = 10, 23  #: Numbers of statistics of each view, and of each data set.
 #: Indices of the statistics of a data set from which the temperature is predicted: counts, and held-out results. The
 #: other statistics are not used for the temperature, since their effect differs between data sets.
-TEMPERATURE_FEATURES = [0, 2, 3, 4, 18, 19, 20, 21, 22]
-HIDDEN = 32  #: Number of units of each hidden layer of the prior.
+TEMPERATURE_STATISTICS = [0, 2, 3, 4, 18, 19, 20, 21, 22]
+HIDDEN_UNITS = 32  #: Number of units of each hidden layer of the prior.
 #: Minimum spread of a view that separates rows. The spread is the standard deviation of its cosines over the classes.
 MIN_SPREAD = 1e-6
 #: Lower limit of the logarithm of a view's influence, which is its weight times its spread, as a fraction of the sum.
 MIN_LOG_INFLUENCE = -9.0
-MAX_CORRELATED = 512  #: Maximum number of rows, and of features in no order, for the mean correlation of features.
-MIN_SCALE = 0.05  #: Lower limit of the inverse temperature of cosines that are divided by their spread.
+MAX_CORRELATED_ROWS = 512  #: Maximum number of rows, and of features in no order, for the mean correlation of features.
+#: Lower limit of the inverse temperature of cosines that are divided by their spread.
+MIN_PRIOR_INVERSE_TEMPERATURE = 0.05
 #: Standard deviation of the logits if no row can be held out, before the prior corrects the temperature.
-LOGIT_DEVIATION = 1.5
+DEFAULT_LOGIT_DEVIATION = 1.5
 #: Number of held-out rows at which the temperature depends on the rows and on the prior in equal parts.
-LEARNED_ROWS = 8
+PRIOR_TEMPERATURE_ROWS = 8
 
 
-class Evidence(NamedTuple):
+class PriorInput(NamedTuple):
     """The input of the prior: statistics of a data set and of the views that are evaluated on it.
 
     The influence of a view is its weight times its spread, as a fraction of the sum over all views.
     """
 
-    views: Tensor  #: (views, VIEW_FEATURES) float32: statistics of each view.
-    traits: Tensor  #: (views, traits) float32, 0 or 1: the traits of each view.
-    problem: Tensor  #: (PROBLEM_FEATURES,) float32: statistics of the data set.
-    start: Tensor  #: (views,) float32: logarithm of the influence of each view that the held-out rows alone suggest.
-    spread: Tensor  #: (views,) float64: standard deviation of each view's cosines over the classes.
-    factor: float  #: Inverse temperature that the held-out rows alone suggest, for cosines divided by their spread.
+    view_statistics: Tensor  #: (views, N_VIEW_STATISTICS) float32: statistics of each view.
+    view_traits: Tensor  #: (views, traits) float32, 0 or 1: the traits of each view.
+    dataset_statistics: Tensor  #: (N_DATASET_STATISTICS,) float32: statistics of the data set.
+    initial_log_influence: (
+        Tensor  #: (views,) float32: logarithm of the influence of each view that the held-out rows alone suggest.
+    )
+    view_spreads: Tensor  #: (views,) float64: standard deviation of each view's cosines over the classes.
+    initial_inverse_temperature: (
+        float  #: Inverse temperature that the held-out rows alone suggest, for cosines divided by their spread.
+    )
 
 
 def encode_traits(specs: Sequence[ViewSpec]) -> Tensor:
@@ -85,7 +90,7 @@ def encode_traits(specs: Sequence[ViewSpec]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32)
 
 
-def describe_rows(rows: TrainingRows) -> Tensor:
+def compute_row_statistics(rows: TrainingRows) -> Tensor:
     """Compute statistics (18,) float32 of labelled rows, such as the logarithms of their number and dimension.
 
     The statistics do not depend on the unit of the features. They are inputs of the prior.
@@ -138,8 +143,8 @@ def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
         return 0.0
     if ordered:
         return float((unit[:, 1:] * unit[:, :-1]).mean(dim=0).abs().mean())
-    columns = order_columns(unit, torch.arange(dim))[select_evenly(dim, MAX_CORRELATED)]
-    part = unit[select_evenly(n, MAX_CORRELATED)][:, columns]
+    columns = order_columns(unit, torch.arange(dim))[select_evenly(dim, MAX_CORRELATED_ROWS)]
+    part = unit[select_evenly(n, MAX_CORRELATED_ROWS)][:, columns]
     correlation = (part.T @ part / len(part)).abs()
     return float((correlation.sum() - correlation.trace()) / (len(columns) * (len(columns) - 1)))
 
@@ -151,15 +156,15 @@ def _effective_dimension(x: Tensor) -> float:
     return max(1.0, float(gram.trace()) ** 2 / square) if square > 0 else 1.0
 
 
-def gather_evidence(
+def build_prior_input(
     rows: TrainingRows,
     traits: Tensor,
     cosines: Sequence[Tensor],
     labels: Tensor | None,
     weights: Tensor | None = None,
     losses: Sequence[Tensor] | None = None,
-    statistics: Tensor | None = None,
-) -> Evidence:
+    row_statistics: Tensor | None = None,
+) -> PriorInput:
     """Compute the input of the prior from the training rows and the held-out cosines of each view.
 
     Args:
@@ -171,7 +176,7 @@ def gather_evidence(
         weights: (n,) sample weights of the held-out rows; None for equal weights.
         losses: For each view, the log-losses (n,) of the held-out rows from `fit_scale_and_offsets`. If None, they are
             computed.
-        statistics: The result of `describe_rows`. If None, it is computed.
+        row_statistics: The result of `compute_row_statistics`. If None, it is computed.
     """
     sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
     seen = sizes > 0
@@ -189,11 +194,11 @@ def gather_evidence(
     spread = variance.mean(dim=1).sqrt()
     size = (spread.clamp_min(MIN_SPREAD) / spread.max().clamp_min(MIN_SPREAD)).log()
     columns = [size.clamp_min(MIN_LOG_INFLUENCE), (spread < MIN_SPREAD).double()]
-    problem = describe_rows(rows) if statistics is None else statistics
+    problem = compute_row_statistics(rows) if row_statistics is None else row_statistics
     if labels is None:
         start = torch.where(spread > MIN_SPREAD, 0.0, MIN_LOG_INFLUENCE)
         columns += [torch.zeros(len(traits), dtype=torch.float64)] * 8
-        problem, factor = torch.cat([problem, torch.zeros(5)]), LOGIT_DEVIATION
+        problem, factor = torch.cat([problem, torch.zeros(5)]), DEFAULT_LOGIT_DEVIATION
     else:
         n, max_loss = len(labels), math.log(max(2, int(seen.sum())))
         if losses is None:
@@ -242,14 +247,14 @@ def gather_evidence(
             math.log(n),
             float(mixture_losses.mean()) / max_loss,
             mixed_right,
-            math.log(max(factor, MIN_SCALE)),
+            math.log(max(factor, MIN_PRIOR_INVERSE_TEMPERATURE)),
         ]
         problem = torch.cat([problem, torch.tensor(held_out)])
     views = torch.stack(columns, dim=1).float()
-    return Evidence(views, traits, problem.float(), start.float(), spread, max(factor, MIN_SCALE))
+    return PriorInput(views, traits, problem.float(), start.float(), spread, max(factor, MIN_PRIOR_INVERSE_TEMPERATURE))
 
 
-class Layer(nn.Module):
+class ZeroInitializedLinear(nn.Module):
     """A linear layer whose parameters are initialized with zeros.
 
     `torch.nn.Linear` would draw from the global random state, and `torch.nn.utils.skip_init`, which avoids this,
@@ -266,39 +271,39 @@ class Layer(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-class Prior(nn.Module):
-    """A network that maps the statistics `Evidence` to weights of views and a correction of the inverse temperature.
+class WeightingPrior(nn.Module):
+    """A network that maps the statistics `PriorInput` to weights of views and a correction of the inverse temperature.
 
     An untrained prior returns the weights that the held-out rows alone suggest, and the correction 1.
     """
 
     view_mean: Tensor
     view_deviation: Tensor
-    problem_mean: Tensor
-    problem_deviation: Tensor
+    dataset_mean: Tensor
+    dataset_deviation: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        for name, size in (("view", VIEW_FEATURES), ("problem", PROBLEM_FEATURES)):
+        for name, size in (("view", N_VIEW_STATISTICS), ("dataset", N_DATASET_STATISTICS)):
             self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float32))
             self.register_buffer(f"{name}_deviation", torch.ones(size, dtype=torch.float32))
-        self.first = Layer(VIEW_FEATURES + len(TRAITS) + PROBLEM_FEATURES, HIDDEN)
-        self.second = Layer(2 * HIDDEN, HIDDEN)
-        self.score = Layer(HIDDEN, 1)
-        self.belief = Layer(len(TEMPERATURE_FEATURES), HIDDEN)
-        self.size = Layer(HIDDEN, 1)
+        self.first = ZeroInitializedLinear(N_VIEW_STATISTICS + len(TRAITS) + N_DATASET_STATISTICS, HIDDEN_UNITS)
+        self.second = ZeroInitializedLinear(2 * HIDDEN_UNITS, HIDDEN_UNITS)
+        self.score = ZeroInitializedLinear(HIDDEN_UNITS, 1)
+        self.belief = ZeroInitializedLinear(len(TEMPERATURE_STATISTICS), HIDDEN_UNITS)
+        self.size = ZeroInitializedLinear(HIDDEN_UNITS, 1)
         self.trust = nn.Parameter(torch.zeros(1, dtype=torch.float32))  # log factor on the start
 
     def forward(
-        self, views: Tensor, traits: Tensor, problem: Tensor, start: Tensor, present: Tensor
+        self, views: Tensor, traits: Tensor, dataset: Tensor, initial_log_influence: Tensor, present: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Predict the influence of each view and the correction of the inverse temperature, for a batch of data sets.
 
         Args:
-            views: (tasks, views, VIEW_FEATURES) statistics of the views.
+            views: (tasks, views, N_VIEW_STATISTICS) statistics of the views.
             traits: (tasks, views, traits) indicators, 0 or 1.
-            problem: (tasks, PROBLEM_FEATURES) statistics of the data sets.
-            start: (tasks, views) logarithms of the influences that the held-out rows alone suggest.
+            dataset: (tasks, N_DATASET_STATISTICS) statistics of the data sets.
+            initial_log_influence: (tasks, views) logarithms of the influences that the held-out rows alone suggest.
             present: (tasks, views) mask of the views that each data set has, at least one. The other views are padding.
 
         Returns:
@@ -306,50 +311,56 @@ class Prior(nn.Module):
             (tasks,) of the corrections, which are factors.
         """
         views = (views - self.view_mean) / self.view_deviation
-        problem = (problem - self.problem_mean) / self.problem_deviation
-        wide = problem[:, None].expand(-1, views.shape[1], -1)
+        dataset = (dataset - self.dataset_mean) / self.dataset_deviation
+        wide = dataset[:, None].expand(-1, views.shape[1], -1)
         hidden = F.gelu(self.first(torch.cat([views, traits, wide], dim=2)))
-        influence = start.masked_fill(~present, -torch.inf).softmax(dim=1)
+        influence = initial_log_influence.masked_fill(~present, -torch.inf).softmax(dim=1)
         context = (influence[..., None] * hidden).sum(dim=1)  # (tasks, hidden)
         both = torch.cat([hidden, context[:, None].expand_as(hidden)], dim=2)
         second = F.gelu(self.second(both))
-        score = start * self.trust.exp() + self.score(second)[..., 0]
+        score = initial_log_influence * self.trust.exp() + self.score(second)[..., 0]
         log_influence = score.masked_fill(~present, -torch.inf).log_softmax(dim=1)
-        size = self.size(F.gelu(self.belief(problem[:, TEMPERATURE_FEATURES])))[:, 0]
+        size = self.size(F.gelu(self.belief(dataset[:, TEMPERATURE_STATISTICS])))[:, 0]
         return log_influence, size
 
     @torch.no_grad()
-    def weigh(self, evidence: Evidence) -> tuple[Tensor, float]:
+    def predict_view_weights(self, evidence: PriorInput) -> tuple[Tensor, float]:
         """Compute the weight of each view, and the factor that corrects the inverse temperature, for one data set.
 
         The weights (views,) float64 multiply the cosines of the views, and sum to 1. A view has weight 0 if its
         influence is below ``WEIGHTS.min_influence``, or if it does not separate rows. If no view separates rows, all
         weights are 0.
         """
-        separates = evidence.spread > MIN_SPREAD
+        separates = evidence.view_spreads > MIN_SPREAD
         if not bool(separates.any()):
-            return torch.zeros_like(evidence.spread), 1.0
-        inputs = (evidence.views, evidence.traits, evidence.problem, evidence.start, separates)
+            return torch.zeros_like(evidence.view_spreads), 1.0
+        inputs = (
+            evidence.view_statistics,
+            evidence.view_traits,
+            evidence.dataset_statistics,
+            evidence.initial_log_influence,
+            separates,
+        )
         log_influence, size = self(*(tensor[None] for tensor in inputs))
-        influence = drop_small_influence(log_influence[0].double().exp())
-        weights = torch.where(separates, influence / evidence.spread.clamp_min(MIN_SPREAD), 0.0)
+        influence = drop_small_influences(log_influence[0].double().exp())
+        weights = torch.where(separates, influence / evidence.view_spreads.clamp_min(MIN_SPREAD), 0.0)
         return weights / weights.sum(), float(size.exp())
 
 
-def drop_small_influence(influence: Tensor) -> Tensor:
+def drop_small_influences(influence: Tensor) -> Tensor:
     """Set influences (views,) below ``WEIGHTS.min_influence`` to 0, but never the largest one."""
     return torch.where(influence >= min(WEIGHTS.min_influence, float(influence.max())), influence, 0.0)
 
 
-def serialize_prior(prior: Prior) -> str:
+def serialize_prior(prior: WeightingPrior) -> str:
     """Encode the parameters of a prior as text: base64 of little-endian float16."""
     parameters = torch.cat([value.flatten() for value in prior.state_dict().values()])
     return base64.b64encode(parameters.to(torch.float16).numpy().astype("<f2").tobytes()).decode()
 
 
-def deserialize_prior(text: str) -> Prior:
+def deserialize_prior(text: str) -> WeightingPrior:
     """Build a prior from the text that `serialize_prior` returns; gradients are disabled."""
-    prior = Prior()
+    prior = WeightingPrior()
     values = torch.from_numpy(np.frombuffer(base64.b64decode(text), "<f2").astype(np.float32))
     state = prior.state_dict()
     parts = values.split([value.numel() for value in state.values()])
@@ -358,6 +369,6 @@ def deserialize_prior(text: str) -> Prior:
 
 
 @functools.cache
-def load_published_prior() -> Prior:
+def load_published_prior() -> WeightingPrior:
     """Load the pretrained prior of the library."""
-    return deserialize_prior("".join(NUMBERS))
+    return deserialize_prior("".join(PRIOR_PARAMETERS))

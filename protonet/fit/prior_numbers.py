@@ -1,6 +1,6 @@
 """Parameters of the pretrained prior in base64 of float16, from `python -m analysis prior --write`."""
 
-NUMBERS = (
+PRIOR_PARAMETERS = (
     "9aTbukcDJjGePXY4Vq9JwWbBqCneOZU8HyEgMyw+YzaZMFY+hD6mMCI170DHQZ48Lz3kPMO20zEjr/M0P7wautg5yzzvOzc6cirxNcY3qTqE",
     "QO42ozh+rSY8Hz6YOAM7VjuRPi02wTSNOVg5ZzhiO+E+TjiaNLgwMTeWNPk1RT2ONuw1cz00sKGx1rCjtH2j1i+gMEGwvi4ztD4w163fLsA3",
     "nq++tKOyFrVJNLqtoDKst1cuLTIxLBqyTTLSK3ugZyDQstWwo6Z5Kk2xaq+QNsswNKVELX6v4zRGJRqwjK+HM/izjbTBsnIoCTODLT0uR7Gx",

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from protonet.fit.prior import (
-    LEARNED_ROWS,
-    LOGIT_DEVIATION,
+    DEFAULT_LOGIT_DEVIATION,
     MIN_SPREAD,
-    Prior,
-    describe_rows,
-    drop_small_influence,
+    PRIOR_TEMPERATURE_ROWS,
+    WeightingPrior,
+    build_prior_input,
+    compute_row_statistics,
+    drop_small_influences,
     encode_traits,
-    gather_evidence,
     load_published_prior,
 )
 from protonet.selection.folds import FOLDS, Fold, split_folds
@@ -41,27 +41,27 @@ from protonet.views.shifts import detect_order
 from protonet.views.view import CPU, TrainingRows, ViewSpec, select_evenly
 
 #: The linear view of the raw features, which is used if no other view is better.
-RAW = Linear("raw")
+RAW_LINEAR = Linear("raw")
 #: The smallest inverse temperature: with it, logits differ by at most 0.1.
-MIN_FACTOR = 0.05
+MIN_INVERSE_TEMPERATURE = 0.05
 #: Fraction of the progress bar that is complete at the end of the search; the remainder is for the final fit.
-SEARCH_SHARE = 0.8
+SEARCH_PROGRESS_FRACTION = 0.8
 #: Function that is called with the name of the current stage and the completed fraction, from 0 to 1.
-Progress = Callable[[str, float], None]
+FitProgress = Callable[[str, float], None]
 
 
-def ignore(stage: str, fraction: float) -> None:
+def ignore_progress(stage: str, fraction: float) -> None:
     """Ignore a progress report."""
 
 
 @dataclass(frozen=True)
-class Search:
+class ModelSearch:
     """The search space of model selection: families of feature maps (views), and how candidates are evaluated.
 
-    Change a copy with ``dataclasses.replace``, and a single family with `with_kind`.
+    Change a copy with ``dataclasses.replace``, and a single family with `with_family`.
     """
 
-    kinds: tuple[ViewFamily, ...] = field(default_factory=lambda: _list_families("default"))
+    families: tuple[ViewFamily, ...] = field(default_factory=lambda: _list_families("default"))
     """Families of views, such as forests, in the order of `protonet.views.VIEW_FAMILIES`. A family yields candidate
     views with different hyperparameters."""
     folds: int = FOLDS.count  #: Number of cross-validation folds; 0 for none.
@@ -69,22 +69,22 @@ class Search:
     partitions: int = 3
     """Number of repeated cross-validations, >= 1, to which weights, temperature and offsets are fitted. If rows are
     many, one is used."""
-    prior: Prior | None = None  #: Network that weights the views; None for the pretrained network.
-    row_cost: float = 0.25
+    prior: WeightingPrior | None = None  #: Network that weights the views; None for the pretrained network.
+    min_weight_per_time: float = 0.25
     """A slow view may be dropped if its fraction of the total weight is less than this times its fraction of the
     prediction time."""
 
-    def with_kind(self, kind: ViewFamily) -> Search:
-        """Copy the search space with one family replaced: ``kind`` replaces the family of the same class."""
-        return replace(self, kinds=tuple(kind if type(family) is type(kind) else family for family in self.kinds))
+    def with_family(self, family: ViewFamily) -> ModelSearch:
+        """Copy the search space with one family replaced: ``family`` replaces the family of the same class."""
+        return replace(self, families=tuple(family if type(old) is type(family) else old for old in self.families))
 
-    def with_spans(self, spans: Sequence[tuple[int, int]]) -> Search:
+    def with_spans(self, spans: Sequence[tuple[int, int]]) -> ModelSearch:
         """Copy the search space, and add views that see only a span of adjacent features, given as (start, stop)."""
-        return replace(self, kinds=tuple(kind.with_spans(spans) for kind in self.kinds)) if spans else self
+        return replace(self, families=tuple(kind.with_spans(spans) for kind in self.families)) if spans else self
 
-    def without(self, kind: type[ViewFamily]) -> Search:
-        """Copy the search space without the families of the class ``kind``."""
-        return replace(self, kinds=tuple(family for family in self.kinds if type(family) is not kind))
+    def without_family(self, family_type: type[ViewFamily]) -> ModelSearch:
+        """Copy the search space without the families of the class ``family_type``."""
+        return replace(self, families=tuple(family for family in self.families if type(family) is not family_type))
 
 
 def _list_families(effort: str) -> tuple[ViewFamily, ...]:
@@ -94,45 +94,46 @@ def _list_families(effort: str) -> tuple[ViewFamily, ...]:
 
 #: The search space of each ``effort`` of `protonet.solve`.
 EFFORTS = {
-    "fast": Search(_list_families("fast"), folds=3, partitions=1),
-    "default": Search(),
-    "best": Search(_list_families("best"), folds=10),
+    "fast": ModelSearch(_list_families("fast"), folds=3, partitions=1),
+    "default": ModelSearch(),
+    "best": ModelSearch(_list_families("best"), folds=10),
 }
 
 
 @dataclass(frozen=True)
-class SlowViewRules:
+class SlowViewThresholds:
     """When a view with a small weight and a high prediction time is dropped."""
 
-    max_fraction: float = 0.05  #: A view with a larger fraction of the total weight is never dropped.
-    max_rise_errors: float = 0.1
+    max_weight_fraction: float = 0.05  #: A view with a larger fraction of the total weight is never dropped.
+    max_loss_increase_errors: float = 0.1
     """Maximum increase of the held-out log-loss without the view, in standard errors. The larger of this limit and
-    ``max_rise`` applies."""
-    max_rise: float = 1e-5  #: Maximum increase of the held-out log-loss without the view, in nats per row.
+    ``max_loss_increase`` applies."""
+    max_loss_increase: float = 1e-5  #: Maximum increase of the held-out log-loss without the view, in nats per row.
 
 
-SLOW_VIEWS = SlowViewRules()
+SLOW_VIEWS = SlowViewThresholds()
 
 
 @dataclass(frozen=True)
-class PartitionRules:
+class PartitionConstants:
     """When cross-validation is repeated with other partitions into folds."""
 
     max_rows: int = 1024  #: Maximum number of rows: with more rows, the partition hardly matters.
     max_cosines: int = 2**18  #: Maximum number of rows times classes.
-    step: int = 1009
-    """Difference between the seeds of successive partitions. `protonet.fit.crossfit` uses the seeds in between."""
-    shared: frozenset[str] = frozenset({"forest", "convolution", "shifted", "transformer"})
+    seed_step: int = 1009
+    """Difference between the seeds of successive partitions. `protonet.fit.cross_validation` uses the seeds in
+    between."""
+    first_partition_traits: frozenset[str] = frozenset({"forest", "convolution", "shifted", "transformer"})
     """Traits of slow views. These views are evaluated on the first partition only, as trained views are."""
 
 
-PARTITIONS = PartitionRules()
+PARTITIONS = PartitionConstants()
 
 
-class PseudoLabels(NamedTuple):
+class UnlabelledWeights(NamedTuple):
     """Weights of unlabelled rows in a fit, and the temperature of the network that is fitted to these rows, too."""
 
-    known: Tensor  #: (m,) in [0, 1]: weight of each unlabelled row; a labelled row has weight 1, an outlier 0.
+    weights: Tensor  #: (m,) in [0, 1]: weight of each unlabelled row; a labelled row has weight 1, an outlier 0.
     temperature: float  #: The number by which cosines are divided to get logits.
 
 
@@ -148,11 +149,11 @@ class SelectedModel(NamedTuple):
     losses: dict[str, float] = {}  # noqa: RUF012 - never changed
     """Mean held-out log-loss by the name of the candidate view, at its best temperature. The entry "mixture" is the
     log-loss of the weighted mixture of views."""
-    pooling: PseudoLabels | None = None  #: How unlabelled rows are used; None if they are not used.
+    unlabelled: UnlabelledWeights | None = None  #: How unlabelled rows are used; None if they are not used.
 
 
 class SearchResult(NamedTuple):
-    """Candidate views with the cosines of held-out rows to the prototypes. `choose_mixture` selects among them."""
+    """Candidate views with the cosines of held-out rows to the prototypes. `select_model` selects among them."""
 
     rows: TrainingRows  #: The training rows, on the CPU.
     evaluator: CandidateEvaluator
@@ -162,9 +163,9 @@ class SearchResult(NamedTuple):
     one. The first candidate is the raw cosine. The last one is the best view trained by gradient descent, if any."""
     losses: dict[str, float]
     """Mean held-out log-loss of each evaluated candidate by name, at its best temperature."""
-    judged: bool  #: Whether rows were held out.
-    statistics: Tensor | None = None
-    """The result of `protonet.fit.prior.describe_rows`; None if the raw cosine is the only candidate."""
+    has_held_out_rows: bool  #: Whether rows were held out.
+    row_statistics: Tensor | None = None
+    """The result of `protonet.fit.prior.compute_row_statistics`; None if the raw cosine is the only candidate."""
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -180,7 +181,7 @@ class SearchResult(NamedTuple):
         evaluator = self.evaluator
         masks = [~torch.isin(fold.held_out, rows.to(fold.held_out.device)) for fold in evaluator.folds]
         keep = torch.cat(masks).cpu()
-        if not self.judged or not bool(keep.any()):
+        if not self.has_held_out_rows or not bool(keep.any()):
             return self
         folds = [Fold(fold.train, fold.held_out[mask]) for fold, mask in zip(evaluator.folds, masks, strict=True)]
         evaluator = CandidateEvaluator(evaluator.rows, folds, evaluator.plan)
@@ -192,38 +193,44 @@ class SearchResult(NamedTuple):
 
 
 def evaluate_candidates(
-    rows: TrainingRows, plan: EncoderPlan, search: Search, progress: Progress = ignore, device: torch.device = CPU
+    rows: TrainingRows,
+    plan: EncoderPlan,
+    search: ModelSearch,
+    progress: FitProgress = ignore_progress,
+    device: torch.device = CPU,
 ) -> SearchResult | None:
-    """Evaluate candidate views by cross-validation, as the basis of `choose_mixture`.
+    """Evaluate candidate views by cross-validation, as the basis of `select_model`.
 
     If most classes cannot be held out, only views that need no validation are fitted. Views are fitted on ``device``;
     held-out rows are evaluated on the CPU. After the deadline of the rows, no further view is evaluated. Returns None
     if the raw cosine is the only choice: with one class, without time, or without held-out rows and parameter budget.
     """
-    folds = split_rows(rows, 0, search.folds)
+    folds = split_training_rows(rows, 0, search.folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
     without_validation = not folds or 2 * _count_held_out_classes(rows, folds) < seen
     if seen < 2 or (without_validation and not plan.sizes) or time.monotonic() > rows.deadline:
         return None
-    progress(search.kinds[0].stage, 0.0)
+    progress(search.families[0].stage, 0.0)
     if plan.sizes and search.shifts and rows.blocks is None:  # features of several kinds are in no order
         rows = replace(rows, **detect_order(rows.features)._asdict())
     if without_validation:
         everything = torch.arange(len(rows.labels))
         some = select_evenly(len(everything), max(1, FOLDS.max_cosines // rows.num_classes))
         evaluator = CandidateEvaluator(rows.to(device), [Fold(everything, some).to(device)], plan)
-        kinds = filter(None, (kind.without_validation() for kind in search.kinds))
+        kinds = filter(None, (kind.without_validation() for kind in search.families))
         candidates = [candidate for kind in kinds for candidate in kind.candidates(evaluator)]
-        return SearchResult(rows, evaluator, (candidates,), {}, judged=False, statistics=describe_rows(rows))
+        return SearchResult(
+            rows, evaluator, (candidates,), {}, has_held_out_rows=False, row_statistics=compute_row_statistics(rows)
+        )
     evaluator = CandidateEvaluator(
         rows.to(device), [fold.to(device) for fold in folds], plan, torch.Generator().manual_seed(rows.seed)
     )
     if not plan.sizes:
-        return SearchResult(rows, evaluator, ([evaluator.evaluate_source(RAW)],), {}, judged=True)
-    times = [kind.relative_time for kind in search.kinds]
-    for stage, kind in enumerate(search.kinds):
+        return SearchResult(rows, evaluator, ([evaluator.evaluate_source(RAW_LINEAR)],), {}, has_held_out_rows=True)
+    times = [kind.relative_time for kind in search.families]
+    for stage, kind in enumerate(search.families):
         if stage:  # the first stage is reported before shifts are detected
-            progress(kind.stage, SEARCH_SHARE * sum(times[:stage]) / sum(times))
+            progress(kind.stage, SEARCH_PROGRESS_FRACTION * sum(times[:stage]) / sum(times))
         evaluator.candidates += kind.candidates(evaluator)
         if evaluator.reference_losses is None:
             evaluator.reference_losses = min(evaluator.candidates, key=lambda candidate: candidate.loss).losses
@@ -233,7 +240,9 @@ def evaluate_candidates(
     if trained:
         candidates.append(trained[simplest_within_one_error([candidate.losses for candidate in trained])])
     partitions = (candidates, *_evaluate_repeats(rows, folds, evaluator, candidates, search))
-    return SearchResult(rows, evaluator, partitions, losses, judged=True, statistics=describe_rows(rows))
+    return SearchResult(
+        rows, evaluator, partitions, losses, has_held_out_rows=True, row_statistics=compute_row_statistics(rows)
+    )
 
 
 def _count_held_out_classes(rows: TrainingRows, folds: Sequence[Fold]) -> int:
@@ -252,7 +261,7 @@ def _evaluate_repeats(
     first: Sequence[Fold],
     evaluator: CandidateEvaluator,
     candidates: Sequence[Candidate],
-    search: Search,
+    search: ModelSearch,
 ) -> list[list[Candidate]]:
     """Evaluate candidates by further cross-validations, each with another partition of the rows into folds.
 
@@ -268,7 +277,7 @@ def _evaluate_repeats(
     few = len(first) > 1 and n <= PARTITIONS.max_rows and n * rows.num_classes <= PARTITIONS.max_cosines
     repeats: list[list[Candidate]] = []
     for partition_index in range(1, search.partitions if few else 1):
-        folds = split_rows(rows, PARTITIONS.step * partition_index, search.folds)
+        folds = split_training_rows(rows, PARTITIONS.seed_step * partition_index, search.folds)
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):
             continue  # of few groups, some partitions hold out other rows
@@ -277,7 +286,7 @@ def _evaluate_repeats(
         evaluated = []
         for candidate in candidates:
             spec = candidate.spec
-            if spec.trained or spec.traits & PARTITIONS.shared:
+            if spec.trained or spec.traits & PARTITIONS.first_partition_traits:
                 evaluated.append(candidate)
                 continue
             again = partition.evaluate_source(spec) if spec.source is None else partition.evaluate(spec)
@@ -290,7 +299,7 @@ def _evaluate_repeats(
     return repeats
 
 
-def split_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> list[Fold]:
+def split_training_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> list[Fold]:
     """Split training rows into stratified folds that keep groups together; ``partition`` seeds the split."""
     return split_folds(
         rows.labels,
@@ -302,85 +311,92 @@ def split_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> 
     )
 
 
-def choose_mixture(explored: SearchResult | None, plan: EncoderPlan, search: Search) -> SelectedModel:
+def select_model(result: SearchResult | None, plan: EncoderPlan, search: ModelSearch) -> SelectedModel:
     """Select the views with their weights, the temperature and the class offsets.
 
-    ``explored`` is the result of `evaluate_candidates`. The selection is a weighted mixture of views, or the raw cosine
+    ``result`` is the result of `evaluate_candidates`. The selection is a weighted mixture of views, or the raw cosine
     alone if the mixture is worse. If the parameter budget allows, the smallest MLP replaces the raw cosine. Without
     held-out rows, the mixture has only views that need no validation.
     """
-    smallest = next(filter(None, (kind.smallest_trained(plan, RAW) for kind in search.kinds)), None)
-    raw_alone = SelectedModel(((smallest or RAW, 1.0),), 0.1)
-    if explored is None:
+    smallest = next(filter(None, (kind.smallest_trained(plan, RAW_LINEAR) for kind in search.families)), None)
+    raw_alone = SelectedModel(((smallest or RAW_LINEAR, 1.0),), 0.1)
+    if result is None:
         return raw_alone
-    raw_cosines = [partition[0].cosines for partition in explored.partitions]
+    raw_cosines = [partition[0].cosines for partition in result.partitions]
     if not plan.sizes:
-        return _fit_scale(raw_alone, explored, raw_cosines)[0]
-    mixture, losses = _fit_mixture(explored, search)
+        return _fit_temperature_and_offsets(raw_alone, result, raw_cosines)[0]
+    mixture, losses = _fit_mixture(result, search)
     if mixture is None:
         return raw_alone
-    if not explored.judged:
-        views = tuple((smallest or RAW if spec == RAW else spec, weight) for spec, weight in mixture.views)
+    if not result.has_held_out_rows:
+        views = tuple(
+            (smallest or RAW_LINEAR if spec == RAW_LINEAR else spec, weight) for spec, weight in mixture.views
+        )
         return mixture._replace(views=views)
-    raw_losses = torch.stack([partition[0].losses for partition in explored.partitions]).mean(dim=0)
+    raw_losses = torch.stack([partition[0].losses for partition in result.partitions]).mean(dim=0)
     if not worse_by_one_error(raw_losses, losses, max_tolerated=WEIGHTS.max_tolerated, margin=-WEIGHTS.mixture_prior):
-        mixture = _fit_scale(raw_alone, explored, raw_cosines)[0]
-    return mixture._replace(losses=explored.losses | {"mixture": float(losses.mean())})
+        mixture = _fit_temperature_and_offsets(raw_alone, result, raw_cosines)[0]
+    return mixture._replace(losses=result.losses | {"mixture": float(losses.mean())})
 
 
-def _fit_mixture(explored: SearchResult, search: Search) -> tuple[SelectedModel | None, Tensor]:
+def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedModel | None, Tensor]:
     """Fit a weighted mixture of the candidate views; return the mixture and its held-out log-losses (held_out,).
 
     The weights are means over the repeated cross-validations. The temperature and the class offsets are fitted to the
     held-out rows of all repeats at once. The mixture is None if no view separates rows.
     """
-    evaluator, candidates = explored.evaluator, explored.candidates
-    partitions = [[candidate.cosines for candidate in partition] for partition in explored.partitions]
+    evaluator, candidates = result.evaluator, result.candidates
+    partitions = [[candidate.cosines for candidate in partition] for partition in result.partitions]
     traits = encode_traits([candidate.spec for candidate in candidates])
-    prior, labels = search.prior or load_published_prior(), evaluator.labels if explored.judged else None
+    prior, labels = search.prior or load_published_prior(), evaluator.labels if result.has_held_out_rows else None
     evidence_list = [
-        gather_evidence(
-            explored.rows,
+        build_prior_input(
+            result.rows,
             traits,
             cosines,
             labels,
             evaluator.weights,
             [candidate.losses for candidate in partition],
-            explored.statistics,
+            result.row_statistics,
         )
-        for cosines, partition in zip(partitions, explored.partitions, strict=True)
+        for cosines, partition in zip(partitions, result.partitions, strict=True)
     ]
-    weighed = [prior.weigh(evidence) for evidence in evidence_list]
+    weighed = [prior.predict_view_weights(evidence) for evidence in evidence_list]
     if not any(bool(view_weights.any()) for view_weights, _ in weighed):
         return None, torch.zeros(0, dtype=torch.float64)
     influences = torch.stack(
-        [view_weights * evidence.spread for (view_weights, _), evidence in zip(weighed, evidence_list, strict=True)]
+        [
+            view_weights * evidence.view_spreads
+            for (view_weights, _), evidence in zip(weighed, evidence_list, strict=True)
+        ]
     )
     influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(MIN_SPREAD**2)).mean(dim=0)
-    influence = drop_small_influence(influence)
-    spread = torch.stack([evidence.spread for evidence in evidence_list]).mean(dim=0)
+    influence = drop_small_influences(influence)
+    spread = torch.stack([evidence.view_spreads for evidence in evidence_list]).mean(dim=0)
     weights = torch.where(influence > 0, influence / spread.clamp_min(MIN_SPREAD), 0.0)
     weights /= weights.sum()
     size = math.exp(sum(math.log(multiplier) for _, multiplier in weighed) / len(weighed))
-    if explored.judged:
-        weights = _drop_slow_views(explored, partitions[0], weights, spread, search.row_cost)
+    if result.has_held_out_rows:
+        weights = _drop_slow_views(result, partitions[0], weights, spread, search.min_weight_per_time)
     influence_fractions = (weights * spread / (weights * spread).sum()).tolist()
     views = []
     for candidate, weight, fraction in zip(candidates, weights.tolist(), influence_fractions, strict=True):
         spec = candidate.spec
-        for kind in search.kinds:
+        for kind in search.families:
             spec = kind.finalize(spec, fraction)
         views += [(spec, weight)] * (weight > 0)
-    mixture = SelectedModel(tuple(views), 1.0, explored.rows.shifts)
-    if not explored.judged:
-        factor = size * LOGIT_DEVIATION / float((weights * spread).sum())
+    mixture = SelectedModel(tuple(views), 1.0, result.rows.shifts)
+    if not result.has_held_out_rows:
+        factor = size * DEFAULT_LOGIT_DEVIATION / float((weights * spread).sum())
         return mixture._replace(temperature=_to_temperature(factor)), torch.zeros(0, dtype=torch.float64)
-    factor = size ** (LEARNED_ROWS / (LEARNED_ROWS + len(evaluator.labels)))
-    return _fit_scale(mixture, explored, [_sum_cosines(cosines, weights) for cosines in partitions], factor)
+    factor = size ** (PRIOR_TEMPERATURE_ROWS / (PRIOR_TEMPERATURE_ROWS + len(evaluator.labels)))
+    return _fit_temperature_and_offsets(
+        mixture, result, [_sum_cosines(cosines, weights) for cosines in partitions], factor
+    )
 
 
-def _fit_scale(
-    model: SelectedModel, explored: SearchResult, cosines: Sequence[Tensor], factor: float = 1.0
+def _fit_temperature_and_offsets(
+    model: SelectedModel, result: SearchResult, cosines: Sequence[Tensor], factor: float = 1.0
 ) -> tuple[SelectedModel, Tensor]:
     """Fit the temperature and the class offsets of a model to the cosines of held-out rows.
 
@@ -388,7 +404,7 @@ def _fit_scale(
     temperature is multiplied by ``factor``. Returns the model with the fitted temperature and offsets, and the
     log-losses (held_out,), means over the repeats.
     """
-    evaluator, repeats = explored.evaluator, len(cosines)
+    evaluator, repeats = result.evaluator, len(cosines)
     weights = None if evaluator.weights is None else evaluator.weights.repeat(repeats)
     fitted, offsets, losses = fit_scale_and_offsets(
         cosines[0] if repeats == 1 else torch.cat(list(cosines)),
@@ -413,33 +429,33 @@ def _sum_cosines(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
 
 
 def _drop_slow_views(
-    explored: SearchResult, cosines: Sequence[Tensor], weights: Tensor, spread: Tensor, row_cost: float
+    result: SearchResult, cosines: Sequence[Tensor], weights: Tensor, view_spreads: Tensor, row_cost: float
 ) -> Tensor:
     """Drop slow views of small contribution if the held-out log-loss hardly rises; return the new weights.
 
-    The contribution of a view is its weight (candidates,) times its ``spread`` (candidates,), the standard deviation of
-    its cosines (held_out, num_classes). A dropped view has weight 0. Linear and trained views are
-    never slow: their feature maps are shared with other views, or fast.
+    The contribution of a view is its weight (candidates,) times its ``view_spreads`` (candidates,), the standard
+    deviation of its cosines (held_out, num_classes). A dropped view has weight 0. Linear and trained views are never
+    slow: their feature maps are shared with other views, or fast.
     """
-    costs = torch.tensor([candidate.flops for candidate in explored.candidates], dtype=torch.float64)
-    fractions = weights * spread / (weights * spread).sum()
+    costs = torch.tensor([candidate.flops for candidate in result.candidates], dtype=torch.float64)
+    fractions = weights * view_spreads / (weights * view_spreads).sum()
     full_weights, full_losses = weights, None  # the losses are seldom needed
     for index in (fractions / costs.clamp_min(1.0)).argsort().tolist():
         time_fraction = float(costs[index] / costs[weights > 0].sum().clamp_min(1.0))
-        needed = min(SLOW_VIEWS.max_fraction, row_cost * time_fraction)
+        needed = min(SLOW_VIEWS.max_weight_fraction, row_cost * time_fraction)
         if not 0 < float(fractions[index]) < needed:
             continue
         if full_losses is None:
-            full_losses = explored.evaluator.compute_losses(_sum_cosines(cosines, full_weights))
+            full_losses = result.evaluator.compute_losses(_sum_cosines(cosines, full_weights))
         fewer = weights.clone()
         fewer[index] = 0.0
-        rise = explored.evaluator.compute_losses(_sum_cosines(cosines, fewer)) - full_losses
+        rise = result.evaluator.compute_losses(_sum_cosines(cosines, fewer)) - full_losses
         error = float(rise.std(correction=0)) / math.sqrt(len(rise))
-        if float(rise.mean()) <= max(SLOW_VIEWS.max_rise, SLOW_VIEWS.max_rise_errors * error):
+        if float(rise.mean()) <= max(SLOW_VIEWS.max_loss_increase, SLOW_VIEWS.max_loss_increase_errors * error):
             weights = fewer
     return weights / weights.sum()
 
 
 def _to_temperature(factor: float) -> float:
-    """Convert an inverse temperature >= 0 to a temperature of at most ``1 / MIN_FACTOR``."""
-    return 1 / max(factor, MIN_FACTOR)
+    """Convert an inverse temperature >= 0 to a temperature of at most ``1 / MIN_INVERSE_TEMPERATURE``."""
+    return 1 / max(factor, MIN_INVERSE_TEMPERATURE)

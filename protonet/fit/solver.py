@@ -16,21 +16,26 @@ from torch import Tensor
 
 from protonet._validation import check_device, check_int, check_number
 from protonet.errors import InputTypeError, raise_input_error
-from protonet.fit.loading import Samples, Unlabelled, read_loaders, read_rows
-from protonet.fit.networks import PseudoLabelResult, decide_pooling, fit_choice, select_pooled_views
+from protonet.fit.loading import LabelledSamples, UnlabelledSamples, read_labelled_samples, read_unlabelled_samples
+from protonet.fit.networks import (
+    SemiSupervisedResult,
+    decide_use_of_unlabelled_rows,
+    fit_selected_model,
+    select_semi_supervised_views,
+)
 from protonet.fit.search import (
     EFFORTS,
-    RAW,
-    SEARCH_SHARE,
-    Progress,
-    Search,
+    RAW_LINEAR,
+    SEARCH_PROGRESS_FRACTION,
+    FitProgress,
+    ModelSearch,
     SelectedModel,
-    choose_mixture,
     evaluate_candidates,
-    ignore,
+    ignore_progress,
+    select_model,
 )
 from protonet.fit.training_set import ClassNameRows, TrainingSet, prepare_training_set
-from protonet.fit.unlabelled import PROPAGATION
+from protonet.fit.unlabelled import LABEL_PROPAGATION
 from protonet.network import PrototypeNetwork
 from protonet.views.evaluation import plan_encoder
 from protonet.views.linear import LinearFamily
@@ -42,61 +47,65 @@ PARAM_LIMIT = 500_000
 #: Default time limit of `solve` in seconds: well below the hour of the contest.
 TIME_LIMIT = 900.0
 #: Without ``param_limit``, the default effort trains MLPs only with at least this mean number of rows per class.
-MIN_ROWS_PER_CLASS_FOR_MLPS = 100
+MIN_MLP_ROWS_PER_CLASS = 100
 #: Fraction of the time limit that the selection may take; the remainder is for the final fit.
-SELECTION_SHARE = 0.6
+SELECTION_TIME_FRACTION = 0.6
 #: Fraction of the progress bar that is complete at the start of the final fit, if there are unlabelled rows.
-FINAL_SHARE = 0.9
+FINAL_FIT_PROGRESS_FRACTION = 0.9
 #: Keys that the argument ``metadata`` of `solve` may have.
-METADATA = ("num_classes", "input_dim", "param_limit", "device")
+METADATA_KEYS = ("num_classes", "input_dim", "param_limit", "device")
 
 
 class Solution(NamedTuple):
-    """Result of `solve_problem`: the fitted network, the selected model and the training set."""
+    """Result of `fit_solution`: the fitted network, the selected model and the training set."""
 
     network: PrototypeNetwork
-    choice: SelectedModel
-    problem: TrainingSet
-    groups: Tensor | None = None
+    selected: SelectedModel
+    training_set: TrainingSet
+    merged_groups: Tensor | None = None
     """(groups,) int64: the group id in the training set of each input group; input groups are in ascending order.
     Groups that share duplicates or near-duplicates have the same id. None if the input has no groups."""
-    pooled: PseudoLabelResult | None = None
+    semi_supervised: SemiSupervisedResult | None = None
     """The decision whether unlabelled rows are used, with its evidence; None if there are no unlabelled rows."""
-    rechoose: Callable[[Tensor], SelectedModel] | None = None
+    reselect: Callable[[Tensor], SelectedModel] | None = None
     """Function that repeats the selection of views without the held-out predictions of some rows. It takes their
     indices (m,) int64. None if no view was evaluated."""
 
     @property
     def view_weights(self) -> dict[str, float]:
         """The weight of each view of the network by name, in descending order; they sum to 1."""
-        views = self.choice.views if self.choice.pooling is None else select_pooled_views(self.choice.views)
+        views = (
+            self.selected.views
+            if self.selected.unlabelled is None
+            else select_semi_supervised_views(self.selected.views)
+        )
         total = sum(weight for _, weight in views)
         return {spec.name: weight / total for spec, weight in sorted(views, key=lambda view: -view[1])}
 
-    def choose_without(self, rows: Tensor) -> SelectedModel:
+    def select_without_rows(self, rows: Tensor) -> SelectedModel:
         """Repeat the selection of views without the held-out predictions of some rows, to evaluate it on these rows.
 
         ``rows`` (m,) int64 are their indices in the training set. The separation is necessary: with few rows, even the
         temperature overfits to the rows that select it.
         """
-        if self.rechoose is None:
-            return self.choice
-        choice, pooling = self.rechoose(rows), self.choice.pooling
+        if self.reselect is None:
+            return self.selected
+        selected, pooling = self.reselect(rows), self.selected.unlabelled
         if pooling is not None:
-            ratio = choice.temperature / self.choice.temperature
+            ratio = selected.temperature / self.selected.temperature
             pooling = pooling._replace(temperature=ratio * pooling.temperature)
-        return choice._replace(pooling=pooling)
+        return selected._replace(unlabelled=pooling)
 
 
 def solve(
-    train_loader: Samples,
-    val_loader: Samples | None = None,
+    train_loader: LabelledSamples,
+    val_loader: LabelledSamples | None = None,
     metadata: Mapping[str, Any] | None = None,
     *,
-    unlabelled: Unlabelled | None = None,
+    unlabelled: UnlabelledSamples | None = None,
     time_limit: float = TIME_LIMIT,
-    effort: str | Search = "default",
-    progress: Progress | None = None,
+    effort: str | ModelSearch = "default",
+    progress: FitProgress | None = None,
     seed: int = 0,
 ) -> PrototypeNetwork:
     """Train a prototype network on labelled samples, within a parameter limit.
@@ -119,7 +128,7 @@ def solve(
             more than a few thousand are subsampled.
         time_limit: Seconds, >= 0, most of them for the search; the best result so far is fitted and returned.
         effort: "fast", "default" or "best". Without a ``param_limit``, "default" trains MLPs only if there are 100 rows
-            per class; "best" always does. Or a `protonet.fit.search.Search`, the search space.
+            per class; "best" always does. Or a `protonet.fit.search.ModelSearch`, the search space.
         progress: Called with the name of the stage that begins and the finished fraction, from 0 to 1; at the end with
             "done" and 1. An exception that it raises ends the search.
         seed: Seed of the initial weights and episodes of MLPs, the only random choices: folds follow from the rows.
@@ -134,7 +143,7 @@ def solve(
         InputError: No sample, non-finite features, labels outside [0, num_classes), another width than input_dim,
             num_classes < 2, unknown metadata, a negative or non-finite limit, or an unknown effort.
     """
-    network = solve_problem(
+    network = fit_solution(
         train_loader, val_loader, metadata, time_limit, effort, progress, seed, unlabelled=unlabelled
     ).network
     if progress is not None:
@@ -142,19 +151,19 @@ def solve(
     return network
 
 
-def solve_problem(
-    train_loader: Samples | None,
-    val_loader: Samples | None = None,
+def fit_solution(
+    train_loader: LabelledSamples | None,
+    val_loader: LabelledSamples | None = None,
     metadata: Mapping[str, Any] | None = None,
     time_limit: float = TIME_LIMIT,
-    effort: str | Search = "default",
-    progress: Progress | None = None,
+    effort: str | ModelSearch = "default",
+    progress: FitProgress | None = None,
     seed: int = 0,
     weights: Tensor | None = None,
     groups: Tensor | None = None,
-    blocks: Tensor | None = None,
-    spans: Sequence[tuple[int, int]] = (),
-    unlabelled: Unlabelled | None = None,
+    column_indices: Tensor | None = None,
+    column_spans: Sequence[tuple[int, int]] = (),
+    unlabelled: UnlabelledSamples | None = None,
     names: ClassNameRows | None = None,
 ) -> Solution:
     """Fit a network as `solve` does; also return the selected views and the training set, for further fits.
@@ -162,9 +171,9 @@ def solve_problem(
     The arguments that `solve` does not have are:
 
     - ``weights`` (n,) > 0: sample weights, in the order of the loaders.
-    - ``groups`` (n,) int64: group ids, in the order of the loaders. Rows of one group are held out together.
-    - ``blocks`` (dim,): the table column of each feature; see `protonet.views.view.TrainingRows`.
-    - ``spans``: pairs (start, stop) of adjacent features that get views of their own.
+    - ``merged_groups`` (n,) int64: group ids, in the order of the loaders. Rows of one group are held out together.
+    - ``column_indices`` (dim,): the table column of each feature; see `protonet.views.view.TrainingRows`.
+    - ``column_spans``: pairs (start, stop) of adjacent features that get views of their own.
     - ``names``: embedded class names, as additional training rows. If ``train_loader`` is None, the network is fitted
       to the names alone.
     """
@@ -172,62 +181,72 @@ def solve_problem(
     metadata = _check_metadata(metadata)
     time_limit = check_number("time_limit", time_limit, low=0)
     seed = check_int("seed", seed, low=0, high=2**63 - 1)
-    search = _check_effort(effort).with_spans(spans)
+    search = _check_effort(effort).with_spans(column_spans)
     if progress is not None and not callable(progress):
         got, constraint = type(progress).__name__, "be a function of a stage and a share"
         raise_input_error("progress", constraint, got, "Pass None.", kind=InputTypeError)
-    progress = progress or ignore
-    with untouched_globals():
+    progress = progress or ignore_progress
+    with preserve_torch_state():
         if train_loader is None and names is not None:
-            features, labels, num_classes = names.x[:0], names.labels[:0], metadata["num_classes"]
+            features, labels, num_classes = names.features[:0], names.labels[:0], metadata["num_classes"]
         else:
-            features, labels, num_classes = read_loaders(cast(Samples, train_loader), val_loader, metadata)
-        max_pool_rows = min(PROPAGATION.limit, max(PROPAGATION.max_rows, PROPAGATION.per_class * num_classes))
-        pool = None if unlabelled is None else read_rows(unlabelled, features.shape[1], max_pool_rows)
-        problem, joined = prepare_training_set(features, labels, num_classes, seed, weights, groups, blocks, names)
-        rows_per_class = len(problem.rows.labels) / len(problem.rows.labels.unique())
-        if effort == "default" and "param_limit" not in metadata and rows_per_class < MIN_ROWS_PER_CLASS_FOR_MLPS:
-            search = search.without(MLPFamily)
+            features, labels, num_classes = read_labelled_samples(
+                cast(LabelledSamples, train_loader), val_loader, metadata
+            )
+        max_pool_rows = min(
+            LABEL_PROPAGATION.max_rows_any_classes,
+            max(LABEL_PROPAGATION.max_rows, LABEL_PROPAGATION.max_rows_per_class * num_classes),
+        )
+        pool = None if unlabelled is None else read_unlabelled_samples(unlabelled, features.shape[1], max_pool_rows)
+        training_set, joined = prepare_training_set(
+            features, labels, num_classes, seed, weights, groups, column_indices, names
+        )
+        rows_per_class = len(training_set.rows.labels) / len(training_set.rows.labels.unique())
+        if effort == "default" and "param_limit" not in metadata and rows_per_class < MIN_MLP_ROWS_PER_CLASS:
+            search = search.without_family(MLPFamily)
         plan = plan_encoder(features.shape[1], num_classes, metadata.get("param_limit", PARAM_LIMIT))
-        searched = replace(problem.rows, deadline=started + SELECTION_SHARE * time_limit)
+        searched = replace(training_set.rows, deadline=started + SELECTION_TIME_FRACTION * time_limit)
         device = metadata["device"]
         explored = evaluate_candidates(searched, plan, search, progress, device)
-        choice = choose_mixture(explored, plan, search)
-        problem, pooled = replace(problem, device=device), None
+        selected = select_model(explored, plan, search)
+        training_set, pooled = replace(training_set, device=device), None
         if pool is not None and pool[2] and plan.sizes:
-            problem = problem.add_pool(*pool)
-            choice, pooled = decide_pooling(
-                problem,
-                choice,
+            training_set = training_set.add_unlabelled_rows(*pool)
+            selected, pooled = decide_use_of_unlabelled_rows(
+                training_set,
+                selected,
                 searched.deadline,
-                lambda stage, fraction: progress(stage, SEARCH_SHARE + (FINAL_SHARE - SEARCH_SHARE) * fraction),
+                lambda stage, fraction: progress(
+                    stage,
+                    SEARCH_PROGRESS_FRACTION + (FINAL_FIT_PROGRESS_FRACTION - SEARCH_PROGRESS_FRACTION) * fraction,
+                ),
             )
-        progress("final fit", SEARCH_SHARE if pooled is None else FINAL_SHARE)
-        network = fit_choice(problem, choice, started + time_limit)
-        problem = replace(problem, device=CPU)  # later fits run on the CPU by default
-        rechoose = None if explored is None else lambda rows: choose_mixture(explored.without_rows(rows), plan, search)
-        return Solution(network, choice, problem, joined, pooled, rechoose)
+        progress("final fit", SEARCH_PROGRESS_FRACTION if pooled is None else FINAL_FIT_PROGRESS_FRACTION)
+        network = fit_selected_model(training_set, selected, started + time_limit)
+        training_set = replace(training_set, device=CPU)  # later fits run on the CPU by default
+        rechoose = None if explored is None else lambda rows: select_model(explored.without_rows(rows), plan, search)
+        return Solution(network, selected, training_set, joined, pooled, rechoose)
 
 
-def _check_effort(effort: object) -> Search:
-    """Convert the argument ``effort`` to a search space: look up a name, or validate a `Search` and return it."""
+def _check_effort(effort: object) -> ModelSearch:
+    """Convert the argument ``effort`` to a search space: look up a name, or validate a `ModelSearch` and return it."""
     remedy = "Pass 'default', or a changed protonet.fit.search.EFFORTS['default']."
     if isinstance(effort, str):
         if effort not in EFFORTS:
             raise_input_error("effort", f"be one of {', '.join(EFFORTS)}", repr(effort), remedy)
         return EFFORTS[effort]
-    if not isinstance(effort, Search):
+    if not isinstance(effort, ModelSearch):
         raise_input_error("effort", "be a name or a Search", type(effort).__name__, remedy, kind=InputTypeError)
     check_int("effort.folds", effort.folds, low=0)
-    if not all(hasattr(kind, "candidates") for kind in effort.kinds):
-        raise_input_error("effort", "have kinds of views", repr(effort.kinds), remedy, kind=InputTypeError)
-    first = next(iter(effort.kinds), None)
-    raw_first = isinstance(first, LinearFamily) and first.scalings[:1] == (RAW.scaling,)
+    if not all(hasattr(kind, "candidates") for kind in effort.families):
+        raise_input_error("effort", "have kinds of views", repr(effort.families), remedy, kind=InputTypeError)
+    first = next(iter(effort.families), None)
+    raw_first = isinstance(first, LinearFamily) and first.scalings[:1] == (RAW_LINEAR.scaling,)
     empty = [
-        f"{type(kind).__name__}.{name}" for kind in effort.kinds for name, value in vars(kind).items() if value == ()
+        f"{type(kind).__name__}.{name}" for kind in effort.families for name, value in vars(kind).items() if value == ()
     ]
     if effort.folds == 1 or not raw_first or empty:
-        kinds = ", ".join(type(kind).__name__ for kind in effort.kinds)
+        kinds = ", ".join(type(kind).__name__ for kind in effort.families)
         got = f"folds={effort.folds}, kinds {kinds}" + (f", nothing in {', '.join(empty)}" if empty else "")
         raise_input_error("effort", "have no folds or two, something to try, and raw linear views first", got, remedy)
     return effort
@@ -240,10 +259,10 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         got = type(metadata).__name__
         raise_input_error("metadata", "be a mapping or None", got, "Pass a dict.", kind=InputTypeError)
     for key in metadata:
-        if key not in METADATA:
-            near = difflib.get_close_matches(str(key), METADATA, n=1)
+        if key not in METADATA_KEYS:
+            near = difflib.get_close_matches(str(key), METADATA_KEYS, n=1)
             remedy = f"Did you mean {near[0]!r}?" if near else "Leave it out."
-            raise_input_error("metadata", f"only have keys of {', '.join(METADATA)}", repr(key), remedy)
+            raise_input_error("metadata", f"only have keys of {', '.join(METADATA_KEYS)}", repr(key), remedy)
     known = {key: value for key, value in metadata.items() if value is not None}
     for key, low in (("num_classes", 2), ("input_dim", 1)):
         if key in known:
@@ -255,7 +274,7 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 @contextmanager
-def untouched_globals() -> Iterator[None]:
+def preserve_torch_state() -> Iterator[None]:
     """Use one thread with gradients enabled inside the context, and leave global state as it was.
 
     The thread count of torch and the random states of torch, NumPy and Python are restored at the end. The matrices are

@@ -12,32 +12,32 @@ from torch import Tensor
 
 from protonet._validation import check_weights
 from protonet.fit.duplicates import merge_duplicates
-from protonet.fit.loading import centre_columns, order_rows
-from protonet.fit.unlabelled import Pool
+from protonet.fit.loading import canonical_row_order, centre_columns
+from protonet.fit.unlabelled import UnlabelledSample
 from protonet.views.view import CPU, TrainingRows
 
 
 class ClassNameRows(NamedTuple):
     """Embedded class names, used as additional training rows that are never held out."""
 
-    x: Tensor  #: (m, dim) features of the names, from `protonet.fit.names.embed_class_names`.
+    features: Tensor  #: (m, dim) features of the names, from `protonet.fit.names.embed_class_names`.
     labels: Tensor  #: (m,) int64: the class index of each name.
-    weight: float  #: Number of samples that each name counts as.
+    sample_count: float  #: Number of samples that each name counts as.
     descriptions: tuple[str, ...] = ()
     """The description of each class, "" for a class without one. Empty if no class has a description."""
 
-    def count_samples(self, num_classes: int) -> Tensor:
+    def count_class_samples(self, num_classes: int) -> Tensor:
         """Compute for each class the number (num_classes,) int64 of samples that its name counts as, 0 without one."""
-        return torch.bincount(self.labels, minlength=num_classes) * round(self.weight)
+        return torch.bincount(self.labels, minlength=num_classes) * round(self.sample_count)
 
-    def describe(self, classes: Sequence[str | int]) -> dict[str, Any]:
+    def to_dict(self, classes: Sequence[str | int]) -> dict[str, Any]:
         """Convert to a dict for a model file: "weight", "classes" with an embedded name, and "descriptions"."""
         named = [classes[label] for label in self.labels.tolist()]
-        return {"weight": self.weight, "classes": named, "descriptions": list(self.descriptions)}
+        return {"weight": self.sample_count, "classes": named, "descriptions": list(self.descriptions)}
 
 
 @dataclass(frozen=True)
-class RowSampleRules:
+class RowSampleLimits:
     """Size of the sample of rows that views are fitted to if rows are many; see analysis/results/scale.md."""
 
     max_rows: int = 32768
@@ -47,7 +47,7 @@ class RowSampleRules:
     """All rows of a class with at most this many rows are in the sample, unless there are many classes."""
 
 
-ROW_SAMPLE = RowSampleRules()
+ROW_SAMPLE = RowSampleLimits()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,22 +57,22 @@ class TrainingSet:
     rows: TrainingRows  #: The rows, in an order that does not depend on the input; equal rows are merged.
     scale: float  #: The number by which input features were divided, after the origin was subtracted.
     origin: Tensor  #: (dim,) float32, subtracted from the input features; see `protonet.fit.loading.centre_columns`.
-    repeated: int  #: Number of input rows that are duplicates or near-duplicates of another one.
-    indices: Tensor
+    n_duplicates: int  #: Number of input rows that are duplicates or near-duplicates of another one.
+    row_indices: Tensor
     """(n,) int64: index in ``rows`` of each input row, in the order of the loaders; -1 for a row outside the sample."""
     rows_per_sample: float = 1.0
     """Number of distinct input rows divided by the number of rows in the sample; 1 if all rows are used."""
-    pool: Pool | None = None  #: The unlabelled rows; None if there are none.
+    unlabelled: UnlabelledSample | None = None  #: The unlabelled rows; None if there are none.
     device: torch.device = CPU  #: Device on which views are fitted; the tensors here are on the CPU.
 
-    def add_pool(self, features: Tensor, indices: Tensor, total: int) -> TrainingSet:
+    def add_unlabelled_rows(self, features: Tensor, indices: Tensor, total: int) -> TrainingSet:
         """Copy the training set with unlabelled rows added, which are scaled like the labelled rows.
 
-        ``features`` (m, dim) are in input units, and may be a sample. ``indices`` (m,) are the indices of these rows
-        among all ``total`` unlabelled rows.
+        ``features`` (m, dim) are in input units, and may be a sample. ``indices`` (m,) are the indices of these
+        rows among all ``total`` unlabelled rows.
         """
         scaled = ((features - self.origin) / self.scale).to(torch.float32)
-        return replace(self, pool=Pool(scaled, indices, total))
+        return replace(self, unlabelled=UnlabelledSample(scaled, indices, total))
 
     def original_features(self, indices: Tensor) -> Tensor:
         """Compute the input features (m, dim) of the rows with these indices (m,), in their original units."""
@@ -97,18 +97,18 @@ def prepare_training_set(
 ) -> tuple[TrainingSet, Tensor | None]:
     """Build a training set from labelled samples: centre, sort, scale and merge rows, and sample many rows.
 
-    Features (n, dim) must be finite; the other arguments are those of `protonet.fit.solver.solve_problem`. Returns the
+    Features (n, dim) must be finite; the other arguments are those of `protonet.fit.solver.fit_solution`. Returns the
     training set, and the group id (groups,) in it of each input group, in ascending order; None without groups.
     """
     n, is_class_name = len(labels), None
     if names is not None:
         n_groups = None if groups is None else len(groups.unique())
-        features, labels, weights, groups, is_class_name = add_names(names, features, labels, weights, groups)
+        features, labels, weights, groups, is_class_name = append_class_names(names, features, labels, weights, groups)
     if weights is not None:
         weights = check_weights("weights", weights, n=len(labels))
         weights = weights / weights.max()
     features, origin = centre_columns(features, weights)
-    order = order_rows(features, labels, weights)
+    order = canonical_row_order(features, labels, weights)
     if groups is not None:
         groups = groups.unique(return_inverse=True)[1]
     rows = TrainingRows(
@@ -125,9 +125,9 @@ def prepare_training_set(
     rows.features.div_(scale)  # in place: these rows are a copy
     rows, repeated, joined, pooled = merge_duplicates(rows)
     distinct = len(rows.labels)
-    rows, sampled = sample_rows(rows)
+    rows, sampled = sample_training_rows(rows)
     pooled = sampled[pooled]
-    rows = _canonical_weights(rows, n if names is None or n else names.weight * len(names.labels))
+    rows = _scale_sample_weights(rows, n if names is None or n else names.sample_count * len(names.labels))
     indices = torch.empty_like(order).index_copy_(0, order, pooled)
     if names is not None and joined is not None:
         joined = joined[:n_groups]
@@ -135,14 +135,14 @@ def prepare_training_set(
         rows=rows,
         scale=scale,
         origin=origin,
-        repeated=repeated,
-        indices=indices[:n],
+        n_duplicates=repeated,
+        row_indices=indices[:n],
         rows_per_sample=distinct / len(rows.labels),
     )
     return training_set, joined
 
 
-def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
+def sample_training_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
     """Sample about ``ROW_SAMPLE.max_rows`` rows, and weight them so that each class keeps its summed weight.
 
     The rows must be sorted by class. The sample is evenly spaced in each class, and has all rows of class names.
@@ -163,11 +163,11 @@ def sample_rows(rows: TrainingRows) -> tuple[TrainingRows, Tensor]:
         chosen |= rows.is_class_name
     weights = torch.ones(n, dtype=torch.float64) if rows.weights is None else rows.weights
     factors = torch.bincount(labels, weights) / torch.bincount(labels[chosen], weights[chosen], minlength=len(counts))
-    sample = replace(rows.select(chosen), weights=(weights * factors[labels])[chosen], selected=rows.selected)
+    sample = replace(rows.select(chosen), weights=(weights * factors[labels])[chosen], row_fraction=rows.row_fraction)
     return sample, torch.where(chosen, chosen.cumsum(dim=0) - 1, -1)
 
 
-def add_names(
+def append_class_names(
     names: ClassNameRows, features: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
     """Append embedded class names to training rows.
@@ -176,10 +176,10 @@ def add_names(
     name is a group of its own.
     """
     n, m = len(labels), len(names.labels)
-    features, labels = torch.cat([features, names.x.to(features)]), torch.cat([labels, names.labels])
+    features, labels = torch.cat([features, names.features.to(features)]), torch.cat([labels, names.labels])
     weights = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
     mean = float(weights.mean()) if n else 1.0
-    weights = torch.cat([weights, torch.full((m,), names.weight * mean, dtype=torch.float64)])
+    weights = torch.cat([weights, torch.full((m,), names.sample_count * mean, dtype=torch.float64)])
     if groups is not None:
         groups = torch.cat([groups, int(groups.max()) + 1 + torch.arange(m)])
     return features, labels, weights, groups, torch.arange(n + m) >= n
@@ -199,7 +199,7 @@ def _compute_scale(features: Tensor, weights: Tensor | None) -> float:
     return math.ldexp(1.0, round(math.log2(size))) if size else 0.0
 
 
-def _canonical_weights(rows: TrainingRows, n: float) -> TrainingRows:
+def _scale_sample_weights(rows: TrainingRows, n: float) -> TrainingRows:
     """Scale sample weights so that the largest is 1, or remove them if all are equal; return the changed rows.
 
     ``n`` is the number of input samples that the rows represent. A row of weight 2 then gives exactly the same model as

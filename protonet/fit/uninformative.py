@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 #: Weight of the class frequencies of all rows in the posterior, as a number of uninformative rows.
-PRIOR_ROWS = 10.0
+PRIOR_ROW_COUNT = 10.0
 #: Largest fraction of uninformative training rows for which class frequencies replace predictions. If more are
 #: uninformative, the network was trained on such rows and predicts them.
-MAX_FRACTION = 0.5
+MAX_UNINFORMATIVE_FRACTION = 0.5
 
 
 def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tensor | None:
@@ -28,25 +28,25 @@ def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tenso
     Source: Gelman et al., "Bayesian data analysis" (2013), sec. 3.4.
     """
     counts, seen = counts.double(), uninformative.double()
-    if float(seen.sum()) > MAX_FRACTION * float(counts.sum()):
+    if float(seen.sum()) > MAX_UNINFORMATIVE_FRACTION * float(counts.sum()):
         return None
-    posterior = (seen + PRIOR_ROWS * counts / counts.sum()) / (seen.sum() + PRIOR_ROWS)
+    posterior = (seen + PRIOR_ROW_COUNT * counts / counts.sum()) / (seen.sum() + PRIOR_ROW_COUNT)
     return posterior.log().clamp_min(torch.finfo(torch.float32).min)
 
 
-def replace_uninformative(logits: Tensor, rows: Tensor, constant: Tensor | None) -> int:
+def replace_uninformative_logits(logits: Tensor, rows: Tensor, uninformative_logits: Tensor | None) -> int:
     """Replace the logits (n, num_classes) of uninformative rows, in place; return the number of replaced rows.
 
-    ``rows`` (n,) is a mask of these rows, and ``constant`` (num_classes,) the result of `compute_uninformative_logits`.
-    If ``constant`` is None, no row is replaced.
+    ``rows`` (n,) is a mask of these rows, and ``uninformative_logits`` (num_classes,) the result of
+    `compute_uninformative_logits`. If ``uninformative_logits`` is None, no row is replaced.
     """
-    if constant is None or not bool(rows.any()):
+    if uninformative_logits is None or not bool(rows.any()):
         return 0
-    logits[rows] = constant.to(logits)
+    logits[rows] = uninformative_logits.to(logits)
     return int(rows.sum())
 
 
-def parse_counts(counts: object, num_classes: int) -> Tensor:
+def parse_class_counts(counts: object, num_classes: int) -> Tensor:
     """Convert the list ``counts`` of a model file, which is not trusted, to a tensor (num_classes,) int64.
 
     If the list is shorter, the last classes get 0. If it is invalid, all classes get 0.
@@ -58,7 +58,7 @@ def parse_counts(counts: object, num_classes: int) -> Tensor:
     return parsed
 
 
-def describe_uninformative(rows: int) -> str:
+def format_uninformative_note(rows: int) -> str:
     """Format the number of uninformative rows as a note to the user."""
     what = "1 row has" if rows == 1 else f"{rows:,} rows have"
     return f"{what} no information (all cells missing or unreadable): predicted by class frequency"

@@ -18,13 +18,13 @@ from protonet.views.view import TrainingRows
 
 
 @dataclass(frozen=True)
-class PropagationRules:
+class LabelPropagationConstants:
     """Parameters of label propagation; chosen on the development half of analysis/results/semi_supervised.md."""
 
     max_rows: int = 1024  #: Maximum number of unlabelled rows with few classes; more rows are subsampled.
-    per_class: int = 64  #: With many classes, the maximum is this number times the number of classes.
-    limit: int = 4096  #: Maximum number of unlabelled rows with any number of classes.
-    neighbours: int = 7  #: Number of nearest neighbours to which each row has an edge.
+    max_rows_per_class: int = 64  #: With many classes, the maximum is this number times the number of classes.
+    max_rows_any_classes: int = 4096  #: Maximum number of unlabelled rows with any number of classes.
+    n_neighbours: int = 7  #: Number of nearest neighbours to which each row has an edge.
     alpha: float = 0.95  #: Weight of a row's neighbours in [0, 1]; the initial probabilities have weight 1 - alpha.
     max_steps: int = 200  #: Maximum number of iterations.
     tolerance: float = 1e-4  #: The iteration stops if all probabilities change by less.
@@ -34,40 +34,41 @@ class PropagationRules:
     balancing_steps: int = 30  #: Number of iterations that scale the probabilities to the shrunken class frequencies.
 
 
-PROPAGATION = PropagationRules()
+LABEL_PROPAGATION = LabelPropagationConstants()
 #: Fraction of rows of known classes that are rejected as outliers, and minimum number of held-out rows for rejection.
-OUTLIER_RATE, MIN_HELD_OUT = 0.05, 20
+OUTLIER_RATE, MIN_HELD_OUT_ROWS = 0.05, 20
 
 
-class Pool(NamedTuple):
+class UnlabelledSample(NamedTuple):
     """A sample of the unlabelled rows, to which views may be fitted."""
 
     features: Tensor  #: (m, dim) float32, in the units of the training set.
     indices: Tensor  #: (m,) int64: index of each row of the sample among all unlabelled rows.
-    total: int  #: Number of all unlabelled rows.
+    n_unlabelled: int  #: Number of all unlabelled rows.
 
 
-def propagate_labels(embedding: Tensor, labels: Tensor, initial: Tensor) -> Tensor:
+def propagate_labels(embedding: Tensor, labels: Tensor, initial_probabilities: Tensor) -> Tensor:
     """Propagate labels over the graph of nearest neighbours in an embedding.
 
     The embedding (n + m, dim) has n rows with ``labels`` (n,), then m unlabelled rows with class probabilities
-    ``initial`` (m, num_classes). Returns the class probabilities (m, num_classes) float32 of the unlabelled rows.
+    ``initial_probabilities`` (m, num_classes). Returns the class probabilities (m, num_classes) float32 of the
+    unlabelled rows.
 
     Source: Zhou, Bousquet, Lal, Weston and Schölkopf, "Learning with local and global consistency" (2004), with edges
         scaled by both ends' neighbourhoods as in Zelnik-Manor and Perona, "Self-tuning spectral clustering" (2004).
     """
-    n, classes = len(labels), initial.shape[1]
-    rows, others, weights = neighbour_graph(embedding, PROPAGATION.neighbours)
-    start = torch.cat([F.one_hot(labels, classes), initial]).double()
+    n, classes = len(labels), initial_probabilities.shape[1]
+    rows, others, weights = neighbour_graph(embedding, LABEL_PROPAGATION.n_neighbours)
+    start = torch.cat([F.one_hot(labels, classes), initial_probabilities]).double()
     scores = start
-    for _ in range(PROPAGATION.max_steps):
+    for _ in range(LABEL_PROPAGATION.max_steps):
         before = scores
-        scores = (1 - PROPAGATION.alpha) * start
-        scores.index_add_(0, rows, weights[:, None] * before[others], alpha=PROPAGATION.alpha)
-        if float((scores - before).abs().max()) < PROPAGATION.tolerance * (1 - PROPAGATION.alpha):
+        scores = (1 - LABEL_PROPAGATION.alpha) * start
+        scores.index_add_(0, rows, weights[:, None] * before[others], alpha=LABEL_PROPAGATION.alpha)
+        if float((scores - before).abs().max()) < LABEL_PROPAGATION.tolerance * (1 - LABEL_PROPAGATION.alpha):
             break
     probabilities = scores[n:]
-    return balance_frequencies(probabilities / probabilities.sum(dim=1, keepdim=True)).float()
+    return balance_class_frequencies(probabilities / probabilities.sum(dim=1, keepdim=True)).float()
 
 
 def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,22 +100,22 @@ def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
     return rows, others, weights / (degrees[rows] * degrees[others])
 
 
-def balance_frequencies(probabilities: Tensor) -> Tensor:
+def balance_class_frequencies(probabilities: Tensor) -> Tensor:
     """Scale class probabilities (m, num_classes) float64 so that class frequencies become more equal.
 
     The frequency of a class is its mean probability. Frequencies are shrunk towards equal ones as much as estimation
-    errors may explain their variance. If the variance is at most ``PropagationRules.noise_variance``, the classes
-    become equally frequent.
+    errors may explain their variance. If the variance is at most ``LabelPropagationConstants.noise_variance``, the
+    classes become equally frequent.
 
     Source: shrinkage by the ratio of variances, as James and Stein, "Estimation with quadratic loss" (1961).
     """
     present = probabilities.sum(dim=0) > 0  # classes with samples
     frequencies = probabilities.mean(dim=0)[present] * int(present.sum())
-    pull = min(1.0, PROPAGATION.noise_variance / max(float((frequencies - 1).square().mean()), 1e-12))
+    pull = min(1.0, LABEL_PROPAGATION.noise_variance / max(float((frequencies - 1).square().mean()), 1e-12))
     target = (1 - pull) * frequencies + pull
     factors = torch.ones_like(probabilities[0])
     balanced = probabilities
-    for _ in range(PROPAGATION.balancing_steps):
+    for _ in range(LABEL_PROPAGATION.balancing_steps):
         observed = balanced.mean(dim=0)[present] * len(frequencies)
         factors[present] *= (target / observed.clamp_min(1e-9)).sqrt()
         balanced = probabilities * factors
@@ -122,16 +123,18 @@ def balance_frequencies(probabilities: Tensor) -> Tensor:
     return balanced
 
 
-def pool_rows(rows: TrainingRows, features: Tensor, probabilities: Tensor, known: Tensor) -> TrainingRows:
+def append_pseudo_labelled_rows(
+    rows: TrainingRows, features: Tensor, probabilities: Tensor, weights: Tensor
+) -> TrainingRows:
     """Append unlabelled rows to labelled rows, each with its most probable class as a pseudo-label.
 
     ``features`` (m, dim) and ``probabilities`` (m, num_classes) are those of the unlabelled rows. The weight of such a
-    row is the probability of its pseudo-label times ``known`` (m,), which is 0 for outliers. Rows of weight 0 are left
-    out. A row is not added to its second class, too, since a rare class would get more wrong than correct rows. The
-    result has no groups.
+    row is the probability of its pseudo-label times ``weights`` (m,), which is 0 for outliers. Rows of weight 0 are
+    left out. A row is not added to its second class, too, since a rare class would get more wrong than correct rows.
+    The result has no groups.
     """
     top_probabilities, classes = probabilities.max(dim=1)
-    weights = top_probabilities.double() * known
+    weights = top_probabilities.double() * weights
     used = weights > 0
     return replace(
         rows,
@@ -143,15 +146,15 @@ def pool_rows(rows: TrainingRows, features: Tensor, probabilities: Tensor, known
     )
 
 
-def rank_scores(known_scores: Tensor, scores: Tensor) -> Tensor:
+def rank_among_known_scores(known_scores: Tensor, scores: Tensor) -> Tensor:
     """Compute for each of ``scores`` (m,) the fraction (m,) of ``known_scores`` (n,) that are lower."""
     counts_below = torch.searchsorted(known_scores.sort().values, scores.contiguous())
     return counts_below.double() / max(1, len(known_scores))
 
 
 def detect_outliers(ranks: Tensor, n_held_out: int) -> Tensor:
-    """Compute a mask (m,) of outliers: rows with a rank of `rank_scores` below ``OUTLIER_RATE``.
+    """Compute a mask (m,) of outliers: rows with a rank of `rank_among_known_scores` below ``OUTLIER_RATE``.
 
-    No row is an outlier if fewer than ``MIN_HELD_OUT`` rows were held out.
+    No row is an outlier if fewer than ``MIN_HELD_OUT_ROWS`` rows were held out.
     """
-    return (ranks < OUTLIER_RATE) & (n_held_out >= MIN_HELD_OUT)
+    return (ranks < OUTLIER_RATE) & (n_held_out >= MIN_HELD_OUT_ROWS)

@@ -23,8 +23,8 @@ from protonet.commands.explain import MAX_ROW_COLUMNS
 from protonet.commands.report import project_logits
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.fit.active import Suggestion
-from protonet.fit.importance import REPLACEMENT_ROWS, compute_contributions
-from protonet.fit.uninformative import parse_counts, replace_uninformative
+from protonet.fit.importance import MAX_REPLACEMENT_ROWS, compute_column_contributions
+from protonet.fit.uninformative import parse_class_counts, replace_uninformative_logits
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.server.labels import LabelFile, LabelSession, embed, validate_class_name
@@ -331,7 +331,7 @@ class LabelQueue:
             the contribution of each column to the log-probability of the most probable class; [] for a single column.
         """
         with self._lock:
-            x_all, done = self.session.rows.x, self.session.labelled[-REPLACEMENT_ROWS:]
+            x_all, done = self.session.rows.x, self.session.labelled[-MAX_REPLACEMENT_ROWS:]
         names, sizes = model.column_names, model.column_sizes
         x, logits = torch.from_numpy(row.x), model.predict_logits(row.x, row.uninformative)[0]
         values, order = (part.tolist() for part in logits.softmax(dim=0).sort(descending=True, stable=True))
@@ -341,7 +341,9 @@ class LabelQueue:
         farther = float((model.network(some).amax(dim=1) < logits.amax()).double().mean())
         support: list[dict[str, object]] = []
         if len(sizes) > 1:
-            scores = compute_contributions(model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes)
+            scores = compute_column_contributions(
+                model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes
+            )
             top = scores.abs().argsort(descending=True, stable=True)[:MAX_ROW_COLUMNS].tolist()
             support = [{"name": names[at], "support": float(scores[at])} for at in top]
         near = self.find_similar_rows(model.network.embed(x)[0])
@@ -355,7 +357,7 @@ class LabelQueue:
         """Build a model from a network; its metadata count, per class, labelled rows that have only missing cells."""
         names = tuple(self.session.names[: len(network.counts)])
         metadata = {} if self.model is None else dict(self.model.metadata)
-        counts = parse_counts(metadata.get("uninformative"), len(names))
+        counts = parse_class_counts(metadata.get("uninformative"), len(names))
         for row, label in self.session.list_label_indices():
             if rows.uninformative[row] and label < len(names):
                 counts[label] += 1
@@ -372,7 +374,7 @@ class LabelQueue:
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
         uninformative = rows.uninformative[indices]
         if bool(uninformative.any()):
-            replace_uninformative(logits, uninformative, self._to_model(network, rows).uninformative_logits)
+            replace_uninformative_logits(logits, uninformative, self._to_model(network, rows).uninformative_logits)
         return logits
 
     @property

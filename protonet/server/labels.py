@@ -27,8 +27,8 @@ from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.commands.data import UnlabelledTable
 from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain, path_to_text
 from protonet.errors import raise_input_error
-from protonet.fit.active import StandardisedEmbedding, Suggestion, suggest_rows
-from protonet.fit.solver import solve_problem
+from protonet.fit.active import Standardiser, Suggestion, suggest_rows
+from protonet.fit.solver import fit_solution
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.tables.delimited import MISSING_TEXTS
@@ -304,7 +304,7 @@ class LabelSession:
             return []
         network = None if self._refits and first > 0 else self.network
         n = min(len(left), n if network is not None else max(n, first))
-        return suggest_rows(network, self.rows.x, n, list(map(to_printable, self.names)), rows=left)
+        return suggest_rows(network, self.rows.x, n, list(map(to_printable, self.names)), unlabelled_rows=left)
 
     def add_label(self, row: int, name: str) -> None:
         """Add the label of a row to the file."""
@@ -323,7 +323,7 @@ class LabelSession:
 @torch.no_grad()
 def embed(x: Tensor, network: PrototypeNetwork | None) -> Tensor:
     """Compute the embeddings (n, dim) of rows (n, features) by a network; if it is None, standardize the features."""
-    space = StandardisedEmbedding(x) if network is None else network
+    space = Standardiser(x) if network is None else network
     return torch.cat([space.embed(batch) for batch in x.split(4096)])
 
 
@@ -333,7 +333,7 @@ def fit_labels(x: Tensor, y: Tensor, num_classes: int, blocks: Tensor | None) ->
     ``blocks`` (dim,) has the index of the column that each feature encodes; None if features are their own columns.
     """
     metadata = {"num_classes": num_classes}
-    return solve_problem([(x, y)], None, metadata, REFIT_TIME_LIMIT, "fast", blocks=blocks).network
+    return fit_solution([(x, y)], None, metadata, REFIT_TIME_LIMIT, "fast", column_indices=blocks).network
 
 
 #: Maximal number of uploaded rows, and of characters of an uploaded text.

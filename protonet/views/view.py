@@ -53,7 +53,7 @@ class TrainingRows:
     """(n,) bool: whether a row is the embedding of a class name. Views are fitted to such rows too, but they are never
     held out. If None, no row is."""
     sample_scale: float = 1.0  #: Number of original samples that a row of weight 1 represents; see `sample_counts`.
-    selected: float = 1.0  #: Number of these rows divided by that of all training rows; below 1 for a fold.
+    row_fraction: float = 1.0  #: Number of these rows divided by that of all training rows; below 1 for a fold.
 
     @property
     def sample_counts(self) -> Tensor:
@@ -84,8 +84,8 @@ class TrainingRows:
         per_row = {name: getattr(self, name) for name in ("weights", "groups", "is_class_name")}
         per_row = {name: None if value is None else value[indices] for name, value in per_row.items()}
         labels = self.labels[indices]
-        selected = self.selected * len(labels) / max(1, len(self.labels))
-        return replace(self, features=self.features[indices], labels=labels, selected=selected, **per_row)
+        selected = self.row_fraction * len(labels) / max(1, len(self.labels))
+        return replace(self, features=self.features[indices], labels=labels, row_fraction=selected, **per_row)
 
     def scale_limit(self, limit: int) -> int:
         """Compute the maximum number of rows that a view may store when it is fitted to these rows, at least 1.
@@ -94,7 +94,7 @@ class TrainingRows:
         its class, so prototypes depend on the fraction of stored rows. This fraction must be the same in a fold and in
         the final view: otherwise, a temperature that is fitted to held-out rows would not suit the final view.
         """
-        return max(1, round(self.selected * limit))
+        return max(1, round(self.row_fraction * limit))
 
     def select_columns(self, start: int, stop: int) -> TrainingRows:
         """Select the features with an index in [start, stop), of all rows."""

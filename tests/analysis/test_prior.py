@@ -12,8 +12,8 @@ from analysis.prior.synthetic import FAMILIES
 from analysis.prior.tasks import MAX_FEATURES, MAX_LABELLED, MAX_TEST_ROWS, Task, draw_task
 from analysis.prior.train import collate, evaluate, train
 from protonet import InputError, solve
-from protonet.fit.prior import Prior, deserialize_prior, serialize_prior
-from protonet.fit.search import Search
+from protonet.fit.prior import WeightingPrior, deserialize_prior, serialize_prior
+from protonet.fit.search import ModelSearch
 from protonet.network import PrototypeNetwork
 
 
@@ -54,8 +54,8 @@ def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
     arrays = measure(task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # first weights of another state may leave raw cosine alone
-        prior = Prior().eval()
-    network = solve((torch.from_numpy(task.x), torch.from_numpy(task.y)), effort=Search(prior=prior))
+        prior = WeightingPrior().eval()
+    network = solve((torch.from_numpy(task.x), torch.from_numpy(task.y)), effort=ModelSearch(prior=prior))
     assert isinstance(network, PrototypeNetwork)
     with torch.no_grad():
         logits = network(torch.from_numpy(task.test_x))
@@ -85,7 +85,7 @@ def test_training_lowers_the_loss_and_is_deterministic(tmp_path: Path) -> None:
         assert loaded is not None
         tasks.append(loaded)
     batch = collate(tasks)
-    before, _ = evaluate(Prior().eval(), batch)
+    before, _ = evaluate(WeightingPrior().eval(), batch)
     prior = train(batch, epochs=20)
     after, right = evaluate(prior, batch)
     assert float(after.mean()) < float(before.mean())
@@ -98,14 +98,14 @@ def test_a_prior_that_leaves_a_data_set_out_must_exist(monkeypatch: pytest.Monke
     monkeypatch.setattr(study, "LEFT_OUT", tmp_path)
     with pytest.raises(InputError, match="must have a prior"):
         study.load_left_out("iris")
-    (tmp_path / "iris").write_text(serialize_prior(Prior()))
-    assert isinstance(study.load_left_out("iris"), Prior)
+    (tmp_path / "iris").write_text(serialize_prior(WeightingPrior()))
+    assert isinstance(study.load_left_out("iris"), WeightingPrior)
 
 
 def test_weights_are_written_as_a_module(tmp_path: Path) -> None:
     path = tmp_path / "numbers.py"
-    study.write_prior(Prior(), study.HEADER.format(tasks=3, epochs=2), path)
+    study.write_prior(WeightingPrior(), study.HEADER.format(tasks=3, epochs=2), path)
     scope: dict[str, tuple[str, ...]] = {}
     exec(path.read_text(encoding="utf-8"), scope)
-    assert isinstance(deserialize_prior("".join(scope["NUMBERS"])), Prior)
+    assert isinstance(deserialize_prior("".join(scope["NUMBERS"])), WeightingPrior)
     assert max(map(len, path.read_text().splitlines())) <= 120

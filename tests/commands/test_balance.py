@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from protonet.files import load_model
-from protonet.fit.crossfit import predict_held_out, restore_crossfit
+from protonet.fit.cross_validation import predict_held_out, restore_cross_validation
 from protonet.metrics import measure, measure_classes
 from tests.commands.cases import FAST, Run
 from tests.strategies import write_columns
@@ -54,11 +54,11 @@ def test_balanced_fit_compares_balanced_accuracy(tmp_path: Path, run: Run) -> No
         assert "5-fold cross-validation on 100 rows" in output
         assert f"{'balanced ' * bool(options)}difference to baseline, points" in output
         model = load_model(path, for_update=True)
-        crossed = restore_crossfit(model.network, model.folds, model.update_state)
+        cv = restore_cross_validation(model.network, model.folds, model.update_state)
         assert model.network.counts.tolist() == model.metadata["samples"] == [5, 95]
-        assert [network.counts.sum() for network in crossed.folds] == [80] * 5
-        assert torch.equal(crossed.weights, torch.ones(100, dtype=torch.float64))
-        metrics = measure(predict_held_out(crossed), crossed.labels)
+        assert [network.counts.sum() for network in cv.folds] == [80] * 5
+        assert torch.equal(cv.weights, torch.ones(100, dtype=torch.float64))
+        metrics = measure(predict_held_out(cv), cv.labels)
         assert metrics.accuracy == model.metadata["held_out"]["accuracy"]
         assert model.metadata["held_out"]["balanced_accuracy"] == measure_classes(metrics.confusion).balanced_accuracy
         for results in (fitted, run.read_json("evaluate", path, table)[0]):

@@ -20,8 +20,8 @@ from protonet.commands.report import format_confusions
 from protonet.commands.update import format_accuracy_change
 from protonet.errors import InputError
 from protonet.files import load_model
-from protonet.fit.crossfit import crossfit, measure_held_out
-from protonet.fit.solver import solve_problem
+from protonet.fit.cross_validation import cross_validate, measure_cross_validation
+from protonet.fit.solver import fit_solution
 from protonet.metrics import rejection_threshold, score_known
 from protonet.tables import formats
 from protonet.ui.text import format_probability_metrics
@@ -55,7 +55,7 @@ class TestFit:
     def test_summary_and_model(self, tmp_path: Path, fitted: Path, network: PrototypeNetwork, run: Run) -> None:
         output = tmp_path / "new" / "model.safetensors"
         printed = run("fit", fitted / "train.csv", *FAST, "-o", output, "--verbose")
-        metrics = measure_held_out(crossfit(solve_problem([(X, Y)], effort="fast")))
+        metrics = measure_cross_validation(cross_validate(fit_solution([(X, Y)], effort="fast")))
         assert printed.startswith("train.csv: 3 classes, 30 samples, 4 features, 10 per class\n")
         assert f"| this model          | {100 * metrics.accuracy:.2f} " in printed
         assert "| raw cosine " in printed
@@ -96,7 +96,7 @@ class TestFit:
         def interrupt(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(pipeline, "solve_problem", interrupt)
+        monkeypatch.setattr(pipeline, "fit_solution", interrupt)
         output = tmp_path / "model.safetensors"
         output.write_text("old")
         for more in ([], ["-o", output]):

@@ -19,8 +19,8 @@ from protonet import solve
 from protonet.commands.explain import MAX_LISTED_COLUMNS
 from protonet.files import Model, load_model, save_model
 from protonet.fit import importance
-from protonet.fit.crossfit import Crossfit, predict_held_out, restore_crossfit
-from protonet.fit.importance import measure_columns
+from protonet.fit.cross_validation import CrossValidation, predict_held_out, restore_cross_validation
+from protonet.fit.importance import measure_permutation_importance
 from tests.commands.cases import Run, fit_model
 from tests.strategies import blobs
 from tests.strategies import write_columns as write
@@ -68,35 +68,35 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def unpacked(path: str) -> Crossfit:
+def unpacked(path: str) -> CrossValidation:
     model = load_model(path, for_update=True)
-    return restore_crossfit(model.network, model.folds, model.update_state)
+    return restore_cross_validation(model.network, model.folds, model.update_state)
 
 
 def test_permutation_importance_is_that_of_a_slow_loop(numeric: str) -> None:
-    crossed = unpacked(numeric)
+    cv = unpacked(numeric)
     generator = torch.Generator().manual_seed(1)
-    weights = torch.randint(1, 5, (len(crossed.labels),), generator=generator).double()
-    crossed = replace(crossed, weights=weights)
-    n = len(crossed.labels)
+    weights = torch.randint(1, 5, (len(cv.labels),), generator=generator).double()
+    cv = replace(cv, weights=weights)
+    n = len(cv.labels)
     orders = torch.stack([torch.randperm(n, generator=generator) for _ in range(3)])
-    result = measure_columns(crossed, [1, 2, 1], orders)
-    y, w = crossed.labels.numpy(), crossed.weights.numpy()
+    result = measure_permutation_importance(cv, [1, 2, 1], orders)
+    y, w = cv.labels.numpy(), cv.weights.numpy()
 
     def judge(x: Tensor) -> tuple[list[float], np.ndarray]:
         """Compute the log-loss and the error rate, and both for each row (n, 2)."""
-        p = predict_held_out(replace(crossed, features=x)).double().softmax(dim=1).numpy()
+        p = predict_held_out(replace(cv, features=x)).double().softmax(dim=1).numpy()
         wrong = p.argmax(axis=1) != y
         rates = [log_loss(y, p, sample_weight=w), 1 - accuracy_score(y, p.argmax(axis=1), sample_weight=w)]
         return rates, np.stack([-np.log(p[np.arange(n), y]), wrong], axis=1)
 
-    rates, rows = judge(crossed.features)
+    rates, rows = judge(cv.features)
     for features, item in zip(([0], [1, 2], [3]), result, strict=True):
         means, influence = np.zeros(2), np.zeros((n, 2))
         for order in orders:
-            x = crossed.features.clone()
+            x = cv.features.clone()
             for at in features:
-                x[:, at] = crossed.features[order, at]
+                x[:, at] = cv.features[order, at]
             shuffled, cost = judge(x)
             means += (np.array(shuffled) - rates) / len(orders)
             cost = w[:, None] * (cost - rows) / (w.mean() * len(orders))
@@ -104,7 +104,7 @@ def test_permutation_importance_is_that_of_a_slow_loop(numeric: str) -> None:
             influence[order.numpy()] += cost  # whose cell it is
         influence -= means * (1 + w / w.mean())[:, None]
         quantile = student.ppf(0.975, w.sum() ** 2 / (w**2).sum() - 1)
-        half = quantile * np.sqrt(crossed.sample.variance_factor * (influence**2).sum(axis=0) / n / (n - 1))
+        half = quantile * np.sqrt(cv.evaluation_sample.variance_factor * (influence**2).sum(axis=0) / n / (n - 1))
         assert [item.log_loss_rise, item.accuracy_fall] == pytest.approx(means.tolist(), abs=1e-6)
         assert item.log_loss_interval == pytest.approx((means[0] - half[0], means[0] + half[0]), abs=1e-4)
         assert item.accuracy_interval == pytest.approx((means[1] - half[1], means[1] + half[1]), abs=1e-4)
@@ -133,8 +133,8 @@ def test_held_out_rows_rank_the_important_column_first(numeric: str, tmp_path: P
 def test_many_columns_without_names_and_rows_drawn(
     bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    monkeypatch.setattr(importance, "PREDICTIONS", 40 * 12)
-    monkeypatch.setattr(importance, "MIN_ROWS", 10)
+    monkeypatch.setattr(importance, "MAX_SHUFFLED_PREDICTIONS", 40 * 12)
+    monkeypatch.setattr(importance, "MIN_IMPORTANCE_ROWS", 10)
     x, y = blobs(0, classes=3, rows=5, dim=40)
     np.savez(tmp_path / "t.npz", x=x.numpy(), y=y.numpy() + 5)
     result, output = run.read_json("explain", bare, str(tmp_path / "t.npz"))

@@ -127,7 +127,9 @@ def test_values_far_from_zero_keep_their_precision(model: Path, tmp_path: Path, 
     assert "accuracy 100.00 % on 40 rows" in run("evaluate", model, table)
 
 
-@pytest.mark.parametrize(("stage", "words"), [("crossfit", " without cross-validation"), ("predict_baselines", "")])
+@pytest.mark.parametrize(
+    ("stage", "words"), [("cross_validate", " without cross-validation"), ("predict_baselines", "")]
+)
 def test_ctrl_c_before_the_first_fold_and_after_the_last(
     stage: str, words: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:

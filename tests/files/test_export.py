@@ -20,7 +20,7 @@ from protonet.errors import InputError
 from protonet.files import Model, export_onnx, export_pt2, load_model, save_model
 from protonet.files.export import export_network
 from protonet.fit.search import EFFORTS
-from protonet.fit.solver import solve_problem
+from protonet.fit.solver import fit_solution
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import VIEW_FAMILIES, kernel_ridge
@@ -68,8 +68,8 @@ def test_networks_of_solve(tmp_path: Path) -> None:
 
 
 def test_views_of_some_columns(tmp_path: Path) -> None:
-    search = EFFORTS["fast"].without(TabularTransformerFamily)
-    network = solve_problem((X, Y), effort=search, spans=[(0, 3), (3, X.shape[1])]).network
+    search = EFFORTS["fast"].without_family(TabularTransformerFamily)
+    network = fit_solution((X, Y), effort=search, column_spans=[(0, 3), (3, X.shape[1])]).network
     sources: Any = network.encoder.sources
     assert any(source.config.dim < source.config.input_dim for source in sources if hasattr(source.config, "first"))
     model = Model(network=network, classes=tuple(range(len(network.prototypes))))

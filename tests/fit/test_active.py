@@ -15,7 +15,14 @@ from torch import Tensor
 
 from protonet import InputError, PrototypeNetwork, solve
 from protonet.fit import active
-from protonet.fit.active import RULES, kernel_similarity, maximize_coverage, predict_classes, sample_rows, suggest_rows
+from protonet.fit.active import (
+    SUGGESTION,
+    kernel_similarity,
+    maximize_coverage,
+    predict_top_two_classes,
+    sample_weighted_rows,
+    suggest_rows,
+)
 from tests.strategies import blobs, seeds, unit_rows
 
 
@@ -64,10 +71,10 @@ def test_chosen_rows_do_not_depend_on_the_order_of_rows_the_scale_of_weights_and
 def test_labelled_rows_count_as_covered() -> None:
     x = torch.eye(3).repeat_interleave(torch.tensor([5, 3, 2]), dim=0)
     assert [x[row].argmax() for row, _ in suggest_rows(None, x, 1)] == [0]
-    assert [x[row].argmax() for row, _ in suggest_rows(None, x, 2, known=x[:1])] == [1, 2]
-    assert suggest_rows(None, x, 3, known=x[:0]) == suggest_rows(None, x, 3)
+    assert [x[row].argmax() for row, _ in suggest_rows(None, x, 2, labelled_features=x[:1])] == [1, 2]
+    assert suggest_rows(None, x, 3, labelled_features=x[:0]) == suggest_rows(None, x, 3)
     with pytest.raises(InputError, match="`known` must have"):
-        suggest_rows(None, x, 1, known=x[:, :2])
+        suggest_rows(None, x, 1, labelled_features=x[:, :2])
     for known, expected in ((x[:0], [0, 1, 2]), (x[:1], [1, 2])):
         chosen = maximize_coverage(x, torch.ones(10), known, len(expected), 0.1)
         assert x[chosen].argmax(dim=1).tolist() == expected  # equal rows are chosen once
@@ -75,12 +82,12 @@ def test_labelled_rows_count_as_covered() -> None:
 
 def test_rows_are_sampled_in_proportion_to_their_weights() -> None:
     weights, n = torch.tensor([1.0, 2.0, 7.0]), 2000
-    sampled = torch.cat([sample_rows(weights, 1, seed) for seed in range(n)])
+    sampled = torch.cat([sample_weighted_rows(weights, 1, seed) for seed in range(n)])
     fractions = torch.bincount(sampled, minlength=3) / n
     for fraction, expected in zip(fractions.tolist(), [0.1, 0.2, 0.7], strict=True):
         assert abs(fraction - expected) < 4 * math.sqrt(expected * (1 - expected) / n)
-    assert sample_rows(weights, 3, 0).tolist() == [0, 1, 2]
-    assert len(sample_rows(torch.ones(50), 9, 1).unique()) == 9
+    assert sample_weighted_rows(weights, 3, 0).tolist() == [0, 1, 2]
+    assert len(sample_weighted_rows(torch.ones(50), 9, 1).unique()) == 9
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +99,7 @@ def test_with_one_class_all_rows_are_uncertain() -> None:
     network = PrototypeNetwork(torch.nn.Identity(), embedding_dim=2, num_classes=1)
     network.set_prototypes(torch.eye(2)[:1], torch.zeros(1, dtype=torch.int64))
     x = torch.tensor([[1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-    assert predict_classes(network, x).uncertainty.tolist() == [1.0, 1.0, 1.0]
+    assert predict_top_two_classes(network, x).uncertainty.tolist() == [1.0, 1.0, 1.0]
     assert suggest_rows(network, x, 1, ["one"])[0].row in {1, 2}
 
 
@@ -123,9 +130,9 @@ def test_the_first_suggestions_are_typical_of_all_classes_in_any_unit() -> None:
 def test_uncertain_rows_are_suggested_from_many_rows(
     network: PrototypeNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(active, "RULES", replace(RULES, max_rows=60))
+    monkeypatch.setattr(active, "SUGGESTION", replace(SUGGESTION, max_rows=60))
     x, _ = blobs(4, classes=3, rows=200, dim=4, noise=1.0)
-    uncertainty = predict_classes(network, x).uncertainty
+    uncertainty = predict_top_two_classes(network, x).uncertainty
     chosen = suggest_rows(network, x, 20, range(3))
     rows = [row for row, _ in chosen]
     assert len(set(rows)) == 20

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from protonet.fit.crossfit import crossfit, predict_baselines, predict_held_out, repeat_held_out
+from protonet.fit.cross_validation import cross_validate, predict_baselines, predict_held_out, repeat_cross_validation
 from protonet.fit.learning import measure_learning_curve
-from protonet.fit.networks import fit_choice, fit_rows
+from protonet.fit.networks import fit_labelled_rows, fit_selected_model
 from protonet.fit.search import SelectedModel
-from protonet.fit.solver import Solution, solve_problem
+from protonet.fit.solver import Solution, fit_solution
 from protonet.fit.training_set import prepare_training_set
 from protonet.views.fixed_convolution import FixedConvolution
 from protonet.views.forest import Forest
@@ -57,7 +57,7 @@ def test_every_view_fits_to_single_rows_and_to_fewer_classes(sizes: tuple[int, .
     weights = torch.linspace(0.2, 1, len(y), dtype=torch.float64) if weighted else None
     rows = TrainingRows(x, y, len(sizes), shifts=(0, 1, -1), width=DIM, weights=weights)
     for view in VIEWS_OF_EVERY_KIND:
-        network = fit_rows(rows, SelectedModel(((view, 1.0),), 0.1, rows.shifts))
+        network = fit_labelled_rows(rows, SelectedModel(((view, 1.0),), 0.1, rows.shifts))
         embedding = network.embed(torch.cat([x, 3 * torch.eye(DIM)]))
         assert bool(torch.isfinite(embedding).all()), view.name
 
@@ -67,18 +67,18 @@ def test_cross_validation_works_with_any_class_sizes() -> None:
     for sizes in SIZES:
         x, y = make_rows(sizes, 3)
         problem, _ = prepare_training_set(x, y, len(sizes))
-        crossed = crossfit(Solution(fit_choice(problem, choice), choice, problem))
-        assert len(crossed.labels) == sum(size for size in sizes if size > 1), sizes
-        scores = [predict_held_out(crossed), crossed.offset, *predict_baselines(problem).values()]
+        cv = cross_validate(Solution(fit_selected_model(problem, choice), choice, problem))
+        assert len(cv.labels) == sum(size for size in sizes if size > 1), sizes
+        scores = [predict_held_out(cv), cv.offset, *predict_baselines(problem).values()]
         assert all(bool(torch.isfinite(score).all()) for score in scores), sizes
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (1, 2, 3, 4, 6)])
 def test_repeats_and_learning_curves_work_with_any_class_sizes(sizes: tuple[int, ...]) -> None:
-    solution = solve_problem(make_rows(sizes), effort="fast")
-    crossed = crossfit(solution)
-    assert bool(torch.isfinite(repeat_held_out(solution, crossed, 2)).all())
-    assert measure_learning_curve(solution, crossed).correct.shape[1] == len(crossed.labels)
+    solution = fit_solution(make_rows(sizes), effort="fast")
+    cv = cross_validate(solution)
+    assert bool(torch.isfinite(repeat_cross_validation(solution, cv, 2)).all())
+    assert measure_learning_curve(solution, cv).correct.shape[1] == len(cv.labels)
 
 
 def test_commands_work_with_any_class_sizes(tmp_path: Path, run: Run) -> None:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
-from protonet.fit.crossfit import crossfit, predict_held_out, update
+from protonet.fit.cross_validation import add_samples_to_folds, cross_validate, predict_held_out
 from protonet.fit.duplicates import group_duplicates
-from protonet.fit.solver import solve_problem
+from protonet.fit.solver import fit_solution
 from protonet.metrics import measure
 from protonet.selection.folds import FoldRules, split_folds
 from tests.strategies import PLAIN, accuracy, seeds
@@ -25,12 +25,12 @@ NOISE, COINS = torch.randn(40, 6, generator=G), torch.randint(2, (40,), generato
 @pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-3])
 def test_random_labels_of_repeated_rows_are_not_predicted(apart: float) -> None:
     x = torch.cat([NOISE, NOISE + apart * torch.randn(NOISE.shape, generator=torch.Generator().manual_seed(1))])
-    solution = solve_problem([(x, COINS.repeat(2))], effort=PLAIN)
-    assert solution.problem.repeated == 40
-    crossed = crossfit(solution)
-    accuracy = measure(predict_held_out(crossed), crossed.labels, crossed.weights).accuracy
+    solution = fit_solution([(x, COINS.repeat(2))], effort=PLAIN)
+    assert solution.training_set.n_duplicates == 40
+    cv = cross_validate(solution)
+    accuracy = measure(predict_held_out(cv), cv.labels, cv.weights).accuracy
     assert accuracy < 0.5 + 3 * np.sqrt(0.25 / 40)
-    assert float(crossed.weights.sum()) == 80
+    assert float(cv.weights.sum()) == 80
 
 
 def test_rows_that_are_equal_by_chance_are_not_duplicates() -> None:
@@ -127,18 +127,22 @@ def test_groups_stay_together_and_every_fold_is_fitted_to_all_classes(
 
 def test_an_update_with_copies_or_the_same_groups_does_not_leak_into_held_out_rows() -> None:
     groups = torch.arange(40) // 2
-    solution = solve_problem([(NOISE, COINS)], effort=PLAIN, groups=groups)
-    crossed = crossfit(solution)
-    assert solution.groups is not None
+    solution = fit_solution([(NOISE, COINS)], effort=PLAIN, groups=groups)
+    cv = cross_validate(solution)
+    assert solution.merged_groups is not None
     no_groups = torch.full((40,), -1)
-    for apart, new_groups, known in ((1e-4, None, True), (0.5, solution.groups[groups], True), (0.5, no_groups, False)):
-        updated = copy.deepcopy(crossed)
-        update(updated, NOISE + apart, COINS, 2, new_groups)
-        assert updated.whole.counts.sum() == 80
+    for apart, new_groups, known in (
+        (1e-4, None, True),
+        (0.5, solution.merged_groups[groups], True),
+        (0.5, no_groups, False),
+    ):
+        updated = copy.deepcopy(cv)
+        add_samples_to_folds(updated, NOISE + apart, COINS, 2, new_groups)
+        assert updated.network.counts.sum() == 80
         for index, network in enumerate(updated.folds):
-            judged = int((crossed.fold == index).sum()) * known
-            assert network.counts.sum() == crossed.folds[index].counts.sum() + 40 - judged
-        assert predict_held_out(updated).shape == predict_held_out(crossed).shape
+            judged = int((cv.fold == index).sum()) * known
+            assert network.counts.sum() == cv.folds[index].counts.sum() + 40 - judged
+        assert predict_held_out(updated).shape == predict_held_out(cv).shape
 
 
 def test_a_redundant_column_costs_no_accuracy() -> None:
@@ -146,7 +150,7 @@ def test_a_redundant_column_costs_no_accuracy() -> None:
     celsius = rng.normal(15, 10, 1200)
     labels = torch.from_numpy((np.sin(celsius / 2) > 0).astype(np.int64))
     x = torch.from_numpy(np.stack([celsius, 1.8 * celsius + 32], axis=1)).float()
-    one, both = (solve_problem([(z[:600], labels[:600])], effort="fast") for z in (x[:, :1], x))
+    one, both = (fit_solution([(z[:600], labels[:600])], effort="fast") for z in (x[:, :1], x))
     with torch.no_grad():
         single, double = accuracy(one.network(x[600:, :1]), labels[600:]), accuracy(both.network(x[600:]), labels[600:])
     assert double > max(0.9, single - 0.03)

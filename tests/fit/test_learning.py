@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protonet.fit.crossfit import Crossfit, crossfit, held_out_indices, make_folds, predict_held_out, repeat_held_out
+from protonet.fit.cross_validation import (
+    CrossValidation,
+    cross_validate,
+    held_out_indices,
+    make_folds,
+    predict_held_out,
+    repeat_cross_validation,
+)
 from protonet.fit.learning import (
     ExpectedAccuracy,
     LearningCurve,
@@ -18,18 +25,18 @@ from protonet.fit.learning import (
     measure_learning_curve,
     subsample_rows,
 )
-from protonet.fit.solver import Solution, solve_problem
+from protonet.fit.solver import Solution, fit_solution
 from protonet.metrics import Sample, effective_sample_size, wilson_interval
 from tests.strategies import PLAIN, blobs, seeds
 
-SolutionAndCrossfit = tuple[Solution, Crossfit]
+SolutionAndCrossfit = tuple[Solution, CrossValidation]
 
 
 @pytest.fixture(scope="module")
 def solved() -> SolutionAndCrossfit:
     x, y = blobs(0, classes=3, rows=12, dim=4, noise=2.0)
-    solution = solve_problem([(x, y)], effort=PLAIN)
-    return solution, crossfit(solution)
+    solution = fit_solution([(x, y)], effort=PLAIN)
+    return solution, cross_validate(solution)
 
 
 @pytest.mark.parametrize("copies", [0, 7])
@@ -37,27 +44,27 @@ def test_held_out_index_identifies_each_row(copies: int) -> None:
     x, y = blobs(0, classes=3, rows=8, dim=4)
     x, y = torch.cat([x, x[:copies], torch.randn(1, 4)]), torch.cat([y, y[:copies], torch.tensor([3])])
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    solution = solve_problem([(x[order], y[order])], effort=PLAIN)
-    crossed, indices = crossfit(solution), held_out_indices(solution.problem)
+    solution = fit_solution([(x[order], y[order])], effort=PLAIN)
+    cv, indices = cross_validate(solution), held_out_indices(solution.training_set)
     alone = y[order] == 3  # a class of one row is never held out
     assert (indices[alone] == -1).all()
-    assert (crossed.labels[indices[~alone]] == y[order][~alone]).all()
-    torch.testing.assert_close(crossed.features[indices[~alone]].float(), x[order][~alone])
-    assert torch.bincount(indices[~alone]).tolist() == crossed.weights.tolist()
+    assert (cv.labels[indices[~alone]] == y[order][~alone]).all()
+    torch.testing.assert_close(cv.features[indices[~alone]].float(), x[order][~alone])
+    assert torch.bincount(indices[~alone]).tolist() == cv.weights.tolist()
 
 
 def test_repeats_are_the_mean_of_crossfits(solved: SolutionAndCrossfit) -> None:
-    solution, crossed = solved
-    once = repeat_held_out(solution, crossed, 1).exp()
-    torch.testing.assert_close(once, predict_held_out(crossed).double().softmax(dim=1))
-    twice = repeat_held_out(solution, crossed, 2).exp()
+    solution, cv = solved
+    once = repeat_cross_validation(solution, cv, 1).exp()
+    torch.testing.assert_close(once, predict_held_out(cv).double().softmax(dim=1))
+    twice = repeat_cross_validation(solution, cv, 2).exp()
     torch.testing.assert_close(twice.sum(dim=1), torch.ones(len(twice), dtype=torch.float64))
     second = 2 * twice - once  # the probabilities of the second cross-validation alone
     assert second.min() > -1e-9
     assert not torch.allclose(second, once, atol=1e-3)
-    first, other = make_folds(solution.problem), make_folds(solution.problem, 1)
+    first, other = make_folds(solution.training_set), make_folds(solution.training_set, 1)
     assert [fold.held_out.tolist() for fold in first] != [fold.held_out.tolist() for fold in other]
-    torch.testing.assert_close(repeat_held_out(solution, crossed, 3, deadline=-math.inf).exp(), once)
+    torch.testing.assert_close(repeat_cross_validation(solution, cv, 3, deadline=-math.inf).exp(), once)
 
 
 @given(seeds, st.sampled_from([0.125, 0.3, 0.5, 1.0]))
@@ -73,14 +80,16 @@ def test_subsampled_rows_are_a_fraction_of_each_class(seed: int, fraction: float
 
 
 def test_the_last_point_of_a_learning_curve_is_the_crossfit(solved: SolutionAndCrossfit) -> None:
-    solution, crossed = solved
-    curve = measure_learning_curve(solution, crossed)
-    assert curve.per_class == sorted(curve.per_class)
-    assert curve.per_class[-1] == pytest.approx(sum(len(fold.train) for fold in make_folds(solution.problem)) / 15)
-    assert curve.per_class[-2] == pytest.approx(curve.per_class[-1] / 2, abs=0.5)
-    assert curve.correct.shape == (len(curve.per_class), len(crossed.labels))
-    assert (curve.correct[-1] == (predict_held_out(crossed).argmax(dim=1) == crossed.labels)).all()
-    assert len(measure_learning_curve(solution, crossed, deadline=-math.inf).per_class) == 1
+    solution, cv = solved
+    curve = measure_learning_curve(solution, cv)
+    assert curve.rows_per_class == sorted(curve.rows_per_class)
+    assert curve.rows_per_class[-1] == pytest.approx(
+        sum(len(fold.train) for fold in make_folds(solution.training_set)) / 15
+    )
+    assert curve.rows_per_class[-2] == pytest.approx(curve.rows_per_class[-1] / 2, abs=0.5)
+    assert curve.correct.shape == (len(curve.rows_per_class), len(cv.labels))
+    assert (curve.correct[-1] == (predict_held_out(cv).argmax(dim=1) == cv.labels)).all()
+    assert len(measure_learning_curve(solution, cv, deadline=-math.inf).rows_per_class) == 1
 
 
 SIZES = [4.0, 8.0, 16.0]  #: Training rows per class.

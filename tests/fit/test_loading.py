@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from protonet import solve
 from protonet.errors import InputError, InputTypeError
-from protonet.fit.loading import centre_columns, order_rows, read_loaders
+from protonet.fit.loading import canonical_row_order, centre_columns, read_labelled_samples
 from tests.strategies import blobs, seeds
 
 X, Y = blobs(0)
@@ -27,7 +27,7 @@ def test_batches_are_concatenated(seed: int, cuts: list[int], numpy: bool) -> No
     batches: list[Any] = [(x[a:b].reshape(-1, 2, 4), y[a:b]) for a, b in itertools.pairwise(bounds)]
     if numpy:
         batches = [(inputs.numpy(), labels.numpy()) for inputs, labels in batches]
-    features, labels, num_classes = read_loaders(batches, [(X, Y)], {})
+    features, labels, num_classes = read_labelled_samples(batches, [(X, Y)], {})
     assert torch.equal(features, torch.cat([x, X]))
     assert torch.equal(labels, torch.cat([y, Y]))
     assert (features.dtype, labels.dtype, num_classes) == (torch.float32, torch.int64, 5)
@@ -63,14 +63,14 @@ class Stream(IterableDataset[Any]):
 )
 def test_datasets_and_pairs_are_read_like_batches(source: Any) -> None:
     for train, val in ((source, None), ([(X[:0], Y[:0]), (X, Y)], source)):
-        features, labels, _ = read_loaders(train, val, {})
+        features, labels, _ = read_labelled_samples(train, val, {})
         assert torch.equal(features[-30:], X)
         assert torch.equal(labels[-30:], Y)
 
 
 def test_the_metadata_set_the_number_of_classes() -> None:
-    assert read_loaders([(X, Y)], None, {"num_classes": 9})[2] == 9
-    assert read_loaders([(X, Y * 0)], None, {})[2] == 2
+    assert read_labelled_samples([(X, Y)], None, {"num_classes": 9})[2] == 9
+    assert read_labelled_samples([(X, Y * 0)], None, {})[2] == 2
 
 
 @given(seed=seeds)
@@ -79,7 +79,7 @@ def test_the_canonical_order_does_not_depend_on_the_order_of_rows(seed: int) -> 
     x = torch.randint(-2, 3, (20, 3), generator=generator).float()
     x[0] = -0.0
     y = torch.randint(3, (20,), generator=generator)
-    sorting = order_rows(x.clone(), y)
+    sorting = canonical_row_order(x.clone(), y)
     features, labels = (x + 0.0)[sorting], y[sorting]
     assert sorting.sort().values.tolist() == list(range(20))
     assert len(labels.unique_consecutive()) == len(y.unique())
@@ -87,7 +87,7 @@ def test_the_canonical_order_does_not_depend_on_the_order_of_rows(seed: int) -> 
         row = features[labels == label]
         assert len(row.unique_consecutive(dim=0)) == len(row.unique(dim=0))  # equal rows are neighbours
     order = torch.randperm(20, generator=generator)
-    again = order[order_rows(x[order], y[order])]
+    again = order[canonical_row_order(x[order], y[order])]
     assert torch.equal((x + 0.0)[again], features)
     assert torch.equal(y[again], labels)
 
@@ -95,14 +95,14 @@ def test_the_canonical_order_does_not_depend_on_the_order_of_rows(seed: int) -> 
 def test_the_canonical_order_does_not_depend_on_units_columns_class_indices_and_copies() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 4, generator=generator), torch.arange(60) % 3
-    order = order_rows(x.clone(), y)
-    assert torch.equal(order_rows(x * torch.tensor([2.54, 0.1, 7.0, 1e4]) + 3.0, y), order)
-    assert torch.equal(order_rows(x[:, [2, 0, 3, 1]].contiguous(), y), order)
-    assert torch.equal(order_rows(x.clone(), (y + 1) % 3), order)
+    order = canonical_row_order(x.clone(), y)
+    assert torch.equal(canonical_row_order(x * torch.tensor([2.54, 0.1, 7.0, 1e4]) + 3.0, y), order)
+    assert torch.equal(canonical_row_order(x[:, [2, 0, 3, 1]].contiguous(), y), order)
+    assert torch.equal(canonical_row_order(x.clone(), (y + 1) % 3), order)
     weights = torch.ones(60)
     weights[7] = 2
-    twice = order_rows(torch.cat([x, x[7:8]]), torch.cat([y, y[7:8]]))
-    assert torch.equal(twice[twice < 60], order_rows(x.clone(), y, weights))
+    twice = canonical_row_order(torch.cat([x, x[7:8]]), torch.cat([y, y[7:8]]))
+    assert torch.equal(twice[twice < 60], canonical_row_order(x.clone(), y, weights))
 
 
 def test_columns_far_from_zero_are_centred_and_no_others() -> None:
@@ -116,7 +116,7 @@ def test_columns_far_from_zero_are_centred_and_no_others() -> None:
     same, none = centre_columns(x[:, :2].float())
     assert torch.equal(same, x[:, :2].float())
     assert not bool(none.any())
-    exact, _, _ = read_loaders([(x, torch.arange(50) % 2)], None, {})
+    exact, _, _ = read_labelled_samples([(x, torch.arange(50) % 2)], None, {})
     assert torch.equal(exact, x)
 
 

@@ -18,10 +18,17 @@ from torch import Tensor
 
 from protonet.embeddings.opening import open_representation
 from protonet.embeddings.representation import Record, Representation
-from protonet.fit.class_weights import balance_classes, count_rows
-from protonet.fit.crossfit import crossfit, held_out_indices
-from protonet.fit.names import NAMES, NAMES_ONLY, classify_by_names, embed_class_names, extract_words, weigh_names
-from protonet.fit.solver import Solution, solve_problem
+from protonet.fit.class_weights import balanced_class_weights, restore_row_counts
+from protonet.fit.cross_validation import cross_validate, held_out_indices
+from protonet.fit.names import (
+    CLASS_NAMES,
+    NAMES_ONLY_SEARCH,
+    choose_name_weight,
+    classify_by_names,
+    embed_class_names,
+    split_name_into_words,
+)
+from protonet.fit.solver import Solution, fit_solution
 from protonet.fit.training_set import ClassNameRows
 from protonet.selection.folds import split_folds
 from protonet.selection.scoring import WEIGHTS
@@ -56,9 +63,11 @@ def test_words_are_extracted_from_class_names() -> None:
         ),
     ]
     for name, words in cases:
-        assert extract_words(name) == words, name
+        assert split_name_into_words(name) == words, name
         if isinstance(name, str):
-            assert extract_words(unicodedata.normalize("NFD", name)) == words, name  # as some file systems write it
+            assert split_name_into_words(unicodedata.normalize("NFD", name)) == words, (
+                name
+            )  # as some file systems write it
 
 
 @pytest.mark.usefixtures("embedding_cache")
@@ -72,17 +81,17 @@ def test_class_names_are_embedded_like_texts() -> None:
     names = embed_class_names(encoding, ["card", "money_back", "c3"], x, labels, ["", "refunds", ""])
     assert names is not None
     assert names.labels.tolist() == [0, 1]
-    assert names.weight in NAMES.weights
+    assert names.sample_count in CLASS_NAMES.candidate_weights
     embedded = column.encode(np.array(["card", "money back: refunds"], object))
     of_texts = list(encoding.feature_range(1))
-    np.testing.assert_allclose(names.x[:, of_texts], embedded - embedded.mean(axis=0), atol=1e-6)
+    np.testing.assert_allclose(names.features[:, of_texts], embedded - embedded.mean(axis=0), atol=1e-6)
     others = [index for index in range(x.shape[1]) if index not in of_texts]
     for row in (0, 1):  # other features of a name are the means of its class
-        torch.testing.assert_close(names.x[row, others], x[labels == row][:, others].mean(dim=0))
+        torch.testing.assert_close(names.features[row, others], x[labels == row][:, others].mean(dim=0))
     alone = embed_class_names(encoding, ["card", "money"], x[:0], labels[:0])
     assert alone is not None
-    assert alone.weight == NAMES.weight
-    assert not alone.x[:, others].any()
+    assert alone.sample_count == CLASS_NAMES.default_weight
+    assert not alone.features[:, others].any()
     for classes in (["c1", "c2", "c3"], ["card", "c2", "c3"], ["card", "Card?", "card"]):
         result = embed_class_names(encoding, [name.lower() for name in classes], x, labels)
         assert result is None
@@ -92,20 +101,22 @@ def test_class_names_are_embedded_like_texts() -> None:
 
 def test_names_count_only_if_rows_do_not_contradict_them() -> None:
     known = torch.arange(5)
-    assert weigh_names(X, Y, NEAR, known, 5) > 0
+    assert choose_name_weight(X, Y, NEAR, known, 5) > 0
     for step in range(1, 5):  # of other classes
-        assert weigh_names(X, Y, NEAR.roll(step, dims=0), known, 5) == 0
+        assert choose_name_weight(X, Y, NEAR.roll(step, dims=0), known, 5) == 0
     first = torch.stack([X[label == Y][0] for label in range(5)])
-    assert weigh_names(first, known, NEAR, known, 5) == NAMES.weight  # no class has two rows
-    assert weigh_names(first, known, NEAR.roll(1, dims=0), known, 5) == 0
-    assert weigh_names(X[:0], Y[:0], NEAR, known, 5) == NAMES.weight
+    assert choose_name_weight(first, known, NEAR, known, 5) == CLASS_NAMES.default_weight  # no class has two rows
+    assert choose_name_weight(first, known, NEAR.roll(1, dims=0), known, 5) == 0
+    assert choose_name_weight(X[:0], Y[:0], NEAR, known, 5) == CLASS_NAMES.default_weight
     some = Y < 2  # those named, the others' rows are no evidence
-    assert weigh_names(X[some], Y[some], NEAR[2:], known[2:], 5) in NAMES.weights
-    assert weigh_names(10 * NEAR[Y[some]], Y[some], NEAR[:2], known[:2], 5) == 0  # rows that need no name
-    assert weigh_names(10 * NEAR[Y[some]], Y[some], NEAR, known, 5) > 0  # but three classes have nothing else
+    assert choose_name_weight(X[some], Y[some], NEAR[2:], known[2:], 5) in CLASS_NAMES.candidate_weights
+    assert choose_name_weight(10 * NEAR[Y[some]], Y[some], NEAR[:2], known[:2], 5) == 0  # rows that need no name
+    assert choose_name_weight(10 * NEAR[Y[some]], Y[some], NEAR, known, 5) > 0  # but three classes have nothing else
     mixed = torch.randperm(len(X), generator=torch.Generator().manual_seed(0))
     order = torch.tensor([3, 1, 4, 0, 2])
-    assert weigh_names(X[mixed], Y[mixed], NEAR[order], known[order], 5) == weigh_names(X, Y, NEAR, known, 5)
+    assert choose_name_weight(X[mixed], Y[mixed], NEAR[order], known[order], 5) == choose_name_weight(
+        X, Y, NEAR, known, 5
+    )
 
 
 def leave_one_out_loss(x: np.ndarray, labels: np.ndarray, names: np.ndarray, weight: float) -> float:
@@ -136,11 +147,17 @@ def test_the_weight_of_names_has_the_smallest_leave_one_out_loss() -> None:
         names = torch.stack([x[other & (labels == label)].mean(dim=0) for label in range(4)])
         names += noise * torch.randn(names.shape, generator=torch.Generator().manual_seed(seed))
         x, labels = x[first], labels[first]
-        weight = weigh_names(x, labels, names, torch.arange(4), 4)
-        losses = [leave_one_out_loss(x.numpy(), labels.numpy(), names.numpy(), item) for item in NAMES.weights]
+        weight = choose_name_weight(x, labels, names, torch.arange(4), 4)
+        losses = [
+            leave_one_out_loss(x.numpy(), labels.numpy(), names.numpy(), item) for item in CLASS_NAMES.candidate_weights
+        ]
         cosines = torch.nn.functional.normalize(x, dim=1) @ torch.nn.functional.normalize(names, dim=1).T
-        likely = (NAMES.scale * cosines).log_softmax(dim=1).gather(1, labels[:, None]).sum() + len(x) * math.log(4)
-        assert weight == (NAMES.weights[int(np.argmin(losses))] if likely + NAMES.prior >= 0 else 0)
+        likely = (CLASS_NAMES.inverse_temperature * cosines).log_softmax(dim=1).gather(1, labels[:, None]).sum() + len(
+            x
+        ) * math.log(4)
+        assert weight == (
+            CLASS_NAMES.candidate_weights[int(np.argmin(losses))] if likely + CLASS_NAMES.prior_evidence >= 0 else 0
+        )
         chosen.add(weight)
     assert len(chosen) > 2
 
@@ -162,7 +179,7 @@ def test_names_are_fitted_to_in_every_fold_and_never_held_out(seed: int, classes
 
 
 def solve(names: ClassNameRows | None, x: Tensor = X, y: Tensor = Y, groups: Tensor | None = None) -> Solution:
-    return solve_problem([(x, y)], metadata={"num_classes": 6}, effort=PLAIN, groups=groups, names=names)
+    return fit_solution([(x, y)], metadata={"num_classes": 6}, effort=PLAIN, groups=groups, names=names)
 
 
 def test_names_are_part_of_prototypes_and_indices_are_those_of_the_samples() -> None:
@@ -170,44 +187,44 @@ def test_names_are_part_of_prototypes_and_indices_are_those_of_the_samples() -> 
     groups = torch.arange(len(X)) // 2 * 3
     for used_groups in (None, groups):
         solution = solve(names, groups=used_groups)
-        problem, network = solution.problem, solution.network
+        problem, network = solution.training_set, solution.network
         assert network.counts.tolist() == [6, 6, 6, 6, 6, 2]
-        assert names.count_samples(6).tolist() == [2] * 6
+        assert names.count_class_samples(6).tolist() == [2] * 6
         assert network(-NEAR[:1]).argmax() == 5
         assert len(problem.rows.labels) == len(X) + 6
-        assert len(problem.indices) == len(X)
-        torch.testing.assert_close(problem.original_features(problem.indices), X)
-        torch.testing.assert_close(problem.rows.labels[problem.indices], Y)
+        assert len(problem.row_indices) == len(X)
+        torch.testing.assert_close(problem.original_features(problem.row_indices), X)
+        torch.testing.assert_close(problem.rows.labels[problem.row_indices], Y)
         assert problem.rows.is_class_name is not None
-        assert not problem.rows.is_class_name[problem.indices].any()
+        assert not problem.rows.is_class_name[problem.row_indices].any()
         assert int(problem.rows.is_class_name.sum()) == 6
-        crossed = crossfit(solution)
+        cv = cross_validate(solution)
         indices = held_out_indices(problem)
         assert sorted(indices.tolist()) == list(range(len(X)))
-        torch.testing.assert_close(crossed.features[indices], X)
-        assert crossed.weights.tolist() == [1] * len(X)
-        for index, fold in enumerate(crossed.folds):
-            left = torch.bincount(crossed.labels[crossed.fold == index], minlength=6)
+        torch.testing.assert_close(cv.features[indices], X)
+        assert cv.weights.tolist() == [1] * len(X)
+        for index, fold in enumerate(cv.folds):
+            left = torch.bincount(cv.labels[cv.fold == index], minlength=6)
             assert fold.counts.tolist() == (network.counts - left).tolist()
         if used_groups is not None:
-            assert solution.groups is not None
-            assert len(solution.groups) == len(used_groups.unique())
+            assert solution.merged_groups is not None
+            assert len(solution.merged_groups) == len(used_groups.unique())
             assert problem.rows.groups is not None
-            numbered = solution.groups[used_groups.unique(return_inverse=True)[1]]
-            torch.testing.assert_close(problem.rows.groups[problem.indices], numbered)
+            numbered = solution.merged_groups[used_groups.unique(return_inverse=True)[1]]
+            torch.testing.assert_close(problem.rows.groups[problem.row_indices], numbered)
 
 
 def test_a_name_that_equals_a_sample_is_not_merged_with_it() -> None:
     names = ClassNameRows(X[[0, 0]], torch.tensor([int(Y[0]), int(Y[0] + 1) % 5]), 3.0)
     solution = solve(names, torch.cat([X, X[:1]]), torch.cat([Y, Y[:1]]))
-    rows = solution.problem.rows
+    rows = solution.training_set.rows
     assert rows.is_class_name is not None
     assert len(rows.labels) == len(X) + 2  # the sample that came twice is one
     assert int(rows.is_class_name.sum()) == 2
-    expected = torch.bincount(torch.cat([Y, Y[:1]]), minlength=6) + names.count_samples(6)
+    expected = torch.bincount(torch.cat([Y, Y[:1]]), minlength=6) + names.count_class_samples(6)
     assert solution.network.counts.tolist() == expected.tolist()
-    crossed = crossfit(solution)
-    assert float(crossed.weights.sum()) == pytest.approx(len(X) + 1)
+    cv = cross_validate(solution)
+    assert float(cv.weights.sum()) == pytest.approx(len(X) + 1)
 
 
 def test_the_order_of_rows_and_names_has_no_effect() -> None:
@@ -218,29 +235,29 @@ def test_the_order_of_rows_and_names_has_no_effect() -> None:
 
 
 def test_names_alone_are_the_prototypes() -> None:
-    names = ClassNameRows(NEAR, torch.arange(5), NAMES.weight)
-    solution = solve_problem(None, metadata={"num_classes": 5}, effort=NAMES_ONLY, names=names)
+    names = ClassNameRows(NEAR, torch.arange(5), CLASS_NAMES.default_weight)
+    solution = fit_solution(None, metadata={"num_classes": 5}, effort=NAMES_ONLY_SEARCH, names=names)
     assert solution.network(NEAR).argmax(dim=1).tolist() == list(range(5))
     assert accuracy(solution.network(X), Y) > 0.8
     assert solution.network.counts.tolist() == [2] * 5
-    assert not len(crossfit(solution).labels)
-    assert not len(solution.problem.indices)
+    assert not len(cross_validate(solution).labels)
+    assert not len(solution.training_set.row_indices)
 
 
 def test_balanced_classes_keep_the_counts_of_their_names() -> None:
     few = (Y > 0) | (torch.arange(len(Y)) < 10)
     x, y, names = X[few], Y[few], ClassNameRows(torch.cat([NEAR, -NEAR[:1]]), torch.arange(6), 2.0)
-    weights = balance_classes(y)
+    weights = balanced_class_weights(y)
     given_weights = {"metadata": {"num_classes": 6}, "effort": PLAIN, "weights": weights, "names": names}
-    solution = solve_problem([(x, y)], **given_weights)  # type: ignore[arg-type]
+    solution = fit_solution([(x, y)], **given_weights)  # type: ignore[arg-type]
     logits = solution.network(x)
-    crossed = count_rows(crossfit(solution), y, weights, names.count_samples(6))
+    cv = restore_row_counts(cross_validate(solution), y, weights, names.count_class_samples(6))
     rows = torch.bincount(y, minlength=6)
-    assert crossed.whole.counts.tolist() == (rows + 2).tolist()
-    torch.testing.assert_close(crossed.whole(x), logits)
-    assert crossed.whole(-NEAR[:1]).argmax() == 5
-    for index, fold in enumerate(crossed.folds):
-        left = torch.bincount(crossed.labels[crossed.fold == index], minlength=6)
+    assert cv.network.counts.tolist() == (rows + 2).tolist()
+    torch.testing.assert_close(cv.network(x), logits)
+    assert cv.network(-NEAR[:1]).argmax() == 5
+    for index, fold in enumerate(cv.folds):
+        left = torch.bincount(cv.labels[cv.fold == index], minlength=6)
         assert fold.counts.tolist() == (rows + 2 - left).tolist()
 
 
@@ -275,8 +292,8 @@ def test_a_joint_network_embeds_the_class_names_of_pictures(tmp_path: Path) -> N
     y = torch.tensor(labels)
     names = embed_class_names(encoding, list(colours), x, y)
     assert names is not None
-    assert names.weight > 0
-    features = names.x[:, column.embedding_width :]  # our own features of a class are those of its rows
+    assert names.sample_count > 0
+    features = names.features[:, column.embedding_width :]  # our own features of a class are those of its rows
     torch.testing.assert_close(
         features, torch.stack([x[y == k][:, column.embedding_width :].mean(dim=0) for k in range(3)])
     )

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 
 from protonet.fit.prior import (
-    PROBLEM_FEATURES,
+    N_DATASET_STATISTICS,
     TRAITS,
-    Prior,
-    describe_rows,
+    WeightingPrior,
+    build_prior_input,
+    compute_row_statistics,
     deserialize_prior,
     encode_traits,
-    gather_evidence,
     serialize_prior,
 )
 from protonet.selection import scoring
@@ -46,9 +46,9 @@ def draw(seed: int, n: int = 30) -> tuple[TrainingRows, list[torch.Tensor], torc
     return TrainingRows(x, y, 5), [cosine.clamp(-1, 1) for cosine in cosines], labels
 
 
-def random_prior(seed: int) -> Prior:
+def random_prior(seed: int) -> WeightingPrior:
     """Create a prior with random parameters."""
-    prior, generator = Prior(), torch.Generator().manual_seed(seed)
+    prior, generator = WeightingPrior(), torch.Generator().manual_seed(seed)
     for weight in prior.parameters():  # zeros before
         weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
     return prior
@@ -78,7 +78,7 @@ def test_an_untrained_prior_returns_the_weights_that_held_out_rows_suggest(seed:
     seen = torch.ones(5, dtype=torch.bool)
     start = soft_weights(cosines, [fit(item, labels, seen)[1] for item in cosines])
     joint = fit_weights(cosines, labels, seen.double(), start)
-    weights, size = Prior().weigh(gather_evidence(rows, TRAIT_FLAGS, cosines, labels))
+    weights, size = WeightingPrior().predict_view_weights(build_prior_input(rows, TRAIT_FLAGS, cosines, labels))
     torch.testing.assert_close(weights, joint, rtol=0.02, atol=0.02)  # the least ones are left out
     assert size == 1.0
 
@@ -87,10 +87,10 @@ def test_evidence_from_many_rows_is_gathered_in_blocks(monkeypatch: pytest.Monke
     monkeypatch.setattr(scoring, "WEIGHTS", replace(WEIGHTS, block=10_000))
     rows, cosines, labels = draw(0, n=900)
     assert len(list(row_blocks(900, 4 * 5))) > 1
-    evidence = gather_evidence(rows, TRAIT_FLAGS, cosines, labels)
+    evidence = build_prior_input(rows, TRAIT_FLAGS, cosines, labels)
     stacked, seen = torch.stack(cosines).double(), torch.ones(5, dtype=torch.bool)
     spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt()
-    torch.testing.assert_close(evidence.spread, spread)
+    torch.testing.assert_close(evidence.view_spreads, spread)
     start = soft_weights(cosines, [fit(item, labels, seen)[1] for item in cosines])
     influence = fit_weights(cosines, labels, seen.double(), start) * spread
     influence /= influence.sum()
@@ -98,10 +98,10 @@ def test_evidence_from_many_rows_is_gathered_in_blocks(monkeypatch: pytest.Monke
     mixed = torch.tensordot(influence, scaled, dims=1)
     flat, common = (part - part.mean(dim=-1, keepdim=True) for part in (scaled, mixed))
     similarity = torch.cosine_similarity(flat.flatten(1), common.flatten()[None], dim=1)
-    torch.testing.assert_close(evidence.views[:, -1], similarity.float())
-    wrong = (evidence.factor * mixed).softmax(dim=1) - torch.nn.functional.one_hot(labels, 5)
-    pull = evidence.factor * (wrong * scaled).sum(dim=(1, 2)) / len(labels)
-    torch.testing.assert_close(evidence.views[:, -2], (pull - (influence * pull).sum()).float())
+    torch.testing.assert_close(evidence.view_statistics[:, -1], similarity.float())
+    wrong = (evidence.initial_inverse_temperature * mixed).softmax(dim=1) - torch.nn.functional.one_hot(labels, 5)
+    pull = evidence.initial_inverse_temperature * (wrong * scaled).sum(dim=(1, 2)) / len(labels)
+    torch.testing.assert_close(evidence.view_statistics[:, -2], (pull - (influence * pull).sum()).float())
 
 
 @settings(max_examples=15)
@@ -110,9 +110,9 @@ def test_the_order_of_views_does_not_matter(seed: int) -> None:
     rows, cosines, labels = draw(seed)
     order = torch.randperm(4, generator=torch.Generator().manual_seed(seed)).tolist()
     prior = random_prior(seed)
-    weights, size = prior.weigh(gather_evidence(rows, TRAIT_FLAGS, cosines, labels))
+    weights, size = prior.predict_view_weights(build_prior_input(rows, TRAIT_FLAGS, cosines, labels))
     swapped = TRAIT_FLAGS[order], [cosines[at] for at in order]
-    others, other = prior.weigh(gather_evidence(rows, *swapped, labels))
+    others, other = prior.predict_view_weights(build_prior_input(rows, *swapped, labels))
     torch.testing.assert_close(others, weights[order], rtol=1e-3, atol=1e-5)
     assert other == pytest.approx(size, rel=1e-3)
 
@@ -120,10 +120,10 @@ def test_the_order_of_views_does_not_matter(seed: int) -> None:
 def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
     rows, cosines, labels = draw(3)
     for index in range(5):
-        evidence = gather_evidence(rows, TRAIT_FLAGS, cosines, labels)
-        weights, size = random_prior(index).weigh(evidence)
+        evidence = build_prior_input(rows, TRAIT_FLAGS, cosines, labels)
+        weights, size = random_prior(index).predict_view_weights(evidence)
         assert float(weights.sum()) == pytest.approx(1)
-        fractions = weights * evidence.spread
+        fractions = weights * evidence.view_spreads
         fractions = fractions / fractions.sum()
         assert bool(((fractions == 0) | (fractions >= 0.99 * WEIGHTS.min_influence)).all())
         assert size > 0
@@ -132,15 +132,15 @@ def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
 def test_a_view_that_does_not_separate_rows_gets_zero_weight() -> None:
     rows, cosines, labels = draw(4)
     cosines[1] = torch.full_like(cosines[1], 0.7)
-    weights, _ = Prior().weigh(gather_evidence(rows, TRAIT_FLAGS, cosines, labels))
+    weights, _ = WeightingPrior().predict_view_weights(build_prior_input(rows, TRAIT_FLAGS, cosines, labels))
     assert float(weights[1]) == 0
-    nothing, _ = Prior().weigh(gather_evidence(rows, TRAIT_FLAGS[:1], cosines[1:2], labels))
+    nothing, _ = WeightingPrior().predict_view_weights(build_prior_input(rows, TRAIT_FLAGS[:1], cosines[1:2], labels))
     assert nothing.tolist() == [0.0]
 
 
 def test_without_held_out_rows_weights_depend_on_the_spread_alone() -> None:
     rows, cosines, _ = draw(5)
-    weights, _ = Prior().weigh(gather_evidence(rows, TRAIT_FLAGS, cosines, None))
+    weights, _ = WeightingPrior().predict_view_weights(build_prior_input(rows, TRAIT_FLAGS, cosines, None))
     spread = torch.stack([item.double().var(dim=1, correction=0).mean().sqrt() for item in cosines])
     torch.testing.assert_close(weights, (1 / spread) / (1 / spread).sum())
 
@@ -149,16 +149,18 @@ def test_without_held_out_rows_weights_depend_on_the_spread_alone() -> None:
 @given(seed=seeds)
 def test_statistics_of_rows_do_not_depend_on_units_and_order(seed: int) -> None:
     x, y = blobs(seed % 100)
-    result = describe_rows(TrainingRows(x, y, 5))
-    assert result.shape == (PROBLEM_FEATURES - 5,)
-    torch.testing.assert_close(describe_rows(TrainingRows(x * 1000, y, 5)), result, rtol=1e-3, atol=1e-3)
+    result = compute_row_statistics(TrainingRows(x, y, 5))
+    assert result.shape == (N_DATASET_STATISTICS - 5,)
+    torch.testing.assert_close(compute_row_statistics(TrainingRows(x * 1000, y, 5)), result, rtol=1e-3, atol=1e-3)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    torch.testing.assert_close(describe_rows(TrainingRows(x[order], y[order], 5)), result, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        compute_row_statistics(TrainingRows(x[order], y[order], 5)), result, rtol=1e-3, atol=1e-3
+    )
 
 
 def test_degenerate_rows_have_finite_statistics() -> None:
     for x in (torch.zeros(6, 3), torch.ones(6, 1), torch.eye(6)[:, :2] * 1e-30):
-        assert bool(torch.isfinite(describe_rows(TrainingRows(x, torch.arange(6) % 2, 2))).all()), x
+        assert bool(torch.isfinite(compute_row_statistics(TrainingRows(x, torch.arange(6) % 2, 2))).all()), x
 
 
 def test_prior_parameters_round_trip() -> None:

@@ -9,16 +9,16 @@ from sklearn.metrics import log_loss
 
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
-from protonet.fit.prior import TRAITS, VIEW_FEATURES, Prior
+from protonet.fit.prior import N_VIEW_STATISTICS, TRAITS, WeightingPrior
 from protonet.fit.search import (
     EFFORTS,
-    RAW,
-    Search,
+    RAW_LINEAR,
+    ModelSearch,
     SearchResult,
     SelectedModel,
     _drop_slow_views,
-    choose_mixture,
     evaluate_candidates,
+    select_model,
 )
 from protonet.fit.solver import solve
 from protonet.selection.folds import FOLDS
@@ -38,7 +38,7 @@ def scale_rows(x: torch.Tensor, y: torch.Tensor, classes: int) -> TrainingRows:
     return TrainingRows(x / x.square().mean().sqrt(), y, classes)
 
 
-def select_for(family: str, *, classes: int, dim: int, search: Search = EFFORTS["default"]) -> SelectedModel:
+def select_for(family: str, *, classes: int, dim: int, search: ModelSearch = EFFORTS["default"]) -> SelectedModel:
     """Select views for a synthetic data set."""
     split = sample_family(family, seed=21, num_classes=classes, dim=dim)
     x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
@@ -47,11 +47,11 @@ def select_for(family: str, *, classes: int, dim: int, search: Search = EFFORTS[
 
 def smallest_mlp(plan: EncoderPlan) -> MLP:
     """Specify the smallest MLP on raw features, with the fewest steps."""
-    return MLP(RAW, 1, 1, MLPFamily().steps[0], plan.embedding_dim)
+    return MLP(RAW_LINEAR, 1, 1, MLPFamily().steps[0], plan.embedding_dim)
 
 
 def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_selected() -> None:
-    search = replace(LITTLE, folds=5).without(ForestFamily).with_kind(MLPFamily(sizes=1))
+    search = replace(LITTLE, folds=5).without_family(ForestFamily).with_family(MLPFamily(sizes=1))
     choice = select_for("isotropic", classes=32, dim=48, search=search)
     assert choice.views == ((smallest_mlp(plan_encoder(48, 32, 50_000)), 1.0),)
 
@@ -66,7 +66,7 @@ def test_on_correlated_noise_whitened_features_have_the_largest_weight() -> None
 def test_raw_cosine_is_selected_if_all_rows_are_equal() -> None:
     for x in (torch.zeros(30, 8), torch.ones(30, 8)):
         choice = select_views(TrainingRows(x, torch.arange(30) % 5, 5), plan_encoder(8, 5, 30), search=EFFORTS["fast"])
-        assert choice.views == ((RAW, 1.0),)
+        assert choice.views == ((RAW_LINEAR, 1.0),)
 
 
 def test_the_smallest_mlp_on_raw_features_is_selected_without_time() -> None:
@@ -84,7 +84,7 @@ def test_without_folds_the_mixture_has_the_views_that_need_no_validation(limit: 
     assert choice.losses == {}
     assert not any(spec.shifted for spec, _ in choice.views)
     if not limit:
-        assert choice.views == ((RAW, 1.0),)
+        assert choice.views == ((RAW_LINEAR, 1.0),)
     else:
         trained = [spec for spec, _ in choice.views if isinstance(spec, MLP)]
         assert trained in ([], [smallest_mlp(plan)])  # it replaces raw cosine
@@ -107,28 +107,30 @@ def test_shifted_views_are_used_on_pixels_unless_the_search_excludes_them() -> N
 
 
 def test_families_of_a_search_are_replaced_and_removed() -> None:
-    assert [type(kind) for kind in Search().kinds] == [kind for kind, _ in VIEW_FAMILIES]
-    changed = Search().with_kind(ForestFamily(trees=3)).without(KernelRidgeFamily)
-    assert [type(kind) for kind in changed.kinds] == [
+    assert [type(kind) for kind in ModelSearch().families] == [kind for kind, _ in VIEW_FAMILIES]
+    changed = ModelSearch().with_family(ForestFamily(trees=3)).without_family(KernelRidgeFamily)
+    assert [type(kind) for kind in changed.families] == [
         kind for kind, _ in VIEW_FAMILIES if kind is not KernelRidgeFamily
     ]
-    assert ForestFamily(trees=3) in changed.kinds
-    assert Search() == EFFORTS["default"]
-    assert changed.with_kind(KernelRidgeFamily()) == changed  # one that it has not got is not added
+    assert ForestFamily(trees=3) in changed.families
+    assert ModelSearch() == EFFORTS["default"]
+    assert changed.with_family(KernelRidgeFamily()) == changed  # one that it has not got is not added
 
 
 def test_the_prior_weighs_the_views() -> None:
     data = load_digits()
     rows = TrainingRows(data.x[:60] / data.x[:60].square().mean().sqrt(), data.y[:60], 10)
-    search = Search().without(KernelRidgeFamily).without(MLPFamily).with_kind(ForestFamily(trees=20))
-    prior = Prior()
+    search = (
+        ModelSearch().without_family(KernelRidgeFamily).without_family(MLPFamily).with_family(ForestFamily(trees=20))
+    )
+    prior = WeightingPrior()
     prior.first.weight.data.zero_()
     prior.second.weight.data.zero_()
-    prior.first.weight.data[0, VIEW_FEATURES + TRAITS.index("forest")] = 10.0
+    prior.first.weight.data[0, N_VIEW_STATISTICS + TRAITS.index("forest")] = 10.0
     prior.second.weight.data[0, 0] = 1.0
     prior.score.weight.data[0, 0] = 10.0
     forests = []
-    for item in (Prior(), prior):
+    for item in (WeightingPrior(), prior):
         choice = select_views(rows, plan_encoder(64, 10, 1000), search=replace(search, prior=item))
         forests.append(sum(weight for spec, weight in choice.views if "forest" in spec.name))
     assert forests[0] < 0.5
@@ -144,7 +146,7 @@ def test_a_slow_view_of_small_weight_is_dropped_unless_it_is_needed() -> None:
     def drop(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
         names = [Linear(scaling) for scaling in ("raw", "centred", "relevant")]
         result = [evaluator.score(*item) for item in zip(names, cosines, costs, strict=True)]
-        explored = SearchResult(evaluator.rows, evaluator, (result,), {}, judged=True)
+        explored = SearchResult(evaluator.rows, evaluator, (result,), {}, has_held_out_rows=True)
         remaining = _drop_slow_views(explored, cosines, weights, spread, row_cost)
         assert float(remaining.sum()) == pytest.approx(1)
         return [bool(weight > 0) for weight in remaining]
@@ -165,7 +167,7 @@ def test_selection_without_some_rows_ignores_their_cosines() -> None:
     misleading = [item._replace(cosines=signs * item.cosines) for item in explored.candidates]
 
     def choose(explored: SearchResult, rows: torch.Tensor) -> SelectedModel:
-        return choose_mixture(explored.without_rows(rows), explored.evaluator.plan, EFFORTS["fast"])._replace(losses={})
+        return select_model(explored.without_rows(rows), explored.evaluator.plan, EFFORTS["fast"])._replace(losses={})
 
     assert choose(explored, excluded) == choose(explored._replace(partitions=(misleading,)), excluded)
     assert choose(explored, excluded) != choose(explored, excluded[:0])
@@ -198,10 +200,10 @@ def test_with_many_classes_a_part_of_the_rows_is_evaluated(samples: int) -> None
     labels = torch.arange(classes).repeat(samples)
     x = torch.randn(classes, 4, generator=torch.Generator().manual_seed(0))[labels]
     x += 0.01 * torch.arange(len(x))[:, None] / len(x)
-    search = Search(kinds=(LinearFamily(("raw",)),))
+    search = ModelSearch(families=(LinearFamily(("raw",)),))
     explored = evaluate_candidates(TrainingRows(x, labels, classes), plan_encoder(4, classes, 50_000), search)
     assert explored is not None
-    assert explored.judged == (samples > 1)
+    assert explored.has_held_out_rows == (samples > 1)
     assert all(candidate.cosines.numel() <= FOLDS.max_cosines for candidate in explored.candidates)
 
 

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from protonet import PrototypeNetwork, solve
 from protonet.encoder import Encoder
 from protonet.errors import InputError, InputTypeError
-from protonet.fit.crossfit import crossfit, predict_held_out
-from protonet.fit.networks import fit_choice
-from protonet.fit.search import EFFORTS, Search
-from protonet.fit.solver import solve_problem
+from protonet.fit.cross_validation import cross_validate, predict_held_out
+from protonet.fit.networks import fit_selected_model
+from protonet.fit.search import EFFORTS, ModelSearch
+from protonet.fit.solver import fit_solution
 from protonet.losses import class_means
 from protonet.views.forest import ForestFamily
 from protonet.views.linear import LinearFamily
@@ -65,10 +65,10 @@ def test_order_batches_loaders_and_global_seed_have_no_effect(seed: int, batch_s
 
 def test_the_seed_has_no_effect_without_mlps() -> None:
     x, y = blobs(0, noise=1.5)
-    search = LITTLE.without(MLPFamily)
-    first, second = (solve_problem([(x, y)], effort=search, seed=seed) for seed in (0, 1))
+    search = LITTLE.without_family(MLPFamily)
+    first, second = (fit_solution([(x, y)], effort=search, seed=seed) for seed in (0, 1))
     assert same_state(first.network, second.network)
-    assert torch.equal(predict_held_out(crossfit(first)), predict_held_out(crossfit(second)))
+    assert torch.equal(predict_held_out(cross_validate(first)), predict_held_out(cross_validate(second)))
 
 
 def test_the_order_of_many_columns_changes_rounding_alone() -> None:
@@ -119,7 +119,7 @@ def test_parameters_are_within_the_limit_and_all_in_the_encoder(
 ) -> None:
     x, y = blobs(seed, dim=dim, classes=classes, rows=rows)
     metadata = {"param_limit": float(limit), "num_classes": classes, "input_dim": dim}
-    network = solve([(x, y)], None, metadata, effort=LITTLE.with_kind(MLPFamily(steps=(3,))))
+    network = solve([(x, y)], None, metadata, effort=LITTLE.with_family(MLPFamily(steps=(3,))))
     count = sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert count == network.count_parameters() <= limit
     assert count == sum(p.numel() for p in network.encoder.parameters())
@@ -177,13 +177,17 @@ X, Y = blobs(0)
 
 
 INVALID_EFFORTS = [
-    (Search(folds=-1), InputError, r"`effort.folds` must be a whole number >= 0; got -1"),
-    (Search(folds=1), InputError, "`effort` must have no folds or two, .*; got folds=1"),
-    (Search((LinearFamily(), 3)), InputTypeError, "`effort` must have kinds of views"),  # type: ignore[arg-type]
-    (Search(kinds=()), InputError, "`effort` must .*linear views first; got folds=5, kinds "),
-    (Search().without(LinearFamily), InputError, "`effort` must .*linear views first; got .*KernelRidgeFamily"),
-    (Search().with_kind(LinearFamily(("whitened",))), InputError, "`effort` must .*got "),
-    (Search().with_kind(MLPFamily(steps=())), InputError, "`effort` must .*got "),
+    (ModelSearch(folds=-1), InputError, r"`effort.folds` must be a whole number >= 0; got -1"),
+    (ModelSearch(folds=1), InputError, "`effort` must have no folds or two, .*; got folds=1"),
+    (ModelSearch((LinearFamily(), 3)), InputTypeError, "`effort` must have kinds of views"),  # type: ignore[arg-type]
+    (ModelSearch(families=()), InputError, "`effort` must .*linear views first; got folds=5, kinds "),
+    (
+        ModelSearch().without_family(LinearFamily),
+        InputError,
+        "`effort` must .*linear views first; got .*KernelRidgeFamily",
+    ),
+    (ModelSearch().with_family(LinearFamily(("whitened",))), InputError, "`effort` must .*got "),
+    (ModelSearch().with_family(MLPFamily(steps=())), InputError, "`effort` must .*got "),
 ]
 
 
@@ -211,8 +215,8 @@ def test_the_number_of_parameters_depends_on_effort_time_and_rows() -> None:
     fast = solve([(X, Y)], effort="fast")
     assert fast.count_parameters() == 0
     assert accuracy(fast(X), Y) > 0.9
-    search = replace(EFFORTS["best"], folds=3).with_kind(ForestFamily(trees=20))
-    search = search.with_kind(replace(MLPFamily.for_effort("best"), steps=(10, 30)))
+    search = replace(EFFORTS["best"], folds=3).with_family(ForestFamily(trees=20))
+    search = search.with_family(replace(MLPFamily.for_effort("best"), steps=(10, 30)))
     best = solve([(X, Y)], None, SMALL, effort=search)
     assert 0 < best.count_parameters() <= SMALL["param_limit"]
     for rows in (1, 2, 6):  # the MLP is always there, and trained
@@ -268,8 +272,8 @@ def test_without_parameters_the_network_is_raw_cosine(extra: int) -> None:
 
 @pytest.mark.parametrize("limit", [0, 30, 5000])
 def test_selected_views_are_fitted_with_their_weights_and_each_source_once(limit: int) -> None:
-    solution = solve_problem([(X, Y)], None, {"param_limit": limit}, effort=LITTLE)
-    encoder, choice = solution.network.encoder, solution.choice
+    solution = fit_solution([(X, Y)], None, {"param_limit": limit}, effort=LITTLE)
+    encoder, choice = solution.network.encoder, solution.selected
     assert isinstance(encoder, Encoder)
     views = list(encoder.list_views())
     assert len(views) == len(choice.views)
@@ -281,7 +285,7 @@ def test_selected_views_are_fitted_with_their_weights_and_each_source_once(limit
     sources = {item.source or item for item, _ in choice.views if not item.traits & {"forest", "transformer"}}
     assert len(encoder.list_sources()) == len(read) == len(sources)
     assert float(solution.network.temperature) == pytest.approx(choice.temperature)
-    again = fit_choice(solution.problem, choice)
+    again = fit_selected_model(solution.training_set, choice)
     assert same_state(again, solution.network)
 
 
@@ -295,7 +299,7 @@ def test_rare_classes_are_predicted_as_often_as_they_occur(weighted: bool) -> No
 
     x, y = sample(180, 20)
     weights = torch.tensor([200 / 360, 200 / 40], dtype=torch.float64)[y] if weighted else None
-    network = solve_problem([(x, y)], effort="fast", weights=weights).network
+    network = fit_solution([(x, y)], effort="fast", weights=weights).network
     with torch.no_grad():
         predicted = float(network(sample(1800, 200)[0]).softmax(dim=1)[:, 1].mean())
     if weighted:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from protonet.fit import training_set
-from protonet.fit.crossfit import crossfit, held_out_indices, measure_held_out
-from protonet.fit.solver import solve_problem
-from protonet.fit.training_set import ROW_SAMPLE, sample_rows
+from protonet.fit.cross_validation import cross_validate, held_out_indices, measure_cross_validation
+from protonet.fit.solver import fit_solution
+from protonet.fit.training_set import ROW_SAMPLE, sample_training_rows
 from protonet.views.view import TrainingRows
 
 N = ROW_SAMPLE.max_rows + 9000
@@ -24,10 +24,10 @@ def test_a_sample_keeps_rare_rows_and_the_weight_of_each_class() -> None:
     order = Y.argsort(stable=True)
     weights = torch.rand(N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
     rows = TrainingRows(X[order], Y[order], 3, weights=weights)
-    sample, indices = sample_rows(rows)
+    sample, indices = sample_training_rows(rows)
     assert ROW_SAMPLE.max_rows - 3 <= len(sample.labels) <= ROW_SAMPLE.max_rows
     assert sample.weights is not None
-    assert sample.selected == 1.0
+    assert sample.row_fraction == 1.0
     torch.testing.assert_close(torch.bincount(sample.labels, sample.weights), torch.bincount(Y[order], weights))
     assert int((sample.labels == 2).sum()) == 300
     kept = indices >= 0
@@ -38,7 +38,7 @@ def test_a_sample_keeps_rare_rows_and_the_weight_of_each_class() -> None:
 
 def test_many_classes_share_the_sample() -> None:
     labels = (torch.arange(N) % 2000).sort().values
-    sample, _ = sample_rows(TrainingRows(X, labels, 2000))
+    sample, _ = sample_training_rows(TrainingRows(X, labels, 2000))
     counts = torch.bincount(sample.labels)
     assert len(sample.labels) <= ROW_SAMPLE.max_rows
     assert int(counts.max() - counts.min()) <= 1
@@ -47,15 +47,15 @@ def test_many_classes_share_the_sample() -> None:
 def test_a_network_of_a_sample_counts_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_set, "ROW_SAMPLE", replace(ROW_SAMPLE, max_rows=400, max_per_class=50))
     x, y = X[:1500], Y[:1500]
-    solution = solve_problem([(x, y)], effort="fast")
-    assert len(solution.problem.rows.labels) <= 400
+    solution = fit_solution([(x, y)], effort="fast")
+    assert len(solution.training_set.rows.labels) <= 400
     torch.testing.assert_close(solution.network.counts.float(), torch.bincount(y).float(), rtol=0, atol=1)
-    indices, crossed = held_out_indices(solution.problem), crossfit(solution)
-    assert torch.equal(indices[indices >= 0].sort().values, torch.arange(len(crossed.labels)))
+    indices, cv = held_out_indices(solution.training_set), cross_validate(solution)
+    assert torch.equal(indices[indices >= 0].sort().values, torch.arange(len(cv.labels)))
     held_out = (indices >= 0).nonzero().flatten()
-    torch.testing.assert_close(crossed.features[indices[held_out]], x[held_out])
-    metrics = measure_held_out(crossed)
-    assert abs(int(metrics.confusion.sum()) / len(crossed.labels) - 1) < 0.05
+    torch.testing.assert_close(cv.features[indices[held_out]], x[held_out])
+    metrics = measure_cross_validation(cv)
+    assert abs(int(metrics.confusion.sum()) / len(cv.labels) - 1) < 0.05
     with torch.no_grad():
         accuracy = float((solution.network(X).argmax(dim=1) == Y).float().mean())
     assert metrics.interval[0] <= accuracy <= metrics.interval[1]

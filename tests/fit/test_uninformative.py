@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protonet.fit.uninformative import PRIOR_ROWS, compute_uninformative_logits, parse_counts
+from protonet.fit.uninformative import PRIOR_ROW_COUNT, compute_uninformative_logits, parse_class_counts
 
 
 def compute_probabilities(counts: list[int], uninformative: list[int] | None = None) -> list[float]:
@@ -17,8 +17,8 @@ def compute_probabilities(counts: list[int], uninformative: list[int] | None = N
 def test_probabilities_are_class_frequencies_updated_by_uninformative_training_rows() -> None:
     assert compute_probabilities([30, 10, 0]) == pytest.approx([0.75, 0.25, 0.0])
     for first, second in ((5, 0), (0, 20), (3, 7)):
-        total = first + second + PRIOR_ROWS
-        expected = [(first + 0.6 * PRIOR_ROWS) / total, (second + 0.4 * PRIOR_ROWS) / total]
+        total = first + second + PRIOR_ROW_COUNT
+        expected = [(first + 0.6 * PRIOR_ROW_COUNT) / total, (second + 0.4 * PRIOR_ROW_COUNT) / total]
         assert compute_probabilities([60, 40], [first, second]) == pytest.approx(expected)
 
 
@@ -27,6 +27,6 @@ def test_the_network_classifies_uninformative_rows_if_most_training_rows_are() -
 
 
 def test_counts_of_a_file_are_not_trusted() -> None:
-    assert parse_counts([3, 1], 3).tolist() == [3, 1, 0]  # a class that was added later has no such rows
+    assert parse_class_counts([3, 1], 3).tolist() == [3, 1, 0]  # a class that was added later has no such rows
     for counts in (None, "12", [1, 2, 3], [1, -1], [1.0, 2.0], [True, 1], [2**60, 0]):
-        assert parse_counts(counts, 2).tolist() == [0, 0], counts
+        assert parse_class_counts(counts, 2).tolist() == [0, 0], counts

@@ -17,21 +17,21 @@ from protonet import solve
 from protonet.datasets import load_digits
 from protonet.errors import InputError, InputTypeError
 from protonet.fit.active import cluster_unknown
-from protonet.fit.crossfit import crossfit, predict_held_out
+from protonet.fit.cross_validation import cross_validate, predict_held_out
 from protonet.fit.label_validation import detect_unlabelled
-from protonet.fit.loading import Unlabelled, read_rows
-from protonet.fit.networks import PSEUDO_LABEL_RULES, fit_rows, pseudo_label_weights
-from protonet.fit.search import RAW
-from protonet.fit.solver import Solution, solve_problem
+from protonet.fit.loading import UnlabelledSamples, read_unlabelled_samples
+from protonet.fit.networks import PSEUDO_LABELS, fit_labelled_rows, pseudo_label_weights
+from protonet.fit.search import RAW_LINEAR
+from protonet.fit.solver import Solution, fit_solution
 from protonet.fit.unlabelled import (
-    MIN_HELD_OUT,
-    PROPAGATION,
-    balance_frequencies,
+    LABEL_PROPAGATION,
+    MIN_HELD_OUT_ROWS,
+    append_pseudo_labelled_rows,
+    balance_class_frequencies,
     detect_outliers,
     neighbour_graph,
-    pool_rows,
     propagate_labels,
-    rank_scores,
+    rank_among_known_scores,
 )
 from protonet.metrics import measure
 from protonet.views.evaluation import plan_encoder
@@ -61,40 +61,40 @@ def test_neighbour_graph_equals_a_slow_loop() -> None:
 def test_propagated_labels_solve_the_linear_system() -> None:
     x, labels = unit_rows(60), torch.tensor([0, 1, 2, 0, 1, 2])
     initial = torch.rand(54, 3, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
-    graph = to_dense(60, *neighbour_graph(x, PROPAGATION.neighbours))
+    graph = to_dense(60, *neighbour_graph(x, LABEL_PROPAGATION.n_neighbours))
     start = torch.cat([torch.nn.functional.one_hot(labels, 3), initial]).double()
-    solved = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - PROPAGATION.alpha * graph, start)[6:]
-    expected = balance_frequencies(solved / solved.sum(dim=1, keepdim=True))
+    solved = torch.linalg.solve(torch.eye(60, dtype=torch.float64) - LABEL_PROPAGATION.alpha * graph, start)[6:]
+    expected = balance_class_frequencies(solved / solved.sum(dim=1, keepdim=True))
     torch.testing.assert_close(propagate_labels(x, labels, initial).double(), expected, rtol=0, atol=2e-3)
 
 
 def test_similar_class_frequencies_become_equal_and_others_less_so() -> None:
     similar = torch.tensor([[0.8, 0.2], [0.7, 0.3], [0.3, 0.7], [0.6, 0.4]], dtype=torch.float64)
-    balanced = balance_frequencies(similar)
+    balanced = balance_class_frequencies(similar)
     torch.testing.assert_close(balanced.mean(dim=0), torch.full((2,), 0.5, dtype=torch.float64), rtol=0, atol=1e-3)
     torch.testing.assert_close(balanced.sum(dim=1), torch.ones(4, dtype=torch.float64))
     different = torch.tensor([[0.95, 0.05]] * 9 + [[0.1, 0.9]], dtype=torch.float64)
     mean = different.mean(dim=0)[0]
-    assert mean - 0.1 < balance_frequencies(different).mean(dim=0)[0] < mean
+    assert mean - 0.1 < balance_class_frequencies(different).mean(dim=0)[0] < mean
     absent = torch.tensor([[0.8, 0.2, 0.0], [0.4, 0.6, 0.0], [0.3, 0.7, 0.0]], dtype=torch.float64)
-    assert balance_frequencies(absent)[:, 2].tolist() == [0, 0, 0]
+    assert balance_class_frequencies(absent)[:, 2].tolist() == [0, 0, 0]
 
 
 def test_sampled_rows_depend_on_the_rows_alone_and_keep_their_digits() -> None:
     x = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
-    sampled, indices, total = read_rows(x, 3, 100)
+    sampled, indices, total = read_unlabelled_samples(x, 3, 100)
     assert (len(sampled), total) == (100, 5000)
     torch.testing.assert_close(x[indices], sampled, rtol=0, atol=0)
     order = torch.randperm(5000, generator=torch.Generator().manual_seed(1))
     loader = DataLoader(TensorDataset(x[order], torch.zeros(5000)), batch_size=37)
     for source in (x[order].numpy(), loader, TensorDataset(x[order]), (part for part in x[order].split(1700))):
-        again, indices_again, _ = read_rows(source, 3, 100)
+        again, indices_again, _ = read_unlabelled_samples(source, 3, 100)
         torch.testing.assert_close(again, sampled, rtol=0, atol=0)
         torch.testing.assert_close(order[indices_again], indices)
     x = torch.tensor([[1e9 + 1, 2.0], [1e9 + 2, 3.0]], dtype=torch.float64)  # all of few rows are sampled
-    sampled, indices, _ = read_rows(x, 2, 10)
+    sampled, indices, _ = read_unlabelled_samples(x, 2, 10)
     torch.testing.assert_close(sampled, x[indices], rtol=0, atol=0)
-    assert read_rows([], 2, 10)[2] == 0
+    assert read_unlabelled_samples([], 2, 10)[2] == 0
 
 
 def test_invalid_unlabelled_rows_are_errors() -> None:
@@ -107,24 +107,26 @@ def test_invalid_unlabelled_rows_are_errors() -> None:
     ]
     for source, error, message in cases:
         with pytest.raises(error, match=message):
-            read_rows(source, 2, 10)
+            read_unlabelled_samples(source, 2, 10)
 
 
 def test_an_unlabelled_row_gets_its_most_probable_class_unless_it_is_an_outlier() -> None:
     rows = TrainingRows(torch.zeros(2, 1), torch.tensor([0, 1]), 3)
     probabilities = torch.tensor([[0.05, 0.6, 0.35], [0.95, 0.04, 0.01], [0.4, 0.3, 0.3]])
-    pooled = pool_rows(rows, torch.tensor([[1.0], [2.0], [3.0]]), probabilities, torch.tensor([1.0, 1.0, 0.0]).double())
+    pooled = append_pseudo_labelled_rows(
+        rows, torch.tensor([[1.0], [2.0], [3.0]]), probabilities, torch.tensor([1.0, 1.0, 0.0]).double()
+    )
     assert pooled.features.flatten().tolist() == [0, 0, 1, 2]
     assert pooled.labels.tolist() == [0, 1, 1, 0]
     torch.testing.assert_close(pooled.weights, torch.tensor([1, 1, 0.6, 0.95], dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 def test_few_held_out_rows_detect_no_outliers() -> None:
-    known_scores = torch.arange(MIN_HELD_OUT, dtype=torch.float64).flip(0)
-    ranks = rank_scores(known_scores, torch.tensor([-1.0, 0.5, 9.5]).double())
-    assert ranks.tolist() == [0, 1 / MIN_HELD_OUT, 10 / MIN_HELD_OUT]
-    assert detect_outliers(ranks, MIN_HELD_OUT).tolist() == [True, False, False]
-    assert not detect_outliers(ranks, MIN_HELD_OUT - 1).any()
+    known_scores = torch.arange(MIN_HELD_OUT_ROWS, dtype=torch.float64).flip(0)
+    ranks = rank_among_known_scores(known_scores, torch.tensor([-1.0, 0.5, 9.5]).double())
+    assert ranks.tolist() == [0, 1 / MIN_HELD_OUT_ROWS, 10 / MIN_HELD_OUT_ROWS]
+    assert detect_outliers(ranks, MIN_HELD_OUT_ROWS).tolist() == [True, False, False]
+    assert not detect_outliers(ranks, MIN_HELD_OUT_ROWS - 1).any()
 
 
 def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -135,7 +137,7 @@ def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 #: A search of linear views and forests alone, with which unlabelled rows help on digits.
-SEARCH = LITTLE.without(FixedConvolutionFamily).with_kind(MLPFamily(sizes=0))
+SEARCH = LITTLE.without_family(FixedConvolutionFamily).with_family(MLPFamily(sizes=0))
 
 
 def split_digits() -> tuple[Tensor, Tensor, Tensor]:
@@ -149,16 +151,16 @@ def split_digits() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def solved() -> Solution:
     x, y, hidden = split_digits()
-    return solve_problem([(x, y)], effort=SEARCH, unlabelled=hidden)
+    return fit_solution([(x, y)], effort=SEARCH, unlabelled=hidden)
 
 
 def test_unlabelled_rows_raise_the_accuracy(solved: Solution) -> None:
     x, y, hidden = split_digits()
     truth = torch.arange(6).repeat_interleave(57)
-    assert solved.pooled is not None
-    assert solved.pooled.learned
-    assert solved.pooled.losses is not None
-    assert solved.pooled.losses[1] < solved.pooled.losses[0]
+    assert solved.semi_supervised is not None
+    assert solved.semi_supervised.uses_unlabelled
+    assert solved.semi_supervised.held_out_losses is not None
+    assert solved.semi_supervised.held_out_losses[1] < solved.semi_supervised.held_out_losses[0]
     assert solved.network.counts.tolist() == [3] * 6  # samples that are added later move prototypes as before
     labelled_only = solve([(x, y)], effort=SEARCH)
     assert accuracy(solved.network(hidden), truth) > accuracy(labelled_only(hidden), truth) + 0.02
@@ -174,17 +176,17 @@ def test_each_row_is_classified_alone_and_order_has_no_effect(solved: Solution) 
 
 
 def test_fold_models_are_also_fitted_to_unlabelled_rows(solved: Solution) -> None:
-    crossed = crossfit(solved)
-    alone = crossfit(solved._replace(choice=solved.choice._replace(pooling=None)))
-    for one, other in zip(crossed.folds, alone.folds, strict=True):
+    cv = cross_validate(solved)
+    alone = cross_validate(solved._replace(selected=solved.selected._replace(unlabelled=None)))
+    for one, other in zip(cv.folds, alone.folds, strict=True):
         assert one.counts.tolist() == other.counts.tolist()
         assert not torch.equal(one.prototypes, other.prototypes)
-    assert measure(predict_held_out(crossed), crossed.labels).accuracy > 0.9
+    assert measure(predict_held_out(cv), cv.labels).accuracy > 0.9
 
 
 def test_an_empty_set_of_unlabelled_rows_changes_nothing() -> None:
     x, y = moons(20, 0)
-    given: list[Unlabelled | None] = [None, [], torch.empty(0, 2)]
+    given: list[UnlabelledSamples | None] = [None, [], torch.empty(0, 2)]
     networks = [solve([(x, y)], effort=PLAIN, unlabelled=rows) for rows in given]
     for network in networks[1:]:
         torch.testing.assert_close(network(x), networks[0](x), rtol=0, atol=0)
@@ -196,36 +198,36 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     x = [centre + 0.5 * torch.randn(60, 6, generator=generator) for centre in centres]
     train = [(torch.cat([part[:10] for part in x[:3]]), torch.arange(3).repeat_interleave(10))]
     hidden = torch.cat([part[10:] for part in x])  # the last 50 of them are of the fourth class
-    solution = solve_problem(train, effort="fast", unlabelled=hidden)
+    solution = fit_solution(train, effort="fast", unlabelled=hidden)
     (group,) = cluster_unknown(solution)
     assert len(set(group) & set(range(150, 200))) >= 45
     assert len(group) <= 52
-    known = solve_problem(train, effort="fast", unlabelled=hidden[:150])
+    known = fit_solution(train, effort="fast", unlabelled=hidden[:150])
     assert cluster_unknown(known) == []
-    learned = MLPFamily().smallest_trained(plan_encoder(6, 3, 1000), RAW)
+    learned = MLPFamily().smallest_trained(plan_encoder(6, 3, 1000), RAW_LINEAR)
     assert learned is not None
-    trained = solution._replace(choice=solution.choice._replace(views=((learned, 1.0),)))
+    trained = solution._replace(selected=solution.selected._replace(views=((learned, 1.0),)))
     with torch.no_grad():
         assert [set(item) & set(range(150, 200)) for item in cluster_unknown(trained)] != []
-    assert cluster_unknown(solve_problem(train, effort="fast")) == []
+    assert cluster_unknown(fit_solution(train, effort="fast")) == []
 
 
 def test_unlabelled_rows_are_not_used_without_time_and_not_validated_with_one_row_per_class() -> None:
     x, y, few = map(torch.from_numpy, load_wine_split())
     for rows, limit in ((few, 0.0), (few[::5], 900.0)):
-        solution = solve_problem([(x[rows].float(), y[rows])], effort=PLAIN, unlabelled=x.float(), time_limit=limit)
-        assert solution.pooled is not None
-        assert solution.pooled.learned == (limit > 0)
-        assert solution.pooled.losses is None
-        assert (solution.choice.pooling is None) == (limit == 0)
+        solution = fit_solution([(x[rows].float(), y[rows])], effort=PLAIN, unlabelled=x.float(), time_limit=limit)
+        assert solution.semi_supervised is not None
+        assert solution.semi_supervised.uses_unlabelled == (limit > 0)
+        assert solution.semi_supervised.held_out_losses is None
+        assert (solution.selected.unlabelled is None) == (limit == 0)
         assert cluster_unknown(solution) == []
 
 
 def test_labels_propagate_from_a_part_of_many_rows(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = fit_rows(solved.problem.rows, solved.choice)
-    expected, logits = pseudo_label_weights(solved.problem, network)
-    monkeypatch.setattr("protonet.fit.networks.PSEUDO_LABEL_RULES", replace(PSEUDO_LABEL_RULES, max_seeds=5))
-    probabilities, same = pseudo_label_weights(solved.problem, network)
+    network = fit_labelled_rows(solved.training_set.rows, solved.selected)
+    expected, logits = pseudo_label_weights(solved.training_set, network)
+    monkeypatch.setattr("protonet.fit.networks.PSEUDO_LABELS", replace(PSEUDO_LABELS, max_labelled_rows=5))
+    probabilities, same = pseudo_label_weights(solved.training_set, network)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
     assert accuracy(probabilities, expected.argmax(dim=1)) > 0.8
 
@@ -266,11 +268,11 @@ def test_unlabelled_rows_are_used_only_if_the_held_out_log_loss_falls() -> None:
         y = torch.arange(24) % 2
         x = torch.randn(24, 2, generator=generator) + 2.0 * y[:, None]
         others = torch.randn(40, 2, generator=generator) * 2 + 1
-        pooled = solve_problem([(x, y)], effort=PLAIN, unlabelled=others).pooled
+        pooled = fit_solution([(x, y)], effort=PLAIN, unlabelled=others).semi_supervised
         assert pooled is not None
-        assert pooled.losses is not None
-        assert pooled.learned == (pooled.losses[1] < pooled.losses[0])
-        differences.append((abs(pooled.losses[1] - pooled.losses[0]), pooled.decided))
+        assert pooled.held_out_losses is not None
+        assert pooled.uses_unlabelled == (pooled.held_out_losses[1] < pooled.held_out_losses[0])
+        differences.append((abs(pooled.held_out_losses[1] - pooled.held_out_losses[0]), pooled.is_significant))
     assert not min(differences)[1]  # the smallest difference is below its error
 
 

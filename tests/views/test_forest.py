@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protonet.datasets import load_digits
 from protonet.fit.search import EFFORTS
-from protonet.fit.solver import solve_problem
+from protonet.fit.solver import fit_solution
 from protonet.views import forest
 from protonet.views.forest import FOREST, Forest, ForestFamily, ForestView, count_trees
 from protonet.views.linear import Linear, LinearFamily
@@ -113,8 +113,8 @@ def test_the_forest_of_a_fold_uses_the_same_fraction_of_its_rows(monkeypatch: py
     generator = torch.Generator().manual_seed(0)
     features, labels = torch.randn(1000, 8, generator=generator), (torch.arange(1000) % 50 == 0).long()
     features[labels == 1] += 0.6
-    search = replace(EFFORTS["fast"], kinds=(LinearFamily(("raw",)), ForestFamily(50)))
-    model = solve_problem([(features, labels)], effort=search).network
+    search = replace(EFFORTS["fast"], families=(LinearFamily(("raw",)), ForestFamily(50)))
+    model = fit_solution([(features, labels)], effort=search).network
     new = torch.randn(5000, 8, generator=generator)
     new[:100] += 0.6
     with torch.no_grad():

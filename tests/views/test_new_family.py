@@ -101,7 +101,7 @@ class ToyView(View):
         distance = graph.add("Abs", graph.add("Sub", rows, graph.array(self.mean)))
         return [graph.add("Pow", distance, np.float32(self.config.power))]
 '''
-#: One line more beside the list of kinds: an import and an entry.
+#: One line more beside the list of families: an import and an entry.
 ENTRY = "from protonet.views.toy import ToyFamily, ToyView; "
 ENTRY += "VIEW_FAMILIES = (VIEW_FAMILIES[0], (ToyFamily, ToyView), *VIEW_FAMILIES[1:])"
 #: Its use: solve, inspect the selection, cross-fit, save, load, update, export.
@@ -116,9 +116,10 @@ import torch
 
 import protonet
 from protonet.files import Model, export_onnx, load_model, save_model
-from protonet.fit.crossfit import crossfit, list_tensors, predict_held_out, restore_crossfit
+from protonet.fit.cross_validation import cross_validate, cross_validation_tensors, predict_held_out
+from protonet.fit.cross_validation import restore_cross_validation
 from protonet.fit.search import EFFORTS
-from protonet.fit.solver import solve_problem
+from protonet.fit.solver import fit_solution
 
 torch.set_num_threads(1)
 folder = Path.cwd()
@@ -128,29 +129,29 @@ y = torch.arange(400) % 2
 sizes = torch.tensor([[1.0, 3.0] * 6, [3.0, 1.0] * 6])[y]  # the signs of the features hide the sizes
 x = sizes * (2 * torch.randint(2, (400, 12), generator=generator) - 1) + torch.randn(400, 12, generator=generator)
 stages = []
-solution = solve_problem([(x[:200], y[:200])], effort="fast", progress=lambda stage, share: stages.append(stage))
+solution = fit_solution([(x[:200], y[:200])], effort="fast", progress=lambda stage, share: stages.append(stage))
 assert "toy views" in stages, stages
 views = solution.view_weights
 toys = {name: weight for name, weight in views.items() if name.startswith("toy to the power of ")}
 assert sum(toys.values()) > 0.3, views  # the tabular transformer sees the sizes, too
 network = solution.network
 assert "ToyView" in {type(view).__name__ for view in network.encoder.list_views()}
-without = replace(EFFORTS["fast"], kinds=tuple(k for k in EFFORTS["fast"].kinds if type(k).__name__ != "ToyFamily"))
-assert not any(name.startswith("toy") for name in solve_problem([(x[:60], y[:60])], effort=without).view_weights)
+without = replace(EFFORTS["fast"], families=tuple(f for f in EFFORTS["fast"].families if "Toy" not in type(f).__name__))
+assert not any(name.startswith("toy") for name in fit_solution([(x[:60], y[:60])], effort=without).view_weights)
 
 with torch.no_grad():
     logits = network(x)
 accuracy = (logits[200:].argmax(dim=1) == y[200:]).double().mean()
 assert accuracy > 0.9, accuracy
-crossed = crossfit(solution)
-tensors = list_tensors(crossed)
-model = Model(network=network, classes=("even", "odd"), update_state=tensors, folds=crossed.folds)
+cv = cross_validate(solution)
+tensors = cross_validation_tensors(cv)
+model = Model(network=network, classes=("even", "odd"), update_state=tensors, folds=cv.folds)
 save_model("toy.safetensors", model)
 model = load_model("toy.safetensors", for_update=True)
 with torch.no_grad():
     assert torch.equal(model.network(x), logits)
-crossed = restore_crossfit(model.network, model.folds, model.update_state)
-assert predict_held_out(crossed).shape == (200, 2)
+cv = restore_cross_validation(model.network, model.folds, model.update_state)
+assert predict_held_out(cv).shape == (200, 2)
 
 export_onnx("toy.onnx", model)
 options = onnxruntime.SessionOptions()
@@ -166,8 +167,8 @@ def test_a_new_view_takes_one_file_and_one_line(tmp_path: Path) -> None:
     package, copy = Path(protonet.__file__).parent, tmp_path / "protonet"
     shutil.copytree(package, copy)
     (copy / "views" / "toy.py").write_text(TOY, encoding="utf-8")
-    with (copy / "views" / "__init__.py").open("a", encoding="utf-8") as kinds:
-        kinds.write(f"{ENTRY}\n")
+    with (copy / "views" / "__init__.py").open("a", encoding="utf-8") as families:
+        families.write(f"{ENTRY}\n")
     changed = [
         path
         for path in copy.rglob("*.py")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from protonet.fit.search import EFFORTS
-from protonet.fit.solver import solve_problem
+from protonet.fit.solver import fit_solution
 from protonet.views.kernel_ridge import KernelRidge
 from protonet.views.linear import SCALINGS, Linear
 from protonet.views.view import LinearMap, LinearMapConfig, TrainingRows
@@ -58,7 +58,7 @@ def test_noise_columns_do_not_hide_an_informative_span() -> None:
     right = []
     for spans in ([], [(0, 50), (50, 56), (56, 200)]):
         search = replace(EFFORTS["fast"], shifts=False)
-        solution = solve_problem((x[:30], labels[:30]), effort=search, spans=spans)
+        solution = fit_solution((x[:30], labels[:30]), effort=search, column_spans=spans)
         with torch.no_grad():
             right.append(accuracy(solution.network(x[30:]), labels[30:]))
     assert right[1] > right[0] + 0.05

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.fit.duplicates import group_duplicates, match_rows
-from protonet.fit.networks import fit_choice, need_encoder
-from protonet.fit.search import Progress, ignore, split_rows
-from protonet.fit.solver import Solution, untouched_globals
+from protonet.fit.duplicates import group_duplicates, locate_equal_rows
+from protonet.fit.networks import fit_selected_model, get_encoder
+from protonet.fit.search import FitProgress, ignore_progress, split_training_rows
+from protonet.fit.solver import Solution, preserve_torch_state
 from protonet.fit.training_set import TrainingSet, to_input_units
 from protonet.losses import class_means, weigh
 from protonet.metrics import Metrics, Sample, measure, refit_variance_factor, score_known
@@ -29,21 +29,21 @@ from protonet.views.linear import shrink_covariance
 from protonet.views.view import TrainingRows
 
 #: With fewer rows per class, scores depend noticeably on the size of the training set.
-FEW_ROWS = 20
-#: Number of cross-validations that are averaged in `repeat_held_out`; see analysis/results/mislabelled.md.
-REPEATS = 3
-#: Names of the fields of `Crossfit` that are tensors. A model file stores these tensors.
-HELD_OUT_TENSORS = ("features", "labels", "weights", "fold", "groups", "offset", "gain")
+MIN_STABLE_ROWS_PER_CLASS = 20
+#: Number of cross-validations that are averaged in `repeat_cross_validation`; see analysis/results/mislabelled.md.
+DEFAULT_REPEATS = 3
+#: Names of the fields of `CrossValidation` that are tensors. A model file stores these tensors.
+CROSS_VALIDATION_TENSORS = ("features", "labels", "weights", "fold", "groups", "offset", "gain")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Crossfit:
+class CrossValidation:
     """The result of cross-validation: the network of all rows, the fold models, and the held-out rows.
 
     A *fold model* is a network that is fitted to all rows except one fold. The rows of all folds are the held-out rows.
     """
 
-    whole: PrototypeNetwork  #: The network that is fitted to all rows.
+    network: PrototypeNetwork  #: The network that is fitted to all rows.
     folds: tuple[PrototypeNetwork, ...]
     """The fold models, one for each fold; empty if no class has two rows."""
     features: Tensor
@@ -54,8 +54,9 @@ class Crossfit:
     """(held_out,) float64: number of input rows that each held-out row stands for, since equal rows are merged."""
     fold: Tensor  #: (held_out,) int64: index in ``folds`` of the model that was fitted without the row.
     groups: Tensor
-    """(held_out,) int64: group id of each row, as in ``protonet.fit.solver.Solution.groups``. Rows with the same id are
-    near-duplicates or belong to one group of the input, and were held out together. Rows without a group have -1."""
+    """(held_out,) int64: group id of each row, as in ``protonet.fit.solver.Solution.merged_groups``. Rows with the same
+    id are near-duplicates or belong to one group of the input, and were held out together. Rows without a group have
+    -1."""
     offset: Tensor
     """0-d float64: how much higher the network of all rows scores new rows of known classes than the fold models do, on
     average; see `protonet.metrics.calibrate_known_scores`."""
@@ -64,7 +65,7 @@ class Crossfit:
     standard error of this difference."""
 
     @property
-    def sample(self) -> Sample:
+    def evaluation_sample(self) -> Sample:
         """The weights and groups of the held-out rows, for confidence intervals of the network of all rows."""
         sample = Sample.of_size(len(self.labels), self.weights, self.groups)
         if len(self.folds) < 2:  # a single model is evaluated
@@ -73,7 +74,9 @@ class Crossfit:
         return sample._replace(variance_factor=factor, gain=float(self.gain[0]), gain_error=float(self.gain[1]))
 
 
-def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progress = ignore) -> Crossfit:
+def cross_validate(
+    solution: Solution, *, deadline: float = math.inf, progress: FitProgress = ignore_progress
+) -> CrossValidation:
     """Cross-validate a solution: select views and fit a network without each fold.
 
     The folds differ from those of the selection. Single views are not evaluated again: for each fold, views are
@@ -82,10 +85,10 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
 
     Source: cross-fitting, Stone, "Cross-validatory choice and assessment of statistical predictions" (1974).
     """
-    problem, rows, labels = solution.problem, solution.problem.rows, solution.problem.rows.labels
-    folds = make_folds(problem)
+    training_set, rows, labels = solution.training_set, solution.training_set.rows, solution.training_set.rows.labels
+    folds = make_folds(training_set)
     models: list[PrototypeNetwork] = []
-    with untouched_globals():
+    with preserve_torch_state():
         for index, fold_rows in enumerate(folds):
             progress(f"fold {index + 1} of {len(folds)}", index / (len(folds) + 1))
             models.append(fit_fold_model(solution, *fold_rows, deadline))
@@ -94,12 +97,12 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     held_out_rows = torch.cat([labels[:0], *(held_out for _, held_out in folds)])
     sizes = torch.tensor([len(held_out) for _, held_out in folds], dtype=torch.int64)
     groups = torch.full_like(held_out_rows, -1) if rows.groups is None else rows.groups[held_out_rows]
-    return Crossfit(
-        whole=solution.network.cpu(),
+    return CrossValidation(
+        network=solution.network.cpu(),
         folds=tuple(models),
-        features=problem.original_features(held_out_rows),
+        features=training_set.original_features(held_out_rows),
         labels=labels[held_out_rows],
-        weights=rows.sample_counts[held_out_rows] / problem.rows_per_sample,
+        weights=rows.sample_counts[held_out_rows] / training_set.rows_per_sample,
         fold=torch.arange(len(folds)).repeat_interleave(sizes),
         groups=groups,
         offset=offset,
@@ -107,37 +110,37 @@ def crossfit(solution: Solution, *, deadline: float = math.inf, progress: Progre
     )
 
 
-def list_tensors(crossed: Crossfit) -> dict[str, Tensor]:
+def cross_validation_tensors(cv: CrossValidation) -> dict[str, Tensor]:
     """Collect the held-out rows of a cross-validation as tensors by name, for a model file.
 
     The features are stored as "rows", scaled as in the buffers of the networks, since equal bytes compress well. If
     scaling would lose digits, they are stored as "features", in input units.
     """
-    tensors = {name: getattr(crossed, name) for name in HELD_OUT_TENSORS}
-    encoder = need_encoder(crossed.whole)
-    rows = ((crossed.features - encoder.origin) / encoder.scale).float()
-    if torch.equal(to_input_units(rows, encoder.origin, encoder.scale), crossed.features):
+    tensors = {name: getattr(cv, name) for name in CROSS_VALIDATION_TENSORS}
+    encoder = get_encoder(cv.network)
+    rows = ((cv.features - encoder.origin) / encoder.scale).float()
+    if torch.equal(to_input_units(rows, encoder.origin, encoder.scale), cv.features):
         del tensors["features"]
         tensors["rows"] = rows
     return tensors
 
 
-def restore_crossfit(
+def restore_cross_validation(
     network: PrototypeNetwork, folds: Sequence[PrototypeNetwork], tensors: Mapping[str, Tensor]
-) -> Crossfit:
-    """Restore a cross-validation from the content of a model file: networks, and tensors from `list_tensors`.
+) -> CrossValidation:
+    """Restore a cross-validation from the content of a model file: its networks and tensors.
 
-    ``network`` is the network of all rows, and ``folds`` are the fold models. The tensors are not trusted: a ValueError
-    is raised for one that is missing or invalid.
+    ``network`` is the network of all rows, and ``folds`` are the fold models. The tensors, as
+    `cross_validation_tensors` returns them, are not trusted: a ValueError is raised for one that is missing or invalid.
     """
-    available, encoder = dict(tensors), need_encoder(network)
+    available, encoder = dict(tensors), get_encoder(network)
     if "rows" in available:
         rows = available["rows"]
         sound = rows.ndim == 2 and rows.shape[1] == encoder.input_dim and rows.dtype == torch.float32
         expect(sound, "held-out rows of another shape or type")
         available["features"] = to_input_units(rows, encoder.origin, encoder.scale)
-    expect(set(HELD_OUT_TENSORS) <= available.keys(), "no held-out rows")
-    x, labels, weights, fold, groups, offset, gain = (available[name] for name in HELD_OUT_TENSORS)
+    expect(set(CROSS_VALIDATION_TENSORS) <= available.keys(), "no held-out rows")
+    x, labels, weights, fold, groups, offset, gain = (available[name] for name in CROSS_VALIDATION_TENSORS)
     shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == () and gain.shape == (2,)
     shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape and labels.ndim == 1
     types = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}
@@ -147,15 +150,17 @@ def restore_crossfit(
     expect(finite and bool((weights > 0).all()), "held-out rows that are not finite, or have no weight")
     for values, high in ((labels, len(network.counts)), (fold, len(folds))):
         expect(bool(((values >= 0) & (values < high)).all()), "held-out rows of no class or no fold")
-    return Crossfit(whole=network, folds=tuple(folds), **{name: available[name] for name in HELD_OUT_TENSORS})
+    return CrossValidation(
+        network=network, folds=tuple(folds), **{name: available[name] for name in CROSS_VALIDATION_TENSORS}
+    )
 
 
-def make_folds(problem: TrainingSet, repeat: int = 0) -> list[Fold]:
+def make_folds(training_set: TrainingSet, repeat: int = 0) -> list[Fold]:
     """Split a training set into folds for cross-validation, each with the indices of training and held-out rows.
 
-    `crossfit` uses the folds of ``repeat`` 0. Each other ``repeat`` gives another partition of the rows.
+    `cross_validate` uses the folds of ``repeat`` 0. Each other ``repeat`` gives another partition of the rows.
     """
-    return split_rows(problem.rows, 1 + repeat)
+    return split_training_rows(training_set.rows, 1 + repeat)
 
 
 def fit_fold_model(solution: Solution, rows: Tensor, held_out: Tensor, deadline: float) -> PrototypeNetwork:
@@ -164,22 +169,24 @@ def fit_fold_model(solution: Solution, rows: Tensor, held_out: Tensor, deadline:
     ``rows`` (m,) are the indices of the rows to fit to. ``held_out`` (k,) are the indices of the held-out rows, and the
     selection of views does not use them. After the deadline, training takes no further step.
     """
-    problem = solution.problem
-    return fit_choice(replace(problem, rows=problem.rows.select(rows)), solution.choose_without(held_out), deadline)
+    training_set = solution.training_set
+    return fit_selected_model(
+        replace(training_set, rows=training_set.rows.select(rows)), solution.select_without_rows(held_out), deadline
+    )
 
 
 def _estimate_offset_and_gain(
     solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the fields ``offset`` and ``gain`` of `Crossfit`, in this order, from fits to fewer rows.
+    """Estimate the fields ``offset`` and ``gain`` of `CrossValidation`, in this order, from fits to fewer rows.
 
     They say how the network of all rows differs from the fold models. A fold model is compared with a network that is
     fitted without a second fold, on the held-out rows of the fold model. Both networks use the same selection of views.
     The difference is extrapolated to all rows, since scores and accuracy are approximately linear in the reciprocal of
     the number of rows. If rows are many, the offset is 0, and the gain is estimated from every other fold.
     """
-    problem, labels = solution.problem, solution.problem.rows.labels
-    few = len(labels) < FEW_ROWS * len(labels.unique())
+    training_set, labels = solution.training_set, solution.training_set.rows.labels
+    few = len(labels) < MIN_STABLE_ROWS_PER_CLASS * len(labels.unique())
     offsets, gains, row_weights = ([torch.zeros(0, dtype=torch.float64)] for _ in range(3))
     pairs = len(folds) // 2 if len(folds) > 2 else 0  # one of an odd number has no partner
     for one in range(0, 2 * pairs, 1 if few else 2):
@@ -188,13 +195,13 @@ def _estimate_offset_and_gain(
         if time.monotonic() >= deadline:
             break  # the network may not be complete
         rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
-        parts, x = (models[one], network), problem.original_features(rows)
+        parts, x = (models[one], network), training_set.original_features(rows)
         logits = [part(x).detach() for part in parts]
         more, fewer = (_score_logits(*pair, solution.network) for pair in zip(parts, logits, strict=True))
         offsets.append(more - fewer)
         right = [(part.argmax(dim=1) == labels[rows]).double() for part in logits]
         gains.append(right[0] - right[1])
-        row_weights.append(problem.rows.sample_counts[rows].double())
+        row_weights.append(training_set.rows.sample_counts[rows].double())
     offset, gain, weights = torch.cat(offsets), torch.cat(gains), torch.cat(row_weights)
     if not len(gain):
         return offset.sum(), gain.new_zeros(2)
@@ -206,29 +213,29 @@ def _estimate_offset_and_gain(
 
 
 @torch.no_grad()
-def predict_held_out(crossed: Crossfit) -> Tensor:
+def predict_held_out(cv: CrossValidation) -> Tensor:
     """Compute the logits (held_out, num_classes) of the held-out rows.
 
     Each row is classified by the fold model that was fitted without this row.
     """
-    logits = crossed.whole.sums.new_empty(len(crossed.labels), len(crossed.whole.counts))
-    for fold, network in enumerate(crossed.folds):
-        rows = crossed.fold == fold
-        logits[rows] = network(crossed.features[rows])
+    logits = cv.network.sums.new_empty(len(cv.labels), len(cv.network.counts))
+    for fold, network in enumerate(cv.folds):
+        rows = cv.fold == fold
+        logits[rows] = network(cv.features[rows])
     return logits
 
 
 @torch.no_grad()
-def score_held_out(crossed: Crossfit) -> Tensor:
+def score_known_held_out(cv: CrossValidation) -> Tensor:
     """Compute the score (held_out,) float64 of each held-out row: how likely it belongs to a known class.
 
     The fold model that was fitted without the row embeds it. The score is that of `protonet.metrics.score_known`, with
     the temperature and the class offsets of the network of all rows.
     """
-    scores = torch.zeros(len(crossed.labels), dtype=torch.float64)
-    for fold, network in enumerate(crossed.folds):
-        rows = crossed.fold == fold
-        scores[rows] = _score_logits(network, network(crossed.features[rows]), crossed.whole)
+    scores = torch.zeros(len(cv.labels), dtype=torch.float64)
+    for fold, network in enumerate(cv.folds):
+        rows = cv.fold == fold
+        scores[rows] = _score_logits(network, network(cv.features[rows]), cv.network)
     return scores
 
 
@@ -241,40 +248,40 @@ def _score_logits(network: PrototypeNetwork, logits: Tensor, reference: Prototyp
     return score_known(network.mask_logits(cosines / reference.temperature + reference.offsets))
 
 
-def measure_held_out(crossed: Crossfit) -> Metrics:
+def measure_cross_validation(cv: CrossValidation) -> Metrics:
     """Compute the cross-validated metrics: those of the fold models on the held-out rows, at least one row."""
-    return measure(predict_held_out(crossed), crossed.labels, crossed.sample)
+    return measure(predict_held_out(cv), cv.labels, cv.evaluation_sample)
 
 
-def repeat_held_out(
+def repeat_cross_validation(
     solution: Solution,
-    crossed: Crossfit,
-    times: int = REPEATS,
+    cv: CrossValidation,
+    n_repeats: int = DEFAULT_REPEATS,
     *,
     deadline: float = math.inf,
-    progress: Progress = ignore,
+    progress: FitProgress = ignore_progress,
 ) -> Tensor:
     """Average the class probabilities of held-out rows over repeated cross-validations.
 
-    Returns the logarithms (held_out, num_classes) float64 of the mean probabilities. ``crossed`` is the first of
-    ``times`` cross-validations. If there is only one fold, since rows are many, nothing is repeated. A repeat that the
-    deadline interrupts is discarded.
+    Returns the logarithms (held_out, num_classes) float64 of the mean probabilities. ``cv`` is the first of
+    ``n_repeats`` cross-validations. If there is only one fold, since rows are many, nothing is repeated. A repeat that
+    the deadline interrupts is discarded.
 
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
         cross-validation and the repeated learning-testing methods" (1989).
     """
-    problem, held_out = solution.problem, [rows for _, rows in make_folds(solution.problem)]
-    total, count = predict_held_out(crossed).double().softmax(dim=1), 1
-    with untouched_globals():
-        for repeat in range(1, times if len(held_out) > 1 else 1):
-            progress(f"cross-fit {repeat + 1} of {times}", (repeat - 1) / (times - 1))
-            probabilities = torch.full((len(problem.rows.labels), total.shape[1]), math.nan, dtype=torch.float64)
-            for fold in make_folds(problem, repeat):
+    training_set, held_out = solution.training_set, [rows for _, rows in make_folds(solution.training_set)]
+    total, count = predict_held_out(cv).double().softmax(dim=1), 1
+    with preserve_torch_state():
+        for repeat in range(1, n_repeats if len(held_out) > 1 else 1):
+            progress(f"cross-fit {repeat + 1} of {n_repeats}", (repeat - 1) / (n_repeats - 1))
+            probabilities = torch.full((len(training_set.rows.labels), total.shape[1]), math.nan, dtype=torch.float64)
+            for fold in make_folds(training_set, repeat):
                 if time.monotonic() >= deadline:
                     return (total / count).log()
                 network = fit_fold_model(solution, *fold, deadline)
                 with torch.no_grad():
-                    logits = network(problem.original_features(fold.held_out))
+                    logits = network(training_set.original_features(fold.held_out))
                 probabilities[fold.held_out] = logits.double().softmax(dim=1)
             probabilities = probabilities[torch.cat(held_out)]
             total += torch.where(probabilities.isnan(), total / count, probabilities)  # NaN: held out by no fold
@@ -282,24 +289,24 @@ def repeat_held_out(
     return (total / count).log()
 
 
-def held_out_indices(problem: TrainingSet) -> Tensor:
-    """Map input rows to held-out rows: compute for each input row (n,) its index int64 among the rows of `Crossfit`.
+def held_out_indices(training_set: TrainingSet) -> Tensor:
+    """Compute for each input row (n,) its index int64 among the held-out rows of a `CrossValidation`.
 
     Input rows are in the order of the loaders. The index is -1 for a row that is never held out, or that is not in the
     sample if rows are many. Equal rows that were merged have the same index.
     """
-    indices = torch.full_like(problem.rows.labels, -1)
-    held_out = [rows for _, rows in make_folds(problem)]
+    indices = torch.full_like(training_set.rows.labels, -1)
+    held_out = [rows for _, rows in make_folds(training_set)]
     if held_out:
         indices[torch.cat(held_out)] = torch.arange(sum(map(len, held_out)))
-    return torch.where(problem.indices < 0, -1, indices[problem.indices])
+    return torch.where(training_set.row_indices < 0, -1, indices[training_set.row_indices])
 
 
-#: Name of the baseline of `score_frequent`.
-FREQUENT = "most frequent class"
+#: Name of the baseline of `score_class_frequencies`.
+MOST_FREQUENT_CLASS = "most frequent class"
 
 
-def score_frequent(counts: Tensor, rows: int) -> Tensor:
+def score_class_frequencies(counts: Tensor, rows: int) -> Tensor:
     """Score rows by the class frequencies alone, as a baseline that always predicts the most frequent class.
 
     ``counts`` (num_classes,) are the numbers of samples of the classes, and ``rows`` is the number of rows to score.
@@ -308,20 +315,20 @@ def score_frequent(counts: Tensor, rows: int) -> Tensor:
     return counts.double().expand(rows, -1)
 
 
-def predict_baselines(problem: TrainingSet) -> dict[str, Tensor]:
+def predict_baselines(training_set: TrainingSet) -> dict[str, Tensor]:
     """Score the held-out rows by two baselines, each fitted to the rows of the other folds.
 
     Returns a dict from the names "raw cosine" and "LDA" to scores (held_out, num_classes); it is empty if no row is
     held out. The scores are not calibrated: only their order is meaningful.
     """
-    rows, folds, scores = problem.rows, make_folds(problem), dict[str, Tensor]()
-    for name, score in (("raw cosine", score_cosine), ("LDA", score_lda)) if folds else ():
+    rows, folds, scores = training_set.rows, make_folds(training_set), dict[str, Tensor]()
+    for name, score in (("raw cosine", score_cosine_to_means), ("LDA", score_lda)) if folds else ():
         parts = [score(rows.select(fold.train), rows.features[fold.held_out]) for fold in folds]
         scores[name] = torch.cat(parts)
     return scores
 
 
-def score_cosine(rows: TrainingRows, queries: Tensor) -> Tensor:
+def score_cosine_to_means(rows: TrainingRows, queries: Tensor) -> Tensor:
     """Compute the cosine of each query (m, dim) to each class mean: (m, num_classes) float64.
 
     The class means are those of the training rows, scaled to norm 1. Features are used as they are.
@@ -353,7 +360,9 @@ def score_lda(rows: TrainingRows, queries: Tensor) -> Tensor:
     return counts.log() - torch.cdist(whiten(queries.double()), whiten(means)).square() / 2
 
 
-def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None) -> None:
+def add_samples_to_folds(
+    cv: CrossValidation, features: Tensor, labels: Tensor, num_classes: int, groups: Tensor | None = None
+) -> None:
     """Add labelled samples to the prototypes of the network of all rows and of the fold models, in place.
 
     `predict_held_out` then shows the effect on the held-out rows. To keep this evaluation fair, a fold model gets no
@@ -361,36 +370,36 @@ def update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int
     of `PrototypeNetwork.add_samples`.
 
     Args:
-        crossed: The cross-validation whose networks are updated.
+        cv: The cross-validation whose networks are updated.
         features: (n, ...) features of the samples, in input units.
         labels: (n,) int64 class indices.
         num_classes: Number of classes after the update; classes may be new.
-        groups: (n,) int64 group ids as in ``crossed.groups``, -1 for a sample without a group; None if no sample has
+        groups: (n,) int64 group ids as in ``cv.groups``, -1 for a sample without a group; None if no sample has
             one.
     """
-    known = len(crossed.whole.counts)
-    crossed.whole.add_samples(features, labels, num_classes=num_classes)
-    n_held_out, copies = len(crossed.labels), _group_duplicates(crossed, features)
-    for fold, network in enumerate(crossed.folds):
-        held_out = crossed.fold == fold
+    known = len(cv.network.counts)
+    cv.network.add_samples(features, labels, num_classes=num_classes)
+    n_held_out, copies = len(cv.labels), _group_duplicates(cv, features)
+    for fold, network in enumerate(cv.folds):
+        held_out = cv.fold == fold
         unrelated = ~torch.isin(copies[n_held_out:], copies[:n_held_out][held_out])
         if groups is not None:
-            unrelated &= (groups < 0) | ~torch.isin(groups, crossed.groups[held_out])
+            unrelated &= (groups < 0) | ~torch.isin(groups, cv.groups[held_out])
         network.arrange_classes(torch.cat([torch.arange(known), torch.full((num_classes - known,), -1)]))
         if bool(unrelated.any()):
             network.add_samples(features[unrelated], labels[unrelated])
 
 
-def match_held_out(crossed: Crossfit, features: Tensor) -> Tensor:
+def is_held_out_row(cv: CrossValidation, features: Tensor) -> Tensor:
     """Compute a mask (n,) bool of the rows of features (n, dim) that equal a held-out row up to rounding."""
-    return match_rows(features, crossed.features, need_encoder(crossed.whole).origin) >= 0
+    return locate_equal_rows(features, cv.features, get_encoder(cv.network).origin) >= 0
 
 
-def detect_label_conflicts(crossed: Crossfit, features: Tensor, labels: Tensor) -> Tensor:
+def detect_label_conflicts(cv: CrossValidation, features: Tensor, labels: Tensor) -> Tensor:
     """Detect labelled rows that equal a held-out row of another class.
 
     Args:
-        crossed: The cross-validation with the held-out rows.
+        cv: The cross-validation with the held-out rows.
         features: (n, dim) features of the labelled rows.
         labels: (n,) int64 class indices of the labelled rows.
 
@@ -398,20 +407,20 @@ def detect_label_conflicts(crossed: Crossfit, features: Tensor, labels: Tensor) 
         (n,) int64: the class of the held-out row; -1 for rows that equal no held-out row of another class.
     """
     contradicting = torch.full_like(labels, -1)
-    matched = match_held_out(crossed, features)
+    matched = is_held_out_row(cv, features)
     for label in labels[matched].unique().tolist():
-        rows, others = (matched & (labels == label)).nonzero().flatten(), crossed.labels != label
-        indices = match_rows(features[rows], crossed.features[others], need_encoder(crossed.whole).origin)
-        contradicting[rows[indices >= 0]] = crossed.labels[others][indices[indices >= 0]]
+        rows, others = (matched & (labels == label)).nonzero().flatten(), cv.labels != label
+        indices = locate_equal_rows(features[rows], cv.features[others], get_encoder(cv.network).origin)
+        contradicting[rows[indices >= 0]] = cv.labels[others][indices[indices >= 0]]
     return contradicting
 
 
-def _group_duplicates(crossed: Crossfit, features: Tensor) -> Tensor:
+def _group_duplicates(cv: CrossValidation, features: Tensor) -> Tensor:
     """Group duplicates and near-duplicates among the held-out rows and the rows of features (n, dim).
 
     Returns a group id (held_out + n,) int64 for each held-out row, followed by one for each row of features.
     """
-    rows = torch.cat([crossed.features.double(), features.double()])
-    encoder = need_encoder(crossed.whole)
+    rows = torch.cat([cv.features.double(), features.double()])
+    encoder = get_encoder(cv.network)
     groups = group_duplicates(((rows - encoder.origin) / encoder.scale).float())
     return torch.arange(len(rows)) if groups is None else groups

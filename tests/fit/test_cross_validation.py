@@ -11,20 +11,20 @@ import torch
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from protonet.fit.crossfit import (
-    HELD_OUT_TENSORS,
-    Crossfit,
-    crossfit,
-    list_tensors,
+from protonet.fit.cross_validation import (
+    CROSS_VALIDATION_TENSORS,
+    CrossValidation,
+    add_samples_to_folds,
+    cross_validate,
+    cross_validation_tensors,
     predict_baselines,
     predict_held_out,
-    restore_crossfit,
-    score_cosine,
+    restore_cross_validation,
+    score_cosine_to_means,
     score_lda,
-    update,
 )
-from protonet.fit.networks import fit_choice
-from protonet.fit.solver import Solution, solve, solve_problem
+from protonet.fit.networks import fit_selected_model
+from protonet.fit.solver import Solution, fit_solution, solve
 from protonet.losses import class_means
 from protonet.metrics import measure
 from protonet.views.linear import shrink_covariance
@@ -32,19 +32,19 @@ from protonet.views.view import TrainingRows
 from tests.strategies import PLAIN, blobs
 
 X, Y = blobs(0, rows=8, noise=0.8)
-SOLUTION = solve_problem([(X, Y)], effort=PLAIN)
-CROSSED = crossfit(SOLUTION)
+SOLUTION = fit_solution([(X, Y)], effort=PLAIN)
+CROSSED = cross_validate(SOLUTION)
 
 
-def copy_and_update(crossed: Crossfit, features: Tensor, labels: Tensor, num_classes: int) -> Crossfit:
-    """Copy a crossfit, and add samples to the copy."""
-    crossed = copy.deepcopy(crossed)
-    update(crossed, features, labels, num_classes)
-    return crossed
+def copy_and_update(cv: CrossValidation, features: Tensor, labels: Tensor, num_classes: int) -> CrossValidation:
+    """Copy a cross-validation, and add samples to the copy."""
+    cv = copy.deepcopy(cv)
+    add_samples_to_folds(cv, features, labels, num_classes)
+    return cv
 
 
 def test_every_row_is_held_out_once_and_classified_by_a_network_of_the_other_rows() -> None:
-    logits, problem = predict_held_out(CROSSED), SOLUTION.problem
+    logits, problem = predict_held_out(CROSSED), SOLUTION.training_set
     all_rows = problem.rows.features * problem.scale
     assert sorted(map(tuple, CROSSED.features.tolist())) == sorted(map(tuple, all_rows.tolist()))
     for index, fitted in enumerate(CROSSED.folds):
@@ -52,8 +52,8 @@ def test_every_row_is_held_out_once_and_classified_by_a_network_of_the_other_row
         features, labels = problem.rows.features, problem.rows.labels
         others = (features[:, None] * problem.scale != CROSSED.features[rows]).any(dim=2).all(dim=1)
         part = replace(problem.rows, features=features[others], labels=labels[others])
-        choice = SOLUTION.choose_without((~others).nonzero().flatten())
-        network = fit_choice(replace(problem, rows=part), choice)
+        choice = SOLUTION.select_without_rows((~others).nonzero().flatten())
+        network = fit_selected_model(replace(problem, rows=part), choice)
         torch.testing.assert_close(logits[rows], network(CROSSED.features[rows]))
         assert fitted.counts.tolist() == torch.bincount(part.labels).tolist()
 
@@ -62,15 +62,15 @@ def test_held_out_accuracy_estimates_accuracy_on_fresh_rows() -> None:
     held_out, fresh = [], []
     for seed in range(4):
         x, y = blobs(seed, rows=40, noise=1.2)
-        solution = solve_problem([(x[:100], y[:100])], effort=PLAIN)
-        crossed = crossfit(solution)
-        held_out.append(measure(predict_held_out(crossed), crossed.labels).accuracy)
+        solution = fit_solution([(x[:100], y[:100])], effort=PLAIN)
+        cv = cross_validate(solution)
+        held_out.append(measure(predict_held_out(cv), cv.labels).accuracy)
         fresh.append(measure(solution.network(x[100:]), y[100:]).accuracy)
     assert abs(np.mean(held_out) - np.mean(fresh)) < 3 * np.sqrt(0.25 / 400 + 0.25 / 400)
 
 
 def test_baselines_classify_held_out_rows_and_take_constant_features_and_single_rows() -> None:
-    for scores in predict_baselines(SOLUTION.problem).values():
+    for scores in predict_baselines(SOLUTION.training_set).values():
         assert scores.shape == (len(CROSSED.labels), 5)
         assert measure(scores, CROSSED.labels).accuracy > 0.6
     x, y = blobs(0)
@@ -81,30 +81,30 @@ def test_baselines_classify_held_out_rows_and_take_constant_features_and_single_
     assert score_lda(TrainingRows(single, torch.arange(5), 6), single).argmax(dim=1).tolist() == [0, 1, 2, 3, 4]
     means = [(x[y == label] / x[y == label].norm(dim=1, keepdim=True)).mean(dim=0) for label in range(5)]
     expected = torch.cosine_similarity(x[:, None], torch.stack(means)[None], dim=2)
-    torch.testing.assert_close(score_cosine(rows, x).float(), expected)
+    torch.testing.assert_close(score_cosine_to_means(rows, x).float(), expected)
 
 
 def test_an_update_equals_prototypes_of_all_rows() -> None:
     more, labels = blobs(9, classes=6)
     known = labels < 5
-    crossed = copy_and_update(CROSSED, more[known], labels[known], 5)
+    cv = copy_and_update(CROSSED, more[known], labels[known], 5)
     network = solve([(X, Y)], effort=PLAIN)
     network.set_prototypes(torch.cat([X, more[known]]), torch.cat([Y, labels[known]]))
-    torch.testing.assert_close(crossed.whole(X), network(X), atol=1e-4, rtol=1e-4)
-    update(crossed, more[~known], labels[~known], 6)
+    torch.testing.assert_close(cv.network(X), network(X), atol=1e-4, rtol=1e-4)
+    add_samples_to_folds(cv, more[~known], labels[~known], 6)
     network.add_class(more[~known])
-    torch.testing.assert_close(crossed.whole(X), network(X), atol=1e-4, rtol=1e-4)
-    assert crossed.whole.counts.tolist() == [14] * 5 + [6]
-    for fitted, before in zip(crossed.folds, CROSSED.folds, strict=True):
+    torch.testing.assert_close(cv.network(X), network(X), atol=1e-4, rtol=1e-4)
+    assert cv.network.counts.tolist() == [14] * 5 + [6]
+    for fitted, before in zip(cv.folds, CROSSED.folds, strict=True):
         assert fitted.counts.tolist() == [count + 6 for count in before.counts.tolist()] + [6]
-    assert torch.equal(crossed.features, CROSSED.features)
+    assert torch.equal(cv.features, CROSSED.features)
 
 
 def test_an_update_with_a_similar_class_lowers_the_held_out_accuracy() -> None:
     near = X[Y == 2] + 0.01
     labels = torch.full((len(near),), 5)
-    crossed = copy_and_update(CROSSED, near, labels, 6)
-    before, after = (measure(predict_held_out(item), CROSSED.labels) for item in (CROSSED, crossed))
+    cv = copy_and_update(CROSSED, near, labels, 6)
+    before, after = (measure(predict_held_out(item), CROSSED.labels) for item in (CROSSED, cv))
     assert after.confusion[2, 5] > 0
     assert after.confusion[2, 2] < before.confusion[2, 2]
     far = measure(predict_held_out(copy_and_update(CROSSED, -near, labels, 6)), CROSSED.labels)
@@ -112,35 +112,35 @@ def test_an_update_with_a_similar_class_lowers_the_held_out_accuracy() -> None:
 
 
 def test_with_one_sample_per_class_no_row_is_held_out_and_samples_can_be_added() -> None:
-    crossed = crossfit(solve_problem([(X[:5], torch.arange(5))], effort=PLAIN))
-    assert not crossed.folds
-    assert predict_held_out(crossed).shape == (0, len(crossed.whole.counts))
-    single = replace(SOLUTION.problem.rows, labels=torch.arange(len(Y)), num_classes=len(Y))
-    assert predict_baselines(replace(SOLUTION.problem, rows=single)) == {}
-    crossed = restore_crossfit(crossed.whole, crossed.folds, list_tensors(crossed))
-    assert len(copy_and_update(crossed, X, Y, 8).whole.counts) == 8
+    cv = cross_validate(fit_solution([(X[:5], torch.arange(5))], effort=PLAIN))
+    assert not cv.folds
+    assert predict_held_out(cv).shape == (0, len(cv.network.counts))
+    single = replace(SOLUTION.training_set.rows, labels=torch.arange(len(Y)), num_classes=len(Y))
+    assert predict_baselines(replace(SOLUTION.training_set, rows=single)) == {}
+    cv = restore_cross_validation(cv.network, cv.folds, cross_validation_tensors(cv))
+    assert len(copy_and_update(cv, X, Y, 8).network.counts) == 8
 
 
 def test_the_offset_and_the_gain_are_positive_for_few_rows_and_the_offset_is_zero_for_many() -> None:
     few, labels = blobs(1, classes=8, rows=5, dim=20, noise=0.8)
-    crossed = crossfit(solve_problem([(few, labels)], effort=PLAIN))
-    assert float(crossed.offset) > 0
-    assert [crossed.sample.gain, crossed.sample.gain_error] == crossed.gain.tolist()
-    assert float(crossed.gain.min()) > 0
+    cv = cross_validate(fit_solution([(few, labels)], effort=PLAIN))
+    assert float(cv.offset) > 0
+    assert [cv.evaluation_sample.gain, cv.evaluation_sample.gain_error] == cv.gain.tolist()
+    assert float(cv.gain.min()) > 0
     for rows in (20, 2):  # many rows, or only two folds
-        assert float(crossfit(solve_problem([blobs(1, rows=rows)], effort=PLAIN)).offset) == 0
+        assert float(cross_validate(fit_solution([blobs(1, rows=rows)], effort=PLAIN)).offset) == 0
 
 
 def test_pairs_of_folds_that_end_after_the_deadline_do_not_count() -> None:
     few, labels = blobs(1, classes=8, rows=5, dim=20, noise=0.8)
-    solution = solve_problem([(few, labels)], effort=PLAIN)
+    solution = fit_solution([(few, labels)], effort=PLAIN)
     deadline = time.monotonic() + 1
 
     def wait(stage: str, fraction: float) -> None:
         if stage == "pairs of folds":
             time.sleep(max(0.0, deadline - time.monotonic()))
 
-    late = crossfit(solution, deadline=deadline, progress=wait)
+    late = cross_validate(solution, deadline=deadline, progress=wait)
     assert [float(late.offset), *late.gain.tolist()] == [0.0, 0.0, 0.0]
 
 
@@ -148,7 +148,7 @@ def test_progress_is_reported_and_global_state_is_unchanged() -> None:
     before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
     reported: list[float] = []
     solution: Solution = SOLUTION._replace(network=copy.deepcopy(SOLUTION.network))
-    crossfit(solution, progress=lambda stage, fraction: reported.append(fraction), deadline=0.0)
+    cross_validate(solution, progress=lambda stage, fraction: reported.append(fraction), deadline=0.0)
     assert reported == sorted(reported)
     assert reported[0] == 0
     assert torch.equal(before[0], torch.get_rng_state())
@@ -170,9 +170,9 @@ def test_lda_scores_are_the_gaussian_log_posterior() -> None:
 
 
 def test_tensors_of_a_crossfit_are_restored_and_validated() -> None:
-    tensors = list_tensors(CROSSED)
-    restored = restore_crossfit(CROSSED.whole, CROSSED.folds, tensors)
-    assert all(torch.equal(getattr(restored, name), getattr(CROSSED, name)) for name in HELD_OUT_TENSORS)
+    tensors = cross_validation_tensors(CROSSED)
+    restored = restore_cross_validation(CROSSED.network, CROSSED.folds, tensors)
+    assert all(torch.equal(getattr(restored, name), getattr(CROSSED, name)) for name in CROSS_VALIDATION_TENSORS)
     features = "rows" if "rows" in tensors else "features"
     changes = {
         features: [tensors[features][:, 1:], tensors[features] / 0, tensors[features].half()],
@@ -184,6 +184,8 @@ def test_tensors_of_a_crossfit_are_restored_and_validated() -> None:
     for name, values in changes.items():
         for value in values:
             with pytest.raises(ValueError, match="held-out rows"):
-                restore_crossfit(CROSSED.whole, CROSSED.folds, tensors | {name: value})
+                restore_cross_validation(CROSSED.network, CROSSED.folds, tensors | {name: value})
         with pytest.raises(ValueError, match="no held-out rows"):
-            restore_crossfit(CROSSED.whole, CROSSED.folds, {key: item for key, item in tensors.items() if key != name})
+            restore_cross_validation(
+                CROSSED.network, CROSSED.folds, {key: item for key, item in tensors.items() if key != name}
+            )
