@@ -27,7 +27,12 @@ from typing import BinaryIO, NoReturn, cast
 from protonet._text import CONTROL_CHARS, escape_control_chars, join_digit_groups, to_printable, unescape_formula
 from protonet.errors import raise_input_error, raise_missing_file
 
-_GROUPED_NUMBER = re.compile(r"[-+]?\d{1,3}(?:(?:,\d{3})+(?:\.\d+)?|(?:\.\d{3})+(?:,\d+)?)")
+_EXPONENT = r"(?:[eE][-+]?\d+)?"
+# Groups of thousands, or of lakhs as in India. The first group never begins with 0: "0,205" has a decimal comma.
+_GROUPED = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3})"
+GROUPED_POINTS = r"(?:[1-9]\d{0,2}(?:\.\d{3})+|[1-9]\d?(?:\.\d{2})+\.\d{3})"
+POINT_NUMBER = re.compile(rf"[-+]?(?:{_GROUPED}(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
+COMMA_NUMBER = re.compile(rf"[-+]?(?:{GROUPED_POINTS}(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
 MAX_LINE_CHARS = 2**26  #: Maximum characters of a line, so that a file without line ends does not fill the memory.
 #: Maximum characters of a cell; the default limit of the csv module is too small for long texts.
 MAX_CELL_CHARS = 2**24
@@ -426,7 +431,7 @@ def is_numeric(cell: str) -> bool:
     try:
         float(text.replace(",", "."))
     except ValueError:
-        return _GROUPED_NUMBER.fullmatch(text) is not None
+        return (POINT_NUMBER.fullmatch(text) or COMMA_NUMBER.fullmatch(text)) is not None
     return True
 
 

@@ -23,10 +23,12 @@ from protonet.tables.columns.parsing import (
     have_ambiguous_points,
     parse_numeric,
 )
+from protonet.tables.columns.units import split_unit
 from protonet.tables.table import RowBlock, Table
 
 #: The number format for each decimal mark.
 DECIMAL_FORMATS = {".": "point", ",": "comma"}
+CONVERTED_FORMATS = {"plain", "point", "comma"}  #: Number formats that may have another decimal mark in new rows.
 #: Maximum number of distinct cells of a column that are examined.
 MAX_EXAMINED_CELLS = 1000
 #: Smaller magnitudes of the numbers of a column are replaced by this one, so that their logarithm is finite.
@@ -114,7 +116,7 @@ def detect_numeric_conversion(
     texts = {
         index: (column, _list_distinct(cells)[:MAX_EXAMINED_CELLS])
         for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False))
-        if isinstance(column, Numeric) and column.format not in {"interval", "duration"} and cells.dtype.kind == "O"
+        if isinstance(column, Numeric) and column.format in CONVERTED_FORMATS and cells.dtype.kind == "O"
     }
     fitted = {"comma" if column.format == "comma" else "point" for column, _ in texts.values()}
     has_commas = any("," in cell for _, cells in texts.values() for cell in cells)
@@ -178,10 +180,10 @@ def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_fo
 
 
 def _rewrite_numbers(cells: np.ndarray, numeric_format: str, fitted_format: str) -> np.ndarray:
-    """Rewrite the numbers among text cells (n,) from one format to the fitted format; other cells are unchanged."""
+    """Rewrite the numbers among text cells (n,) from one format to the fitted format; other cells and units stay."""
     converted: dict[str, str] = {}
     for cell in set(cells.tolist()):
         if _is_read_differently(cell, numeric_format, fitted_format):
-            text = repr(parse_numeric(cell, numeric_format))
-            converted[cell] = text.replace(".", ",") if fitted_format == "comma" else text
+            text, unit = repr(parse_numeric(cell, numeric_format)), split_unit(cell)[1]
+            converted[cell] = f"{text.replace('.', ',') if fitted_format == 'comma' else text} {unit}".rstrip()
     return np.array([converted.get(cell, cell) for cell in cells.tolist()], object)

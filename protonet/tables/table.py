@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 
 from protonet._text import count, shorten_list, to_printable
 from protonet.errors import raise_input_error
-from protonet.tables.columns.parsing import format_cells, is_missing, replace_missing
+from protonet.tables.columns.parsing import format_cells, is_missing, parse_formatted_number, replace_missing
 from protonet.tables.delimited import MISSING_TEXTS, is_numeric
 from protonet.tables.formats import PICTURE_COLUMN, ROW_FORMAT, Chunk, TableSource, closest_match, open_source
 
@@ -255,7 +256,8 @@ def list_numeric_names(header: Sequence[str]) -> list[str]:
     The result is empty if the numbers count the columns, or form a scale such as wavelengths.
     """
     values = [name for name in header if is_numeric(name)]
-    numeric = [float(name.replace(",", ".")) for name in values]
+    readings = [[parse_formatted_number(name, mark) for mark in ("point", "comma")] for name in values]
+    numeric = [comma if math.isnan(point) else point for point, comma in readings]
     steps = [after - before for before, after in pairwise(numeric)]
     is_scale = bool(steps) and 0 < max(steps) <= MAX_STEP_RATIO * min(steps)
     integral = all(value.is_integer() for value in numeric)

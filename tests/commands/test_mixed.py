@@ -58,7 +58,7 @@ def test_fit_prints_the_types_of_columns(model: Path, run: Run) -> None:
     assert re.match(r"train\.csv: 3 classes, 45 samples, \d+ features from 6 columns, 15 per class\n", output)
     for line in (
         r"  width: number, \d\.\d % missing",
-        r"  price: number, as 1,234\.5, \d\.\d % missing",
+        r"  price: number, as 1,234\.5, in \$, \d\.\d % missing",
         r"  framed: category: False, True",
         r"  style: category: missing, chalk, ink, oil, \.\.\.",
         r"  sold: date, in week, year, \d\.\d % missing",

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import parse_numeric
 from protonet.tables.delimited import locate_header
@@ -123,11 +124,15 @@ def test_numbers_in_another_unit_than_in_training_are_not_read() -> None:
     features = fit(columns)
     assert features.encoding is not None
     metres, kilograms = features.encoding.columns
+    assert isinstance(metres, Numeric)
     assert metres.summary() == "number, as 1,234.5, in m, 20 % missing"
     cells = np.array(["3.1 M", "3.1", "310 cm", "10 ft", ""], object)
     assert metres.is_invalid(cells).tolist() == [False, False, True, True, False]
     assert np.array_equal(metres.encode(cells[:1]), metres.encode(cells[1:2]))
     assert kilograms.is_invalid(np.array(["3", "3 kg", "3 g"], object)).tolist() == [False, False, True]
+    table, block = make([["2,5 m", "1.310,5 cm", "3,5m"]])
+    rewritten = detect_numeric_conversion(table, block, Encoding((metres,))).apply(block)
+    assert metres.comparable_values(rewritten.columns[0]).tolist() == [2.5, metres.median, 3.5]
 
 
 def test_decimal_separators() -> None:

@@ -18,6 +18,7 @@ from protonet.tables.table import (
     RowBlock,
     convert_cells_to_text,
     format_names,
+    list_numeric_names,
     open_table,
     parse_labels,
     read_table,
@@ -238,3 +239,10 @@ def test_labels_of_any_type() -> None:
     assert convert_cells_to_text(np.array([3.0, np.nan, 0.0])).tolist() == ["3", "", "0"]  # a missing value is not 0
     assert convert_cells_to_text(np.array(["P 1", ""], object)).tolist() == ["P 1", ""]
     assert format_names(["a", "b c", *"defgh"]) == "a, 'b c', d, e, f and 2 more"
+
+
+def test_grouped_digits_among_column_names() -> None:
+    assert list_numeric_names(["1,234,567", "5", "x"]) == ["1,234,567", "5"]
+    assert list_numeric_names(["1'234.5", "-2.5", "x"]) == ["1'234.5", "-2.5"]
+    assert not list_numeric_names(["x", "900", "1,000", "1,100"])  # a scale
+    assert not list_numeric_names(["400,5", "401,0", "401,5"])

@@ -15,10 +15,10 @@ from protonet.tables.columns.ordered import Date, Numeric
 from protonet.tables.columns.parsing import (
     POINT_FIRST,
     are_durations,
-    are_intervals,
     are_mixed_dates,
     format_cells,
     infer_date_format,
+    infer_interval_format,
     infer_numeric_format,
     is_missing,
 )
@@ -108,8 +108,8 @@ def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, 
     """
     if numeric_format := infer_numeric_format(distinct, allow_codes=named, order=order):
         return numeric_format
-    if are_intervals(distinct):
-        return "interval"
+    if interval_format := infer_interval_format(distinct, order):
+        return interval_format
     return "duration" if are_durations(distinct, allow_times_of_day=named) else ""
 
 

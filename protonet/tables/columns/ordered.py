@@ -17,21 +17,18 @@ from protonet.tables.columns.parsing import (
     FORMAT_SEPARATOR,
     NUMERIC_FORMATS,
     SECONDS_PER_DAY,
-    detect_unit,
     is_missing_or_word,
     parse_dates,
     parse_distinct,
     parse_duration,
     parse_numeric_column,
-    parse_unit,
 )
+from protonet.tables.columns.units import detect_unit
 from protonet.views.config import Stored, expect
 from protonet.views.view import Graph
 
 #: The largest absolute value that a number in a table may have.
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
-#: The text that stands for a number in another unit than that of training, and is no number.
-OTHER_UNIT = "?"
 #: The length in days of each cycle that dates may follow. Dates are encoded by their phase in a cycle if they span more
 #: days than its minimum span.
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
@@ -139,9 +136,10 @@ class Numeric(OrderedColumn):
 
         Cells that are no numbers of ``numeric_format``, or beyond float32, are replaced by the median of the others.
         """
-        numeric = parse_numeric_column(cells, numeric_format)
+        has_unit = cells.dtype.kind == "O" and numeric_format not in {"plain", "duration"}
+        unit = detect_unit(dict.fromkeys(cells)) if has_unit else ""
+        numeric = parse_numeric_column(cells, numeric_format, unit or None)
         statistics = cls.fit_statistics(numeric, np.abs(numeric) <= MAX_FLOAT32)  # False for NaN
-        unit = detect_unit(cells) if numeric_format in {"point", "comma"} else ""
         return cls(numeric_format, *statistics, unit=unit)
 
     @property
@@ -164,11 +162,9 @@ class Numeric(OrderedColumn):
 
         If all training values are 0 or 1, words such as yes and no are accepted as well.
         """
-        if cells.dtype.kind == "O" and self.unit:
-            cells = np.array([cell if parse_unit(cell) in {"", self.unit} else OTHER_UNIT for cell in cells], object)
         if cells.dtype.kind == "O" and self._is_binary:
             cells = np.array([BOOLEANS.get(cell.casefold(), cell) for cell in cells], object)
-        return parse_numeric_column(cells, self.format)
+        return parse_numeric_column(cells, self.format, self.unit or None)
 
     @property
     def invalid_reason(self) -> str:
@@ -205,6 +201,7 @@ class Numeric(OrderedColumn):
             "point": ", as 1,234.5",
             "comma": ", as 1.234,5",
             "interval": ", midpoints of intervals",
+            "comma interval": ", midpoints of intervals as 1,5-2,5",
             "duration": ", durations in seconds",
         }
         return f"number{formats[self.format]}{f', in {self.unit}' if self.unit else ''}{self.missing_note}"

@@ -18,7 +18,8 @@ from itertools import product
 import numpy as np
 
 from protonet._text import join_digit_groups
-from protonet.tables.delimited import MISSING_TEXTS
+from protonet.tables.columns.units import detect_unit, split_unit
+from protonet.tables.delimited import COMMA_NUMBER, GROUPED_POINTS, MISSING_TEXTS, POINT_NUMBER
 
 #: Minimum fraction of the cells of a column that must match its format; the other cells count as missing.
 MIN_PARSED_FRACTION = 0.9
@@ -41,16 +42,9 @@ FORMAT_SEPARATOR = " or "
 PROBE_CELLS = 100
 SECONDS_PER_DAY = 86_400.0
 
-_EXPONENT = r"(?:[eE][-+]?\d+)?"
-# Groups of thousands, or of lakhs as in India. The first group never begins with 0: "0,205" has a decimal comma.
-_GROUPED = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3})"
-_GROUPED_POINTS = r"(?:[1-9]\d{0,2}(?:\.\d{3})+|[1-9]\d?(?:\.\d{2})+\.\d{3})"
-_POINT_NUMBER = re.compile(rf"[-+]?(?:{_GROUPED}(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
-_COMMA_NUMBER = re.compile(rf"[-+]?(?:{_GROUPED_POINTS}(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
 #: Two numbers in a cell, as in feet and inches or "3 4".
 _TWO_NUMBERS = re.compile(r"\d[\s'’]+\d")
 _ZERO_PADDED = re.compile(r"0\d+")
-_UNIT = re.compile(r"\s+([^\W\d_][^\W\d_]*|°\w?)$")
 _INTERVAL = re.compile(
     r"(?:(?P<below><=?|≤|under|below|up to|less than)|(?P<above>>=?|≥|over|above|from|more than|at least))?\s*"
     r"(?P<low>\d+(?:[.,]\d+)*)"
@@ -68,6 +62,11 @@ _ISO_DURATION = re.compile(
     r"(?P<sign>-?)P(?=.)(?:(?P<days>\d+)D)?(?:T(?=.)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?"
     r"(?:(?P<seconds>\d+(?:[.,]\d+)?)S)?)?"
 )
+# 1h 05m 20s, 3h54, 2 hours 5 minutes.
+_WORD_DURATION = re.compile(
+    r"(?P<sign>-?)(?=\d)(?:(?P<days>\d+) ?d(?:ays?)?,? ?)?(?:(?P<hours>\d+) ?h(?:(?:ou)?rs?)?,? ?)?"
+    r"(?:(?P<minutes>\d+)(?: ?m(?:in(?:ute)?s?)?|(?<=h\d\d)),? ?)?(?:(?P<seconds>\d+(?:[.,]\d+)?) ?s(?:ec(?:ond)?s?)?)?"
+)
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
 _COMPACT_DATE = re.compile(r"(?:19|20)\d{6}")  # other numbers of eight digits are not dates
 _TIME_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
@@ -83,8 +82,11 @@ DATE_FORMATS = (
     *("iso", COMPACT_DATE, *_DAY_FORMATS, *_TIME_FORMATS),
     *(f"{day} {time}" for day, time in product(_DAY_FORMATS, _TIME_FORMATS)),
 )
-#: Formats of numbers: as Python writes them, with a decimal point, with a decimal comma, intervals, and durations.
-NUMERIC_FORMATS = ("plain", "point", "comma", "interval", "duration")
+#: Formats of numbers: as Python writes them, with a decimal point, with a decimal comma, intervals, intervals with a
+#: decimal comma, and durations.
+NUMERIC_FORMATS = ("plain", "point", "comma", "interval", "comma interval", "duration")
+#: The decimal mark of each format of intervals.
+INTERVAL_MARKS = {"interval": "point", "comma interval": "comma"}
 #: Orders in which formats are tried, for tables that prefer a decimal point and a decimal comma. The first format wins
 #: among those that match equally many cells.
 POINT_FIRST, COMMA_FIRST = ("plain", "point", "comma"), ("comma", "point", "plain")
@@ -189,18 +191,7 @@ def parse_plain(cell: str) -> float:
         return math.nan
 
 
-def parse_unit(cell: str) -> str:
-    """Parse the unit of measurement after a number in lower case, such as "kg" of "3 kg"; "" for other cells."""
-    match = _UNIT.search(cell)
-    return match.group(1).casefold() if match and any(map(str.isdigit, cell)) else ""
-
-
-def detect_unit(cells: np.ndarray) -> str:
-    """Find the first unit of measurement in the cells (n,) of a column, in lower case; "" if no cell has one."""
-    return next(filter(None, map(parse_unit, cells)), "") if cells.dtype.kind == "O" else ""
-
-
-def parse_formatted_number(cell: str, decimal: str) -> float:
+def parse_formatted_number(cell: str, decimal: str, unit: str | None = None) -> float:
     """Parse a number with a given decimal mark, such as "1,234.50 EUR" or "(3 %)".
 
     Thousands separators, a unit, a currency sign and a per cent sign are ignored. Parentheses mean a negative number.
@@ -208,35 +199,42 @@ def parse_formatted_number(cell: str, decimal: str) -> float:
     Args:
         cell: The text to parse.
         decimal: The name of the decimal mark, "point" or "comma".
+        unit: The unit that the number must have if it names one; None for any unit.
 
     Returns:
         The number; NaN for other text.
     """
-    text = join_digit_groups(_UNIT.sub("", cell))
-    if _TWO_NUMBERS.search(text):
+    text, cell_unit = split_unit(cell)
+    text = join_digit_groups(text)
+    if _TWO_NUMBERS.search(text) or (unit is not None and cell_unit not in {"", unit}):
         return math.nan
     if text[:1] + text[-1:] == "()":  # accountants' negative numbers
         text = f"-{text[1:-1]}"
-    text = "".join(
-        "-" if char == "−" else char
-        for char in text
-        if not char.isspace() and char not in "%‰'’" and unicodedata.category(char) != "Sc"
-    )
-    if not (_POINT_NUMBER if decimal == "point" else _COMMA_NUMBER).fullmatch(text):
+    text = "".join(char for char in text if not char.isspace() and char not in "'’").replace("−", "-")
+    if not (POINT_NUMBER if decimal == "point" else COMMA_NUMBER).fullmatch(text):
         return math.nan
     return float(text.replace(",", "") if decimal == "point" else text.replace(".", "").replace(",", "."))
 
 
-def parse_duration(cell: str) -> float:
-    """Parse a duration, such as hours, minutes and seconds, to seconds; NaN for other text."""
+def parse_duration(cell: str, *, allow_words: bool = True) -> float:
+    """Parse a duration, such as hours, minutes and seconds, to seconds; NaN for other text.
+
+    Args:
+        cell: The text to parse.
+        allow_words: Whether letters and words may follow the numbers, as in "3h 54m".
+    """
     match = _DURATION.fullmatch(cell) or _ISO_DURATION.fullmatch(cell)
+    match = match or (_WORD_DURATION.fullmatch(cell) if allow_words else None)
     if match is None:
         return math.nan
     parts = {name: float((text or "0").replace(",", ".")) for name, text in match.groupdict().items() if name != "sign"}
     if match["hours"] and ":" in cell and parts["minutes"] > 59:
         return math.nan
+    days = parts["days"] + parts.get("only", 0)
     seconds = 3600 * parts["hours"] + 60 * parts["minutes"] + parts["seconds"]
-    return 86_400 * (parts["days"] + parts.get("only", 0)) + (-seconds if match["sign"] else seconds)
+    if match["sign"]:
+        days, seconds = days if match.start("sign") else -days, -seconds
+    return 86_400 * days + seconds
 
 
 def are_durations(cells: Iterable[str], *, allow_times_of_day: bool = False) -> bool:
@@ -252,21 +250,23 @@ def are_durations(cells: Iterable[str], *, allow_times_of_day: bool = False) -> 
     return enough and (allow_times_of_day or not all(map(_TIME_OF_DAY.fullmatch, durations)))
 
 
-def parse_numeric(cell: str, numeric_format: str) -> float:
-    """Parse a number in one of ``NUMERIC_FORMATS`` other than "interval"; NaN for other text.
+def parse_numeric(cell: str, numeric_format: str, unit: str | None = None) -> float:
+    """Parse a number in one of ``NUMERIC_FORMATS``; NaN for other text, and for numbers in another unit than ``unit``.
 
     The format "plain" also accepts thousands separators, units and durations, which may occur in new rows. The format
     "duration" also accepts numbers of seconds.
     """
+    if numeric_format in INTERVAL_MARKS:
+        return parse_interval(cell, INTERVAL_MARKS[numeric_format], unit)
     if numeric_format not in {"plain", "duration"}:
-        return parse_formatted_number(cell, numeric_format)
+        return parse_formatted_number(cell, numeric_format, unit)
     formatted = parse_formatted_number(cell, "point") if numeric_format == "plain" else math.nan
-    values = (parse_plain(cell), formatted, parse_duration(cell))
+    values = (parse_plain(cell), formatted, parse_duration(cell, allow_words=numeric_format == "duration"))
     return next((value for value in values if not math.isnan(value)), math.nan)
 
 
-def parse_numeric_column(values: np.ndarray, numeric_format: str) -> np.ndarray:
-    """Parse the cells (n,) of a column of numbers, in one of ``NUMERIC_FORMATS``.
+def parse_numeric_column(values: np.ndarray, numeric_format: str, unit: str | None = None) -> np.ndarray:
+    """Parse the cells (n,) of a column of numbers, in one of ``NUMERIC_FORMATS``; ``unit`` as in `parse_numeric`.
 
     Returns:
         The numbers (n,) float64, NaN for missing values and other text. Durations are in seconds.
@@ -276,12 +276,10 @@ def parse_numeric_column(values: np.ndarray, numeric_format: str) -> np.ndarray:
         return seconds if numeric_format == "duration" else np.full(len(values), math.nan)
     if values.dtype.kind != "O":
         return np.asarray(values, np.float64)
-    if numeric_format == "interval":
-        return parse_distinct(parse_interval, values)
     if numeric_format == "plain" and "_" not in "".join(values):
         with suppress(ValueError):
             return np.fromiter(map(float, values), np.float64, len(values))
-    return parse_distinct(lambda cell: parse_numeric(cell, numeric_format), values)
+    return parse_distinct(lambda cell: parse_numeric(cell, numeric_format, unit), values)
 
 
 def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
@@ -327,15 +325,11 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
     def parsed_fraction(parse: Callable[[str], float], sample: list[str]) -> float:
         return sum(not math.isnan(parse(cell)) for cell in sample) / len(sample)
 
+    unit = detect_unit(cells)
     parsers: dict[str, Callable[[str], float]] = {"plain": parse_plain}
-    if len({match.group(1) for cell in cells if (match := _UNIT.search(cell))}) <= 1:
-        parsers |= {mark: partial(parse_formatted_number, decimal=mark) for mark in ("point", "comma")}
+    parsers |= {mark: partial(parse_formatted_number, decimal=mark, unit=unit) for mark in ("point", "comma")}
     # A few cells suffice to rule out columns of long texts.
-    likely = [
-        name
-        for name in order
-        if name in parsers and parsed_fraction(parsers[name], cells[:PROBE_CELLS]) >= MIN_PARSED_FRACTION / 2
-    ]
+    likely = [name for name in order if parsed_fraction(parsers[name], cells[:PROBE_CELLS]) >= MIN_PARSED_FRACTION / 2]
     fractions = {name: parsed_fraction(parsers[name], cells) for name in likely}
     best = max(fractions, key=lambda name: fractions[name], default="")
     return best if fractions.get(best, 0.0) >= MIN_PARSED_FRACTION else ""
@@ -353,7 +347,7 @@ def are_thousands_grouped(cells: Sequence[str]) -> bool:
 def have_ambiguous_points(cells: Iterable[str]) -> bool:
     """Test whether cells have points, and all of them may be decimal points or between thousands, as in "22.361"."""
     marked = [cell for cell in cells if "." in cell]
-    return bool(marked) and all(re.fullmatch(rf"[-+]?{_GROUPED_POINTS}", cell) for cell in marked)
+    return bool(marked) and all(re.fullmatch(rf"[-+]?{GROUPED_POINTS}", cell) for cell in marked)
 
 
 def _are_plain(cells: list[str]) -> bool:
@@ -361,25 +355,35 @@ def _are_plain(cells: list[str]) -> bool:
     return all(math.isfinite(parse_plain(cell)) for cell in cells)
 
 
-def parse_interval(cell: str) -> float:
-    """Parse an interval such as "10 to 20" to its midpoint, or an open interval to its bound; NaN for other text."""
-    match = _INTERVAL.fullmatch(_UNIT.sub("", cell) if not cell.lower().endswith(("over", "more", "above")) else cell)
-    if match is None:
+def parse_interval(cell: str, decimal: str = "point", unit: str | None = None) -> float:
+    """Parse an interval such as "10 to 20" to its midpoint, or an open interval to its bound; NaN for other text.
+
+    The arguments are those of `parse_formatted_number`.
+    """
+    text, cell_unit = split_unit(cell)
+    match = _INTERVAL.fullmatch(text)
+    if match is None or (unit is not None and cell_unit not in {"", unit}):
         return math.nan
-    bounds = [parse_formatted_number(bound, "point") for bound in match.group("low", "high") if bound is not None]
+    bounds = [parse_formatted_number(bound, decimal) for bound in match.group("low", "high") if bound is not None]
     if len(bounds) == 2 and bounds[0] > bounds[1]:
         return math.nan
     return sum(bounds) / len(bounds)
 
 
-def are_intervals(cells: Iterable[str]) -> bool:
-    """Test whether the distinct cells of a column, at least three, are intervals or numbers, and one is an interval."""
+def infer_interval_format(cells: Iterable[str], order: Sequence[str] = POINT_FIRST) -> str:
+    """Infer the format of the distinct cells of a column: "interval" or "comma interval"; "" for another type.
+
+    At least three cells are required, all of them intervals or numbers, and one an interval. If both decimal marks are
+    possible, the order of the number formats decides.
+    """
     cells = [cell for cell in cells if not is_missing_word(cell)]
-    return (
-        len(cells) > 2
-        and not any(math.isnan(parse_interval(cell)) for cell in cells)
-        and any(math.isnan(parse_formatted_number(cell, "point")) for cell in cells)
-    )
+    marks = ("comma", "point") if order.index("comma") < order.index("point") else ("point", "comma")
+    unit = detect_unit(cells)
+    for mark in marks if len(cells) > 2 else ():
+        are_numbers = all(not math.isnan(parse_formatted_number(cell, mark)) for cell in cells)
+        if not are_numbers and not any(math.isnan(parse_interval(cell, mark, unit)) for cell in cells):
+            return "interval" if mark == "point" else "comma interval"
+    return ""
 
 
 def parse_date(cell: str, date_format: str) -> float:
@@ -407,7 +411,10 @@ def parse_date(cell: str, date_format: str) -> float:
 
 
 def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
-    """Parse the cells (n,) of a column of dates to days (n,) float64 since 1970; NaN for cells that are not dates."""
+    """Parse the cells (n,) of a column of dates to days (n,) float64 since 1970; NaN for cells that are not dates.
+
+    ISO dates are accepted beside those of ``date_format``, unless that is a time of day.
+    """
     if values.dtype.kind == "M":
         days = values.astype("datetime64[us]").astype(np.int64) / (1e6 * SECONDS_PER_DAY)
         return np.where(np.isnat(values), math.nan, days)
@@ -417,7 +424,9 @@ def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
 
     def parse(cell: str) -> float:
         days = parse_date(cell, date_format)
-        return parse_plain(cell) / SECONDS_PER_DAY if is_time and math.isnan(days) else days
+        if math.isnan(days):
+            return parse_plain(cell) / SECONDS_PER_DAY if is_time else parse_date(cell, "iso")
+        return days
 
     return parse_distinct(parse, values)
 

@@ -128,7 +128,7 @@ class TestNumeric:
         column = Numeric.fit(texts, "point")
         np.testing.assert_array_equal(column.encode(texts), Numeric.fit(values).encode(values))
         assert column.is_invalid(objects("$1", "red", "", "NA")).tolist() == [False, True, False, False]
-        assert column.summary() == "number, as 1,234.5"
+        assert column.summary() == "number, as 1,234.5, in $"
         assert np.isfinite(Numeric.fit(np.full(3, np.nan)).encode(np.array([np.nan, 1.0]))).all()
         assert Numeric.fit(np.full(5, 3.0)).encode(np.array([3.0, 4.0])).tolist() == [[0], [1]]
 

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from protonet.tables.columns.inference import infer_column_type
 from protonet.tables.columns.ordered import Date, Numeric
 from protonet.tables.columns.parsing import (
+    COMMA_OVER_POINT,
     DATE_FORMATS,
+    POINT_FIRST,
     are_durations,
-    are_intervals,
     format_cells,
     infer_date_format,
+    infer_interval_format,
     infer_numeric_format,
     is_missing,
     is_missing_word,
@@ -30,8 +32,28 @@ from protonet.tables.columns.parsing import (
     parse_numeric_column,
     replace_missing,
 )
+from protonet.tables.columns.units import CURRENCIES, split_unit
 from protonet.tables.delimited import MISSING_TEXTS
 
+#: How people write a number with a unit, a currency or a sign of approximation, and the unit.
+UNIT_PATTERNS = {
+    **{f"{{}}{unit}": unit.lower() for unit in ("kg", "cm", "km/h", "m2", "m²", "KW", "mmHg", "g", "l/100km", "°C")},
+    **{f"{{}} {unit}": unit.lower() for unit in ("kg", "mg/dL", "kWh/m2", "Stk", "zł")},
+    **{"{} lbs": "lb", "{} years": "year", "{} year": "year", "{} kg.": "kg", "{}%": "%", "{} $": "$", "US${}": "us$"},
+    **{"CHF {}": "chf", "{}EUR": "eur", "eur {}": "eur", "Rs. {}": "rs", "Rs.{}": "rs", "₹ {}": "₹", "CHF {}.-": "chf"},
+    **{"{}/-": "", "~{}": "", "≈ {}": "", "ca. {}": "", "approx. {} kg": "kg"},
+}
+#: Texts that have digits, and are no numbers: codes, ordinals, house numbers, versions, post codes.
+CODES = st.one_of(
+    st.from_regex(r"[A-Z]{1,2}\d{1,4}[A-Z]?", fullmatch=True),
+    st.from_regex(r"[1-9]\d{0,2}[A-KM-Zabcdefijknopqruvwxyz]", fullmatch=True),
+    st.integers(1, 99).map(lambda number: f"{number}{({1: 'st', 2: 'nd', 3: 'rd'}).get(number % 10, 'th')}"),
+    st.from_regex(r"v?\d{1,2}\.\d{1,2}(\.\d{1,2}|rc\d|b\d?)", fullmatch=True),
+    st.from_regex(r"[A-Z]{1,3}[ -]\d{1,4}( ?[a-z]{1,2})?", fullmatch=True).filter(
+        lambda text: not CURRENCIES.match(text)
+    ),
+    st.sampled_from(["T1 2m", "5e", "12 34 kg", "2x4", "3 of 5", "47° 12", "5'11", "St 5", "SW1 2PA", "1:2", "3~4"]),
+)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 DAY = timedelta(days=1)
 EPOCH = datetime(1970, 1, 1)
@@ -106,6 +128,19 @@ class TestNumeric:
             spaced = cell.replace(",", "\N{NO-BREAK SPACE}")
             assert parse_formatted_number(spaced, "point") == value
 
+    @given(st.integers(0, 10**6), st.integers(0, 99), st.sampled_from([*UNIT_PATTERNS]))
+    def test_units_and_currencies(self, whole: int, cents: int, pattern: str) -> None:
+        value = whole if "-" in pattern else whole + cents / 100
+        for decimal, mark in (("point", "."), ("comma", ",")):
+            cell = pattern.format(whole if "-" in pattern else f"{value:.2f}".replace(".", mark))
+            assert parse_formatted_number(cell, decimal) == pytest.approx(value), cell
+            assert split_unit(cell)[1] == UNIT_PATTERNS[pattern], cell
+
+    @given(CODES)
+    def test_codes_are_no_numbers(self, cell: str) -> None:
+        for decimal in ("point", "comma"):
+            assert math.isnan(parse_formatted_number(cell, decimal)), cell
+
     def test_formats(self) -> None:
         points: dict[str, float] = {"-$5": -5, "$-5": -5, "\N{MINUS SIGN}5": -5, "(5)": -5, "5¥": 5, "3‰": 3}
         points |= {"12'345": 12345, "20 °C": 20, "1e3": 1000, ".5": 0.5, "5.": 5, "1,23,456": 123456}
@@ -152,10 +187,23 @@ class TestIntervals:
         cases |= {"10 to 20 years": 15} | dict.fromkeys(["", "to 5", "20 to 10", "a", "< a", "1 to 2 to 3"], math.nan)
         parsed = parse_numeric_column(objects(*cases), "interval")
         assert parsed.tolist() == pytest.approx(list(cases.values()), nan_ok=True)
-        assert are_intervals(["0-10", "10-20", "20+"])
-        assert not are_intervals(["1", "2", "3"])  # plain numbers
-        assert not are_intervals(["0-10", "10-20"])  # too few
-        assert not are_intervals(["0-10", "10-20", "old"])
+        assert infer_interval_format(["0-10", "10-20", "20+"]) == "interval"
+        assert not infer_interval_format(["1", "2", "3"])  # plain numbers
+        assert not infer_interval_format(["0-10", "10-20"])  # too few
+        assert not infer_interval_format(["0-10", "10-20", "old"])
+        assert not infer_interval_format(["0-10 kg", "10-20 kg", "20-30 lb"])  # two units
+
+    def test_decimal_marks(self) -> None:
+        commas = {"0,5-1,5": 1.0, "1,500-2,500": 2.0, "1.000,5 - 2.000,5": 1500.5, "< 0,5": 0.5}
+        for cells, order, midpoints in (
+            (commas, POINT_FIRST, commas.values()),
+            (["1,000-1,500", "1,500-2,000", "2,000+"], POINT_FIRST, [1250.0, 1750.0, 2000.0]),
+            (["1,000-1,500", "1,500-2,000", "2,000+"], COMMA_OVER_POINT, [1.25, 1.75, 2.0]),
+            (["$1.5-2.5", "$2.5-3.5", "over $3.5"], COMMA_OVER_POINT, [2.0, 3.0, 3.5]),
+        ):
+            column = infer_column_type(objects(*cells), order=order).column
+            assert isinstance(column, Numeric)
+            assert column.comparable_values(objects(*cells)).tolist() == pytest.approx([*midpoints])
 
 
 class TestDates:
@@ -192,6 +240,9 @@ class TestDates:
         for cell in ["2020", "2020-1-2", "2020-13-01", "2020-02-30", "2020-01-01T25:00", "20200101", "x"]:
             assert math.isnan(parse_date(cell, "iso")), cell
             assert math.isnan(parse_date(cell, "%d.%m.%Y")), cell
+        assert np.isnan(parse_dates(objects("2020-01-02"), "%H:%M")).all()
+        cells = objects("1970-01-03", "02.01.1970", "1970-01-01T12:00", "01/02/1970")  # the ISO dates are unambiguous
+        assert parse_dates(cells, "%d.%m.%Y").tolist() == pytest.approx([2, 1, 0.5, math.nan], nan_ok=True)
         cells = objects("2020-01-02", "", "1970-01-01T12:00")
         assert parse_dates(cells, "iso").tolist() == pytest.approx([18263, math.nan, 0.5], nan_ok=True)
         dates = np.array(["2020-01-02", "NaT", "1970-01-01T12:00"], "datetime64[us]")
@@ -253,10 +304,22 @@ class TestDurations:
 
     def test_signs_fractions_and_other_text(self) -> None:
         cases = {"-0:05": -5, "-1 days +23:00:00": -3600, "-1 day, 23:00:00": -3600, "1:02.5": 62.5, "P1D": 86400}
+        cases |= {"-P1DT2H": -93600, "3h54m": 14040, "3h05": 11100, "1h 05m 20s": 3920, "2 hours 5 minutes": 7500}
+        cases |= {"45 min": 2700, "1d 2h": 93600, "12 s": 12, "1.5s": 1.5}
         for cell, seconds in cases.items():
             assert parse_duration(cell) == seconds, cell
-        for cell in ["", *["9", "1:60", "1:2", "1:60:00", "P", "PT", "a:10", "1:00:00:00", "1:00:1"]]:
+        for cell in [
+            "",
+            *["9", "1:60", "1:2", "1:60:00", "P", "PT", "a:10", "1:00:00:00", "1:00:1", "5m 3h", "h", "3h 5", "5e"],
+        ]:
             assert math.isnan(parse_duration(cell)), cell
+
+    def test_durations_in_words(self) -> None:
+        column = infer_column_type(objects("1h 05m", "45m", "2h", "3h54m")).column
+        assert isinstance(column, Numeric)
+        assert column.comparable_values(objects("45m", "1h 05m", "0:45:00")).tolist() == [2700, 3900, 2700]
+        plain = Numeric.fit(np.array([1.5, 2.5, 9.0]))  # perhaps hours
+        assert plain.is_invalid(objects("1h 30m", "2d")).all()
 
     def test_times_of_day_are_not_durations(self) -> None:
         cases: list[list[str]] = [["9:16:54", "23:59:59"], ["00:00", "24:00"], ["9:16", "10:30"], ["9:16 AM"]]
