@@ -14,7 +14,7 @@ from protonet._validation import check_features, check_int, check_labels, check_
 from protonet.encoder import MIN_MEAN_NORM, keep_float32
 from protonet.errors import raise_input_error
 from protonet.losses import CHUNK, add_by_class
-from protonet.views.distances import row_matmul
+from protonet.views.distances import batch_invariant_matmul
 
 #: Maximum numbers of embedding values and of rows that are computed at once, so that they fit in the cache.
 CHUNK_VALUES, CHUNK_ROWS = 2**20, 1024
@@ -92,7 +92,7 @@ class PrototypeNetwork(nn.Module):
         scaled, rows = (self.prototypes / self.temperature).T, self._flatten(x)
 
         def classify(rows: Tensor) -> Tensor:
-            return self.mask_logits(row_matmul(self._embed(rows), scaled) + self.offsets)
+            return self.mask_logits(batch_invariant_matmul(self._embed(rows), scaled) + self.offsets)
 
         if torch.compiler.is_compiling():  # a loop over chunks would fix the number of rows
             return classify(rows)

@@ -14,10 +14,10 @@ from protonet import Encoder, PrototypeNetwork
 from protonet.encoder import split_weights
 from protonet.files.archive import CONFIG_ENTRY, TENSORS_ENTRY
 from protonet.files.model import Model
-from protonet.views.fixed_convolution import FixedConvolution, KernelBank
-from protonet.views.forest import Forest
-from protonet.views.kernel_ridge import KernelRidge
-from protonet.views.linear import Linear
+from protonet.views.fixed_convolution import FixedConvolutionSpec, KernelBank
+from protonet.views.forest import ForestSpec
+from protonet.views.kernel_ridge import KernelRidgeSpec
+from protonet.views.linear import LinearSpec
 from protonet.views.mlp import MLPView, ResidualMLPs
 from protonet.views.tabular_transformer import TabularTransformer
 from protonet.views.view import TrainingRows, View
@@ -33,16 +33,16 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
     """
     x, y = blobs(0)
     rows = TrainingRows(x, y, 5)
-    linear = {scaling: Linear(scaling).fit(rows) for scaling in ("raw", "standardised", "whitened", "robust")}
+    linear = {scaling: LinearSpec(scaling).fit(rows) for scaling in ("raw", "standardised", "whitened", "robust")}
     radial = [
-        KernelRidge(Linear("standardised"), 2),
-        KernelRidge(Linear("robust"), 2, squash=True),
-        KernelRidge(Linear("standardised"), 1),
+        KernelRidgeSpec(LinearSpec("standardised"), 2),
+        KernelRidgeSpec(LinearSpec("robust"), 2, apply_tanh=True),
+        KernelRidgeSpec(LinearSpec("standardised"), 1),
     ]
     views: list[View] = [
         linear["standardised"],
         *(item.fit(rows, linear[item.source.scaling].source) for item in radial),
-        Forest(7).fit(rows),
+        ForestSpec(7).fit(rows),
         linear["whitened"],
     ]
     if raw:
@@ -52,8 +52,12 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         mlps = ResidualMLPs(2, 8, 3, 11, generator)
         torch.nn.init.normal_(mlps.last, generator=generator)
         views.append(MLPView.from_mlps(mlps, linear["raw"].source))
-    patterns = [FixedConvolution(8, True, 0.1), FixedConvolution(8, False, 0.1), FixedConvolution(4, True, 0.1)]
-    views += [item.fit(rows, KernelBank.fit(rows.features, item.width)) for item in patterns]
+    patterns = [
+        FixedConvolutionSpec(8, True, 0.1),
+        FixedConvolutionSpec(8, False, 0.1),
+        FixedConvolutionSpec(4, True, 0.1),
+    ]
+    views += [item.fit(rows, KernelBank.fit(rows.features, item.line_width)) for item in patterns]
     views.append(TabularTransformer(2).fit(rows))
     encoder = Encoder(views, split_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)

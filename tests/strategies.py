@@ -28,7 +28,7 @@ from protonet.selection.folds import Fold
 from protonet.views.evaluation import CandidateEvaluator, EncoderPlan, plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.forest import ForestFamily
-from protonet.views.kernel_ridge import KERNEL_RIDGE_VIEWS, KernelRidgeFamily
+from protonet.views.kernel_ridge import KERNEL_RIDGE_SPECS, KernelRidgeFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.tabular_transformer import TabularTransformerFamily
 from protonet.views.view import TrainingRows
@@ -39,10 +39,10 @@ EXAMPLES = int(os.environ.get("PROTONET_FUZZ", "40"))
 #: A search with a few candidates of every kind of view, for tests of properties that hold for all kinds.
 EVERY_KIND = (
     replace(EFFORTS["default"], folds=2)
-    .with_family(KernelRidgeFamily(KERNEL_RIDGE_VIEWS[1:2], (2.0,), (0.1,)))
+    .with_family(KernelRidgeFamily(KERNEL_RIDGE_SPECS[1:2], (2.0,), (0.1,)))
     .with_family(FixedConvolutionFamily((0.1,)))
     .with_family(ForestFamily(10))
-    .with_family(MLPFamily(sizes=1, steps=(10,)))
+    .with_family(MLPFamily(max_sizes=1, step_counts=(10,)))
 )
 #: `EVERY_KIND` without the slowest kind, which takes a tenth of the time of a default fit.
 LITTLE = EVERY_KIND.without_family(TabularTransformerFamily)

@@ -27,11 +27,11 @@ from protonet.metrics import (
     score_label_errors,
 )
 from protonet.views import VIEW_FAMILIES
-from protonet.views.fixed_convolution import FixedConvolution
-from protonet.views.forest import Forest
-from protonet.views.kernel_ridge import KERNEL_RIDGE_VIEWS, KernelRidgeFamily
-from protonet.views.linear import SCALINGS, Linear, LinearFamily
-from protonet.views.mlp import MLP, MLPFamily
+from protonet.views.fixed_convolution import FixedConvolutionSpec
+from protonet.views.forest import ForestSpec
+from protonet.views.kernel_ridge import KERNEL_RIDGE_SPECS, KernelRidgeFamily
+from protonet.views.linear import FEATURE_SCALINGS, LinearFamily, LinearSpec
+from protonet.views.mlp import MLPFamily, MLPSpec
 from protonet.views.tabular_transformer import TabularTransformer
 from protonet.views.view import TrainingRows, View, ViewSpec
 from tests.emulated_device import AWAY, EmulatedDevice
@@ -39,9 +39,14 @@ from tests.strategies import blobs
 
 X, LABELS = blobs(0)
 EPISODES = torch.nn.functional.normalize(torch.randn(2, 4, 5, 6, generator=torch.Generator().manual_seed(1)), dim=3)
-SPECS: list[ViewSpec] = [*map(Linear, SCALINGS), Linear("standardised", (2, 6)), *KERNEL_RIDGE_VIEWS]
-SPECS += [FixedConvolution(8, True, 0.1), FixedConvolution(4, False, 0.1), Forest(7), Forest(7, shifted=True)]
-SPECS += [TabularTransformer(2), MLP(Linear("centred"), 2, 3, 4, 11)]
+SPECS: list[ViewSpec] = [*map(LinearSpec, FEATURE_SCALINGS), LinearSpec("standardised", (2, 6)), *KERNEL_RIDGE_SPECS]
+SPECS += [
+    FixedConvolutionSpec(8, True, 0.1),
+    FixedConvolutionSpec(4, False, 0.1),
+    ForestSpec(7),
+    ForestSpec(7, shifted=True),
+]
+SPECS += [TabularTransformer(2), MLPSpec(LinearSpec("centred"), 2, 3, 4, 11)]
 PLAIN_ROWS = TrainingRows(X, LABELS, 5, shifts=(0, 1, -1))
 WEIGHTED_ROWS = replace(
     PLAIN_ROWS,
@@ -51,10 +56,10 @@ WEIGHTED_ROWS = replace(
 #: A search with linear views, a kernel and an MLP, each as short as possible.
 SHORT = replace(EFFORTS["fast"], folds=2, families=(LinearFamily(("raw", "whitened")),))
 SHORT = replace(
-    SHORT, families=(*SHORT.families, KernelRidgeFamily(KERNEL_RIDGE_VIEWS[:1], (2.0,), (0.1,)), MLPFamily(1, (3,)))
+    SHORT, families=(*SHORT.families, KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1], (2.0,), (0.1,)), MLPFamily(1, (3,)))
 )
 #: Functions that copy to the CPU: input checks, rows of trees, labels of episodes, evaluation.
-FETCHED = {"_validation.check_device", "loading._to_tensor", "view.to", "mlp.train", "evaluation.__post_init__"}
+FETCHED = {"_validation.check_device", "loading._to_tensor", "view.to", "mlp.train_mlps", "evaluation.__post_init__"}
 FETCHED |= {"evaluation.compute_fold_cosines", "kernel_ridge.cosines", "fixed_convolution.cosines"}
 FETCHED |= {"networks.pseudo_label_weights", "networks.predict_fold"}
 
@@ -126,7 +131,7 @@ def test_networks_metrics_and_losses_compute_on_the_device_of_their_tensors() ->
 
 @pytest.mark.parametrize("rows", [PLAIN_ROWS, WEIGHTED_ROWS], ids=["plain", "weighted"])
 def test_views_are_fitted_and_map_rows_on_the_device_of_the_rows(rows: TrainingRows) -> None:
-    leaves = {Forest: {"view.to"}, MLP: {"mlp.train"}}
+    leaves = {ForestSpec: {"view.to"}, MLPSpec: {"mlp.train_mlps"}}
     for spec in SPECS:
         expected = embed(fit(spec, rows), X)
         with EmulatedDevice() as mode:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from protonet.encoder import Encoder, split_weights
-from protonet.views.linear import Linear
+from protonet.views.linear import LinearSpec
 from protonet.views.mlp import MLPView, ResidualMLPs
 from protonet.views.view import TrainingRows, View
 from tests.strategies import blobs
@@ -16,7 +16,7 @@ SCALINGS = ("raw", "centred", "whitened")
 def make_encoder(weights: list[float], *, members: int = 2, seed: int = 0) -> Encoder:
     """Build an encoder of three linear views and a stack of MLPs; views of weight 0 are left out."""
     rows = TrainingRows(*blobs(seed), 5)
-    linear = [Linear(scaling).fit(rows) for scaling in SCALINGS]
+    linear = [LinearSpec(scaling).fit(rows) for scaling in SCALINGS]
     learned = ResidualMLPs(members, 8, 3, 12, torch.Generator().manual_seed(seed))
     torch.nn.init.normal_(learned.last, generator=torch.Generator().manual_seed(seed))
     views: list[View] = [*linear, MLPView.from_mlps(learned, linear[0].source)]

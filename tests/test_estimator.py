@@ -59,7 +59,7 @@ def test_partial_fit_takes_labels_as_fit_does() -> None:
 
 
 #: A mixture of all closed views, and one of fewer for the checks, which fit more than a hundred times.
-CHEAP = LITTLE.with_family(MLPFamily(sizes=0))
+CHEAP = LITTLE.with_family(MLPFamily(max_sizes=0))
 CHEAPER = CHEAP.without_family(ForestFamily).without_family(FixedConvolutionFamily)
 
 

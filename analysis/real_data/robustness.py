@@ -37,7 +37,7 @@ from protonet.datasets import Split
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.search import ModelSearch
 from protonet.metrics import calibration_error, count_confidence_bins, measure
-from protonet.views.mlp import MLPFamily, MLPRecipe
+from protonet.views.mlp import MLPFamily, MLPTrainingConfig
 from solution.pack import library_files
 
 #: Sources that determine the data sets and their splits.
@@ -50,8 +50,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "raw": {"metadata": {"param_limit": 0}},
     "no-selection": {"effort": ModelSearch(folds=0)},
     "no-shifts": {"effort": ModelSearch(shifts=False)},
-    "no-episodes": {"effort": ModelSearch().with_family(MLPFamily(recipe=MLPRecipe(episodic=0.0)))},
-    "no-cross-entropy": {"effort": ModelSearch().with_family(MLPFamily(recipe=MLPRecipe(cross_entropy=0.0)))},
+    "no-episodes": {
+        "effort": ModelSearch().with_family(MLPFamily(training_config=MLPTrainingConfig(episodic_loss_weight=0.0)))
+    },
+    "no-cross-entropy": {
+        "effort": ModelSearch().with_family(MLPFamily(training_config=MLPTrainingConfig(cross_entropy_weight=0.0)))
+    },
 }
 #: Baselines that are tuned for few rows; the others of the registry are the contest's.
 TUNED = ("cosine", "centroid", "lda", "logistic", "svm", "svm-probabilities", "knn", "trees", "mlp")

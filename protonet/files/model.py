@@ -28,7 +28,7 @@ from protonet.files.archive import FORMAT_VERSION, VersionError, check_entry_typ
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import SOURCE_CLASSES, VIEW_FAMILIES
-from protonet.views.config import check_tensors, expect, expect_finite
+from protonet.views.config import expect, require_finite, validate_tensors
 from protonet.views.view import Component, Source, View
 
 ComponentT = TypeVar("ComponentT", Source, View)
@@ -90,7 +90,7 @@ def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> N
         names = [name for name in unchecked if name.startswith(prefix)]
         component.check({name.removeprefix(prefix): unchecked.pop(name) for name in names}, prefix)
         expected = {name: tensor for name, tensor in expected.items() if not name.startswith(prefix)}
-    check_tensors(unchecked, expected)
+    validate_tensors(unchecked, expected)
     weights = unchecked["encoder.weights"]
     expect(bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-3, "weights that do not sum to 1")
     positive = all(bool(unchecked[name] > 0) for name in ("encoder.scale", "temperature"))
@@ -289,7 +289,7 @@ def _build_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bo
     if not for_update:
         return model
     for name, tensor in update_state.items():
-        expect_finite(name, tensor)
+        require_finite(name, tensor)
     fold_networks = tuple(map(restore_network, folds, fold_states))
     same_classes = all(len(fold.sums) == len(network.sums) for fold in fold_networks)
     same_features = all(fold["input_dim"] == input_dim for fold in folds)

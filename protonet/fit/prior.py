@@ -28,7 +28,7 @@ from protonet.selection.scoring import (
     select_seen,
     soft_weights,
 )
-from protonet.views.view import TrainingRows, ViewSpec, order_columns, select_evenly
+from protonet.views.view import TrainingRows, ViewSpec, canonical_feature_order, select_evenly
 
 #: All traits that a feature map (view) may have, inputs of the prior; see `protonet.views.view.ViewSpec.traits`.
 TRAITS = (
@@ -143,7 +143,7 @@ def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
         return 0.0
     if ordered:
         return float((unit[:, 1:] * unit[:, :-1]).mean(dim=0).abs().mean())
-    columns = order_columns(unit, torch.arange(dim))[select_evenly(dim, MAX_CORRELATED_ROWS)]
+    columns = canonical_feature_order(unit, torch.arange(dim))[select_evenly(dim, MAX_CORRELATED_ROWS)]
     part = unit[select_evenly(n, MAX_CORRELATED_ROWS)][:, columns]
     correlation = (part.T @ part / len(part)).abs()
     return float((correlation.sum() - correlation.trace()) / (len(columns) * (len(columns) - 1)))

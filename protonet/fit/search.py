@@ -36,12 +36,12 @@ from protonet.selection.scoring import (
 )
 from protonet.views import VIEW_FAMILIES
 from protonet.views.evaluation import Candidate, CandidateEvaluator, EncoderPlan, ViewFamily
-from protonet.views.linear import Linear
-from protonet.views.shifts import detect_order
+from protonet.views.linear import LinearSpec
+from protonet.views.shifts import detect_feature_order
 from protonet.views.view import CPU, TrainingRows, ViewSpec, select_evenly
 
 #: The linear view of the raw features, which is used if no other view is better.
-RAW_LINEAR = Linear("raw")
+RAW_LINEAR = LinearSpec("raw")
 #: The smallest inverse temperature: with it, logits differ by at most 0.1.
 MIN_INVERSE_TEMPERATURE = 0.05
 #: Fraction of the progress bar that is complete at the end of the search; the remainder is for the final fit.
@@ -184,7 +184,7 @@ class SearchResult(NamedTuple):
         if not self.has_held_out_rows or not bool(keep.any()):
             return self
         folds = [Fold(fold.train, fold.held_out[mask]) for fold, mask in zip(evaluator.folds, masks, strict=True)]
-        evaluator = CandidateEvaluator(evaluator.rows, folds, evaluator.plan)
+        evaluator = CandidateEvaluator(evaluator.rows, folds, evaluator.mlp_sizes)
         partitions = tuple(
             [evaluator.score(candidate.spec, candidate.cosines[keep], candidate.flops) for candidate in partition]
             for partition in self.partitions
@@ -208,11 +208,11 @@ def evaluate_candidates(
     folds = split_training_rows(rows, 0, search.folds)
     seen = int((torch.bincount(rows.labels) > 0).sum())
     without_validation = not folds or 2 * _count_held_out_classes(rows, folds) < seen
-    if seen < 2 or (without_validation and not plan.sizes) or time.monotonic() > rows.deadline:
+    if seen < 2 or (without_validation and not plan.ensemble_sizes) or time.monotonic() > rows.deadline:
         return None
     progress(search.families[0].stage, 0.0)
-    if plan.sizes and search.shifts and rows.blocks is None:  # features of several kinds are in no order
-        rows = replace(rows, **detect_order(rows.features)._asdict())
+    if plan.ensemble_sizes and search.shifts and rows.blocks is None:  # features of several kinds are in no order
+        rows = replace(rows, **detect_feature_order(rows.features)._asdict())
     if without_validation:
         everything = torch.arange(len(rows.labels))
         some = select_evenly(len(everything), max(1, FOLDS.max_cosines // rows.num_classes))
@@ -225,16 +225,16 @@ def evaluate_candidates(
     evaluator = CandidateEvaluator(
         rows.to(device), [fold.to(device) for fold in folds], plan, torch.Generator().manual_seed(rows.seed)
     )
-    if not plan.sizes:
-        return SearchResult(rows, evaluator, ([evaluator.evaluate_source(RAW_LINEAR)],), {}, has_held_out_rows=True)
+    if not plan.ensemble_sizes:
+        return SearchResult(rows, evaluator, ([evaluator.evaluate_and_cache(RAW_LINEAR)],), {}, has_held_out_rows=True)
     times = [kind.relative_time for kind in search.families]
     for stage, kind in enumerate(search.families):
         if stage:  # the first stage is reported before shifts are detected
             progress(kind.stage, SEARCH_PROGRESS_FRACTION * sum(times[:stage]) / sum(times))
         evaluator.candidates += kind.candidates(evaluator)
         if evaluator.reference_losses is None:
-            evaluator.reference_losses = min(evaluator.candidates, key=lambda candidate: candidate.loss).losses
-    losses = {candidate.spec.name: candidate.loss for candidate in evaluator.candidates}
+            evaluator.reference_losses = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss).losses
+    losses = {candidate.spec.name: candidate.mean_loss for candidate in evaluator.candidates}
     candidates = [candidate for candidate in evaluator.candidates if not candidate.spec.trained]
     trained = [candidate for candidate in evaluator.candidates if candidate.spec.trained]
     if trained:
@@ -281,7 +281,7 @@ def _evaluate_repeats(
         positions = torch.cat([fold.held_out for fold in folds])
         if not torch.equal(positions.sort().values, held_out.sort().values):
             continue  # of few groups, some partitions hold out other rows
-        partition = CandidateEvaluator(evaluator.rows, [fold.to(device) for fold in folds], evaluator.plan)
+        partition = CandidateEvaluator(evaluator.rows, [fold.to(device) for fold in folds], evaluator.mlp_sizes)
         order = positions.argsort()[held_out.argsort().argsort()]
         evaluated = []
         for candidate in candidates:
@@ -289,7 +289,7 @@ def _evaluate_repeats(
             if spec.trained or spec.traits & PARTITIONS.first_partition_traits:
                 evaluated.append(candidate)
                 continue
-            again = partition.evaluate_source(spec) if spec.source is None else partition.evaluate(spec)
+            again = partition.evaluate_and_cache(spec) if spec.source is None else partition.evaluate(spec)
             if again is None:
                 break
             evaluated.append(candidate._replace(cosines=again.cosines[order], losses=again.losses[order]))
@@ -318,12 +318,12 @@ def select_model(result: SearchResult | None, plan: EncoderPlan, search: ModelSe
     alone if the mixture is worse. If the parameter budget allows, the smallest MLP replaces the raw cosine. Without
     held-out rows, the mixture has only views that need no validation.
     """
-    smallest = next(filter(None, (kind.smallest_trained(plan, RAW_LINEAR) for kind in search.families)), None)
+    smallest = next(filter(None, (kind.smallest_trained_spec(plan, RAW_LINEAR) for kind in search.families)), None)
     raw_alone = SelectedModel(((smallest or RAW_LINEAR, 1.0),), 0.1)
     if result is None:
         return raw_alone
     raw_cosines = [partition[0].cosines for partition in result.partitions]
-    if not plan.sizes:
+    if not plan.ensemble_sizes:
         return _fit_temperature_and_offsets(raw_alone, result, raw_cosines)[0]
     mixture, losses = _fit_mixture(result, search)
     if mixture is None:
@@ -383,7 +383,7 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
     for candidate, weight, fraction in zip(candidates, weights.tolist(), influence_fractions, strict=True):
         spec = candidate.spec
         for kind in search.families:
-            spec = kind.finalize(spec, fraction)
+            spec = kind.final_spec(spec, fraction)
         views += [(spec, weight)] * (weight > 0)
     mixture = SelectedModel(tuple(views), 1.0, result.rows.shifts)
     if not result.has_held_out_rows:

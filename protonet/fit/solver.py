@@ -210,7 +210,7 @@ def fit_solution(
         explored = evaluate_candidates(searched, plan, search, progress, device)
         selected = select_model(explored, plan, search)
         training_set, pooled = replace(training_set, device=device), None
-        if pool is not None and pool[2] and plan.sizes:
+        if pool is not None and pool[2] and plan.ensemble_sizes:
             training_set = training_set.add_unlabelled_rows(*pool)
             selected, pooled = decide_use_of_unlabelled_rows(
                 training_set,

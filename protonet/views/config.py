@@ -44,31 +44,31 @@ class Config:
         return cls(**entries)
 
 
-def expect(condition: bool, problem: str) -> None:
-    """Raise a ValueError with the message ``problem`` if the condition is false."""
+def expect(condition: bool, message: str) -> None:
+    """Raise a ValueError with the message ``message`` if the condition is false."""
     if not condition:
-        raise ValueError(problem)
+        raise ValueError(message)
 
 
-def expect_finite(name: str, tensor: Tensor, *, infinite: bool = False) -> None:
+def require_finite(name: str, tensor: Tensor, *, allow_infinity: bool = False) -> None:
     """Raise a ValueError if a tensor holds NaN or an infinity, or bytes other than 0 and 1 in a bool tensor.
 
     Args:
         name: The name of the tensor in the error message.
         tensor: A tensor of any type.
-        infinite: Whether positive infinities are allowed.
+        allow_infinity: Whether positive infinities are allowed.
     """
     if tensor.dtype == torch.bool:
         expect(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
-    finite = tensor > -torch.inf if infinite else torch.isfinite(tensor)
+    finite = tensor > -torch.inf if allow_infinity else torch.isfinite(tensor)
     expect(bool(finite.all()), f"a tensor {name} that is not finite")
 
 
-def check_tensors(
+def validate_tensors(
     tensors: Mapping[str, Tensor],
     expected: Mapping[str, Tensor],
     prefix: str = "",
-    infinite: frozenset[str] = frozenset(),
+    infinite_tensors: frozenset[str] = frozenset(),
 ) -> None:
     """Raise a ValueError unless tensors have the expected names, shapes and types, and finite values.
 
@@ -76,14 +76,14 @@ def check_tensors(
         tensors: The tensors to be checked, by name.
         expected: Tensors of the expected names, shapes and types; their values are not used.
         prefix: Text before the name of a tensor in error messages.
-        infinite: Names of the tensors that may hold positive infinities.
+        infinite_tensors: Names of the tensors that may hold positive infinities.
     """
     for name, reference in expected.items():
         expect(name in tensors, f"no tensor {prefix}{name}")
         tensor = tensors[name]
         same_type = tensor.shape == reference.shape and tensor.dtype == reference.dtype
         expect(same_type, f"a tensor {prefix}{name} of another shape or type")
-        expect_finite(prefix + name, tensor, infinite=name in infinite)
+        require_finite(prefix + name, tensor, allow_infinity=name in infinite_tensors)
     expect(len(tensors) == len(expected), "tensors that belong to no part of the network")
 
 
@@ -126,7 +126,7 @@ class Stored:
         expect(distinct, f"no usable entry {name}")
         return tuple(values)
 
-    def pop(self, name: str, *shape: int | None) -> Tensor:
+    def pop_tensor(self, name: str, *shape: int | None) -> Tensor:
         """Remove a tensor from ``tensors`` and return it; it must be float32, finite and of the given shape.
 
         A None in the shape allows any size.
@@ -138,5 +138,5 @@ class Stored:
             required in {None, size} for size, required in zip(tensor.shape, shape, strict=True)
         )
         expect(same_shape and tensor.dtype == torch.float32, f"a tensor {name} of another shape or type")
-        expect_finite(name, tensor)
+        require_finite(name, tensor)
         return tensor

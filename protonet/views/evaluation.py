@@ -32,7 +32,7 @@ class EncoderPlan(NamedTuple):
     """The sizes of MLP views within a parameter budget."""
 
     embedding_dim: int  #: Width of the output of each MLP.
-    sizes: tuple[tuple[int, int], ...]  #: (number of MLPs, hidden units of each) of ensembles, smallest first.
+    ensemble_sizes: tuple[tuple[int, int], ...]  #: (number of MLPs, hidden units of each) of ensembles, smallest first.
 
 
 def count_mlp_parameters(input_dim: int, hidden: int, embedding_dim: int) -> int:
@@ -72,18 +72,18 @@ def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Encode
 
 
 @dataclass(frozen=True)
-class PruneRules:
+class ViewPruningThresholds:
     """When the evaluation of a view ends early ("pruning"). Pruning changes results by less than their noise."""
 
-    decisive_rows: int = 256
+    min_decisive_rows: int = 256
     """With this many held-out rows, the first fold alone decides which hyperparameters are best, and which views are
     clearly worse."""
-    excess: float = 0.75
+    max_excess_loss: float = 0.75
     """A view is pruned if its log-loss exceeds that of the best linear view by this, in nats per row."""
-    min_rows: int = 32  #: Minimum number of evaluated held-out rows before a view is pruned.
+    min_evaluated_rows: int = 32  #: Minimum number of evaluated held-out rows before a view is pruned.
 
 
-PRUNING = PruneRules()
+VIEW_PRUNING = ViewPruningThresholds()
 
 
 class Candidate(NamedTuple):
@@ -95,7 +95,7 @@ class Candidate(NamedTuple):
     flops: float = 0.0  #: Prediction time per row, as a number of multiplications.
 
     @property
-    def loss(self) -> float:
+    def mean_loss(self) -> float:
         """The mean log-loss, in nats per row."""
         return float(self.losses.mean())
 
@@ -110,9 +110,9 @@ class CandidateEvaluator:
 
     rows: TrainingRows  #: The training rows, with a deadline after which nothing more is evaluated.
     folds: Sequence[Fold]  #: The folds, at least one.
-    plan: EncoderPlan  #: The sizes of MLPs that may be evaluated.
+    mlp_sizes: EncoderPlan  #: The sizes of MLPs that may be evaluated.
     generator: torch.Generator = field(default_factory=torch.Generator)  #: Draws initial weights and episodes.
-    fitted: dict[ViewSpec, list[View]] = field(default_factory=dict)
+    cached_views: dict[ViewSpec, list[View]] = field(default_factory=dict)
     """Fitted views whose source is the input of other views: for each spec, one view per fold."""
     candidates: list[Candidate] = field(default_factory=list)  #: The candidates evaluated so far, of all families.
     reference_losses: Tensor | None = None
@@ -128,18 +128,18 @@ class CandidateEvaluator:
         fewest = min((self.rows.labels[fold.train] for fold in self.folds), key=len)  # each has all classes
         self.degrees_of_freedom = len(fewest) - len(fewest.unique())  # within the classes
 
-    def out_of_time(self) -> bool:
+    def is_past_deadline(self) -> bool:
         """Test whether the deadline of the training rows has passed."""
         return time.monotonic() > self.rows.deadline
 
     def fit(self, spec: ViewSpec) -> list[View]:
         """Fit a view to the training rows of each fold; return one view per fold. Results are cached by spec."""
-        if spec not in self.fitted:
-            pairs = zip(self.folds, self.sources(spec), strict=True)
-            self.fitted[spec] = [spec.fit(self.rows.select(fold.train), source) for fold, source in pairs]
-        return self.fitted[spec]
+        if spec not in self.cached_views:
+            pairs = zip(self.folds, self.fold_sources(spec), strict=True)
+            self.cached_views[spec] = [spec.fit(self.rows.select(fold.train), source) for fold, source in pairs]
+        return self.cached_views[spec]
 
-    def sources(self, spec: ViewSpec) -> Sequence[Source | None]:
+    def fold_sources(self, spec: ViewSpec) -> Sequence[Source | None]:
         """Return, for each fold, the fitted source (input map) of a view; None if the view reads the features."""
         if spec.source is None:
             return [None] * len(self.folds)
@@ -151,25 +151,25 @@ class CandidateEvaluator:
         Returns None after the deadline, or if the view is clearly too bad on the first fold (`should_prune`).
         """
         cosines: list[Tensor] = []
-        for index, (fold, source) in enumerate(zip(self.folds, self.sources(spec), strict=True)):
+        for index, (fold, source) in enumerate(zip(self.folds, self.fold_sources(spec), strict=True)):
             view = spec.fit(self.rows.select(fold.train), source)  # one at a time, since some views take much memory
             flops = view.flops()
-            cosines.append(self.compute_fold_cosines(partial(embed_features, view), index))
-            if self.out_of_time() or (index == 0 and self.should_prune(cosines[0])):
+            cosines.append(self.compute_fold_cosines(partial(map_features, view), index))
+            if self.is_past_deadline() or (index == 0 and self.should_prune(cosines[0])):
                 return None
         return self.score(spec, torch.cat(cosines), flops)
 
-    def evaluate_source(self, spec: ViewSpec) -> Candidate:
+    def evaluate_and_cache(self, spec: ViewSpec) -> Candidate:
         """Evaluate a view in cross-validation, and cache the fitted views, since other views may use their output."""
-        return self.score(spec, self.compute_cosines([partial(embed_features, view) for view in self.fit(spec)]))
+        return self.score(spec, self.compute_cosines([partial(map_features, view) for view in self.fit(spec)]))
 
-    def compute_cosines(self, maps: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+    def compute_cosines(self, fold_maps: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Compute the cosines (n_held_out, num_classes) of the held-out rows of all folds to class prototypes.
 
         Args:
-            maps: For each fold, a fitted feature map as in `compute_fold_cosines`.
+            fold_maps: For each fold, a fitted feature map as in `compute_fold_cosines`.
         """
-        return torch.cat([self.compute_fold_cosines(embed, index) for index, embed in enumerate(maps)])
+        return torch.cat([self.compute_fold_cosines(embed, index) for index, embed in enumerate(fold_maps)])
 
     def compute_fold_cosines(self, embed: Callable[[Tensor], Tensor], index: int) -> Tensor:
         """Compute the cosines of the held-out rows of one fold to class prototypes, on the CPU.
@@ -213,22 +213,22 @@ class CandidateEvaluator:
         weights = None if self.weights is None else self.weights[:n]
         return fit_scale_and_offsets(cosines, self.labels[:n], self.sizes, weights)[2]
 
-    def should_prune(self, cosines: Tensor, *, optimism: float = 1.0) -> bool:
+    def should_prune(self, cosines: Tensor, *, expected_loss_ratio: float = 1.0) -> bool:
         """Test whether a view is so much worse than the reference losses that its evaluation should end.
 
         Args:
             cosines: (n, num_classes), of the first n held-out rows.
-            optimism: Factor on the losses of the view, below 1 if other hyperparameters may be better.
+            expected_loss_ratio: Factor on the losses of the view, below 1 if other hyperparameters may be better.
         """
         n = len(cosines)
-        if self.reference_losses is None or n < PRUNING.min_rows:
+        if self.reference_losses is None or n < VIEW_PRUNING.min_evaluated_rows:
             return False
-        losses, reference = optimism * self.compute_losses(cosines), self.reference_losses[:n]
-        clearly_worse = n >= PRUNING.decisive_rows and worse_by_one_error(losses, reference)
-        return clearly_worse or float((losses - reference).mean()) > PRUNING.excess
+        losses, reference = expected_loss_ratio * self.compute_losses(cosines), self.reference_losses[:n]
+        clearly_worse = n >= VIEW_PRUNING.min_decisive_rows and worse_by_one_error(losses, reference)
+        return clearly_worse or float((losses - reference).mean()) > VIEW_PRUNING.max_excess_loss
 
 
-def embed_features(view: View, x: Tensor) -> Tensor:
+def map_features(view: View, x: Tensor) -> Tensor:
     """Apply a view to features (n, input_dim), after its source: (1, n, dim), for `compute_fold_cosines`."""
     part: Tensor = view(x if view.source is None else view.source(x))
     return part[None]
@@ -251,7 +251,7 @@ class ViewFamily(Protocol):
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate views on held-out rows; yield the candidates among which weights are distributed."""
 
-    def finalize(self, spec: ViewSpec, weight: float) -> ViewSpec:
+    def final_spec(self, spec: ViewSpec, weight: float) -> ViewSpec:
         """Return the spec for the final fit of a view, given its weight in the mixture of views, in (0, 1]."""
         return spec
 
@@ -263,7 +263,7 @@ class ViewFamily(Protocol):
         """Return the family with additional views that read only the features in [start, stop), for each span."""
         return self
 
-    def smallest_trained(self, plan: EncoderPlan, source: ViewSpec) -> ViewSpec | None:
+    def smallest_trained_spec(self, mlp_sizes: EncoderPlan, source: ViewSpec) -> ViewSpec | None:
         """Return the spec of the smallest trained view of this family; None if no trained view is within the budget.
 
         Its input is the source of a view with the spec ``source``.

@@ -27,40 +27,41 @@ from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec
 
 
 @dataclass(frozen=True)
-class ConvolutionRules:
+class FixedConvolutionConstants:
     """Constants of the kernels and of the pooling, and limits of the work."""
 
-    taps: int = 9  #: Number of weights of a kernel, for 9 values of a series or 3 x 3 pixels of an image.
-    high: int = 3  #: Number of weights of a kernel that are 2; the other weights are -1.
-    quantiles: tuple[float, ...] = (0.3, 0.7)  #: Quantiles of a kernel's responses that are its thresholds.
-    margin: float = 1e-4
+    kernel_size: int = 9  #: Number of weights of a kernel, for 9 values of a series or 3 x 3 pixels of an image.
+    n_positive_weights: int = 3  #: Number of weights of a kernel that are 2; the other weights are -1.
+    threshold_quantiles: tuple[float, ...] = (0.3, 0.7)  #: Quantiles of a kernel's responses that are its thresholds.
+    threshold_margin: float = 1e-4
     """Added to thresholds so that equal responses do not exceed them, in standard deviations of the responses."""
     max_dilations: int = 5  #: Maximum number of dilations of a series, powers of two up to its length.
-    image_sides: tuple[int, ...] = (7, 14)
+    dilation_image_sides: tuple[int, ...] = (7, 14)
     """An image has 1 dilation, and one more for each of these numbers that its shorter side reaches, in pixels."""
     threshold_responses: int = 2**14  #: Number of responses of each kernel from which thresholds are computed.
-    chunk: float = 2**19  #: Number of responses that are computed at once, so that they fit in the cache of a core.
-    max_work: float = 1e9  #: Maximum number of responses of all rows; with more, the view is not evaluated.
-    response_flops: float = 30.0  #: Number of multiplications that take as long as a response at one position.
-    max_rows: int = 2048  #: Maximum number of rows that the regression is fitted to.
-    min_deviation: float = 0.05  #: Pooled features are divided by their standard deviation, but at least by this.
-    constant: float = 1e-3  #: Pooled features with a smaller standard deviation are ignored.
+    responses_per_chunk: float = 2**19
+    """Number of responses that are computed at once, so that they fit in the cache of a core."""
+    max_responses: float = 1e9  #: Maximum number of responses of all rows; with more, the view is not evaluated.
+    flops_per_response: float = 30.0  #: Number of multiplications that take as long as a response at one position.
+    max_fitted_rows: int = 2048  #: Maximum number of rows that the regression is fitted to.
+    min_scale: float = 0.05  #: Pooled features are divided by their standard deviation, but at least by this.
+    min_varying_deviation: float = 1e-3  #: Pooled features with a smaller standard deviation are ignored.
 
 
-CONVOLUTION = ConvolutionRules()
+FIXED_CONVOLUTION = FixedConvolutionConstants()
 #: The ridge penalties that are evaluated by default.
 CONVOLUTION_RIDGES = (1e-2, 1e-1, 1.0)
 #: The ridge penalty if no row can be held out.
 DEFAULT_CONVOLUTION_RIDGE = 1e-1
 #: Number of parts for local pooling: of a series, or along each side of an image.
-POOLING_PARTS = {"series": 4, "image": 3}
+LOCAL_POOLING_PARTS = {"series": 4, "image": 3}
 
 
 @dataclass(frozen=True)
-class ConvolutionFeatures:
+class ConvolutionFeaturesSpec:
     """The spec of the pooled features, the input that all fixed convolution views share."""
 
-    width: int  #: Pixels per line of an image, or length of a series.
+    line_width: int  #: Pixels per line of an image, or length of a series.
     source: ClassVar[ViewSpec | None] = None
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
@@ -69,47 +70,47 @@ class ConvolutionFeatures:
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> View:
         """Fit the thresholds of the pooled features to the rows."""
-        return ConvolutionFeaturesView(Config(), KernelBank.fit(rows.features, self.width))
+        return ConvolutionFeaturesView(Config(), KernelBank.fit(rows.features, self.line_width))
 
 
 @dataclass(frozen=True)
-class FixedConvolution:
+class FixedConvolutionSpec:
     """The spec (hyperparameters) of a fixed convolution view.
 
     Args:
-        width: Pixels per line of an image, or length of a series.
-        local: Whether responses are pooled over each part of the row (local pooling) or over the whole row.
+        line_width: Pixels per line of an image, or length of a series.
+        local_pooling: Whether responses are pooled over each part of the row (local pooling) or over the whole row.
         ridge: Ridge penalty > 0, in units of the mean squared norm of a row's pooled features.
     """
 
-    width: int
-    local: bool
+    line_width: int
+    local_pooling: bool
     ridge: float
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
 
     @property
-    def source(self) -> ConvolutionFeatures:
+    def source(self) -> ConvolutionFeaturesSpec:
         """The spec of the pooled features."""
-        return ConvolutionFeatures(self.width)
+        return ConvolutionFeaturesSpec(self.line_width)
 
     @property
     def traits(self) -> frozenset[str]:
         """The properties for the weighting prior: "convolution", and "local" for local pooling."""
-        return frozenset({"convolution", "local"} if self.local else {"convolution"})
+        return frozenset({"convolution", "local"} if self.local_pooling else {"convolution"})
 
     @property
     def name(self) -> str:
         """The name in reports: "local convolution" or "convolution"."""
-        return "local convolution" if self.local else "convolution"
+        return "local convolution" if self.local_pooling else "convolution"
 
     def fit(self, rows: TrainingRows, source: Source | None) -> FixedConvolutionView:
         """Fit the ridge regression in closed form; the view's output is ``num_classes`` scores."""
-        assert isinstance(source, KernelBank)  # of `ConvolutionFeatures`
-        bank, rows = source, rows.select(_choose_rows(rows.features))
-        regression = _RidgeRegression(bank.pool(bank(rows.features), local=self.local), rows)
+        assert isinstance(source, KernelBank)  # of `ConvolutionFeaturesSpec`
+        bank, rows = source, rows.select(_select_fitted_rows(rows.features))
+        regression = _RidgeRegression(bank.pool(bank(rows.features), local=self.local_pooling), rows)
         readout, offset = regression.solve(self.ridge)
-        config = FixedConvolutionConfig(len(offset), self.local)
+        config = FixedConvolutionConfig(len(offset), self.local_pooling)
         return FixedConvolutionView(config, bank, {"readout": readout, "offset": offset})
 
 
@@ -141,12 +142,12 @@ class FixedConvolutionFamily(ViewFamily):
         n, dim = rows.features.shape
         if not rows.width:
             return
-        row_responses = dim * count_kernels() * len(list_dilations(rows.width, dim))
-        if n * row_responses > CONVOLUTION.max_work:
+        row_responses = dim * number_of_kernels() * len(list_dilations(rows.width, dim))
+        if n * row_responses > FIXED_CONVOLUTION.max_responses:
             return
-        cosines: dict[FixedConvolution, list[Tensor]] = {}
+        cosines: dict[FixedConvolutionSpec, list[Tensor]] = {}
         for fold in evaluator.folds:
-            if evaluator.out_of_time():
+            if evaluator.is_past_deadline():
                 return
             training_rows = evaluator.rows.select(fold.train)
             bank = KernelBank.fit(training_rows.features, rows.width)
@@ -155,25 +156,27 @@ class FixedConvolutionFamily(ViewFamily):
                 pooled, pooled_queries = bank.pool(features, local=local), bank.pool(queries, local=local)
                 regression = _RidgeRegression(pooled, training_rows, pooled_queries)
                 for ridge in self.ridges:
-                    view = FixedConvolution(rows.width, local, ridge)
+                    view = FixedConvolutionSpec(rows.width, local, ridge)
                     cosines.setdefault(view, []).append(regression.cosines(ridge))
         for local in (False, True):
-            views = [FixedConvolution(rows.width, local, ridge) for ridge in self.ridges]
-            flops = CONVOLUTION.response_flops * row_responses / 2  # both views share the responses
+            views = [FixedConvolutionSpec(rows.width, local, ridge) for ridge in self.ridges]
+            flops = FIXED_CONVOLUTION.flops_per_response * row_responses / 2  # both views share the responses
             scored = [evaluator.score(view, torch.cat(cosines[view]), flops) for view in views]
-            yield min(scored, key=lambda candidate: candidate.loss)
+            yield min(scored, key=lambda candidate: candidate.mean_loss)
 
 
-def count_kernels() -> int:
+def number_of_kernels() -> int:
     """Compute the number of kernels: 84."""
-    return math.comb(CONVOLUTION.taps, CONVOLUTION.high)
+    return math.comb(FIXED_CONVOLUTION.kernel_size, FIXED_CONVOLUTION.n_positive_weights)
 
 
 @cache
-def make_kernels() -> Tensor:
+def fixed_kernels() -> Tensor:
     """Compute all kernels (84, 9) with three weights of 2 and six weights of -1; the weights of a kernel sum to 0."""
-    kernels = torch.full((count_kernels(), CONVOLUTION.taps), -1.0)
-    for index, high_taps in enumerate(itertools.combinations(range(CONVOLUTION.taps), CONVOLUTION.high)):
+    kernels = torch.full((number_of_kernels(), FIXED_CONVOLUTION.kernel_size), -1.0)
+    for index, high_taps in enumerate(
+        itertools.combinations(range(FIXED_CONVOLUTION.kernel_size), FIXED_CONVOLUTION.n_positive_weights)
+    ):
         kernels[index, list(high_taps)] = 2.0
     return kernels
 
@@ -181,31 +184,35 @@ def make_kernels() -> Tensor:
 def list_dilations(width: int, dim: int) -> list[int]:
     """List the dilations of the kernels for series (``width == dim``), or for images of ``dim`` pixels."""
     if width == dim:
-        max_power = max(0, int(math.log2(max(1, (dim - 1) / (CONVOLUTION.taps - 1)))))
-        count = min(max_power + 1, CONVOLUTION.max_dilations)
+        max_power = max(0, int(math.log2(max(1, (dim - 1) / (FIXED_CONVOLUTION.kernel_size - 1)))))
+        count = min(max_power + 1, FIXED_CONVOLUTION.max_dilations)
         return sorted({2 ** round(power) for power in torch.linspace(0, max_power, count, device="cpu").tolist()})
     side = min(width, dim // width)
-    return [2**power for power in range(1 + sum(side >= threshold for threshold in CONVOLUTION.image_sides))]
+    return [
+        2**power for power in range(1 + sum(side >= threshold for threshold in FIXED_CONVOLUTION.dilation_image_sides))
+    ]
 
 
 @cache
-def locate_taps(width: int, dim: int, dilation: int, parts: int) -> Tensor:
+def kernel_feature_indices(width: int, dim: int, dilation: int, parts: int) -> Tensor:
     """Compute the indices of the features that the weights of a kernel multiply, for each position of the kernel.
 
-    Returns (dim, taps) int64: one row for each position, in the order of `split_positions`, and one column for each
-    weight. The index is ``dim`` beyond the border of the image or series, where a padding of zeros is read.
+    Returns (dim, taps) int64: one row for each position, in the order of `sort_positions_by_part`, and one column for
+    each weight. The index is ``dim`` beyond the border of the image or series, where a padding of zeros is read.
     """
-    line_reach = range(-(CONVOLUTION.taps // 2), CONVOLUTION.taps // 2 + 1)
-    side = range(-(math.isqrt(CONVOLUTION.taps) // 2), math.isqrt(CONVOLUTION.taps) // 2 + 1)
+    line_reach = range(-(FIXED_CONVOLUTION.kernel_size // 2), FIXED_CONVOLUTION.kernel_size // 2 + 1)
+    side = range(-(math.isqrt(FIXED_CONVOLUTION.kernel_size) // 2), math.isqrt(FIXED_CONVOLUTION.kernel_size) // 2 + 1)
     steps = [(0, step) for step in line_reach] if width == dim else [(down, right) for down in side for right in side]
     line, column = torch.arange(dim)[:, None] // width, torch.arange(dim)[:, None] % width
     down, right = (dilation * torch.tensor(step) for step in zip(*steps, strict=True))
     inside = (line + down >= 0) & (line + down < dim // width) & (column + right >= 0) & (column + right < width)
-    return torch.where(inside, (line + down) * width + column + right, dim)[split_positions(width, dim, parts)[0]]
+    return torch.where(inside, (line + down) * width + column + right, dim)[
+        sort_positions_by_part(width, dim, parts)[0]
+    ]
 
 
 @cache
-def split_positions(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
+def sort_positions_by_part(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
     """Sort the positions of a row by the part that they belong to, for local pooling.
 
     Returns the sorted positions (dim,) int64, and the number of positions in each part.
@@ -251,19 +258,21 @@ class KernelBank(Source):
 
     def __init__(self, config: Config, tensors: Mapping[str, Tensor] | None = None) -> None:
         super().__init__(config, tensors)
-        self.counts = split_positions(self.config.width, self.config.input_dim, self.config.parts)[1]
+        self.counts = sort_positions_by_part(self.config.width, self.config.input_dim, self.config.parts)[1]
         self.n_responses = self.thresholds.numel()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
         dilations = list_dilations(self.config.width, self.config.input_dim)
-        return {"thresholds": (len(dilations), count_kernels(), len(CONVOLUTION.quantiles))}
+        return {"thresholds": (len(dilations), number_of_kernels(), len(FIXED_CONVOLUTION.threshold_quantiles))}
 
     def derive_constants(self) -> None:
         """Compute the kernels, and the indices of the features that they multiply, on the device of the thresholds."""
         shape = self.config.width, self.config.input_dim
-        taps = torch.stack([locate_taps(*shape, dilation, self.config.parts) for dilation in list_dilations(*shape)])
-        for name, value in (("kernels", make_kernels().to(self.thresholds)), ("taps", taps)):
+        taps = torch.stack(
+            [kernel_feature_indices(*shape, dilation, self.config.parts) for dilation in list_dilations(*shape)]
+        )
+        for name, value in (("kernels", fixed_kernels().to(self.thresholds)), ("taps", taps)):
             self.register_buffer(name, value.to(self.thresholds.device), persistent=False)
 
     @property
@@ -275,24 +284,24 @@ class KernelBank(Source):
     def fit(cls, x: Tensor, width: int) -> KernelBank:
         """Fit the thresholds to rows x (n, dim), or to some of them if they are many."""
         dim = x.shape[1]
-        x = x[_choose_rows(x)]
-        sample = x[:: max(1, math.ceil(x.numel() / CONVOLUTION.threshold_responses))]
-        thresholds, kernels = [], make_kernels().to(x)
+        x = x[_select_fitted_rows(x)]
+        sample = x[:: max(1, math.ceil(x.numel() / FIXED_CONVOLUTION.threshold_responses))]
+        thresholds, kernels = [], fixed_kernels().to(x)
         for dilation in list_dilations(width, dim):
-            taps = locate_taps(width, dim, dilation, 1).to(x.device)
+            taps = kernel_feature_indices(width, dim, dilation, 1).to(x.device)
             responses = _convolve(sample, taps, kernels).flatten(0, 1).T  # (kernels, rows * positions)
-            margin = CONVOLUTION.margin * responses.std(dim=1, correction=0)
+            margin = FIXED_CONVOLUTION.threshold_margin * responses.std(dim=1, correction=0)
             ordered = responses.sort(dim=1).values
-            ranks = [round(quantile * (responses.shape[1] - 1)) for quantile in CONVOLUTION.quantiles]
+            ranks = [round(quantile * (responses.shape[1] - 1)) for quantile in FIXED_CONVOLUTION.threshold_quantiles]
             thresholds.append(ordered[:, ranks] + margin[:, None])
-        config = KernelBankConfig(dim, width, POOLING_PARTS["series" if width == dim else "image"])
+        config = KernelBankConfig(dim, width, LOCAL_POOLING_PARTS["series" if width == dim else "image"])
         return cls(config, {"thresholds": torch.stack(thresholds)})
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the locally pooled features (n, dilations * quantiles * kernels * parts) of rows (n, dim)."""
         if torch.compiler.is_compiling():
             return self._pool_traced(x)
-        chunk_rows = max(1, int(CONVOLUTION.chunk / (self.config.input_dim * count_kernels())))
+        chunk_rows = max(1, int(FIXED_CONVOLUTION.responses_per_chunk / (self.config.input_dim * number_of_kernels())))
         return torch.cat([self._pool_chunk(rows) for rows in x.split(chunk_rows)])
 
     def _pool_traced(self, x: Tensor) -> Tensor:
@@ -307,9 +316,9 @@ class KernelBank(Source):
 
     def _pool_chunk(self, x: Tensor) -> Tensor:
         """Compute the pooled features of rows x (n, dim) at once; memory grows with n."""
-        above = x.new_empty(len(x), self.config.input_dim, count_kernels())
+        above = x.new_empty(len(x), self.config.input_dim, number_of_kernels())
         # (dilations, quantiles, parts, n, kernels)
-        sums = x.new_empty(*self.thresholds.shape[::2], len(self.counts), len(x), count_kernels())
+        sums = x.new_empty(*self.thresholds.shape[::2], len(self.counts), len(x), number_of_kernels())
         kernels = self.kernels.to(x.dtype)
         for dilation, taps in enumerate(self.taps):
             responses = _convolve(x, taps, kernels)
@@ -334,7 +343,7 @@ class KernelBank(Source):
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
         """Add the pooled features of rows ``x`` to an ONNX graph; return the name of their value."""
-        kernels, columns = graph.constant(graph.array(make_kernels().T)), []
+        kernels, columns = graph.constant(graph.array(fixed_kernels().T)), []
         members = F.one_hot(torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))).float().T
         means = graph.constant(graph.array(members / members.sum(dim=1, keepdim=True)))  # (parts, positions)
         padded = graph.pad(x, 1, 0.0)
@@ -347,18 +356,18 @@ class KernelBank(Source):
         return graph.add("Concat", *columns, axis=1)
 
 
-def _choose_rows(x: Tensor) -> Tensor:
-    """Compute the indices of at most ``CONVOLUTION.max_rows`` evenly spaced rows of x."""
+def _select_fitted_rows(x: Tensor) -> Tensor:
+    """Compute the indices of at most ``FIXED_CONVOLUTION.max_fitted_rows`` evenly spaced rows of x."""
     n = len(x)
-    return torch.linspace(0, n - 1, min(n, CONVOLUTION.max_rows)).round().long().to(x.device)
+    return torch.linspace(0, n - 1, min(n, FIXED_CONVOLUTION.max_fitted_rows)).round().long().to(x.device)
 
 
 def _convolve(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
     """Convolve rows x (n, dim), padded with zeros, with all kernels: responses (n, positions, kernels).
 
-    ``taps`` are the indices from `locate_taps`.
+    ``taps`` are the indices from `kernel_feature_indices`.
     """
-    values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, CONVOLUTION.taps)
+    values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, FIXED_CONVOLUTION.kernel_size)
     return (values @ kernels.T).view(-1, len(taps), len(kernels))
 
 
@@ -378,8 +387,8 @@ class _RidgeRegression:
         features = features.double()
         self.mean = (self.weights * features).mean(dim=0)
         deviation = (self.weights * (features - self.mean).square()).mean(dim=0).sqrt()
-        varies = deviation > CONVOLUTION.constant
-        self.gain = torch.where(varies, 1 / deviation.clamp_min(CONVOLUTION.min_deviation), 0.0)
+        varies = deviation > FIXED_CONVOLUTION.min_varying_deviation
+        self.gain = torch.where(varies, 1 / deviation.clamp_min(FIXED_CONVOLUTION.min_scale), 0.0)
         self.z = (features - self.mean) * self.gain
         scale = float(self.z.square().sum(dim=1).mean()) or 1.0
         self.gain, self.z = self.gain / math.sqrt(scale), self.z / math.sqrt(scale)

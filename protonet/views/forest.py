@@ -17,40 +17,44 @@ from torch import Tensor
 
 from protonet.losses import CHUNK
 from protonet.views.config import Config, bounded_field, expect
-from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily, embed_features
+from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily, map_features
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, order_columns, select_evenly
+from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, canonical_feature_order, select_evenly
 
 
 @dataclass(frozen=True)
-class ForestRules:
+class ForestConstants:
     """Limits of the work of growing and evaluating forests, and the seed.
 
     With these limits, a forest of the default effort takes 0.03 to 0.6 s.
     """
 
-    max_rows: int = 4096  #: Maximum number of rows from which trees are grown.
-    forest_work: float = 2e6  #: Maximum number of rows times trees times evaluated splits per node, in a forest.
-    batch_work: float = 1e6  #: Maximum of the same product for the trees that are grown at once.
+    max_fitted_rows: int = 4096  #: Maximum number of rows from which trees are grown.
+    max_forest_work: float = 2e6  #: Maximum number of rows times trees times evaluated splits per node, in a forest.
+    max_batch_work: float = 1e6  #: Maximum of the same product for the trees that are grown at once.
     max_depth: int = 64  #: Maximum depth of a tree.
     pilot_divisor: int = 8  #: A pilot forest, which decides about pruning, has this many times fewer trees.
-    optimism: float = 0.25  #: The log-loss of the full forest is assumed to be this fraction of that of the pilot.
-    tiny: float = 1e-30  #: The smallest divisor.
-    levels: int = 3  #: In prediction, pairs of row and tree at a leaf are removed each time after this many levels.
-    step_flops: float = 250.0  #: Number of multiplications that take as long as a row's step from a node to its child.
-    full_weight: float = 0.2  #: A forest with less weight than this in the mixture gets proportionally fewer trees.
+    expected_loss_ratio: float = 0.25
+    """The log-loss of the full forest is assumed to be this fraction of that of the pilot."""
+    min_divisor: float = 1e-30  #: The smallest divisor.
+    levels_per_compaction: int = 3
+    """In prediction, pairs of row and tree at a leaf are removed each time after this many levels."""
+    flops_per_node: float = 250.0
+    """Number of multiplications that take as long as a row's step from a node to its child."""
+    weight_of_full_forest: float = 0.2
+    """A forest with less weight than this in the mixture gets proportionally fewer trees."""
     min_trees: int = 50  #: Minimum number of trees of such a forest.
     seed: int = 0  #: Seed of the features and thresholds, the same in every fold and in the final fit.
 
 
-FOREST = ForestRules()
+FOREST = ForestConstants()
 
 
 @dataclass(frozen=True)
-class Forest:
+class ForestSpec:
     """The spec (hyperparameters) of a forest view."""
 
-    trees: int  #: Maximum number of trees.
+    max_trees: int  #: Maximum number of trees.
     shifted: bool = False  #: Whether trees are also grown from shifted copies of the rows; see `shift_rows`.
     source: ClassVar[ViewSpec | None] = None
     trained: ClassVar[bool] = False
@@ -68,7 +72,7 @@ class Forest:
     def fit(self, rows: TrainingRows, source: Source | None = None) -> ForestView:
         """Grow a forest from the rows, or from evenly spaced rows if they are many.
 
-        The maximum number of rows is ``FOREST.max_rows`` for all training rows, and the same fraction of a fold.
+        The maximum number of rows is ``FOREST.max_fitted_rows`` for all training rows, and the same fraction of a fold.
 
         Trees are grown on the CPU, whatever the device of the rows: a level takes hundreds of small operations.
 
@@ -81,13 +85,13 @@ class Forest:
         weights = rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=x.dtype) if weights is None else weights.to(x).repeat(len(shifts))
         generator = torch.Generator().manual_seed(FOREST.seed)
-        chosen = select_evenly(len(x), rows.scale_limit(FOREST.max_rows))
+        chosen = select_evenly(len(x), rows.scale_limit(FOREST.max_fitted_rows))
         x, labels, weights = x[chosen], labels[chosen], weights[chosen]
         blocks = torch.arange(x.shape[1]) if rows.blocks is None else rows.blocks
-        columns = order_columns(x, blocks)  # features are drawn by their position
+        columns = canonical_feature_order(x, blocks)  # features are drawn by their position
         x, blocks = x[:, columns], blocks[columns].unique_consecutive(return_inverse=True)[1]
-        trees = count_trees(len(x), x.shape[1], self.trees)
-        batch = max(1, int(FOREST.batch_work / (len(x) * _count_splits(x.shape[1]))))
+        trees = max_tree_count(len(x), x.shape[1], self.max_trees)
+        batch = max(1, int(FOREST.max_batch_work / (len(x) * _splits_per_node(x.shape[1]))))
         batches, n_nodes, depth = list[TreeNodes](), 0, 0
         for first in range(0, trees, batch):
             n_trees = min(batch, trees - first)
@@ -104,7 +108,7 @@ class Forest:
 class ForestFamily(ViewFamily):
     """A forest grown from the rows and, for series and images, a forest grown from shifted copies, too."""
 
-    trees: int = 200
+    max_trees: int = 200
     stage: ClassVar[str] = "forests"
 
     @classmethod
@@ -112,42 +116,42 @@ class ForestFamily(ViewFamily):
         """Build the family with 50 trees for the effort "fast", 500 for "best" and 200 for any other effort."""
         return cls({"fast": 50, "best": 500}.get(effort, 200))
 
-    def finalize(self, spec: ViewSpec, weight: float) -> ViewSpec:
+    def final_spec(self, spec: ViewSpec, weight: float) -> ViewSpec:
         """Return the spec with fewer trees if the forest has little weight, so that its noise matters less."""
-        if not isinstance(spec, Forest):
+        if not isinstance(spec, ForestSpec):
             return spec
-        trees = math.ceil(spec.trees * min(1.0, weight / FOREST.full_weight))
-        return replace(spec, trees=min(spec.trees, max(FOREST.min_trees, trees)))
+        trees = math.ceil(spec.max_trees * min(1.0, weight / FOREST.weight_of_full_forest))
+        return replace(spec, max_trees=min(spec.max_trees, max(FOREST.min_trees, trees)))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate the forests and yield their candidates; nothing is yielded if there are too many classes."""
-        if not self.trees or 2 * int(evaluator.seen.sum()) > FOREST.max_rows:
+        if not self.max_trees or 2 * int(evaluator.seen.sum()) > FOREST.max_fitted_rows:
             return
         for shifted in (False, True) if evaluator.rows.shifts != (0,) else (False,):
-            forest = Forest(self.trees, shifted)
-            candidate = None if _prunes_pilot(evaluator, forest) else evaluator.evaluate(forest)
+            forest = ForestSpec(self.max_trees, shifted)
+            candidate = None if _is_pilot_pruned(evaluator, forest) else evaluator.evaluate(forest)
             if candidate is not None:
                 yield candidate
-            if evaluator.out_of_time():
+            if evaluator.is_past_deadline():
                 return
 
 
-def _prunes_pilot(evaluator: CandidateEvaluator, forest: Forest) -> bool:
+def _is_pilot_pruned(evaluator: CandidateEvaluator, forest: ForestSpec) -> bool:
     """Test on the first fold, with a pilot forest of fewer trees, whether the forest would get no weight.
 
     The result is False if the fold holds out few rows.
     """
     fold = evaluator.folds[0]
-    if len(fold.held_out) < PRUNING.decisive_rows:
+    if len(fold.held_out) < VIEW_PRUNING.min_decisive_rows:
         return False
     rows = evaluator.rows.select(fold.train)
     n = len(rows.labels) * (len(rows.shifts) if forest.shifted else 1)
-    trees = count_trees(n, rows.features.shape[1], forest.trees) // FOREST.pilot_divisor
+    trees = max_tree_count(n, rows.features.shape[1], forest.max_trees) // FOREST.pilot_divisor
     if not trees:
         return False
-    pilot = replace(forest, trees=trees).fit(rows)
-    cosines = evaluator.compute_fold_cosines(partial(embed_features, pilot), 0)
-    return evaluator.should_prune(cosines, optimism=FOREST.optimism)
+    pilot = replace(forest, max_trees=trees).fit(rows)
+    cosines = evaluator.compute_fold_cosines(partial(map_features, pilot), 0)
+    return evaluator.should_prune(cosines, expected_loss_ratio=FOREST.expected_loss_ratio)
 
 
 class TreeNodes(NamedTuple):
@@ -256,7 +260,9 @@ class ForestView(View):
         leaf, pair = torch.empty_like(node), torch.arange(n * trees, device=x.device)
         for level in range(self.config.depth):
             node = self.child[node] + (values[self.feature[node] * n + row] > self.threshold[node])
-            if level % FOREST.levels == FOREST.levels - 1:  # remove the pairs that have reached a leaf
+            if (
+                level % FOREST.levels_per_compaction == FOREST.levels_per_compaction - 1
+            ):  # remove the pairs that have reached a leaf
                 leaf[pair] = node
                 inner = torch.isfinite(self.threshold[node]).nonzero().flatten()
                 node, row, pair = node[inner], row[inner], pair[inner]
@@ -267,7 +273,7 @@ class ForestView(View):
 
     def flops(self) -> float:
         """Estimate the prediction time per row, as a number of multiplications."""
-        return FOREST.step_flops * self.config.trees * self.config.depth
+        return FOREST.flops_per_node * self.config.trees * self.config.depth
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the votes to an ONNX graph; return the name of their value, in a list."""
@@ -287,15 +293,17 @@ class ForestView(View):
         return [graph.add("ScatterElements", zeros, label, vote, axis=1, reduction="add")]
 
 
-def count_trees(n: int, dim: int, max_trees: int) -> int:
+def max_tree_count(n: int, dim: int, max_trees: int) -> int:
     """Compute the number of trees of a forest on n rows of ``dim`` features: as many as the work limit allows.
 
     The result is in [1, max_trees].
     """
-    return max(1, min(max_trees, int(FOREST.forest_work / (min(n, FOREST.max_rows) * _count_splits(dim)))))
+    return max(
+        1, min(max_trees, int(FOREST.max_forest_work / (min(n, FOREST.max_fitted_rows) * _splits_per_node(dim))))
+    )
 
 
-def _count_splits(dim: int) -> int:
+def _splits_per_node(dim: int) -> int:
     """Compute the number of random splits that are evaluated at each node: the square root of ``dim``, rounded."""
     return max(1, round(math.sqrt(dim)))
 
@@ -314,7 +322,7 @@ def _grow_trees(
         trees: Number of trees.
         generator: The source of random splits.
     """
-    n, splits = len(x), _count_splits(int(blocks[-1]) + 1)
+    n, splits = len(x), _splits_per_node(int(blocks[-1]) + 1)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
     nodes = _append_leaves(None, trees)
     distinct, distinct_index = torch.unique(x, dim=0, return_inverse=True)  # equal rows cannot be split
@@ -348,10 +356,10 @@ def _grow_trees(
         group, member = new_group.index_select(0, group), new_member.index_select(0, member)
         node, owner, count = node[mixed], new_group[owner[open_class]], count[open_class]
 
-        feature = _draw_features(x, varying, blocks, (len(node), splits), generator)  # (nodes, splits)
+        feature = _draw_varying_features(x, varying, blocks, (len(node), splits), generator)  # (nodes, splits)
         fraction = torch.rand(feature.shape, generator=generator, dtype=x.dtype)
         values = x.take(row[:, None] * x.shape[1] + feature.index_select(0, group))  # (pairs, splits)
-        threshold, right, score = _evaluate_splits(values, weight, group, member, owner, count, fraction)
+        threshold, right, score = _evaluate_random_splits(values, weight, group, member, owner, count, fraction)
         score, best = score.max(dim=1)
         split = score > 0  # otherwise all drawn features are constant: others are drawn at the next level
         first = len(nodes.child) + 2 * (split.cumsum(dim=0) - 1)
@@ -375,7 +383,7 @@ def _unique_integers(values: Tensor, stop: int) -> tuple[Tensor, Tensor]:
     return occurs.nonzero().flatten(), (occurs.cumsum(dim=0) - 1).index_select(0, values)
 
 
-def _draw_features(
+def _draw_varying_features(
     x: Tensor, varying: Tensor, blocks: Tensor, shape: tuple[int, int], generator: torch.Generator
 ) -> Tensor:
     """Draw random indices of features, of the given shape, from ``varying`` (m,), the features that are not constant.
@@ -408,7 +416,7 @@ def _append_leaves(nodes: TreeNodes | None, count: int) -> TreeNodes:
     return TreeNodes(nodes.root, *(torch.cat(pair) for pair in zip(nodes[1:], leaves[1:], strict=True)))
 
 
-def _evaluate_splits(
+def _evaluate_random_splits(
     values: Tensor, weights: Tensor, group: Tensor, member: Tensor, owner: Tensor, count: Tensor, fraction: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Evaluate random splits: one random threshold for each node and each feature that was drawn for it.
@@ -439,5 +447,5 @@ def _evaluate_splits(
     score = torch.zeros_like(fraction)
     for side in (counts, count[:, None] - counts):
         size = torch.zeros_like(fraction).index_add_(0, owner, side)
-        score += torch.zeros_like(fraction).index_add_(0, owner, side.square()) / size.clamp_min(FOREST.tiny)
+        score += torch.zeros_like(fraction).index_add_(0, owner, side.square()) / size.clamp_min(FOREST.min_divisor)
     return threshold, right, torch.where(threshold < high, score, 0.0)  # the smallest value never exceeds it

@@ -20,78 +20,79 @@ from torch import Tensor
 
 from protonet.losses import CHUNK, add_by_class
 from protonet.views.config import Config, bounded_field, expect
-from protonet.views.distances import distances, quantization_grid, quantized_l1_distances
-from protonet.views.evaluation import PRUNING, Candidate, CandidateEvaluator, ViewFamily
-from protonet.views.linear import Linear
+from protonet.views.distances import batch_invariant_distances, quantization_grid, quantized_l1_distances
+from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily
+from protonet.views.linear import LinearSpec
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, require_linear_map, select_evenly
 
 
 @dataclass(frozen=True)
-class KernelRidgeRules:
+class KernelRidgeConstants:
     """Limits of the work and of rounding errors; analysis/results/scale.md has the resulting times."""
 
     max_units: int = 1024  #: Maximum number of units of a view.
-    distance_work: float = 2e8  #: Maximum number of subtractions for L1 distances in one fit.
-    product_work: float = 1.5e9  #: Maximum number of multiplications for products of kernel matrices in one fit.
-    max_float32_sum: float = 600.0
+    max_distance_work: float = 2e8  #: Maximum number of subtractions for L1 distances in one fit.
+    max_product_work: float = 1.5e9  #: Maximum number of multiplications for products of kernel matrices in one fit.
+    max_float32_coefficient_sum: float = 600.0
     """Scores are computed in float64 if the absolute coefficients of a class sum to more than this."""
     jitter: float = 1e-6  #: Added to the diagonal of the kernel matrix of the units, which is singular for equal rows.
-    median_rows: int = 4 * CHUNK  #: Maximum number of rows from which the median distance is computed.
-    rounding_distance: float = 1e-6
+    max_median_rows: int = 4 * CHUNK  #: Maximum number of rows from which the median distance is computed.
+    max_rounding_distance: float = 1e-6
     """A squared distance below this times the mean is a rounding error, or the distance of a unit to itself."""
-    halving_rows: int = 16  #: A fold that holds out this many rows halves the settings that the next fold evaluates.
-    exact_coordinates: int = 2**14  #: L1 distances are quantized if the units have more coordinates than this.
-    terms: tuple[int, ...] = (16, 8, 4)
+    min_halving_rows: int = 16
+    """A fold that holds out this many rows halves the settings that the next fold evaluates."""
+    max_exact_coordinates: int = 2**14  #: L1 distances are quantized if the units have more coordinates than this.
+    quantized_term_counts: tuple[int, ...] = (16, 8, 4)
     """Candidate numbers of quantized coordinates whose sum must fit in 16 bits; fewer allow a finer quantization."""
-    max_rounding: float = 0.002  #: Largest standard error of class scores that quantization may cause.
-    difference_flops: float = 4.0  #: Number of multiplications that take as long as an absolute difference.
-    exponential_flops: float = 20.0  #: Number of multiplications that take as long as an exponential.
-    search_units: int = 512  #: Maximum number of units in the search for a bandwidth on folds with many rows.
-    optimism: tuple[float, float] = (0.8, 0.9)
-    """With all units, the log-loss is assumed to be these fractions of that with ``search_units``: at the middle
+    max_quantization_error: float = 0.002  #: Largest standard error of class scores that quantization may cause.
+    flops_per_difference: float = 4.0  #: Number of multiplications that take as long as an absolute difference.
+    flops_per_exponential: float = 20.0  #: Number of multiplications that take as long as an exponential.
+    max_search_units: int = 512  #: Maximum number of units in the search for a bandwidth on folds with many rows.
+    expected_loss_ratios: tuple[float, float] = (0.8, 0.9)
+    """With all units, the log-loss is assumed to be these fractions of that with ``max_search_units``: at the middle
     bandwidth, and at the best bandwidth."""
 
 
-KERNEL_RIDGE = KernelRidgeRules()
+KERNEL_RIDGE = KernelRidgeConstants()
 
 
 @dataclass(frozen=True)
-class KernelRidge:
+class KernelRidgeSpec:
     """The spec (hyperparameters) of a kernel ridge view.
 
     Args:
         source: The spec of the linear view whose affine map is the input of the kernel.
         norm: 1 for L1 distances (a Laplacian kernel), 2 for squared Euclidean distances (a Gaussian kernel).
-        squash: Whether the hyperbolic tangent of each input feature is taken.
+        apply_tanh: Whether the hyperbolic tangent of each input feature is taken.
         shifted: Whether the view is also fitted to shifted copies of the rows.
         bandwidth: Bandwidth > 0 of the kernel, in units of the median distance between samples and units.
         ridge: Ridge penalty > 0.
     """
 
-    source: Linear
+    source: LinearSpec
     norm: int
-    squash: bool = False
+    apply_tanh: bool = False
     shifted: bool = False
     bandwidth: float = 2.0
     ridge: float = 0.1
     trained: ClassVar[bool] = False
 
     @property
-    def kernel(self) -> str:
+    def kernel_name(self) -> str:
         """The name of the kernel."""
         return "laplacian" if self.norm == 1 else "gaussian"
 
     @property
     def traits(self) -> frozenset[str]:
         """The properties for the weighting prior: the kernel, the scaling of its input, and "shifted" if so."""
-        scaling = frozenset({"squashed"}) if self.squash else self.source.traits
-        return scaling | ({self.kernel, "shifted"} if self.shifted else {self.kernel})
+        scaling = frozenset({"squashed"}) if self.apply_tanh else self.source.traits
+        return scaling | ({self.kernel_name, "shifted"} if self.shifted else {self.kernel_name})
 
     @property
     def name(self) -> str:
         """The name in reports: the kernel and the scaling of its input, such as "gaussian whitened"."""
-        name = f"{self.kernel} {'squashed' if self.squash else self.source.name}"
+        name = f"{self.kernel_name} {'squashed' if self.apply_tanh else self.source.name}"
         return f"shifted {name}" if self.shifted else name
 
     def fit(self, rows: TrainingRows, source: Source | None) -> KernelRidgeView:
@@ -102,45 +103,45 @@ class KernelRidge:
         """
         regression = _KernelRegression(self, require_linear_map(source), rows)
         _, (readout,) = regression.solve(self.bandwidth, [self.ridge])
-        config = KernelRidgeConfig(len(readout), readout.shape[1], self.norm, self.squash)
+        config = KernelRidgeConfig(len(readout), readout.shape[1], self.norm, self.apply_tanh)
         bandwidth = readout.new_tensor(self.bandwidth * regression.median)
         tensors = {"units": regression.units, "readout": readout, "bandwidth": bandwidth}
         return KernelRidgeView(config, regression.map, tensors)
 
     def count_units(self, n: int, dim: int) -> int:
         """Compute how many of n samples of ``dim`` features become centres of kernels: all if the work allows it."""
-        limits = [n, KERNEL_RIDGE.max_units, math.isqrt(int(KERNEL_RIDGE.product_work / n))]
+        limits = [n, KERNEL_RIDGE.max_units, math.isqrt(int(KERNEL_RIDGE.max_product_work / n))]
         if self.norm == 1:
-            limits.append(int(KERNEL_RIDGE.distance_work / (n * dim)))
+            limits.append(int(KERNEL_RIDGE.max_distance_work / (n * dim)))
         return max(1, min(limits))
 
 
-CENTRED, STANDARDISED, RELEVANT, ROBUST, WHITENED = map(
-    Linear, ("centred", "standardised", "relevant", "robust", "whitened")
+CENTRED_LINEAR, STANDARDISED_LINEAR, RELEVANT_LINEAR, ROBUST_LINEAR, WHITENED_LINEAR = map(
+    LinearSpec, ("centred", "standardised", "relevant", "robust", "whitened")
 )
 #: The kernel ridge views that are evaluated by default, without their bandwidth and ridge.
-KERNEL_RIDGE_VIEWS = (
-    KernelRidge(CENTRED, 2),
-    KernelRidge(RELEVANT, 2),
-    KernelRidge(WHITENED, 2),
-    KernelRidge(STANDARDISED, 1),
-    KernelRidge(RELEVANT, 1),
-    KernelRidge(ROBUST, 1, squash=True),
-    KernelRidge(CENTRED, 2, shifted=True),
+KERNEL_RIDGE_SPECS = (
+    KernelRidgeSpec(CENTRED_LINEAR, 2),
+    KernelRidgeSpec(RELEVANT_LINEAR, 2),
+    KernelRidgeSpec(WHITENED_LINEAR, 2),
+    KernelRidgeSpec(STANDARDISED_LINEAR, 1),
+    KernelRidgeSpec(RELEVANT_LINEAR, 1),
+    KernelRidgeSpec(ROBUST_LINEAR, 1, apply_tanh=True),
+    KernelRidgeSpec(CENTRED_LINEAR, 2, shifted=True),
 )
 #: The bandwidths and ridges that are evaluated for each view by default.
-BANDWIDTHS, KERNEL_RIDGES = (0.5, 1.0, 2.0, 4.0, 8.0), (1e-3, 1e-2, 1e-1, 1.0)
+KERNEL_BANDWIDTHS, KERNEL_RIDGE_PENALTIES = (0.5, 1.0, 2.0, 4.0, 8.0), (1e-3, 1e-2, 1e-1, 1.0)
 #: Bandwidth and ridge if no row can be held out.
-DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE = 2.0, 0.1
+DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY = 2.0, 0.1
 
 
 @dataclass(frozen=True)
 class KernelRidgeFamily(ViewFamily):
     """Kernel ridge views; the bandwidth and the ridge penalty of each view are chosen by its held-out log-loss."""
 
-    views: tuple[KernelRidge, ...] = KERNEL_RIDGE_VIEWS
-    bandwidths: tuple[float, ...] = BANDWIDTHS
-    ridges: tuple[float, ...] = KERNEL_RIDGES
+    view_specs: tuple[KernelRidgeSpec, ...] = KERNEL_RIDGE_SPECS
+    bandwidths: tuple[float, ...] = KERNEL_BANDWIDTHS
+    ridge_penalties: tuple[float, ...] = KERNEL_RIDGE_PENALTIES
     stage: ClassVar[str] = "kernel ridge views"
     relative_time: ClassVar[float] = 3.0
 
@@ -148,18 +149,18 @@ class KernelRidgeFamily(ViewFamily):
     def for_effort(cls, effort: str) -> KernelRidgeFamily:
         """Build the family: with fewer views, bandwidths and ridge penalties for the effort "fast"."""
         if effort == "fast":
-            views = tuple(view for view in KERNEL_RIDGE_VIEWS if view.source != RELEVANT)
+            views = tuple(view for view in KERNEL_RIDGE_SPECS if view.source != RELEVANT_LINEAR)
             return cls(views, (1.0, 4.0), (1e-2, 1e-1))
         return cls()
 
     def with_spans(self, spans: Sequence[tuple[int, int]]) -> KernelRidgeFamily:
         """Return the family with an additional Gaussian kernel view of each span [start, stop) of features."""
-        span_views = [KernelRidge(Linear("standardised", span), 2) for span in spans]
-        return replace(self, views=(*self.views, *span_views))
+        span_views = [KernelRidgeSpec(LinearSpec("standardised", span), 2) for span in spans]
+        return replace(self, view_specs=(*self.view_specs, *span_views))
 
     def without_validation(self) -> KernelRidgeFamily:
         """Return a family with the same views and only the default bandwidth and ridge penalty."""
-        return KernelRidgeFamily(self.views, (DEFAULT_BANDWIDTH,), (DEFAULT_KERNEL_RIDGE,))
+        return KernelRidgeFamily(self.view_specs, (DEFAULT_BANDWIDTH,), (DEFAULT_KERNEL_RIDGE_PENALTY,))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate the views until the deadline; yield each at its best bandwidth and ridge penalty.
@@ -167,8 +168,8 @@ class KernelRidgeFamily(ViewFamily):
         Views for which the limits of work allow fewer than two units per class are left out.
         """
         rows = evaluator.rows
-        for view in self.views:
-            if evaluator.out_of_time():
+        for view in self.view_specs:
+            if evaluator.is_past_deadline():
                 return
             n = min(len(fold.train) for fold in evaluator.folds) * (len(rows.shifts) if view.shifted else 1)
             min_units = min(n, 2 * int(evaluator.seen.sum()))
@@ -180,93 +181,93 @@ class KernelRidgeFamily(ViewFamily):
             settings = [
                 replace(view, bandwidth=bandwidth, ridge=ridge)
                 for bandwidth in self.bandwidths
-                for ridge in self.ridges
+                for ridge in self.ridge_penalties
             ]
-            candidate = _choose_setting(evaluator, settings)
-            if candidate is not None and not evaluator.out_of_time():
+            candidate = _choose_bandwidth_and_ridge(evaluator, settings)
+            if candidate is not None and not evaluator.is_past_deadline():
                 yield candidate
 
 
-def _choose_setting(evaluator: CandidateEvaluator, settings: Sequence[KernelRidge]) -> Candidate | None:
+def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[KernelRidgeSpec]) -> Candidate | None:
     """Evaluate one view with several bandwidths and ridge penalties; return the best candidate.
 
     Returns None after the deadline, or if the view is clearly worse than other views.
     """
-    cosines = torch.zeros(len(settings), 0, evaluator.rows.num_classes, dtype=torch.float32)
-    for index, (source, fold) in enumerate(zip(evaluator.sources(settings[0]), evaluator.folds, strict=True)):
-        if evaluator.out_of_time():
+    cosines = torch.zeros(len(specs), 0, evaluator.rows.num_classes, dtype=torch.float32)
+    for index, (source, fold) in enumerate(zip(evaluator.fold_sources(specs[0]), evaluator.folds, strict=True)):
+        if evaluator.is_past_deadline():
             return None
         queries = evaluator.rows.features[fold.held_out]
         training_rows = evaluator.rows.select(fold.train)
-        regression = _KernelRegression(settings[0], require_linear_map(source), training_rows, queries)
-        decisive = len(fold.held_out) >= PRUNING.decisive_rows
-        if index == 0 and decisive and len(settings) > 1:
-            settings = _choose_bandwidth(evaluator, regression.reduce_units(KERNEL_RIDGE.search_units), settings)
-            if evaluator.out_of_time() or not settings:
+        regression = _KernelRegression(specs[0], require_linear_map(source), training_rows, queries)
+        decisive = len(fold.held_out) >= VIEW_PRUNING.min_decisive_rows
+        if index == 0 and decisive and len(specs) > 1:
+            specs = _choose_bandwidth(evaluator, regression.with_fewer_units(KERNEL_RIDGE.max_search_units), specs)
+            if evaluator.is_past_deadline() or not specs:
                 return None
-            cosines = cosines[: len(settings)]
+            cosines = cosines[: len(specs)]
         fold_cosines: list[Tensor] = []
-        for bandwidth in _list_bandwidths(settings):
-            if evaluator.out_of_time():
+        for bandwidth in _list_bandwidths(specs):
+            if evaluator.is_past_deadline():
                 return None
-            ridges = [view.ridge for view in settings if view.bandwidth == bandwidth]
+            ridges = [view.ridge for view in specs if view.bandwidth == bandwidth]
             fold_cosines.append(regression.cosines(bandwidth, ridges))
         cosines = torch.cat([cosines, torch.cat(fold_cosines)], dim=1)
-        halve = len(fold.held_out) >= KERNEL_RIDGE.halving_rows
-        if not halve and cosines.shape[1] < PRUNING.min_rows:
+        halve = len(fold.held_out) >= KERNEL_RIDGE.min_halving_rows
+        if not halve and cosines.shape[1] < VIEW_PRUNING.min_evaluated_rows:
             continue  # too few rows to discard a setting or the view
-        ranking = _rank_settings(evaluator, cosines)
+        ranking = _rank_by_log_loss(evaluator, cosines)
         if evaluator.should_prune(cosines[ranking[0]]):
             return None
         if halve:  # successive halving: the worse half is not evaluated on the next fold
             better = sorted(ranking[: 1 if decisive else math.ceil(len(ranking) / 2)])
-            cosines, settings = cosines[better], [settings[i] for i in better]
-    best = _rank_settings(evaluator, cosines)[0]
+            cosines, specs = cosines[better], [specs[i] for i in better]
+    best = _rank_by_log_loss(evaluator, cosines)[0]
     units, dim = regression.landmarks.shape
-    distance_flops = dim * (KERNEL_RIDGE.difference_flops if settings[0].norm == 1 else 1)
-    flops = units * (distance_flops + KERNEL_RIDGE.exponential_flops)
-    return evaluator.score(settings[best], cosines[best], flops)
+    distance_flops = dim * (KERNEL_RIDGE.flops_per_difference if specs[0].norm == 1 else 1)
+    flops = units * (distance_flops + KERNEL_RIDGE.flops_per_exponential)
+    return evaluator.score(specs[best], cosines[best], flops)
 
 
 def _choose_bandwidth(
-    evaluator: CandidateEvaluator, regression: _KernelRegression, settings: Sequence[KernelRidge]
-) -> list[KernelRidge]:
+    evaluator: CandidateEvaluator, regression: _KernelRegression, specs: Sequence[KernelRidgeSpec]
+) -> list[KernelRidgeSpec]:
     """Choose the bandwidth with the lowest log-loss on one fold; return the better half of the specs that have it.
 
     The list is empty if the view is clearly worse than other views. Bandwidths are evaluated from the middle one on, in
     both directions for as long as the log-loss falls.
     """
-    bandwidths = _list_bandwidths(settings)
+    bandwidths = _list_bandwidths(specs)
 
     @functools.cache
-    def evaluate(index: int) -> tuple[float, list[KernelRidge], Tensor]:
+    def evaluate(index: int) -> tuple[float, list[KernelRidgeSpec], Tensor]:
         """Compute, for one bandwidth, the lowest log-loss, the better half of the specs, and the best cosines."""
-        candidates = [view for view in settings if view.bandwidth == bandwidths[index]]
+        candidates = [view for view in specs if view.bandwidth == bandwidths[index]]
         cosines = regression.cosines(bandwidths[index], [view.ridge for view in candidates])
-        ranking = _rank_settings(evaluator, cosines)
+        ranking = _rank_by_log_loss(evaluator, cosines)
         better = [candidates[i] for i in sorted(ranking[: math.ceil(len(ranking) / 2)])]
         return float(evaluator.compute_losses(cosines[ranking[0]]).mean()), better, cosines[ranking[0]]
 
     best = len(bandwidths) // 2
-    if evaluator.should_prune(evaluate(best)[2], optimism=KERNEL_RIDGE.optimism[0]):
+    if evaluator.should_prune(evaluate(best)[2], expected_loss_ratio=KERNEL_RIDGE.expected_loss_ratios[0]):
         return []
     for step in (-1, 1):
         while (
             0 <= best + step < len(bandwidths)
-            and not evaluator.out_of_time()
+            and not evaluator.is_past_deadline()
             and evaluate(best + step)[0] < evaluate(best)[0]
         ):
             best += step
     _, better, cosines = evaluate(best)
-    return [] if evaluator.should_prune(cosines, optimism=KERNEL_RIDGE.optimism[1]) else better
+    return [] if evaluator.should_prune(cosines, expected_loss_ratio=KERNEL_RIDGE.expected_loss_ratios[1]) else better
 
 
-def _list_bandwidths(settings: Sequence[KernelRidge]) -> list[float]:
+def _list_bandwidths(specs: Sequence[KernelRidgeSpec]) -> list[float]:
     """List the distinct bandwidths of views, in the order of the views."""
-    return list(dict.fromkeys(view.bandwidth for view in settings))
+    return list(dict.fromkeys(view.bandwidth for view in specs))
 
 
-def _rank_settings(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
+def _rank_by_log_loss(evaluator: CandidateEvaluator, cosines: Tensor) -> list[int]:
     """Compute the indices of settings in the order of increasing log-loss, from cosines (settings, n, num_classes)."""
     if len(cosines) == 1:
         return [0]
@@ -314,7 +315,7 @@ class KernelRidgeView(View):
         z = self.source(self.units)
         self.register_buffer("landmarks", torch.tanh(z) if self.config.squash else z, persistent=False)
         # Large weights cancel: in float32, a score near zero would depend on how the batch is rounded.
-        self.use_float64 = bool(self.readout.abs().sum(dim=0).max() > KERNEL_RIDGE.max_float32_sum)
+        self.use_float64 = bool(self.readout.abs().sum(dim=0).max() > KERNEL_RIDGE.max_float32_coefficient_sum)
         self.terms = self._choose_quantization()
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
@@ -327,7 +328,7 @@ class KernelRidgeView(View):
         dtype = torch.float64 if self.use_float64 else torch.promote_types(z.dtype, torch.float32)
         input_dtype, z = z.dtype, torch.tanh(z) if self.config.squash else z
         if self.terms is None or z.dtype == torch.float64 or z.requires_grad:
-            distance = distances(z.to(dtype), self.landmarks.to(dtype), self.config.norm)
+            distance = batch_invariant_distances(z.to(dtype), self.landmarks.to(dtype), self.config.norm)
         else:
             distance = quantized_l1_distances(z.to(torch.float32), self.landmarks, self.terms).to(dtype)
         bandwidth = self.bandwidth.to(dtype)
@@ -338,12 +339,16 @@ class KernelRidgeView(View):
 
     def _choose_quantization(self) -> int | None:
         """Choose the argument ``terms`` of `quantized_l1_distances`; None if distances are not quantized."""
-        if self.config.norm != 1 or self.landmarks.numel() <= KERNEL_RIDGE.exact_coordinates:
+        if self.config.norm != 1 or self.landmarks.numel() <= KERNEL_RIDGE.max_exact_coordinates:
             return None
         noise = math.sqrt(self.landmarks.shape[1] / 6) / float(self.bandwidth)  # of a kernel value, in steps
         noise *= float(torch.linalg.vector_norm(self.readout, dim=0).max())
-        steps = {terms: float(quantization_grid(self.landmarks, terms)[2]) for terms in KERNEL_RIDGE.terms}
-        return next((terms for terms, step in steps.items() if noise * step <= KERNEL_RIDGE.max_rounding), None)
+        steps = {
+            terms: float(quantization_grid(self.landmarks, terms)[2]) for terms in KERNEL_RIDGE.quantized_term_counts
+        }
+        return next(
+            (terms for terms, step in steps.items() if noise * step <= KERNEL_RIDGE.max_quantization_error), None
+        )
 
     def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
         """Add the class scores to an ONNX graph; return the name of their value, in a list.
@@ -382,7 +387,9 @@ class _KernelRegression:
         queries: (m, input_dim) features of held-out rows, whose cosines `cosines` computes.
     """
 
-    def __init__(self, view: KernelRidge, source: LinearMap, rows: TrainingRows, queries: Tensor | None = None) -> None:
+    def __init__(
+        self, view: KernelRidgeSpec, source: LinearMap, rows: TrainingRows, queries: Tensor | None = None
+    ) -> None:
         x, labels, self.num_classes = rows.features, rows.labels, rows.num_classes
         self.labels, self.map, self.row_weights = labels, source, rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=torch.float64) if self.row_weights is None else self.row_weights
@@ -397,21 +404,25 @@ class _KernelRegression:
         self.landmarks = z[self.unit_index]
         dtype = torch.float64 if view.norm == 2 else z.dtype  # squares cancel
         units = self.landmarks.to(dtype)
-        self.distances = torch.cat([distances(part.to(dtype), units, view.norm).double() for part in z.split(CHUNK)])
-        sample = self.distances[:: math.ceil(len(self.distances) / KERNEL_RIDGE.median_rows)]
-        sample = sample[sample > KERNEL_RIDGE.rounding_distance ** (view.norm / 2) * sample.mean()]
+        self.distances = torch.cat(
+            [batch_invariant_distances(part.to(dtype), units, view.norm).double() for part in z.split(CHUNK)]
+        )
+        sample = self.distances[:: math.ceil(len(self.distances) / KERNEL_RIDGE.max_median_rows)]
+        sample = sample[sample > KERNEL_RIDGE.max_rounding_distance ** (view.norm / 2) * sample.mean()]
         self.median = float(sample.median()) if len(sample) else 1.0
         self.target_labels = labels  # (n,), with shifted copies
         self.target_means = torch.bincount(labels, self.weights[:, 0], minlength=self.num_classes) / len(labels)
         if queries is not None:
-            self.query_distances = distances(self._map_features(view, queries).to(dtype), units, view.norm).double()
+            self.query_distances = batch_invariant_distances(
+                self._map_features(view, queries).to(dtype), units, view.norm
+            ).double()
 
-    def _map_features(self, view: KernelRidge, x: Tensor) -> Tensor:
+    def _map_features(self, view: KernelRidgeSpec, x: Tensor) -> Tensor:
         """Compute the input (n, dim) of the kernel: the affine map of features x, and its tanh if ``view.squash``."""
         z: Tensor = self.map(x)
-        return torch.tanh(z) if view.squash else z
+        return torch.tanh(z) if view.apply_tanh else z
 
-    def reduce_units(self, max_units: int) -> _KernelRegression:
+    def with_fewer_units(self, max_units: int) -> _KernelRegression:
         """Return a copy of the regression that has at most ``max_units`` of its units, evenly spaced."""
         reduced = copy.copy(self)
         selected = select_evenly(len(self.unit_index), max_units).to(self.unit_index.device)
@@ -433,10 +444,10 @@ class _KernelRegression:
         if len(self.landmarks) < len(kernel):  # subset of regressors: normal equations, with jitter
             eye = torch.eye(len(self.landmarks), dtype=torch.float64, device=kernel.device)
             penalty = kernel[self.unit_index] + KERNEL_RIDGE.jitter * eye
-            gram, right = kernel.T @ (self.weights * kernel), self._project_targets(kernel)
+            gram, right = kernel.T @ (self.weights * kernel), self._multiply_by_targets(kernel)
         else:
             gram, penalty = kernel, torch.diag(1 / self.weights[self.unit_index, 0])
-            right = self._make_targets(torch.arange(len(kernel), device=kernel.device))
+            right = self._class_indicators(torch.arange(len(kernel), device=kernel.device))
         readouts = []
         for ridge in ridges:
             factor, failed = torch.linalg.cholesky_ex(gram + ridge * penalty)
@@ -444,14 +455,14 @@ class _KernelRegression:
             readouts.append(torch.cholesky_solve(right, factor) if usable else torch.zeros_like(right))
         return kernel, readouts
 
-    def _make_targets(self, rows: Tensor) -> Tensor:
+    def _class_indicators(self, rows: Tensor) -> Tensor:
         """Compute the centred class indicators (m, num_classes) of the rows with these indices (m,)."""
         return F.one_hot(self.target_labels[rows], self.num_classes).to(torch.float64) - self.target_means
 
-    def _project_targets(self, kernel: Tensor) -> Tensor:
+    def _multiply_by_targets(self, kernel: Tensor) -> Tensor:
         """Compute ``kernel.T @ (weights * targets)`` (units, num_classes) in blocks, since classes may be many."""
         blocks = torch.arange(len(kernel), device=kernel.device).split(CHUNK)
-        parts = (kernel[rows].T @ (self.weights[rows] * self._make_targets(rows)) for rows in blocks)
+        parts = (kernel[rows].T @ (self.weights[rows] * self._class_indicators(rows)) for rows in blocks)
         return functools.reduce(torch.add, parts)
 
     def cosines(self, bandwidth: float, ridges: Sequence[float]) -> Tensor:

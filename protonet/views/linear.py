@@ -20,32 +20,32 @@ from protonet.views.view import Graph, LinearMap, LinearMapConfig, Source, Train
 
 
 @dataclass(frozen=True)
-class CovarianceRules:
+class CovarianceShrinkageConstants:
     """Constants of covariance shrinkage, and the grid of prior variances of class means in `discriminant_gains`."""
 
-    pooled: float = 0.2
+    max_pooled_fraction: float = 0.2
     """Fraction of the eigenvalues that are replaced by a common value, the smallest ones, if there are as many degrees
     of freedom as features. The fraction is lower otherwise."""
-    null: float = 1e-14  #: An eigenvalue below this times the largest one is a rounding error.
-    smoothing: float = 0.35  #: Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022.
-    powers: int = 5  #: Number of values of ``power`` in [0, 1] that `discriminant_gains` evaluates.
-    strengths: tuple[float, float, int] = (-6.0, 3.0, 91)
+    max_null_eigenvalue: float = 1e-14  #: An eigenvalue below this times the largest one is a rounding error.
+    bandwidth_power: float = 0.35  #: Power of the dimension in the bandwidth of the shrinkage; Ledoit and Wolf 2022.
+    n_powers: int = 5  #: Number of values of ``power`` in [0, 1] that `discriminant_gains` evaluates.
+    strength_grid: tuple[float, float, int] = (-6.0, 3.0, 91)
     """Grid of ``strength`` in `discriminant_gains`: the base-10 logarithms of the smallest and of the largest value,
     and the number of values."""
 
 
-COVARIANCE = CovarianceRules()
+COVARIANCE_SHRINKAGE = CovarianceShrinkageConstants()
 
 
-class Covariance(NamedTuple):
+class EigenCovariance(NamedTuple):
     """A covariance matrix (dim, dim), stored as eigenvectors and the variances along them."""
 
-    basis: Tensor  #: (dim, rank): eigenvectors as orthonormal columns.
+    eigenvectors: Tensor  #: (dim, rank): eigenvectors as orthonormal columns.
     variances: Tensor  #: (rank,): variances along the eigenvectors.
     orthogonal_variance: Tensor  #: 0-d: variance along every direction orthogonal to the eigenvectors.
 
 
-def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
+def shrink_covariance(residuals: Tensor, degrees_of_freedom: int) -> EigenCovariance:
     """Estimate a covariance matrix by quadratic-inverse shrinkage of the eigenvalues of the sample covariance.
 
     Every eigenvalue gets its own correction. Linear shrinkage towards the identity would increase all small eigenvalues
@@ -53,7 +53,8 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
 
     Args:
         residuals: (n, dim) rows minus their class means.
-        degrees: The degrees of freedom of the residuals: n minus the number of classes. If 0, the covariance is zero.
+        degrees_of_freedom: The degrees of freedom of the residuals: n minus the number of classes. If 0, the covariance
+            is zero.
 
     Source: Ledoit and Wolf, "Quadratic shrinkage for large covariance matrices", Bernoulli 28 (2022), sec. 4.
     """
@@ -64,19 +65,22 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
     else:
         chunks = (chunk.to(torch.float64) for chunk in residuals.split(CHUNK))
         gram = cast(Tensor, sum(chunk.T @ chunk for chunk in chunks))
-    spectrum, left = torch.linalg.eigh(gram / max(1, degrees))
-    rank = min(degrees, dim, int((spectrum > spectrum[-1] * COVARIANCE.null).sum()))
+    spectrum, left = torch.linalg.eigh(gram / max(1, degrees_of_freedom))
+    rank = min(degrees_of_freedom, dim, int((spectrum > spectrum[-1] * COVARIANCE_SHRINKAGE.max_null_eigenvalue).sum()))
     if rank == 0:
-        return Covariance(spectrum.new_zeros(dim, 0), spectrum.new_zeros(0), spectrum.new_zeros(()))
+        return EigenCovariance(spectrum.new_zeros(dim, 0), spectrum.new_zeros(0), spectrum.new_zeros(()))
     sample = spectrum[-rank:]  # (rank,) ascending
     basis = left[:, -rank:]
     if n < dim:
         basis = torch.nn.functional.normalize(residuals.T @ basis, dim=0)  # (dim, rank)
 
     # Constant features and linear combinations of other features add no dimension.
-    dimension = dim if rank == min(dim, degrees) else rank
-    ratio = dimension / degrees
-    bandwidth = min(ratio**2, ratio**-2) ** COVARIANCE.smoothing / dimension**COVARIANCE.smoothing
+    dimension = dim if rank == min(dim, degrees_of_freedom) else rank
+    ratio = dimension / degrees_of_freedom
+    bandwidth = (
+        min(ratio**2, ratio**-2) ** COVARIANCE_SHRINKAGE.bandwidth_power
+        / dimension**COVARIANCE_SHRINKAGE.bandwidth_power
+    )
     inverse = 1 / sample
     gap = inverse[:, None] - inverse[None, :]
     kernel = inverse[:, None] / (gap**2 + (bandwidth * inverse[:, None]) ** 2)
@@ -91,75 +95,82 @@ def shrink_covariance(residuals: Tensor, degrees: int) -> Covariance:
         variances = 1 / (inverse * amplitude)
         orthogonal_variance = 1 / ((dim / rank - 1) * inverse.mean())
     # If there are about as many rows as features, the smallest eigenvalues are still far too small: pool them.
-    variances = variances.clamp_min(variances[int(COVARIANCE.pooled * min(ratio, 1 / ratio) * rank)])
+    variances = variances.clamp_min(
+        variances[int(COVARIANCE_SHRINKAGE.max_pooled_fraction * min(ratio, 1 / ratio) * rank)]
+    )
     keep_trace = sample.sum() / (variances.sum() + (dimension - rank) * orthogonal_variance)
-    return Covariance(basis, variances * keep_trace, orthogonal_variance * keep_trace)
+    return EigenCovariance(basis, variances * keep_trace, orthogonal_variance * keep_trace)
 
 
-def discriminant_gains(within: Tensor, between: Tensor, multiplicity: Tensor, shots: float) -> Tensor:
+def discriminant_gains(
+    within_variances: Tensor, between_variances: Tensor, multiplicity: Tensor, rows_per_class: float
+) -> Tensor:
     """Compute gains of directions, after which the dot product of a row and a class mean is a Gaussian log-density.
 
-    The model has a Gaussian prior on class means, with the variance ``b = strength * within**power`` along each
-    direction. Strength and power are fitted by maximum likelihood to ``between``. The part of the log predictive
-    density of a row x that is linear in a class mean m is ``x' diag(g) m`` with ``g = shots b / (within (within +
-    (shots + 1) b))``. A gain is ``sqrt(g)``.
+    The model has a Gaussian prior on class means, with the variance ``b = strength * w**power`` along each direction,
+    where w are the within-class variances. Strength and power are fitted by maximum likelihood to the variances of
+    class means. The part of the log predictive density of a row x that is linear in a class mean m is ``x' diag(g) m``
+    with ``g = n b / (w (w + (n + 1) b))``, where n is the number of rows per class. A gain is ``sqrt(g)``.
 
     Args:
-        within: (directions,) > 0: variance of rows around their class means.
-        between: (directions,) variance of class means around the overall mean.
+        within_variances: (directions,) > 0: variance of rows around their class means.
+        between_variances: (directions,) variance of class means around the overall mean.
         multiplicity: (directions,) number of equal directions that an entry represents.
-        shots: Number of samples per class mean.
+        rows_per_class: Number of samples per class mean.
 
     Returns:
         (directions,) gains.
 
     Source: Ioffe, "Probabilistic linear discriminant analysis" (2006), with a power-law prior.
     """
-    power = torch.linspace(0, 1, COVARIANCE.powers, dtype=within.dtype, device=within.device)[:, None, None]
-    unit = (between * multiplicity).sum() / multiplicity.sum()
-    strength = torch.logspace(*COVARIANCE.strengths, dtype=within.dtype, device=within.device)[None, :, None]
-    scaled = within / ((within * multiplicity).sum() / multiplicity.sum())
+    dtype, device = within_variances.dtype, within_variances.device
+    power = torch.linspace(0, 1, COVARIANCE_SHRINKAGE.n_powers, dtype=dtype, device=device)[:, None, None]
+    unit = (between_variances * multiplicity).sum() / multiplicity.sum()
+    strength = torch.logspace(*COVARIANCE_SHRINKAGE.strength_grid, dtype=dtype, device=device)[None, :, None]
+    scaled = within_variances / ((within_variances * multiplicity).sum() / multiplicity.sum())
     prior = strength * unit * scaled**power  # (power, strength, direction)
-    spread = prior + within / shots
-    loss = ((spread.log() + between / spread) * multiplicity).sum(dim=-1)  # (power, strength)
+    spread = prior + within_variances / rows_per_class
+    loss = ((spread.log() + between_variances / spread) * multiplicity).sum(dim=-1)  # (power, strength)
     best = int(loss.argmin())
     b = prior[best // loss.shape[1], best % loss.shape[1]]
-    return (shots * b / (within * (within + (shots + 1) * b))).sqrt()
+    return (rows_per_class * b / (within_variances * (within_variances + (rows_per_class + 1) * b))).sqrt()
 
 
 #: The scalings of features by linear views, in the order of increasing complexity.
-SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
+FEATURE_SCALINGS = ("raw", "centred", "standardised", "relevant", "robust", "whitened")
 
 
 @dataclass(frozen=True)
-class LinearRules:
+class LinearViewConstants:
     """Constants of linear views. The effect of the bias coordinate was measured on iris and spectra."""
 
     bias: float = 3.0  #: Constant that scaled and whitened views append to rows, whose other values have unit scale.
     max_bias: float = 1e6  #: The largest bias coordinate that is read from a file.
-    relevance: float = 5.0  #: Excess of the F statistic over 1 at which half of a feature is assumed to be signal.
-    min_relevance: float = 0.05  #: A smaller excess of the F statistic over 1 is replaced by this.
-    tiny: float = 1e-30  #: The smallest divisor.
-    constant: float = 1e-6  #: A feature is constant if its standard deviation is below this times its root mean square.
+    half_relevance_excess: float = 5.0
+    """Excess of the F statistic over 1 at which half of a feature is assumed to be signal."""
+    min_relevance_excess: float = 0.05  #: A smaller excess of the F statistic over 1 is replaced by this.
+    min_divisor: float = 1e-30  #: The smallest divisor.
+    max_constant_deviation: float = 1e-6
+    """A feature is constant if its standard deviation is below this times its root mean square."""
     normal_iqr: float = 1.349  #: The interquartile range of a normal distribution, in standard deviations.
-    min_iqr: float = 0.1
+    min_iqr_fraction: float = 0.1
     """The standard deviation replaces an interquartile range below this fraction of that of a normal distribution."""
 
 
-LINEAR = LinearRules()
+LINEAR_VIEW = LinearViewConstants()
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearSpec:
     """The spec (hyperparameters) of a linear view.
 
     Args:
-        scaling: One of ``SCALINGS``.
-        span: The range [start, stop) of the features that the view reads. If None, it reads all features.
+        scaling: One of ``FEATURE_SCALINGS``.
+        feature_span: The range [start, stop) of the features that the view reads. If None, it reads all features.
     """
 
     scaling: str
-    span: tuple[int, int] | None = None
+    feature_span: tuple[int, int] | None = None
     source: ClassVar[ViewSpec | None] = None
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
@@ -172,7 +183,11 @@ class Linear:
     @property
     def name(self) -> str:
         """The name in reports: the scaling, and the range of features if the view does not read all of them."""
-        return self.scaling if self.span is None else f"{self.scaling} {self.span[0]}-{self.span[1] - 1}"
+        return (
+            self.scaling
+            if self.feature_span is None
+            else f"{self.scaling} {self.feature_span[0]}-{self.feature_span[1] - 1}"
+        )
 
     @property
     def min_degrees_of_freedom(self) -> int:
@@ -182,8 +197,8 @@ class Linear:
     def fit(self, rows: TrainingRows, source: Source | None = None) -> LinearView:
         """Fit the affine map to labelled rows; the mean square of its output is 1."""
         all_features = rows.features
-        if self.span is not None:
-            rows = rows.select_columns(*self.span)
+        if self.feature_span is not None:
+            rows = rows.select_features(*self.feature_span)
         features, weights = rows.features, rows.class_balanced_weights
         dim, scaling = features.shape[1], self.scaling
         shift = features.new_zeros(dim, dtype=torch.float64)
@@ -193,47 +208,49 @@ class Linear:
             shift = _mean(features, weights)
         if scaling in {"standardised", "relevant", "robust"}:
             deviation = _mean((features - shift.to(features.dtype)).square(), weights).sqrt()
-            varies = deviation > LINEAR.constant * _mean(features.square(), weights).sqrt()
+            varies = deviation > LINEAR_VIEW.max_constant_deviation * _mean(features.square(), weights).sqrt()
             if scaling == "robust":  # median and interquartile range, unless half of the values are equal
                 lower, shift, upper = _quartiles(features, weights)
-                spread = (upper - lower) / LINEAR.normal_iqr
-                deviation = torch.where(spread > LINEAR.min_iqr * deviation, spread, deviation)
+                spread = (upper - lower) / LINEAR_VIEW.normal_iqr
+                deviation = torch.where(spread > LINEAR_VIEW.min_iqr_fraction * deviation, spread, deviation)
             if rows.blocks is not None:
                 variances = torch.bincount(rows.blocks, deviation.square() * varies)
                 deviation = variances[rows.blocks].sqrt()
-            gain = torch.where(varies, 1 / deviation.clamp_min(LINEAR.tiny), 0.0)
+            gain = torch.where(varies, 1 / deviation.clamp_min(LINEAR_VIEW.min_divisor), 0.0)
             if scaling == "relevant":
                 gain *= _relevance_factors(rows)
         if scaling == "whitened":
             gain, basis, coefficient = _fit_whitening(rows)
-        config = LinearMapConfig(all_features.shape[1], dim, basis.shape[1], 0 if self.span is None else self.span[0])
+        config = LinearMapConfig(
+            all_features.shape[1], dim, basis.shape[1], 0 if self.feature_span is None else self.feature_span[0]
+        )
         affine = LinearMap(config, {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient})
         squares = [affine(part).square().sum(dtype=torch.float64) for part in all_features.split(CHUNK)]
         scale = (torch.stack(squares).sum() / (len(all_features) * dim)).sqrt().to(features.dtype)
-        scale = torch.where(scale > LINEAR.tiny, scale, 1.0)  # constant rows are not scaled
+        scale = torch.where(scale > LINEAR_VIEW.min_divisor, scale, 1.0)  # constant rows are not scaled
         affine.gain /= scale
         affine.coefficient /= scale
-        return LinearView(LinearConfig(0.0 if scaling in {"raw", "centred"} else LINEAR.bias), affine)
+        return LinearView(LinearConfig(0.0 if scaling in {"raw", "centred"} else LINEAR_VIEW.bias), affine)
 
 
 @dataclass(frozen=True)
 class LinearFamily(ViewFamily):
     """Linear views of all scalings for which there are enough training rows, the simplest first."""
 
-    scalings: tuple[str, ...] = SCALINGS
+    scalings: tuple[str, ...] = FEATURE_SCALINGS
     stage: ClassVar[str] = "linear views"
 
     def without_validation(self) -> LinearFamily:
         """Return a family of the scalings that can be fitted to one row per class."""
-        return LinearFamily(tuple(name for name in self.scalings if not Linear(name).min_degrees_of_freedom))
+        return LinearFamily(tuple(name for name in self.scalings if not LinearSpec(name).min_degrees_of_freedom))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate and yield each scaling; the evaluator caches the fitted views, whose maps other views read."""
-        for spec in map(Linear, self.scalings):
+        for spec in map(LinearSpec, self.scalings):
             if evaluator.degrees_of_freedom < spec.min_degrees_of_freedom:
                 continue
-            yield evaluator.evaluate_source(spec)
-            if evaluator.out_of_time():
+            yield evaluator.evaluate_and_cache(spec)
+            if evaluator.is_past_deadline():
                 return
 
 
@@ -245,7 +262,8 @@ class LinearConfig(Config):
     the direction alone is not informative enough.
     """
 
-    bias: float = bounded_field(0.0, LINEAR.max_bias)  #: Constant that is appended to rows; if 0, none is appended.
+    bias: float = bounded_field(0.0, LINEAR_VIEW.max_bias)
+    """Constant that is appended to rows; if 0, none is appended."""
 
 
 class LinearView(View):
@@ -296,7 +314,8 @@ def _relevance_factors(rows: TrainingRows) -> Tensor:
     """Compute a factor in (0, 1) for each feature, (dim,), which is higher if the class means differ more.
 
     The F statistic of a feature is about 1 if its class means are equal. With the excess e of the statistic over 1, the
-    factor is ``sqrt(e / (e + LINEAR.relevance))``, the root of a shrunken estimate of the fraction of signal.
+    factor is ``sqrt(e / (e + LINEAR_VIEW.half_relevance_excess))``, the root of a shrunken estimate of the fraction of
+    signal.
     """
     features, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
     num_classes = rows.num_classes
@@ -306,8 +325,10 @@ def _relevance_factors(rows: TrainingRows) -> Tensor:
     within = residuals.sum(dim=0, dtype=torch.float64) / max(1, len(features) - n_seen)
     mean = weigh(features, weights).mean(dim=0)
     between = (counts[:, None] * (means - mean).square()).sum(dim=0, dtype=torch.float64)
-    excess = (between / max(1, n_seen - 1) / within.clamp_min(LINEAR.tiny) - 1).clamp_min(LINEAR.min_relevance)
-    return (excess / (excess + LINEAR.relevance)).sqrt()
+    excess = (between / max(1, n_seen - 1) / within.clamp_min(LINEAR_VIEW.min_divisor) - 1).clamp_min(
+        LINEAR_VIEW.min_relevance_excess
+    )
+    return (excess / (excess + LINEAR_VIEW.half_relevance_excess)).sqrt()
 
 
 def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
@@ -320,7 +341,7 @@ def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
     means, counts = class_means(x, labels, num_classes, weights)
     if weights is not None:  # the effective sample size of weighted rows; Kish, "Survey sampling" (1965), sec. 8.2
         squares = torch.bincount(labels, weights.square(), minlength=num_classes)
-        counts = counts.square() / squares.clamp_min(LINEAR.tiny)
+        counts = counts.square() / squares.clamp_min(LINEAR_VIEW.min_divisor)
     seen = counts > 0
     degrees = len(x) - int(seen.sum())
     shots = float(1 / (1 / counts[seen]).mean())
@@ -328,14 +349,14 @@ def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
     covariance = shrink_covariance(weigh(x - means[labels], None if weights is None else weights.sqrt()), degrees)
     rank = len(covariance.variances)
     deviations = means[seen].to(torch.float64) - _mean(x, weights)
-    within, between = covariance.variances, (deviations @ covariance.basis).square().mean(dim=0)  # (rank,)
+    within, between = covariance.variances, (deviations @ covariance.eigenvectors).square().mean(dim=0)  # (rank,)
     multiplicity = torch.ones_like(within)
     if rank < dim:  # one more entry for all directions orthogonal to the basis
         orthogonal = (deviations.square().sum(dim=1).mean() - between.sum()).clamp_min(0) / (dim - rank)
         within = torch.cat([within, covariance.orthogonal_variance[None]])
         between = torch.cat([between, orthogonal[None]])
         multiplicity = torch.cat([multiplicity, multiplicity.new_full((1,), dim - rank)])
-    floor = within.max() * COVARIANCE.null
-    gains = discriminant_gains(within.clamp_min(floor.clamp_min(LINEAR.tiny)), between, multiplicity, shots)
+    floor = within.max() * COVARIANCE_SHRINKAGE.max_null_eigenvalue
+    gains = discriminant_gains(within.clamp_min(floor.clamp_min(LINEAR_VIEW.min_divisor)), between, multiplicity, shots)
     orthogonal_gain = gains[rank] if rank < dim else gains.new_zeros(())
-    return orthogonal_gain.expand(dim).clone(), covariance.basis, gains[:rank] - orthogonal_gain
+    return orthogonal_gain.expand(dim).clone(), covariance.eigenvectors, gains[:rank] - orthogonal_gain

@@ -25,38 +25,38 @@ from protonet.selection.scoring import simplest_within_one_error, worse_by_one_e
 from protonet.views.config import Config, bounded_field, expect
 from protonet.views.evaluation import (
     MLP_SIZES,
-    PRUNING,
+    VIEW_PRUNING,
     Candidate,
     CandidateEvaluator,
     EncoderPlan,
     ViewFamily,
     count_mlp_parameters,
 )
-from protonet.views.linear import Linear
+from protonet.views.linear import LinearSpec
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, ViewSpec, require_linear_map
 
 #: Number of episodes that are sampled by one call, whose time hardly depends on it.
-EPISODES_PER_CALL = 64
+EPISODES_PER_SAMPLING = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPRecipe:
+class MLPTrainingConfig:
     """Hyperparameters of a training run; analysis/results/training.md has ablations."""
 
     learning_rate: float = 1e-3  #: Initial step size of the step-size search.
     weight_decay: float = 0.15  #: Decoupled weight decay of the matrices, in units of the step size.
     temperature: float = 0.1  #: Divisor of the cosines in both losses.
-    smoothing: float = 0.1  #: Label smoothing, in [0, 1).
-    noise: float = 0.5  #: Standard deviation of the Gaussian noise added to the input, which has unit scale.
-    average: float = 0.98  #: Decay of the exponential moving average of the weights, in [0, 1).
-    rows: int = 256  #: Maximum number of rows per episode.
-    ways: int = 64  #: Maximum number of classes per episode.
-    episodic: float = 1.0  #: Weight of the episodic loss.
-    cross_entropy: float = 1.0  #: Weight of the cross-entropy to one proxy per class.
+    label_smoothing: float = 0.1  #: Label smoothing, in [0, 1).
+    input_noise: float = 0.5  #: Standard deviation of the Gaussian noise added to the input, which has unit scale.
+    weight_average_decay: float = 0.98  #: Decay of the exponential moving average of the weights, in [0, 1).
+    max_episode_rows: int = 256  #: Maximum number of rows per episode.
+    max_episode_classes: int = 64  #: Maximum number of classes per episode.
+    episodic_loss_weight: float = 1.0  #: Weight of the episodic loss.
+    cross_entropy_weight: float = 1.0  #: Weight of the cross-entropy to one proxy per class.
 
 
-MLP_RECIPE = MLPRecipe()
+MLP_TRAINING = MLPTrainingConfig()
 
 
 class ResidualMLPs(nn.Module):
@@ -95,113 +95,119 @@ class ResidualMLPs(nn.Module):
         return torch.baddbmm(F.pad(z, (0, padding)) if padding else z, hidden, last)
 
 
-class MemberData(NamedTuple):
+class MLPTrainingData(NamedTuple):
     """The training data of one MLP of an ensemble."""
 
-    z: Tensor  #: (n, dim): the training rows, mapped by the affine map of a linear view.
+    inputs: Tensor  #: (n, dim): the training rows, mapped by the affine map of a linear view.
     labels: Tensor  #: (n,) int64.
     weights: Tensor | None = None
     """(n,) sample weights with a mean of 1 within each class, since episodes are class-balanced. If None, all are 1."""
 
 
-def build_member_data(source: LinearMap, rows: TrainingRows, *, shifted: bool) -> MemberData:
+def build_mlp_training_data(source: LinearMap, rows: TrainingRows, *, shifted: bool) -> MLPTrainingData:
     """Build the training data of an MLP: rows that are mapped by the source, with shifted copies if ``shifted``."""
     shifts = rows.shifts if shifted else (0,)
     z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(CHUNK)])
     weights = rows.class_balanced_weights
     weights = None if weights is None else weights.to(z.dtype).repeat(len(shifts))
-    return MemberData(z, rows.labels.repeat(len(shifts)), weights)
+    return MLPTrainingData(z, rows.labels.repeat(len(shifts)), weights)
 
 
-def train(
-    stack: ResidualMLPs,
-    tasks: Sequence[MemberData],
+def train_mlps(
+    ensemble: ResidualMLPs,
+    training_data: Sequence[MLPTrainingData],
     num_classes: int,
     *,
     steps: Sequence[int],
     generator: torch.Generator,
     deadline: float = float("inf"),
-    recipe: MLPRecipe = MLP_RECIPE,
+    config: MLPTrainingConfig = MLP_TRAINING,
 ) -> Iterator[tuple[int, ResidualMLPs]]:
     """Train each MLP of an ensemble on its data; yield the MLPs with averaged weights at the given step counts.
 
     Episodes and noise are drawn on the CPU, so that the result does not depend on the device.
 
     Args:
-        stack: The MLPs, which are trained in place.
-        tasks: The training data of each MLP.
+        ensemble: The MLPs, which are trained in place.
+        training_data: The training data of each MLP.
         num_classes: Number of classes.
         steps: The step counts after which to yield, ascending. Training ends after the last.
         generator: Draws episodes and noise.
         deadline: Value of ``time.monotonic()`` after which training ends with a last yield, after one step at least.
-        recipe: Training hyperparameters.
+        config: Training hyperparameters.
 
     Yields:
         The number of steps so far, and the MLPs with averaged weights: the same object each time.
 
     Source: episodes as in Vinyals et al. 2016; weight averaging as in Polyak and Juditsky 1992.
     """
-    embedding_dim = stack.last.shape[2]
-    indices, device = [index_classes(task.labels.cpu()) for task in tasks], tasks[0].z.device
-    n_way = min(recipe.ways, recipe.rows // 2, *(len(index.size) for index in indices))
-    slots = max(2, min(10, recipe.rows // n_way))
+    embedding_dim = ensemble.last.shape[2]
+    indices, device = [index_classes(task.labels.cpu()) for task in training_data], training_data[0].inputs.device
+    n_way = min(config.max_episode_classes, config.max_episode_rows // 2, *(len(index.size) for index in indices))
+    slots = max(2, min(10, config.max_episode_rows // n_way))
     n_shot = slots // 2
-    proxies = _initial_proxies(tasks, num_classes, embedding_dim, generator)
-    average = copy.deepcopy(stack).requires_grad_(False)
-    trained = [*stack.parameters(), proxies]
-    averages, weights_now = ([weight.detach() for weight in mlps.parameters()] for mlps in (average, stack))
+    proxies = _initial_proxies(training_data, num_classes, embedding_dim, generator)
+    average = copy.deepcopy(ensemble).requires_grad_(False)
+    trained = [*ensemble.parameters(), proxies]
+    averages, weights_now = ([weight.detach() for weight in mlps.parameters()] for mlps in (average, ensemble))
     # Each member has a separate step size: a common one would leak information between folds.
-    parameter_groups = [(trained[:-1], recipe.weight_decay), (trained[-1:], 0.0)]
-    optimizer = StackOptimizer(parameter_groups, start=recipe.learning_rate)
-    loss_settings = {"temperature": recipe.temperature, "smoothing": recipe.smoothing}
+    parameter_groups = [(trained[:-1], config.weight_decay), (trained[-1:], 0.0)]
+    optimizer = StackOptimizer(parameter_groups, start=config.learning_rate)
+    loss_settings = {"temperature": config.temperature, "smoothing": config.label_smoothing}
     for step in range(1, steps[-1] + 1):
         if step > 1 and time.monotonic() > deadline:
             yield step - 1, average
             return
-        position = (step - 1) % EPISODES_PER_CALL
+        position = (step - 1) % EPISODES_PER_SAMPLING
         if position == 0:
-            count = min(EPISODES_PER_CALL, steps[-1] + 1 - step)
+            count = min(EPISODES_PER_SAMPLING, steps[-1] + 1 - step)
             sizes = {"n_way": n_way, "n_shot": n_shot, "n_query": slots - n_shot, "n_episodes": count}
             drawn = [sample_episodes(index, **sizes, generator=generator).flatten(1).to(device) for index in indices]
-            drawn_labels = torch.stack([task.labels[rows] for task, rows in zip(tasks, drawn, strict=True)], dim=1)
+            drawn_labels = torch.stack(
+                [task.labels[rows] for task, rows in zip(training_data, drawn, strict=True)], dim=1
+            )
             weights_of_tasks = [
-                task.weights[rows] for task, rows in zip(tasks, drawn, strict=True) if task.weights is not None
+                task.weights[rows] for task, rows in zip(training_data, drawn, strict=True) if task.weights is not None
             ]
             drawn_weights = torch.stack(weights_of_tasks, dim=1) if weights_of_tasks else None
         rows = [episodes[position] for episodes in drawn]
-        z = torch.stack([task.z[row] for task, row in zip(tasks, rows, strict=True)])  # (members, way * slots, dim)
+        z = torch.stack(
+            [task.inputs[row] for task, row in zip(training_data, rows, strict=True)]
+        )  # (members, way * slots, dim)
         labels = drawn_labels[position]  # (members, way * slots)
         noise = torch.randn(z.shape[1:], generator=generator, dtype=z.dtype).to(device)  # one for all members
-        z = z + recipe.noise * noise
-        embeddings = F.normalize(stack(z), dim=2)
+        z = z + config.input_noise * noise
+        embeddings = F.normalize(ensemble(z), dim=2)
         episode = embeddings.unflatten(1, (n_way, slots))  # (members, way, slots, dim)
         weights = None if drawn_weights is None else drawn_weights[position]  # (members, way * slots)
         episode_weights = None if weights is None else weights.unflatten(1, (n_way, slots))
-        loss = recipe.episodic * episodic_loss(episode, n_shot=n_shot, **loss_settings, weights=episode_weights)
+        loss = config.episodic_loss_weight * episodic_loss(
+            episode, n_shot=n_shot, **loss_settings, weights=episode_weights
+        )
         proxy_loss = cosine_cross_entropy(embeddings, labels, proxies, **loss_settings, weights=weights)
-        loss = loss + recipe.cross_entropy * proxy_loss
+        loss = loss + config.cross_entropy_weight * proxy_loss
         optimizer.step(torch.autograd.grad(loss, trained))
-        decay = min(recipe.average, step / (step + 9))
+        decay = min(config.weight_average_decay, step / (step + 9))
         torch._foreach_lerp_(averages, weights_now, 1 - decay)
         if step in steps:
             yield step, average
 
 
 def _initial_proxies(
-    tasks: Sequence[MemberData], num_classes: int, embedding_dim: int, generator: torch.Generator
+    training_data: Sequence[MLPTrainingData], num_classes: int, embedding_dim: int, generator: torch.Generator
 ) -> Tensor:
     """Compute the initial class proxies of the cross-entropy, (members, num_classes, embedding_dim).
 
     They are the class means of the normalized inputs, padded with small noise to the width of the output.
     """
-    means = torch.stack([class_means(F.normalize(z, dim=1), y, num_classes, w)[0] for z, y, w in tasks])
+    means = torch.stack([class_means(F.normalize(z, dim=1), y, num_classes, w)[0] for z, y, w in training_data])
     padding = embedding_dim - means.shape[2]
     noise = torch.randn(*means.shape[:2], padding, generator=generator, dtype=means.dtype)
     return torch.cat([means, 0.02 * noise.to(means.device)], dim=2).requires_grad_(True)
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLPSpec:
     """The spec (hyperparameters) of an MLP view: an ensemble whose members differ in their initial weights.
 
     Args:
@@ -211,16 +217,16 @@ class MLP:
         steps: Number of training steps.
         embedding_dim: Width of the output of each MLP, at least the width of the source.
         shifted: Whether the MLPs are also trained on shifted copies of the rows.
-        recipe: Training hyperparameters.
+        training_config: Training hyperparameters.
     """
 
-    source: Linear
+    source: LinearSpec
     members: int
     hidden: int
     steps: int
     embedding_dim: int
     shifted: bool = False
-    recipe: MLPRecipe = MLP_RECIPE
+    training_config: MLPTrainingConfig = MLP_TRAINING
     trained: ClassVar[bool] = True
 
     @property
@@ -237,12 +243,14 @@ class MLP:
         """Train the MLPs on labelled rows; initial weights and episodes are drawn with the seed ``rows.seed`` alone."""
         generator = torch.Generator().manual_seed(rows.seed)
         source = require_linear_map(source)
-        data = build_member_data(source, rows, shifted=self.shifted)
-        mlps = ResidualMLPs(self.members, data.z.shape[1], self.hidden, self.embedding_dim, generator)
-        mlps = mlps.to(data.z.device)  # initial weights are drawn on the CPU, so that they do not depend on the device
+        data = build_mlp_training_data(source, rows, shifted=self.shifted)
+        mlps = ResidualMLPs(self.members, data.inputs.shape[1], self.hidden, self.embedding_dim, generator)
+        mlps = mlps.to(
+            data.inputs.device
+        )  # initial weights are drawn on the CPU, so that they do not depend on the device
         steps, tasks = [self.steps], [data] * self.members
-        limits: dict[str, Any] = {"deadline": rows.deadline, "recipe": self.recipe}
-        for _, average in train(mlps, tasks, rows.num_classes, steps=steps, generator=generator, **limits):
+        limits: dict[str, Any] = {"deadline": rows.deadline, "config": self.training_config}
+        for _, average in train_mlps(mlps, tasks, rows.num_classes, steps=steps, generator=generator, **limits):
             mlps = average.requires_grad_(True)
         return MLPView.from_mlps(mlps, source)
 
@@ -251,10 +259,10 @@ class MLP:
 class MLPFamily(ViewFamily):
     """Ensembles of MLPs of increasing size, each trained until more steps increase the held-out log-loss."""
 
-    sizes: int = len(MLP_SIZES)  #: Maximum number of sizes that are evaluated, smallest first.
-    steps: tuple[int, ...] = (3, 10, 30, 60)  #: Numbers of training steps after which MLPs are evaluated.
-    work: float = 5e7  #: Maximum number of parameters times steps for one size, over all folds.
-    recipe: MLPRecipe = MLP_RECIPE  #: Training hyperparameters.
+    max_sizes: int = len(MLP_SIZES)  #: Maximum number of sizes that are evaluated, smallest first.
+    step_counts: tuple[int, ...] = (3, 10, 30, 60)  #: Numbers of training steps after which MLPs are evaluated.
+    max_work: float = 5e7  #: Maximum number of parameters times steps for one size, over all folds.
+    training_config: MLPTrainingConfig = MLP_TRAINING  #: Training hyperparameters.
     stage: ClassVar[str] = "MLP views"
     relative_time: ClassVar[float] = 3.0
 
@@ -262,20 +270,26 @@ class MLPFamily(ViewFamily):
     def for_effort(cls, effort: str) -> MLPFamily:
         """Build the family: without MLPs for the effort "fast", and with longer training for "best"."""
         if effort == "fast":
-            return cls(sizes=0)
-        return cls(steps=(3, 10, 30, 100, 300), work=2e9) if effort == "best" else cls()
+            return cls(max_sizes=0)
+        return cls(step_counts=(3, 10, 30, 100, 300), max_work=2e9) if effort == "best" else cls()
 
     def without_validation(self) -> None:
         """Return None, for no MLP: without held-out rows, it cannot be decided whether training helps."""
 
-    def smallest_trained(self, plan: EncoderPlan, source: ViewSpec) -> MLP | None:
+    def smallest_trained_spec(self, plan: EncoderPlan, source: ViewSpec) -> MLPSpec | None:
         """Return the spec of the smallest MLP on a linear view.
 
         Returns None if the family has no MLPs, or if all exceed the parameter budget.
         """
-        if not plan.sizes or not self.sizes or not isinstance(source, Linear):
+        if not plan.ensemble_sizes or not self.max_sizes or not isinstance(source, LinearSpec):
             return None
-        return MLP(source, *plan.sizes[0], self.steps[0], plan.embedding_dim, recipe=self.recipe)
+        return MLPSpec(
+            source,
+            *plan.ensemble_sizes[0],
+            self.step_counts[0],
+            plan.embedding_dim,
+            training_config=self.training_config,
+        )
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Train MLPs of each size on all folds at once; yield a candidate for each size and number of steps.
@@ -283,62 +297,66 @@ class MLPFamily(ViewFamily):
         The input is the simplest linear view that is within one standard error of the best linear view. MLPs are also
         trained on shifted copies of the rows if the best view so far is fitted to shifted copies.
         """
-        rows, plan = evaluator.rows, evaluator.plan
-        linear = [candidate for candidate in evaluator.candidates if isinstance(candidate.spec, Linear)]
+        rows, plan = evaluator.rows, evaluator.mlp_sizes
+        linear = [candidate for candidate in evaluator.candidates if isinstance(candidate.spec, LinearSpec)]
         base = linear[simplest_within_one_error([candidate.losses for candidate in linear])].spec
-        leader = min(evaluator.candidates, key=lambda candidate: candidate.loss)
+        leader = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss)
         shifted = leader.spec.shifted
-        smallest = self.smallest_trained(plan, base)
+        smallest = self.smallest_trained_spec(plan, base)
         if smallest is None:
             return
         sources = [require_linear_map(view.source) for view in evaluator.fit(base)]
         untrained = evaluator.score(
             smallest, evaluator.compute_cosines([partial(_embed, source) for source in sources])
         )
-        if evaluator.out_of_time():
+        if evaluator.is_past_deadline():
             yield untrained
             return
         fold_data = [
-            build_member_data(source, evaluator.rows.select(fold.train), shifted=shifted)
+            build_mlp_training_data(source, evaluator.rows.select(fold.train), shifted=shifted)
             for source, fold in zip(sources, evaluator.folds, strict=True)
         ]
-        dim = fold_data[0].z.shape[1]
-        best, best_size, sizes = untrained, (0, 0), plan.sizes[: self.sizes]
+        dim = fold_data[0].inputs.shape[1]
+        best, best_size, sizes = untrained, (0, 0), plan.ensemble_sizes[: self.max_sizes]
         for index, (members, hidden) in enumerate(sizes):
-            if evaluator.out_of_time():
+            if evaluator.is_past_deadline():
                 return
             # A larger size is evaluated only if the last one was the best, and is not worse than the best view.
             if index > 1 and (best_size != sizes[index - 1] or worse_by_one_error(best.losses, leader.losses)):
                 break
-            if index > 1 and len(evaluator.labels) < PRUNING.min_rows:
+            if index > 1 and len(evaluator.labels) < VIEW_PRUNING.min_evaluated_rows:
                 break  # too few rows to compare sizes
             mlps = ResidualMLPs(members * len(fold_data), dim, hidden, plan.embedding_dim, evaluator.generator)
-            mlps = mlps.to(fold_data[0].z.device)
+            mlps = mlps.to(fold_data[0].inputs.device)
             data = [rows_of_fold for rows_of_fold in fold_data for _ in range(members)]
             step_work = len(data) * count_mlp_parameters(dim, hidden, plan.embedding_dim)
             best_of_size = untrained
-            step_counts = self.steps if index else self.steps[:1]  # the smallest MLP hardly differs from its source
-            for steps, average in train(
+            step_counts = (
+                self.step_counts if index else self.step_counts[:1]
+            )  # the smallest MLP hardly differs from its source
+            for steps, average in train_mlps(
                 mlps,
                 data,
                 rows.num_classes,
-                steps=[steps for steps in step_counts if steps * step_work <= self.work] or step_counts[:1],
+                steps=[steps for steps in step_counts if steps * step_work <= self.max_work] or step_counts[:1],
                 generator=evaluator.generator,
                 deadline=rows.deadline,
-                recipe=self.recipe,
+                config=self.training_config,
             ):
                 maps = [
                     partial(_embed, source, mlps=average, members=slice(fold * members, (fold + 1) * members))
                     for fold, source in enumerate(sources)
                 ]
                 cosines = evaluator.compute_cosines(maps)
-                spec = MLP(smallest.source, members, hidden, steps, plan.embedding_dim, shifted, self.recipe)
+                spec = MLPSpec(
+                    smallest.source, members, hidden, steps, plan.embedding_dim, shifted, self.training_config
+                )
                 candidate = evaluator.score(spec, cosines)
                 yield candidate
                 if worse_by_one_error(candidate.losses, best_of_size.losses):
                     break
-                best_of_size = min(best_of_size, candidate, key=lambda evaluated: evaluated.loss)
-            if best_of_size.loss < best.loss:
+                best_of_size = min(best_of_size, candidate, key=lambda evaluated: evaluated.mean_loss)
+            if best_of_size.mean_loss < best.mean_loss:
                 best, best_size = best_of_size, (members, hidden)
 
 

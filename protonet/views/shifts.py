@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class ShiftRules:
+class FeatureOrderConstants:
     """When features are an image or a series, and how far rows are shifted.
 
     The values were chosen on the data sets of analysis/results/robustness.md. The *lag* of two features is the distance
@@ -26,21 +26,23 @@ class ShiftRules:
 
     max_difference: float = 0.6  #: Features at a lag are called similar only if their difference is below this.
     min_correlation: float = 0.1  #: They are similar only if three quarters of the pairs have a higher correlation.
-    dip: float = 0.2
+    min_image_dip: float = 0.2
     """At a lag of one line of an image, the difference is lower by at least this than its maximum at smaller lags."""
-    excess: float = 0.15
+    max_image_excess: float = 0.15
     """At a lag of one line of an image, the difference exceeds that of adjacent features by at most this."""
-    changes: tuple[float, ...] = (0.1, 0.3, 0.7)
+    series_differences: tuple[float, ...] = (0.1, 0.3, 0.7)
     """A series is shifted by the largest lags at which the difference is still below each of these values."""
-    max_rows: int = 6144  #: Maximum number of rows including shifted copies.
-    detection_rows: int = 512  #: Maximum number of rows from which an image or a series is detected.
-    work: float = 2e8  #: Maximum number of pairs of values that are compared.
-    permutations: int = 40  #: Number of random permutations of the features, for a permutation test.
-    max_chance: int = 1  #: A detection is due to chance if more random permutations than this are detected, too.
-    max_permuted: int = 1024  #: Maximum number of features for the permutation test; with more, chance is unlikely.
+    max_shifted_rows: int = 6144  #: Maximum number of rows including shifted copies.
+    max_detection_rows: int = 512  #: Maximum number of rows from which an image or a series is detected.
+    max_compared_pairs: float = 2e8  #: Maximum number of pairs of values that are compared.
+    n_permutations: int = 40  #: Number of random permutations of the features, for a permutation test.
+    max_chance_detections: int = 1
+    """A detection is due to chance if more random permutations than this are detected, too."""
+    max_permuted_features: int = 1024
+    """Maximum number of features for the permutation test; with more, chance is unlikely."""
 
 
-SHIFTS = ShiftRules()
+FEATURE_ORDER = FeatureOrderConstants()
 
 
 class FeatureOrder(NamedTuple):
@@ -50,10 +52,11 @@ class FeatureOrder(NamedTuple):
     width: int = 0  #: Pixels per line of an image, or length of a series; 0 if features are neither.
 
 
-def detect_order(x: Tensor) -> FeatureOrder:
+def detect_feature_order(x: Tensor) -> FeatureOrder:
     """Detect whether the features of rows x (n, dim) are a series or an image, and by how much to shift rows.
 
-    - Series: neighbouring features are similar. Rows are shifted in both directions, by ``SHIFTS.changes`` features.
+    - Series: neighbouring features are similar. Rows are shifted in both directions, by
+      ``FEATURE_ORDER.series_differences`` features.
     - Image: features are also similar to those one image row further on. Rows are shifted by one pixel in eight
       directions.
     - Interleaved series: only features that are k apart are similar, where k is the number of series. Rows are shifted
@@ -67,26 +70,31 @@ def detect_order(x: Tensor) -> FeatureOrder:
     n, dim = x.shape
     if n < 3:
         return FeatureOrder()
-    rows = x[:: math.ceil(n / SHIFTS.detection_rows)]
-    max_lag = min(dim // 2, math.ceil(4 * math.sqrt(dim)), int(SHIFTS.work / rows.numel()))
+    rows = x[:: math.ceil(n / FEATURE_ORDER.max_detection_rows)]
+    max_lag = min(dim // 2, math.ceil(4 * math.sqrt(dim)), int(FEATURE_ORDER.max_compared_pairs / rows.numel()))
     if max_lag < 3:
         return FeatureOrder()
-    difference, correlation = _compare_features(rows, max_lag)
+    difference, correlation = _measure_feature_similarity(rows, max_lag)
     series, period = _detect_series_and_period(difference, correlation)
-    if (series or period) and dim <= SHIFTS.max_permuted:
-        by_chance = torch.tensor([_detect_series_and_period(*lags) for lags in _compare_permuted(rows, max_lag)]) > 0
+    if (series or period) and dim <= FEATURE_ORDER.max_permuted_features:
+        by_chance = (
+            torch.tensor([_detect_series_and_period(*lags) for lags in _measure_permuted_similarity(rows, max_lag)]) > 0
+        )
         n_series, n_periods = by_chance.sum(dim=0).tolist()
-        series, period = series and n_series <= SHIFTS.max_chance, period * (n_periods <= SHIFTS.max_chance)
+        series, period = (
+            series and n_series <= FEATURE_ORDER.max_chance_detections,
+            period * (n_periods <= FEATURE_ORDER.max_chance_detections),
+        )
     if period and series:
         steps = [1, period, period + 1, period - 1]
     elif period:
         steps = [period]
     elif series:
-        steps = sorted({_largest_lag(difference, change) for change in SHIFTS.changes})
+        steps = sorted({_largest_similar_lag(difference, change) for change in FEATURE_ORDER.series_differences})
     else:
         steps = []
     shifts = [0, *(sign * step for step in steps for sign in (1, -1))]
-    max_copies = SHIFTS.max_rows // n
+    max_copies = FEATURE_ORDER.max_shifted_rows // n
     both_ways = tuple(shifts[: max_copies - 1 + max_copies % 2]) if max_copies >= 3 else (0,)
     is_image = period and dim % period == 0
     return FeatureOrder(both_ways, (period if is_image else dim) if series else 0)
@@ -95,10 +103,12 @@ def detect_order(x: Tensor) -> FeatureOrder:
 def _detect_series_and_period(difference: Sequence[float], correlation: Sequence[float]) -> tuple[bool, int]:
     """Decide whether features are a series, and compute the lag at which they are similar again.
 
-    The arguments are the results of `_compare_features`. The lag, such as the width of an image, is 0 if there is none.
+    The arguments are the results of `_measure_feature_similarity`. The lag, such as the width of an image, is 0 if
+    there is none.
     """
     similar = [
-        d < SHIFTS.max_difference and c > SHIFTS.min_correlation for d, c in zip(difference, correlation, strict=True)
+        d < FEATURE_ORDER.max_difference and c > FEATURE_ORDER.min_correlation
+        for d, c in zip(difference, correlation, strict=True)
     ]
     periods = [
         lag
@@ -106,8 +116,8 @@ def _detect_series_and_period(difference: Sequence[float], correlation: Sequence
         if similar[lag]
         and difference[lag] < difference[lag - 1]
         and difference[lag] <= difference[lag + 1]
-        and max(difference[1:lag]) > difference[lag] + SHIFTS.dip
-        and not (similar[1] and difference[lag] > difference[1] + SHIFTS.excess)
+        and max(difference[1:lag]) > difference[lag] + FEATURE_ORDER.min_image_dip
+        and not (similar[1] and difference[lag] > difference[1] + FEATURE_ORDER.max_image_excess)
     ]
     return similar[1], min(periods, key=lambda lag: (round(difference[lag], 1), lag), default=0)
 
@@ -124,7 +134,7 @@ def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:
     return torch.cat([x[:, (index + offset).clamp(0, x.shape[1] - 1)] for offset in shifts])
 
 
-def _compare_features(x: Tensor, max_lag: int) -> tuple[list[float], list[float]]:
+def _measure_feature_similarity(x: Tensor, max_lag: int) -> tuple[list[float], list[float]]:
     """Measure how similar the features of rows x (n, dim) are at each lag from 0 to ``max_lag``.
 
     Returns two lists with an entry for each lag. The first has the mean squared difference of two features at the lag,
@@ -153,8 +163,8 @@ def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
     return values, (x - x.mean(dim=0)) / torch.where(varies, deviation, 1.0), varies, independent
 
 
-def _compare_permuted(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], list[float]]]:
-    """Compute the result of `_compare_features` for each of several random permutations of the features.
+def _measure_permuted_similarity(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], list[float]]]:
+    """Compute the result of `_measure_feature_similarity` for each of several random permutations of the features.
 
     With any number of rows, features can seem similar at some lag by chance if a few are much larger than the others.
 
@@ -166,7 +176,7 @@ def _compare_permuted(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], li
     differences = (square[:, None] + square - 2 * product) / independent  # (dim, dim)
     correlations = torch.where(varies[:, None] & varies, z.T @ z / len(x), torch.nan)
     generator = torch.Generator().manual_seed(0)
-    orders = torch.rand(SHIFTS.permutations, x.shape[1], generator=generator).argsort(dim=1)
+    orders = torch.rand(FEATURE_ORDER.n_permutations, x.shape[1], generator=generator).argsort(dim=1)
     by_lag = [(orders.new_zeros(len(orders)).double(), orders.new_ones(len(orders)).double())]
     for lag in range(1, max_lag + 1):
         pairs = orders[:, lag:], orders[:, :-lag]
@@ -175,9 +185,9 @@ def _compare_permuted(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], li
     return zip(difference, correlation, strict=True)
 
 
-def _largest_lag(difference: list[float], change: float) -> int:
+def _largest_similar_lag(difference: list[float], change: float) -> int:
     """Compute the largest lag up to which all differences are below ``change``, but at least 1.
 
-    ``difference`` has an entry for each lag, from `_compare_features`.
+    ``difference`` has an entry for each lag, from `_measure_feature_similarity`.
     """
     return next((lag - 1 for lag in range(2, len(difference)) if difference[lag] >= change), len(difference) - 1)

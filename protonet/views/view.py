@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from protonet.views.config import Config, bounded_field, check_tensors, expect
-from protonet.views.distances import row_matmul
+from protonet.views.config import Config, bounded_field, expect, validate_tensors
+from protonet.views.distances import batch_invariant_matmul
 
 Array = NDArray[Any]
 
@@ -96,7 +96,7 @@ class TrainingRows:
         """
         return max(1, round(self.row_fraction * limit))
 
-    def select_columns(self, start: int, stop: int) -> TrainingRows:
+    def select_features(self, start: int, stop: int) -> TrainingRows:
         """Select the features with an index in [start, stop), of all rows."""
         blocks = None if self.blocks is None else self.blocks[start:stop] - self.blocks[start]
         return replace(self, features=self.features[:, start:stop], blocks=blocks)
@@ -190,7 +190,7 @@ class Component(nn.Module):
         Raises:
             ValueError: A name, shape or type differs from the state's, or a value is not finite.
         """
-        check_tensors(tensors, self.state_dict(), prefix, self.infinite)
+        validate_tensors(tensors, self.state_dict(), prefix, self.infinite)
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
@@ -257,7 +257,9 @@ class LinearMap(Source):
         centred = x - self.shift  # (n, dim)
         if not config.rank:
             return centred.mul_(self.gain)
-        return centred * self.gain + row_matmul(row_matmul(centred, self.basis) * self.coefficient, self.basis.T)
+        return centred * self.gain + batch_invariant_matmul(
+            batch_invariant_matmul(centred, self.basis) * self.coefficient, self.basis.T
+        )
 
     def add_to_graph(self, graph: Graph, x: str) -> str:
         """Add the affine map to an ONNX graph, applied to the value named ``x``; return the name of its output."""
@@ -368,7 +370,7 @@ class ViewSpec(Protocol):
         """
 
 
-def order_columns(x: Tensor, blocks: Tensor) -> Tensor:
+def canonical_feature_order(x: Tensor, blocks: Tensor) -> Tensor:
     """Compute an order of the features that depends neither on their present order nor on their units.
 
     Args:

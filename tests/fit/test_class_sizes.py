@@ -17,26 +17,26 @@ from protonet.fit.networks import fit_labelled_rows, fit_selected_model
 from protonet.fit.search import SelectedModel
 from protonet.fit.solver import Solution, fit_solution
 from protonet.fit.training_set import prepare_training_set
-from protonet.views.fixed_convolution import FixedConvolution
-from protonet.views.forest import Forest
-from protonet.views.kernel_ridge import KERNEL_RIDGE_VIEWS
-from protonet.views.linear import SCALINGS, Linear
-from protonet.views.mlp import MLP
+from protonet.views.fixed_convolution import FixedConvolutionSpec
+from protonet.views.forest import ForestSpec
+from protonet.views.kernel_ridge import KERNEL_RIDGE_SPECS
+from protonet.views.linear import FEATURE_SCALINGS, LinearSpec
+from protonet.views.mlp import MLPSpec
 from protonet.views.view import TrainingRows, ViewSpec
 from tests.commands.cases import FAST, Run
 from tests.strategies import write_columns
 
 DIM = 9
-LINEAR = [Linear(scaling) for scaling in SCALINGS]
+LINEAR = [LinearSpec(scaling) for scaling in FEATURE_SCALINGS]
 #: Small views of every kind.
 VIEWS_OF_EVERY_KIND: list[ViewSpec] = [
     *LINEAR,
-    *KERNEL_RIDGE_VIEWS,
-    Forest(3),
-    FixedConvolution(DIM, False, 0.1),
-    FixedConvolution(3, False, 0.1),
+    *KERNEL_RIDGE_SPECS,
+    ForestSpec(3),
+    FixedConvolutionSpec(DIM, False, 0.1),
+    FixedConvolutionSpec(3, False, 0.1),
 ]
-VIEWS_OF_EVERY_KIND += [MLP(Linear("whitened"), 2, 3, steps=2, embedding_dim=12)]
+VIEWS_OF_EVERY_KIND += [MLPSpec(LinearSpec("whitened"), 2, 3, steps=2, embedding_dim=12)]
 #: Numbers of rows of two to five classes, from one to six: all equal numbers, and one in 24 of the others.
 SIZES = [sizes for classes in range(2, 6) for sizes in itertools.combinations_with_replacement(range(1, 7), classes)]
 SIZES = [sizes for index, sizes in enumerate(SIZES) if len(set(sizes)) == 1 or index % 24 == 0]
@@ -63,7 +63,7 @@ def test_every_view_fits_to_single_rows_and_to_fewer_classes(sizes: tuple[int, .
 
 
 def test_cross_validation_works_with_any_class_sizes() -> None:
-    choice = SelectedModel(((Linear("whitened"), 1.0), (KERNEL_RIDGE_VIEWS[3], 1.0)), 0.1)
+    choice = SelectedModel(((LinearSpec("whitened"), 1.0), (KERNEL_RIDGE_SPECS[3], 1.0)), 0.1)
     for sizes in SIZES:
         x, y = make_rows(sizes, 3)
         problem, _ = prepare_training_set(x, y, len(sizes))

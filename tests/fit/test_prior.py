@@ -19,19 +19,19 @@ from protonet.fit.prior import (
 from protonet.selection import scoring
 from protonet.selection.scoring import WEIGHTS, fit_weights, row_blocks, soft_weights
 from protonet.selection.scoring import fit_temperature as fit
-from protonet.views.fixed_convolution import FixedConvolution
-from protonet.views.forest import Forest
-from protonet.views.kernel_ridge import KernelRidge
-from protonet.views.linear import SCALINGS, Linear
-from protonet.views.mlp import MLP
+from protonet.views.fixed_convolution import FixedConvolutionSpec
+from protonet.views.forest import ForestSpec
+from protonet.views.kernel_ridge import KernelRidgeSpec
+from protonet.views.linear import FEATURE_SCALINGS, LinearSpec
+from protonet.views.mlp import MLPSpec
 from protonet.views.view import TrainingRows, ViewSpec
 from tests.strategies import blobs, seeds
 
 VIEWS: list[ViewSpec] = [
-    Linear("raw"),
-    KernelRidge(Linear("standardised"), 2),
-    Forest(9, shifted=True),
-    MLP(Linear("raw"), 1, 32, 10, 64),
+    LinearSpec("raw"),
+    KernelRidgeSpec(LinearSpec("standardised"), 2),
+    ForestSpec(9, shifted=True),
+    MLPSpec(LinearSpec("raw"), 1, 32, 10, 64),
 ]
 TRAIT_FLAGS = encode_traits(VIEWS)
 
@@ -56,14 +56,14 @@ def random_prior(seed: int) -> WeightingPrior:
 
 def test_the_traits_of_a_view() -> None:
     cases: list[tuple[ViewSpec, set[str]]] = [
-        *((Linear(scaling, span), {scaling}) for scaling in SCALINGS for span in (None, (0, 3))),
-        (KernelRidge(Linear("relevant"), 1), {"laplacian", "relevant"}),
-        (KernelRidge(Linear("robust"), 1, squash=True), {"laplacian", "squashed"}),
-        (FixedConvolution(9, False, 0.1), {"convolution"}),
-        (FixedConvolution(9, True, 0.1), {"convolution", "local"}),
-        (Forest(9), {"forest"}),
-        (Forest(9, shifted=True), {"forest", "shifted"}),
-        (MLP(Linear("whitened"), 1, 32, 10, 64, shifted=True), {"learned", "whitened"}),
+        *((LinearSpec(scaling, span), {scaling}) for scaling in FEATURE_SCALINGS for span in (None, (0, 3))),
+        (KernelRidgeSpec(LinearSpec("relevant"), 1), {"laplacian", "relevant"}),
+        (KernelRidgeSpec(LinearSpec("robust"), 1, apply_tanh=True), {"laplacian", "squashed"}),
+        (FixedConvolutionSpec(9, False, 0.1), {"convolution"}),
+        (FixedConvolutionSpec(9, True, 0.1), {"convolution", "local"}),
+        (ForestSpec(9), {"forest"}),
+        (ForestSpec(9, shifted=True), {"forest", "shifted"}),
+        (MLPSpec(LinearSpec("whitened"), 1, 32, 10, 64, shifted=True), {"learned", "whitened"}),
     ]
     for spec, traits in cases:
         (flags,) = encode_traits([spec]).tolist()

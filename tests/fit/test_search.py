@@ -24,11 +24,11 @@ from protonet.fit.solver import solve
 from protonet.selection.folds import FOLDS
 from protonet.views import VIEW_FAMILIES
 from protonet.views.evaluation import EncoderPlan, plan_encoder
-from protonet.views.fixed_convolution import FixedConvolution
+from protonet.views.fixed_convolution import FixedConvolutionSpec
 from protonet.views.forest import ForestFamily
 from protonet.views.kernel_ridge import KernelRidgeFamily
-from protonet.views.linear import Linear, LinearFamily
-from protonet.views.mlp import MLP, MLPFamily
+from protonet.views.linear import LinearFamily, LinearSpec
+from protonet.views.mlp import MLPFamily, MLPSpec
 from protonet.views.view import TrainingRows
 from tests.strategies import LITTLE, blobs, make_noise_evaluator, select_views
 
@@ -45,20 +45,20 @@ def select_for(family: str, *, classes: int, dim: int, search: ModelSearch = EFF
     return select_views(scale_rows(x, y, classes), plan_encoder(dim, classes, 50_000), search=search)
 
 
-def smallest_mlp(plan: EncoderPlan) -> MLP:
+def smallest_mlp(plan: EncoderPlan) -> MLPSpec:
     """Specify the smallest MLP on raw features, with the fewest steps."""
-    return MLP(RAW_LINEAR, 1, 1, MLPFamily().steps[0], plan.embedding_dim)
+    return MLPSpec(RAW_LINEAR, 1, 1, MLPFamily().step_counts[0], plan.embedding_dim)
 
 
 def test_on_isotropic_data_the_smallest_mlp_on_raw_features_is_selected() -> None:
-    search = replace(LITTLE, folds=5).without_family(ForestFamily).with_family(MLPFamily(sizes=1))
+    search = replace(LITTLE, folds=5).without_family(ForestFamily).with_family(MLPFamily(max_sizes=1))
     choice = select_for("isotropic", classes=32, dim=48, search=search)
     assert choice.views == ((smallest_mlp(plan_encoder(48, 32, 50_000)), 1.0),)
 
 
 def test_on_correlated_noise_whitened_features_have_the_largest_weight() -> None:
     choice = select_for("correlated", classes=16, dim=32)
-    whitened = [weight for spec, weight in choice.views if Linear("whitened") in {spec, spec.source}]
+    whitened = [weight for spec, weight in choice.views if LinearSpec("whitened") in {spec, spec.source}]
     assert sum(whitened) > 0.5
     assert choice.losses["whitened"] < choice.losses["raw"]
 
@@ -86,7 +86,7 @@ def test_without_folds_the_mixture_has_the_views_that_need_no_validation(limit: 
     if not limit:
         assert choice.views == ((RAW_LINEAR, 1.0),)
     else:
-        trained = [spec for spec, _ in choice.views if isinstance(spec, MLP)]
+        trained = [spec for spec, _ in choice.views if isinstance(spec, MLPSpec)]
         assert trained in ([], [smallest_mlp(plan)])  # it replaces raw cosine
         assert len(choice.views) > 3
     assert abs(sum(weight for _, weight in choice.views) - 1) < 1e-6
@@ -97,8 +97,8 @@ def test_shifted_views_are_used_on_pixels_unless_the_search_excludes_them() -> N
     rows, plan = scale_rows(data.x[:100], data.y[:100], 10), plan_encoder(64, 10, 1000)
     choice = select_views(rows, plan, search=search)
     assert len(choice.shifts) == 9
-    untrained = [(item, weight) for item, weight in choice.views if not isinstance(item, MLP)]
-    assert sum(weight for item, weight in untrained if item.shifted or isinstance(item, FixedConvolution)) > 0.3
+    untrained = [(item, weight) for item, weight in choice.views if not isinstance(item, MLPSpec)]
+    assert sum(weight for item, weight in untrained if item.shifted or isinstance(item, FixedConvolutionSpec)) > 0.3
     assert any(item.shifted for item, _ in untrained)
     unshifted = select_views(rows, plan, search=replace(search, shifts=False))
     assert not any(item.shifted for item, _ in unshifted.views)
@@ -108,11 +108,11 @@ def test_shifted_views_are_used_on_pixels_unless_the_search_excludes_them() -> N
 
 def test_families_of_a_search_are_replaced_and_removed() -> None:
     assert [type(kind) for kind in ModelSearch().families] == [kind for kind, _ in VIEW_FAMILIES]
-    changed = ModelSearch().with_family(ForestFamily(trees=3)).without_family(KernelRidgeFamily)
+    changed = ModelSearch().with_family(ForestFamily(max_trees=3)).without_family(KernelRidgeFamily)
     assert [type(kind) for kind in changed.families] == [
         kind for kind, _ in VIEW_FAMILIES if kind is not KernelRidgeFamily
     ]
-    assert ForestFamily(trees=3) in changed.families
+    assert ForestFamily(max_trees=3) in changed.families
     assert ModelSearch() == EFFORTS["default"]
     assert changed.with_family(KernelRidgeFamily()) == changed  # one that it has not got is not added
 
@@ -121,7 +121,10 @@ def test_the_prior_weighs_the_views() -> None:
     data = load_digits()
     rows = TrainingRows(data.x[:60] / data.x[:60].square().mean().sqrt(), data.y[:60], 10)
     search = (
-        ModelSearch().without_family(KernelRidgeFamily).without_family(MLPFamily).with_family(ForestFamily(trees=20))
+        ModelSearch()
+        .without_family(KernelRidgeFamily)
+        .without_family(MLPFamily)
+        .with_family(ForestFamily(max_trees=20))
     )
     prior = WeightingPrior()
     prior.first.weight.data.zero_()
@@ -144,7 +147,7 @@ def test_a_slow_view_of_small_weight_is_dropped_unless_it_is_needed() -> None:
     spread, weights = torch.ones(3, dtype=torch.float64), torch.tensor([0.96, 0.03, 0.01], dtype=torch.float64)
 
     def drop(cosines: list[torch.Tensor], costs: list[float], row_cost: float = 0.25) -> list[bool]:
-        names = [Linear(scaling) for scaling in ("raw", "centred", "relevant")]
+        names = [LinearSpec(scaling) for scaling in ("raw", "centred", "relevant")]
         result = [evaluator.score(*item) for item in zip(names, cosines, costs, strict=True)]
         explored = SearchResult(evaluator.rows, evaluator, (result,), {}, has_held_out_rows=True)
         remaining = _drop_slow_views(explored, cosines, weights, spread, row_cost)
@@ -167,7 +170,9 @@ def test_selection_without_some_rows_ignores_their_cosines() -> None:
     misleading = [item._replace(cosines=signs * item.cosines) for item in explored.candidates]
 
     def choose(explored: SearchResult, rows: torch.Tensor) -> SelectedModel:
-        return select_model(explored.without_rows(rows), explored.evaluator.plan, EFFORTS["fast"])._replace(losses={})
+        return select_model(explored.without_rows(rows), explored.evaluator.mlp_sizes, EFFORTS["fast"])._replace(
+            losses={}
+        )
 
     assert choose(explored, excluded) == choose(explored._replace(partitions=(misleading,)), excluded)
     assert choose(explored, excluded) != choose(explored, excluded[:0])

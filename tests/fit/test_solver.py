@@ -28,7 +28,7 @@ from protonet.losses import class_means
 from protonet.views.forest import ForestFamily
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
-from protonet.views.view import order_columns
+from protonet.views.view import canonical_feature_order
 from tests.strategies import LITTLE, accuracy, blobs, same_state, seeds
 
 Loader = Iterable[Any]
@@ -75,7 +75,7 @@ def test_the_order_of_many_columns_changes_rounding_alone() -> None:
     x, _ = blobs(0, dim=1000, noise=20.0)
     order = torch.randperm(1000, generator=torch.Generator().manual_seed(1))
     columns = torch.arange(1000)
-    assert torch.equal(order[order_columns(x[:, order], columns)], order_columns(x, columns))
+    assert torch.equal(order[canonical_feature_order(x[:, order], columns)], canonical_feature_order(x, columns))
 
 
 def test_the_order_of_columns_changes_rounding_alone() -> None:
@@ -119,7 +119,7 @@ def test_parameters_are_within_the_limit_and_all_in_the_encoder(
 ) -> None:
     x, y = blobs(seed, dim=dim, classes=classes, rows=rows)
     metadata = {"param_limit": float(limit), "num_classes": classes, "input_dim": dim}
-    network = solve([(x, y)], None, metadata, effort=LITTLE.with_family(MLPFamily(steps=(3,))))
+    network = solve([(x, y)], None, metadata, effort=LITTLE.with_family(MLPFamily(step_counts=(3,))))
     count = sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert count == network.count_parameters() <= limit
     assert count == sum(p.numel() for p in network.encoder.parameters())
@@ -187,7 +187,7 @@ INVALID_EFFORTS = [
         "`effort` must .*linear views first; got .*KernelRidgeFamily",
     ),
     (ModelSearch().with_family(LinearFamily(("whitened",))), InputError, "`effort` must .*got "),
-    (ModelSearch().with_family(MLPFamily(steps=())), InputError, "`effort` must .*got "),
+    (ModelSearch().with_family(MLPFamily(step_counts=())), InputError, "`effort` must .*got "),
 ]
 
 
@@ -215,8 +215,8 @@ def test_the_number_of_parameters_depends_on_effort_time_and_rows() -> None:
     fast = solve([(X, Y)], effort="fast")
     assert fast.count_parameters() == 0
     assert accuracy(fast(X), Y) > 0.9
-    search = replace(EFFORTS["best"], folds=3).with_family(ForestFamily(trees=20))
-    search = search.with_family(replace(MLPFamily.for_effort("best"), steps=(10, 30)))
+    search = replace(EFFORTS["best"], folds=3).with_family(ForestFamily(max_trees=20))
+    search = search.with_family(replace(MLPFamily.for_effort("best"), step_counts=(10, 30)))
     best = solve([(X, Y)], None, SMALL, effort=search)
     assert 0 < best.count_parameters() <= SMALL["param_limit"]
     for rows in (1, 2, 6):  # the MLP is always there, and trained

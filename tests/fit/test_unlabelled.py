@@ -137,7 +137,7 @@ def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 #: A search of linear views and forests alone, with which unlabelled rows help on digits.
-SEARCH = LITTLE.without_family(FixedConvolutionFamily).with_family(MLPFamily(sizes=0))
+SEARCH = LITTLE.without_family(FixedConvolutionFamily).with_family(MLPFamily(max_sizes=0))
 
 
 def split_digits() -> tuple[Tensor, Tensor, Tensor]:
@@ -204,7 +204,7 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     assert len(group) <= 52
     known = fit_solution(train, effort="fast", unlabelled=hidden[:150])
     assert cluster_unknown(known) == []
-    learned = MLPFamily().smallest_trained(plan_encoder(6, 3, 1000), RAW_LINEAR)
+    learned = MLPFamily().smallest_trained_spec(plan_encoder(6, 3, 1000), RAW_LINEAR)
     assert learned is not None
     trained = solution._replace(selected=solution.selected._replace(views=((learned, 1.0),)))
     with torch.no_grad():

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from protonet.selection.folds import split_folds
 from protonet.views.evaluation import CandidateEvaluator, plan_encoder
 from protonet.views.fixed_convolution import (
-    CONVOLUTION,
-    FixedConvolution,
+    FIXED_CONVOLUTION,
     FixedConvolutionFamily,
+    FixedConvolutionSpec,
     KernelBank,
     KernelBankConfig,
-    count_kernels,
+    fixed_kernels,
     list_dilations,
-    make_kernels,
+    number_of_kernels,
 )
 from protonet.views.view import TrainingRows
 from tests.strategies import accuracy
@@ -33,9 +33,9 @@ def draw_shifted_templates(n: int, dim: int, seed: int = 0) -> tuple[torch.Tenso
     return templates[y[:, None], start + torch.arange(dim)], y
 
 
-def fit(spec: FixedConvolution, rows: TrainingRows) -> Callable[[torch.Tensor], torch.Tensor]:
+def fit(spec: FixedConvolutionSpec, rows: TrainingRows) -> Callable[[torch.Tensor], torch.Tensor]:
     """Fit a view and return its map of features."""
-    bank = KernelBank.fit(rows.features, spec.width)
+    bank = KernelBank.fit(rows.features, spec.line_width)
     view = spec.fit(rows, bank)
     return lambda x: view(bank(x))
 
@@ -46,14 +46,14 @@ def slow_fractions(bank: KernelBank, x: torch.Tensor) -> torch.Tensor:
     height = dim // width
     offsets = [(0, at - 4) for at in range(9)] if width == dim else [(at // 3 - 1, at % 3 - 1) for at in range(9)]
     for dilation, thresholds in zip(list_dilations(width, dim), bank.thresholds, strict=True):
-        responses = torch.zeros(len(x), count_kernels(), height, width)
+        responses = torch.zeros(len(x), number_of_kernels(), height, width)
         for row in range(height):
             for column in range(width):
                 for tap, (lower, further) in enumerate(offsets):
                     at = row + dilation * lower, column + dilation * further
                     if 0 <= at[0] < height and 0 <= at[1] < width:
                         value = x[:, at[0] * width + at[1]]
-                        responses[:, :, row, column] += value[:, None] * make_kernels()[:, tap]
+                        responses[:, :, row, column] += value[:, None] * fixed_kernels()[:, tap]
         for threshold in thresholds.T:
             above = (responses > threshold[:, None, None]).float()
             if width == dim:
@@ -83,7 +83,7 @@ def test_pooled_fractions_equal_a_slow_loop(dim: int, width: int, parts: int) ->
 
 
 def test_kernels_are_all_with_three_high_taps_and_sum_to_zero() -> None:
-    kernels = make_kernels()
+    kernels = fixed_kernels()
     assert kernels.shape == (84, 9)
     assert len(kernels.unique(dim=0)) == 84
     assert not kernels.sum(dim=1).any()
@@ -93,7 +93,7 @@ def test_dilations_reach_over_the_row() -> None:
     assert list_dilations(9, 9) == [1]
     assert list_dilations(100, 100) == [1, 2, 4, 8]
     assert list_dilations(1000, 1000)[-1] * 8 < 1000
-    assert len(list_dilations(10_000, 10_000)) == CONVOLUTION.max_dilations
+    assert len(list_dilations(10_000, 10_000)) == FIXED_CONVOLUTION.max_dilations
     assert list_dilations(6, 36) == [1]
     assert list_dilations(28, 784) == [1, 2, 4]
 
@@ -108,7 +108,7 @@ def test_rows_of_one_value_are_the_same_whatever_the_batch() -> None:
 def test_convolutions_classify_shifted_rows_better_than_linear_views() -> None:
     x, y = draw_shifted_templates(40, 60)
     other, labels = draw_shifted_templates(200, 60)  # other starts of the same templates
-    view = fit(FixedConvolution(60, False, 0.1), TrainingRows(x, y, 2))
+    view = fit(FixedConvolutionSpec(60, False, 0.1), TrainingRows(x, y, 2))
     assert accuracy(view(other), labels) > 0.85
 
 
@@ -116,12 +116,12 @@ def test_low_weights_reduce_influence_and_equal_weights_have_no_effect() -> None
     x, y = draw_shifted_templates(12, 30)
     y[0] = 1 - y[0]
     weights = torch.ones(12, dtype=torch.float64)
-    plain = fit(FixedConvolution(30, True, 1.0), TrainingRows(x, y, 2))
+    plain = fit(FixedConvolutionSpec(30, True, 1.0), TrainingRows(x, y, 2))
     torch.testing.assert_close(
-        fit(FixedConvolution(30, True, 1.0), TrainingRows(x, y, 2, weights=3 * weights))(x), plain(x)
+        fit(FixedConvolutionSpec(30, True, 1.0), TrainingRows(x, y, 2, weights=3 * weights))(x), plain(x)
     )
     weights[0] = 1e-3
-    light = fit(FixedConvolution(30, True, 1.0), TrainingRows(x, y, 2, weights=weights))
+    light = fit(FixedConvolutionSpec(30, True, 1.0), TrainingRows(x, y, 2, weights=weights))
     assert float(light(x)[0, y[0]]) < float(plain(x)[0, y[0]]) - 0.05
 
 

@@ -12,15 +12,15 @@ from protonet.datasets import load_digits
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import fit_solution
 from protonet.views import forest
-from protonet.views.forest import FOREST, Forest, ForestFamily, ForestView, count_trees
-from protonet.views.linear import Linear, LinearFamily
+from protonet.views.forest import FOREST, ForestFamily, ForestSpec, ForestView, max_tree_count
+from protonet.views.linear import LinearFamily, LinearSpec
 from protonet.views.shifts import shift_rows
 from protonet.views.view import Source, TrainingRows
 from tests.strategies import accuracy, blobs, make_noise_evaluator, seeds
 
 
 def grow(x: Tensor, y: Tensor, classes: int = 5, trees: int = 20) -> ForestView:
-    return Forest(trees).fit(TrainingRows(x, y, classes))
+    return ForestSpec(trees).fit(TrainingRows(x, y, classes))
 
 
 def vote_slowly(view: ForestView, x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def test_the_depth_is_that_of_the_farthest_leaf(seed: int) -> None:
 
 def test_batches_of_trees_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(1, noise=2.0)
-    monkeypatch.setattr(forest, "FOREST", replace(FOREST, batch_work=300))  # a few trees at a time
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_batch_work=300))  # a few trees at a time
     view = grow(x, y)
     assert len(view.root) == 20
     torch.testing.assert_close(view(x), torch.nn.functional.one_hot(y, 5).float())
@@ -91,17 +91,17 @@ def test_the_same_seed_gives_the_same_trees_in_any_unit(monkeypatch: pytest.Monk
 
 
 def test_work_is_bounded() -> None:
-    max_work = max(FOREST.forest_work, FOREST.max_rows * 20)
+    max_work = max(FOREST.max_forest_work, FOREST.max_fitted_rows * 20)
     for n in (1, 100, 10_000, 1_000_000):
-        trees = count_trees(n, 400, 200)
+        trees = max_tree_count(n, 400, 200)
         assert 1 <= trees <= 200, n
-        assert trees * min(n, FOREST.max_rows) * 20 <= max_work, n
+        assert trees * min(n, FOREST.max_fitted_rows) * 20 <= max_work, n
 
 
 def test_trees_are_grown_from_a_part_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(3)
     x, y = x[y.argsort()], y.sort().values
-    monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_rows=10))
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_fitted_rows=10))
     view = grow(x, y)
     assert len(view.feature) <= len(view.root) * (2 * 10 - 1)
     assert set(view.label.tolist()) == set(range(5))
@@ -109,7 +109,7 @@ def test_trees_are_grown_from_a_part_of_many_rows(monkeypatch: pytest.MonkeyPatc
 
 def test_the_forest_of_a_fold_uses_the_same_fraction_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, cosines of held-out rows have another scale than those of the final forest."""
-    monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_rows=200))
+    monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_fitted_rows=200))
     generator = torch.Generator().manual_seed(0)
     features, labels = torch.randn(1000, 8, generator=generator), (torch.arange(1000) % 50 == 0).long()
     features[labels == 1] += 0.6
@@ -124,7 +124,7 @@ def test_the_forest_of_a_fold_uses_the_same_fraction_of_its_rows(monkeypatch: py
 
 def count_roots(x: Tensor, blocks: Tensor | None, trees: int = 3000) -> Tensor:
     """Count the trees (dim,) that split first by each feature; with two blocks, or two features, a node tries one."""
-    view = Forest(trees).fit(TrainingRows(x, torch.arange(len(x)) % 2, 2, blocks=blocks))
+    view = ForestSpec(trees).fit(TrainingRows(x, torch.arange(len(x)) % 2, 2, blocks=blocks))
     return view.feature[view.root].bincount(minlength=x.shape[1]).double()
 
 
@@ -145,12 +145,12 @@ def test_without_blocks_features_are_drawn_uniformly() -> None:
 def test_a_shifted_forest_is_the_forest_of_the_shifted_rows() -> None:
     x, y = blobs(5)
     shifts = (0, 2, -1)
-    shifted = Forest(5, shifted=True).fit(TrainingRows(x, y, 5, shifts=shifts))
+    shifted = ForestSpec(5, shifted=True).fit(TrainingRows(x, y, 5, shifts=shifts))
     expected = grow(shift_rows(x, shifts), y.repeat(3), trees=5)
     assert torch.equal(shifted(x + 0.2), expected(x + 0.2))
-    plain = Forest(5).fit(TrainingRows(x, y, 5, shifts=shifts))
+    plain = ForestSpec(5).fit(TrainingRows(x, y, 5, shifts=shifts))
     assert torch.equal(plain(x + 0.2), grow(x, y, trees=5)(x + 0.2))
-    assert [Forest(5, shifted=shift).name for shift in (False, True)] == ["forest", "shifted forest"]
+    assert [ForestSpec(5, shifted=shift).name for shift in (False, True)] == ["forest", "shifted forest"]
 
 
 @pytest.mark.parametrize(
@@ -166,20 +166,22 @@ def test_a_few_trees_reject_a_clearly_worse_candidate(
 ) -> None:
     evaluator = make_noise_evaluator(held_out, reference)
     trees: list[int] = []
-    fit = Forest.fit
+    fit = ForestSpec.fit
 
-    def record(spec: Forest, rows: TrainingRows, source: Source | None = None) -> ForestView:
-        trees.append(spec.trees)
+    def record(spec: ForestSpec, rows: TrainingRows, source: Source | None = None) -> ForestView:
+        trees.append(spec.max_trees)
         return fit(spec, rows, source)
 
-    monkeypatch.setattr(Forest, "fit", record)
+    monkeypatch.setattr(ForestSpec, "fit", record)
     candidates = list(ForestFamily(64).candidates(evaluator))
     assert trees == grown
-    assert all(candidate.spec == Forest(64) for candidate in candidates)
+    assert all(candidate.spec == ForestSpec(64) for candidate in candidates)
 
 
 def test_a_forest_of_small_weight_has_fewer_trees_in_the_final_fit() -> None:
     for fraction, trees in ((0.0, 50), (0.1, 100), (0.2, 200), (1.0, 200)):
-        assert ForestFamily().finalize(Forest(200, shifted=True), fraction) == Forest(trees, shifted=True), fraction
-        assert ForestFamily().finalize(Forest(20), fraction) == Forest(20), fraction
-        assert ForestFamily().finalize(Linear("raw"), fraction) == Linear("raw"), fraction
+        assert ForestFamily().final_spec(ForestSpec(200, shifted=True), fraction) == ForestSpec(trees, shifted=True), (
+            fraction
+        )
+        assert ForestFamily().final_spec(ForestSpec(20), fraction) == ForestSpec(20), fraction
+        assert ForestFamily().final_spec(LinearSpec("raw"), fraction) == LinearSpec("raw"), fraction

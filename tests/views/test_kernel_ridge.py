@@ -12,23 +12,25 @@ from sklearn.kernel_ridge import KernelRidge as SklearnKernelRidge
 from torch import Tensor
 
 from protonet.views import kernel_ridge
-from protonet.views.distances import distances, quantized_l1_distances
+from protonet.views.distances import batch_invariant_distances, quantized_l1_distances
 from protonet.views.kernel_ridge import (
     KERNEL_RIDGE,
-    KERNEL_RIDGE_VIEWS,
-    KernelRidge,
+    KERNEL_RIDGE_SPECS,
     KernelRidgeFamily,
+    KernelRidgeSpec,
     KernelRidgeView,
 )
-from protonet.views.linear import Linear
+from protonet.views.linear import LinearSpec
 from protonet.views.view import TrainingRows
 from tests.strategies import accuracy, blobs, make_noise_evaluator
 
-CENTRED = Linear("centred")
-GAUSSIAN = KernelRidge(CENTRED, 2)
+CENTRED = LinearSpec("centred")
+GAUSSIAN = KernelRidgeSpec(CENTRED, 2)
 
 
-def fit(view: KernelRidge, x: Tensor, y: Tensor, classes: int = 5, shifts: tuple[int, ...] = (0,)) -> KernelRidgeView:
+def fit(
+    view: KernelRidgeSpec, x: Tensor, y: Tensor, classes: int = 5, shifts: tuple[int, ...] = (0,)
+) -> KernelRidgeView:
     """Fit a kernel ridge view, and first the linear view that it reads."""
     rows = TrainingRows(x, y, classes, shifts=shifts)
     return view.fit(rows, view.source.fit(rows).source)
@@ -44,10 +46,12 @@ def score(view: KernelRidgeView, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("norm", "metric"), [(1, "cityblock"), (2, "sqeuclidean")])
 def test_distances_are_scipys(norm: int, metric: str) -> None:
     x, other = blobs(0)[0].double(), blobs(1)[0].double()
-    torch.testing.assert_close(distances(x, other, norm), torch.from_numpy(cdist(x.numpy(), other.numpy(), metric)))
+    torch.testing.assert_close(
+        batch_invariant_distances(x, other, norm), torch.from_numpy(cdist(x.numpy(), other.numpy(), metric))
+    )
 
 
-@pytest.mark.parametrize("terms", KERNEL_RIDGE.terms)
+@pytest.mark.parametrize("terms", KERNEL_RIDGE.quantized_term_counts)
 def test_quantized_distances_equal_scipy_within_half_a_step(terms: int) -> None:
     x, landmarks = 3 * blobs(0)[0], blobs(1)[0]
     step = float((landmarks.amax(dim=0) - landmarks.amin(dim=0)).max()) / (32767 // terms)
@@ -81,37 +85,37 @@ def test_quantized_distances_of_no_rows_one_landmark_and_nan() -> None:
 def test_rounding_keeps_the_class_of_held_out_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(5, rows=80, dim=64, noise=3.0)
     queries = blobs(6, rows=400, dim=64, noise=3.0)[0]
-    views = [view for view in KERNEL_RIDGE_VIEWS if view.norm == 1 and not view.shifted]
+    views = [view for view in KERNEL_RIDGE_SPECS if view.norm == 1 and not view.shifted]
     for bandwidth in (0.5, 8.0):
         fitted = [fit(replace(view, bandwidth=bandwidth, ridge=0.01), x, y) for view in views]
         rounded = [score(view, queries) for view in fitted]
         with monkeypatch.context() as patched:
-            patched.setattr(kernel_ridge, "KERNEL_RIDGE", replace(KERNEL_RIDGE, max_rounding=0.0))
+            patched.setattr(kernel_ridge, "KERNEL_RIDGE", replace(KERNEL_RIDGE, max_quantization_error=0.0))
             for view in fitted:
                 view.derive_constants()
             exact = [score(view, queries) for view in fitted]
         for ours, theirs in zip(rounded, exact, strict=True):
             assert not torch.equal(ours, theirs)
-            assert float((ours - theirs).abs().mean()) < KERNEL_RIDGE.max_rounding
+            assert float((ours - theirs).abs().mean()) < KERNEL_RIDGE.max_quantization_error
             assert accuracy(ours, theirs.argmax(dim=1)) >= 0.995
 
 
 def test_large_read_outs_are_rounded_finer_or_not_at_all() -> None:
     x, y = blobs(7, rows=80, dim=64)
-    view = fit(KernelRidge(Linear("standardised"), 1, bandwidth=2.0, ridge=0.1), x, y)
+    view = fit(KernelRidgeSpec(LinearSpec("standardised"), 1, bandwidth=2.0, ridge=0.1), x, y)
     result = []
     for factor in (0.01, 1.0, 10.0, 1e6):
         view.readout.mul_(factor)
         result.append(view._choose_quantization())
         view.readout.div_(factor)
-    assert result[0] == max(KERNEL_RIDGE.terms)
+    assert result[0] == max(KERNEL_RIDGE.quantized_term_counts)
     assert result[-1] is None
     assert [item or 0 for item in result] == sorted([item or 0 for item in result], reverse=True)
 
 
 def test_gradients_flow_through_exact_distances() -> None:
     x, y = blobs(8)
-    view = fit(KernelRidge(Linear("standardised"), 1), x, y)
+    view = fit(KernelRidgeSpec(LinearSpec("standardised"), 1), x, y)
     assert view.source is not None
     z = view.source(x[:3]).double().requires_grad_(True)
     assert torch.autograd.gradcheck(view, z, eps=1e-4, atol=1e-3)
@@ -130,10 +134,10 @@ def test_scores_are_scikit_learns_kernel_ridge() -> None:
     torch.testing.assert_close(score(fitted, queries), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("view", KERNEL_RIDGE_VIEWS, ids=lambda view: view.name)
+@pytest.mark.parametrize("view", KERNEL_RIDGE_SPECS, ids=lambda view: view.name)
 @pytest.mark.parametrize("units", [1024, 20])
 def test_the_cosines_of_the_search_are_those_of_the_fitted_view(
-    view: KernelRidge, units: int, monkeypatch: pytest.MonkeyPatch
+    view: KernelRidgeSpec, units: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         kernel_ridge, "KERNEL_RIDGE", replace(KERNEL_RIDGE, max_units=units)
@@ -155,11 +159,11 @@ def test_the_cosines_of_the_search_are_those_of_the_fitted_view(
 
 def test_work_is_bounded() -> None:
     for n in (10, 1000, 100_000, 10_000_000):
-        for view in KERNEL_RIDGE_VIEWS:
+        for view in KERNEL_RIDGE_SPECS:
             units = view.count_units(n, 384)
             assert 1 <= units <= min(n, KERNEL_RIDGE.max_units), n
-            assert units == 1 or n * units**2 <= KERNEL_RIDGE.product_work, n
-            assert units == 1 or view.norm == 2 or n * units * 384 <= KERNEL_RIDGE.distance_work, n
+            assert units == 1 or n * units**2 <= KERNEL_RIDGE.max_product_work, n
+            assert units == 1 or view.norm == 2 or n * units * 384 <= KERNEL_RIDGE.max_distance_work, n
 
 
 def test_a_shifted_view_is_the_view_of_the_shifted_rows() -> None:
@@ -185,7 +189,7 @@ def test_a_row_depends_on_itself_alone_even_where_read_outs_cancel() -> None:
 
 def test_equal_rows_stay_finite() -> None:
     x, y = torch.ones(6, 3), torch.arange(6) % 3
-    for view in KERNEL_RIDGE_VIEWS:
+    for view in KERNEL_RIDGE_SPECS:
         fitted = fit(replace(view, bandwidth=1.0), x, y, 3)
         assert bool(torch.isfinite(score(fitted, x)).all())
 
@@ -226,7 +230,7 @@ def test_rows_that_differ_by_rounding_do_not_set_the_bandwidth() -> None:
     noise = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
     x, y = 1e-5 * noise + 3.0 * (torch.arange(30) >= 24)[:, None], torch.arange(30) % 3
     for norm in (1, 2):
-        fitted = fit(KernelRidge(CENTRED, norm, bandwidth=1.0), x, y, 3)
+        fitted = fit(KernelRidgeSpec(CENTRED, norm, bandwidth=1.0), x, y, 3)
         assert float(fitted.bandwidth) > 1.0
         twice = copy.deepcopy(fitted).double()
         torch.testing.assert_close(score(twice, x.double()).float(), score(fitted, x), atol=1e-3, rtol=0)

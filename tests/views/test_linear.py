@@ -12,13 +12,13 @@ from protonet.datasets.synthetic import sample_family
 from protonet.losses import class_means
 from protonet.selection.folds import Fold
 from protonet.views.evaluation import CandidateEvaluator, plan_encoder
-from protonet.views.linear import LINEAR, SCALINGS, Linear, LinearFamily, LinearView, shrink_covariance
+from protonet.views.linear import FEATURE_SCALINGS, LINEAR_VIEW, LinearFamily, LinearSpec, LinearView, shrink_covariance
 from protonet.views.view import TrainingRows
 from tests.strategies import accuracy, blobs, seeds
 
 
 def fit(scaling: str, x: torch.Tensor, y: torch.Tensor, classes: int = 5) -> LinearView:
-    return Linear(scaling).fit(TrainingRows(x, y, classes))
+    return LinearSpec(scaling).fit(TrainingRows(x, y, classes))
 
 
 def cosine_accuracy(
@@ -83,7 +83,7 @@ def test_wide_and_square_paths_agree() -> None:
     padded = torch.cat([residuals, torch.zeros(1, 20, dtype=torch.float64)])
     wide, square = shrink_covariance(residuals, 19), shrink_covariance(padded, 19)
     torch.testing.assert_close(wide.variances, square.variances)
-    torch.testing.assert_close(wide.basis.abs(), square.basis.abs(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(wide.eigenvectors.abs(), square.eigenvectors.abs(), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("family", "minimum"), [("correlated", 0.95), ("nuisance", 0.95)])
@@ -95,7 +95,7 @@ def test_whitening_finds_the_classes_that_noise_hides(family: str, minimum: floa
     assert cosine_accuracy(fit("whitened", x, y, 128), x, y, test) > minimum
 
 
-@given(seed=seeds, scaling=st.sampled_from(SCALINGS))
+@given(seed=seeds, scaling=st.sampled_from(FEATURE_SCALINGS))
 def test_views_that_do_not_scale_features_commute_with_rotations(seed: int, scaling: str) -> None:
     x, y = blobs(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -113,7 +113,9 @@ def fit_blocks(scaling: str, blocks: torch.Tensor | None = BLOCKS) -> tuple[torc
     """Fit a view to features of different units, one of them constant; return its gains (8,) and a mask of the rest."""
     x, y = blobs(4, rows=41)
     x = x * torch.tensor([1.0, 20.0, 0.1, 5.0, 1.0, 0.0, 30.0, 0.01])
-    return Linear(scaling).fit(TrainingRows(x, y, 5, blocks=blocks)).source.gain.double(), x.amax(dim=0) > x.amin(dim=0)
+    return LinearSpec(scaling).fit(TrainingRows(x, y, 5, blocks=blocks)).source.gain.double(), x.amax(dim=0) > x.amin(
+        dim=0
+    )
 
 
 def test_features_of_a_block_share_one_gain_and_blocks_have_equal_size() -> None:
@@ -150,14 +152,14 @@ def test_whitening_needs_two_degrees_of_freedom() -> None:
     without = ("raw", "centred", "standardised", "robust")
     assert evaluated_scalings(torch.tensor([0, 1, 2])) == without
     assert evaluated_scalings(torch.tensor([0, 1, 2, 2])) == without
-    assert evaluated_scalings(torch.tensor([0, 1, 1, 2, 2])) == SCALINGS
+    assert evaluated_scalings(torch.tensor([0, 1, 1, 2, 2])) == FEATURE_SCALINGS
 
 
 def test_the_bias_coordinate_joins_scaled_views_alone() -> None:
     x, y = blobs(0)
-    for scaling in SCALINGS:
+    for scaling in FEATURE_SCALINGS:
         view = fit(scaling, x, y)
-        bias = 0.0 if scaling in {"raw", "centred"} else LINEAR.bias
+        bias = 0.0 if scaling in {"raw", "centred"} else LINEAR_VIEW.bias
         assert view.config.bias == bias
         z = view.source(x)
         expected = torch.cat([z, torch.full((len(x), 1), bias)], dim=1) if bias else z

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from protonet.errors import InputError, InputTypeError
 from protonet.losses import class_means
 from protonet.views.evaluation import MLP_SIZES, count_mlp_parameters, plan_encoder
-from protonet.views.linear import Linear
-from protonet.views.mlp import MLP, MemberData, MLPRecipe, ResidualMLPs, build_member_data, train
+from protonet.views.linear import LinearSpec
+from protonet.views.mlp import (
+    MLPSpec,
+    MLPTrainingConfig,
+    MLPTrainingData,
+    ResidualMLPs,
+    build_mlp_training_data,
+    train_mlps,
+)
 from protonet.views.shifts import shift_rows
 from protonet.views.view import TrainingRows
 from tests.strategies import accuracy, blobs
@@ -30,14 +37,15 @@ def test_planned_sizes_use_the_parameter_limit(input_dim: int, num_classes: int,
     plan = plan_encoder(input_dim, num_classes, limit)
     smallest = count_mlp_parameters(input_dim, 1, plan.embedding_dim)
     parameters = [
-        members * count_mlp_parameters(input_dim, hidden, plan.embedding_dim) for members, hidden in plan.sizes
+        members * count_mlp_parameters(input_dim, hidden, plan.embedding_dim) for members, hidden in plan.ensemble_sizes
     ]
     assert all(count <= limit for count in parameters)
     assert parameters == sorted(set(parameters))
     assert bool(parameters) == (limit >= smallest)
     assert plan.embedding_dim >= input_dim
-    if parameters and plan.sizes[-1] != MLP_SIZES[-1]:  # cut by the budget: no further member, or hidden unit, fits
-        members, hidden = plan.sizes[-1]
+    cut_by_budget = parameters and plan.ensemble_sizes[-1] != MLP_SIZES[-1]
+    if cut_by_budget:  # no further member, or hidden unit, fits
+        members, hidden = plan.ensemble_sizes[-1]
         step = smallest * (hidden if members > 1 or (members, hidden) in MLP_SIZES else 1)
         assert parameters[-1] + step > limit
 
@@ -82,33 +90,42 @@ def rings(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run(
-    task: MemberData, steps: int, *, seed: int = 0, deadline: float = float("inf"), recipe: MLPRecipe | None = None
+    task: MLPTrainingData,
+    steps: int,
+    *,
+    seed: int = 0,
+    deadline: float = float("inf"),
+    recipe: MLPTrainingConfig | None = None,
 ) -> list[ResidualMLPs]:
     generator = torch.Generator().manual_seed(seed)
-    stack = ResidualMLPs(1, task.z.shape[1], 32, 16, generator)
-    recipe = recipe or MLPRecipe(noise=0.1)
-    runs = train(stack, [task], 2, steps=[steps], generator=generator, deadline=deadline, recipe=recipe)
+    stack = ResidualMLPs(1, task.inputs.shape[1], 32, 16, generator)
+    recipe = recipe or MLPTrainingConfig(input_noise=0.1)
+    runs = train_mlps(stack, [task], 2, steps=[steps], generator=generator, deadline=deadline, config=recipe)
     return [average for _, average in runs]
 
 
-def compute_accuracy(stack: ResidualMLPs, train_set: MemberData, test_set: MemberData) -> float:
-    embedded = F.normalize(stack(train_set.z)[0], dim=1)
+def compute_accuracy(stack: ResidualMLPs, train_set: MLPTrainingData, test_set: MLPTrainingData) -> float:
+    embedded = F.normalize(stack(train_set.inputs)[0], dim=1)
     prototypes = F.normalize(class_means(embedded, train_set.labels, 2)[0], dim=1)
-    logits = F.normalize(stack(test_set.z)[0], dim=1) @ prototypes.T
+    logits = F.normalize(stack(test_set.inputs)[0], dim=1) @ prototypes.T
     return accuracy(logits, test_set.labels)
 
 
 def test_training_learns_what_cosine_cannot() -> None:
-    train_set, test_set = MemberData(*rings(0)), MemberData(*rings(1))
+    train_set, test_set = MLPTrainingData(*rings(0)), MLPTrainingData(*rings(1))
     untrained = ResidualMLPs(1, 2, 32, 16, torch.Generator().manual_seed(0))
     assert compute_accuracy(untrained, train_set, test_set) < 0.65
-    both = MLPRecipe(noise=0.1)
-    for steps, recipe in ((200, both), (200, replace(both, episodic=0.0)), (400, replace(both, cross_entropy=0.0))):
+    both = MLPTrainingConfig(input_noise=0.1)
+    for steps, recipe in (
+        (200, both),
+        (200, replace(both, episodic_loss_weight=0.0)),
+        (400, replace(both, cross_entropy_weight=0.0)),
+    ):
         assert compute_accuracy(run(train_set, steps, recipe=recipe)[-1], train_set, test_set) > 0.95
 
 
 def test_same_seed_same_weights_and_no_global_state() -> None:
-    task = MemberData(*rings(0))
+    task = MLPTrainingData(*rings(0))
     before = torch.get_rng_state()
     first, second, other = (run(task, 5, seed=seed)[-1] for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
@@ -118,24 +135,24 @@ def test_same_seed_same_weights_and_no_global_state() -> None:
 
 def test_members_of_a_stack_are_independent() -> None:
     """A member learns the same from its task whatever the tasks of the other members are."""
-    task, other = MemberData(*rings(0)), MemberData(*rings(5))
+    task, other = MLPTrainingData(*rings(0)), MLPTrainingData(*rings(5))
     results = []
     for tasks in ([task, task], [task, other]):
         generator = torch.Generator().manual_seed(0)
         stack = ResidualMLPs(2, 2, 8, 16, generator)
-        for _, average in train(stack, tasks, 2, steps=[10], generator=torch.Generator().manual_seed(1)):
+        for _, average in train_mlps(stack, tasks, 2, steps=[10], generator=torch.Generator().manual_seed(1)):
             results.append(average)
     torch.testing.assert_close(results[0].first[0], results[1].first[0])
     assert not torch.allclose(results[0].first[1], results[1].first[1])
 
 
 def test_a_deadline_in_the_past_still_takes_one_step() -> None:
-    (average,) = run(MemberData(*rings(0)), 5, deadline=time.monotonic() - 1)
+    (average,) = run(MLPTrainingData(*rings(0)), 5, deadline=time.monotonic() - 1)
     assert bool((average.last != 0).any())
 
 
 def test_training_works_with_one_sample_per_class() -> None:
-    task = MemberData(torch.eye(2), torch.tensor([0, 1]))
+    task = MLPTrainingData(torch.eye(2), torch.tensor([0, 1]))
     average = run(task, 20)[-1]
     assert bool(torch.isfinite(average.last).all())
     assert float(average.last.abs().max()) > 0
@@ -144,24 +161,24 @@ def test_training_works_with_one_sample_per_class() -> None:
 def test_the_data_of_a_member_include_shifted_rows() -> None:
     x, y = blobs(1)
     rows = TrainingRows(x, y, 5, shifts=(0, 1))
-    source = Linear("standardised").fit(rows).source
-    task = build_member_data(source, rows, shifted=True)
-    torch.testing.assert_close(task.z, source(shift_rows(x, (0, 1))))
+    source = LinearSpec("standardised").fit(rows).source
+    task = build_mlp_training_data(source, rows, shifted=True)
+    torch.testing.assert_close(task.inputs, source(shift_rows(x, (0, 1))))
     assert task.labels.tolist() == y.tolist() * 2
-    plain = build_member_data(source, rows, shifted=False)
-    torch.testing.assert_close(plain.z, source(x))
+    plain = build_mlp_training_data(source, rows, shifted=False)
+    torch.testing.assert_close(plain.inputs, source(x))
     assert torch.equal(plain.labels, y)
 
 
 def test_a_fitted_view_is_the_training_run_of_its_seed() -> None:
     x, y = blobs(2)
-    source = Linear("standardised").fit(TrainingRows(x, y, 5)).source
-    spec = MLP(Linear("standardised"), members=2, hidden=3, steps=4, embedding_dim=12)
+    source = LinearSpec("standardised").fit(TrainingRows(x, y, 5)).source
+    spec = MLPSpec(LinearSpec("standardised"), members=2, hidden=3, steps=4, embedding_dim=12)
     view = spec.fit(TrainingRows(x, y, 5, seed=7), source)
     generator = torch.Generator().manual_seed(7)
     stack = ResidualMLPs(2, 8, 3, 12, generator)
-    task = build_member_data(source, TrainingRows(x, y, 5), shifted=False)
-    ((_, expected),) = train(stack, [task] * 2, 5, steps=[4], generator=generator)
+    task = build_mlp_training_data(source, TrainingRows(x, y, 5), shifted=False)
+    ((_, expected),) = train_mlps(stack, [task] * 2, 5, steps=[4], generator=generator)
     assert torch.equal(view(source(x)), torch.cat(list(expected(source(x))), dim=1))
     assert view.source is source
     assert view.sizes == (12, 12)

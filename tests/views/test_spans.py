@@ -9,8 +9,8 @@ import torch
 
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import fit_solution
-from protonet.views.kernel_ridge import KernelRidge
-from protonet.views.linear import SCALINGS, Linear
+from protonet.views.kernel_ridge import KernelRidgeSpec
+from protonet.views.linear import FEATURE_SCALINGS, LinearSpec
 from protonet.views.view import LinearMap, LinearMapConfig, TrainingRows
 from tests.strategies import accuracy
 
@@ -31,21 +31,21 @@ def cut(rows: TrainingRows) -> TrainingRows:
 
 
 def test_a_linear_view_of_a_span_is_that_of_its_columns() -> None:
-    for scaling in SCALINGS:
+    for scaling in FEATURE_SCALINGS:
         rows = draw_rows()
-        some, alone = Linear(scaling, SPAN).fit(rows), Linear(scaling).fit(cut(rows))
+        some, alone = LinearSpec(scaling, SPAN).fit(rows), LinearSpec(scaling).fit(cut(rows))
         torch.testing.assert_close(some.source(rows.features), alone.source(cut(rows).features))
         torch.testing.assert_close(some(some.source(rows.features)), alone(alone.source(cut(rows).features)))
-        assert Linear(scaling, SPAN).name == f"{scaling} 3-7", scaling
+        assert LinearSpec(scaling, SPAN).name == f"{scaling} 3-7", scaling
 
 
 def test_a_kernel_ridge_view_of_a_span_is_that_of_its_columns() -> None:
     rows = draw_rows()
     result = []
     for training, span in ((rows, SPAN), (cut(rows), None)):
-        source = Linear("standardised", span)
+        source = LinearSpec("standardised", span)
         fitted = source.fit(training)
-        view = KernelRidge(source, 2).fit(training, fitted.source)
+        view = KernelRidgeSpec(source, 2).fit(training, fitted.source)
         result.append(view(fitted.source(training.features)))
     torch.testing.assert_close(*result)
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from protonet.selection.folds import Fold
 from protonet.views import tabular_transformer
 from protonet.views.evaluation import CandidateEvaluator, plan_encoder
-from protonet.views.linear import Linear
+from protonet.views.linear import LinearSpec
 from protonet.views.tabular_transformer import (
     CODE_ROTATIONS,
     MAX_Z,
@@ -282,7 +282,7 @@ def test_the_pretrained_transformer_beats_random_weights() -> None:
         if len(rows.labels.unique()) < 2:
             continue
         right = []
-        for view in (TabularTransformer(2).fit(rows), Linear("standardised").fit(rows)):
+        for view in (TabularTransformer(2).fit(rows), LinearSpec("standardised").fit(rows)):
             z = F.normalize(view(x if view.source is None else view.source(x)), dim=1)
             prototypes = torch.stack([z[:20][y[:20] == item].mean(dim=0) for item in (0, 1)])
             right.append(accuracy(z[20:] @ F.normalize(prototypes, dim=1).T, y[20:]))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protonet.views import VIEW_FAMILIES
-from protonet.views.distances import row_matmul
+from protonet.views.distances import batch_invariant_matmul
 from protonet.views.view import LinearMap, LinearMapConfig
 from tests.model_cases import make_network
 from tests.strategies import blobs, seeds
@@ -84,8 +84,8 @@ def test_row_matmul_gives_a_row_the_same_digits_in_every_batch() -> None:
     for columns in (1, 5, 11, 15, 16, 40):
         draw = torch.Generator().manual_seed(columns)
         rows, matrix = torch.randn(256, 300, generator=draw), torch.randn(300, columns, generator=draw)
-        full = row_matmul(rows, matrix)
+        full = batch_invariant_matmul(rows, matrix)
         torch.testing.assert_close(full, (rows.double() @ matrix.double()).float(), rtol=1e-4, atol=1e-4)
         for size in (16, 48, 128):
             some = torch.randint(0, 256, (size,), generator=draw)
-            assert torch.equal(row_matmul(rows[some], matrix), full[some]), columns
+            assert torch.equal(batch_invariant_matmul(rows[some], matrix), full[some]), columns

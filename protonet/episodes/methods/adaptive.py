@@ -18,8 +18,8 @@ from torch import Tensor
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.samplers.batch import Episodes
 from protonet.selection.scoring import WEIGHTS
-from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE
-from protonet.views.linear import LINEAR
+from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY
+from protonet.views.linear import LINEAR_VIEW
 
 FLOATS_IN_CACHE = 2**18  #: Number of floats that are changed in place at a time, to fit into a core's cache.
 
@@ -82,7 +82,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     inverse = 1 / deviation.clamp_min(ADAPTIVE_SETTINGS.min_value)
     centred = support - shift, query - shift
     scaled = centred[0] * inverse, centred[1] * inverse
-    with_bias = [F.pad(rows, (0, 1), value=LINEAR.bias) for rows in scaled]
+    with_bias = [F.pad(rows, (0, 1), value=LINEAR_VIEW.bias) for rows in scaled]
     gaussian = [squared_distances(scaled[0], rows) for rows in scaled]
     laplacian = [city_block_distances(scaled[0], rows) for rows in scaled]
     views = [_prototype_view((support, query), hot, fixed_weight=ADAPTIVE_SETTINGS.fixed_raw_weight)]
@@ -138,7 +138,7 @@ def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView
     for bandwidth in ADAPTIVE_SETTINGS.bandwidths:
         kernel, right = ((part / (-bandwidth * median)).exp() for part in distances)
         for ridge in ADAPTIVE_SETTINGS.ridges:
-            is_default = (bandwidth, ridge) == (DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE)
+            is_default = (bandwidth, ridge) == (DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY)
             views.append(_ridge_view(kernel, right, ridge, hot, prior, float(is_default)))
     return views
 

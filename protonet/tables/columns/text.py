@@ -173,9 +173,9 @@ class Text(FittedColumn):
     @classmethod
     def restore(cls, stored: Stored) -> Text:
         """Restore the column from the untrusted entries of a model file."""
-        grams, mean = stored.get_strings("grams"), stored.pop("mean", None)
+        grams, mean = stored.get_strings("grams"), stored.pop_tensor("mean", None)
         apart = stored.entry("apart", bool)
-        scales, basis = stored.pop("scales", len(grams)), stored.pop("basis", len(grams), len(mean))
+        scales, basis = stored.pop_tensor("scales", len(grams)), stored.pop_tensor("basis", len(grams), len(mean))
         return cls(grams, scales.numpy(), basis.numpy(), mean.numpy(), apart)
 
 
@@ -304,7 +304,7 @@ class ColumnEmbedding:
         """Restore the embedding from the untrusted entries of a model file. Its network is not loaded yet."""
         record = Record.restore(Stored(stored.entry("representation", dict), {}))
         scale = stored.get_float("scale", 1e-30)
-        return cls(record, stored.pop("centre", record.width).numpy(), scale)
+        return cls(record, stored.pop_tensor("centre", record.width).numpy(), scale)
 
 
 @dataclass(frozen=True, eq=False)
