@@ -20,7 +20,7 @@ from torch import Tensor
 
 from protonet._text import to_printable
 from protonet.embeddings.opening import RepresentationChoice
-from protonet.errors import raise_input_error
+from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import MODEL_SUFFIXES
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
 from protonet.fit.cross_validation import CrossValidation, cross_validate, measure_cross_validation
@@ -36,6 +36,7 @@ from protonet.fit.label_validation import (
     require_labels,
     split_unlabelled,
     to_class_names,
+    to_exact_labels,
 )
 from protonet.fit.loading import UnlabelledSamples
 from protonet.fit.names import embed_class_names
@@ -186,21 +187,20 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         first = not self.__sklearn_is_fitted__()
         require_labels(y, [] if first else self.classes_.tolist())
         rows = self._prepare(X, y, sample_weight, None, reset=first)
-        labels = rows.labels
+        labels, later = rows.labels, [] if classes is None else [np.atleast_1d(np.asarray(classes))]
+        merged = np.unique(concatenate_labels([labels if first else self.classes_, labels, *later]))
         if first:
             self._fit(replace(rows, weights=apply_class_weights(self.class_weight, labels, rows.weights)))
-            labels = labels[:0]
-        known = labels[:0] if classes is None else np.atleast_1d(np.asarray(classes))
-        merged, network = np.unique(concatenate_labels([self.classes_, labels, known])), self.network_
-        order = torch.full((len(merged),), -1)
+        else:
+            self._pipeline.predict_logits(rows.x.numpy(), argument="X")  # raises if the scale is not that of fit
         indices, known_indices = encode_labels(labels, merged), encode_labels(self.classes_, merged)
-        order[known_indices] = torch.arange(len(self.classes_))
-        network.arrange_classes(order)
+        order = torch.full((len(merged),), -1).index_copy_(0, known_indices, torch.arange(len(self.classes_)))
+        self.network_.arrange_classes(order)
         counts = parse_class_counts(self._pipeline.metadata["uninformative"], len(self.classes_))
         counts = torch.zeros(len(merged), dtype=torch.int64).index_copy_(0, known_indices, counts)
         if not first:
             counts += torch.bincount(indices[rows.uninformative], minlength=len(merged))
-            network.add_samples(rows.x, indices, weights=normalize_weights(rows.weights))
+            self.network_.add_samples(rows.x, indices, weights=normalize_weights(rows.weights))
         self._set_classes(merged, counts)
         return self
 
@@ -284,7 +284,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Validate and encode labelled rows of weight > 0; if ``reset``, first fit the encoding of their columns."""
         name = getattr(y, "name", None)
         encoding = None if reset else self._frame_encoding
-        rows, labels = self._validate(X, y, encoded=encoding is not None, reset=reset)
+        rows, labels = self._validate(X, to_exact_labels(y), encoded=encoding is not None, reset=reset)
         assert labels is not None
         check_labels(labels)
         chosen, weights, groups = check_weights_and_groups(labels, sample_weight, groups)
@@ -318,9 +318,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if (names := embed_class_names(rows.encoding, classes.tolist(), rows.x, rows.y)) is not None:
             rows = replace(rows, names=names, metadata=rows.metadata | {"named": names.to_dict(classes.tolist())})
         seed = check_random_state(self.random_state).randint(2**31 - 1)
-        pipeline, solution = TablePipeline.fit(
-            rows, unlabelled=unlabelled, effort=self.effort, time_limit=self.time_limit, seed=seed
-        )
+        with renamed_arguments(train_loader="X"):
+            pipeline, solution = TablePipeline.fit(
+                rows, unlabelled=unlabelled, effort=self.effort, time_limit=self.time_limit, seed=seed
+            )
         note = None if rows.groups is not None else describe_near_duplicates(solution.training_set.rows, "`groups`")
         if note is not None:
             warnings.warn(note, UserWarning, stacklevel=4)

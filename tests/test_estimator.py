@@ -58,6 +58,33 @@ def test_partial_fit_takes_labels_as_fit_does() -> None:
     assert np.array_equal(clone(weighted).partial_fit(x[rows], y[rows]).predict_proba(x), expected)
 
 
+def test_partial_fit_changes_nothing_if_it_fails() -> None:
+    x, y = (part.numpy() for part in blobs(0, classes=3, rows=4))
+    model = ProtoNetClassifier(effort="fast")
+    with pytest.raises(InputTypeError, match="be all text or all numbers"):
+        model.partial_fit(x, y, classes=["ant"])
+    with pytest.raises(NotFittedError):
+        model.predict(x)
+    before = model.fit(x, y).predict_proba(x)
+    for method in (model.predict, lambda far: model.partial_fit(far, y[:1])):
+        with pytest.raises(InputError, match="`X` must have numbers of the scale of the training data"):
+            method(np.full_like(x[:1], 1e30))
+    assert np.array_equal(model.predict_proba(x), before)
+
+
+def test_errors_name_arguments_of_the_estimator() -> None:
+    x, y = (part.numpy() for part in blobs(0, classes=3, rows=4))
+    with pytest.raises(InputError, match="`X` must lie within the range of float32"):
+        ProtoNetClassifier(effort="fast").fit(x.astype(float) * 1e200, y)
+    for weights, message in (({"1": 2.0}, "'1'"), ({0: 1.0, 1: 2.0, 7: 3.0}, "7")):
+        with pytest.raises(
+            InputError, match=f"`class_weight` must name classes of y; got {message}. The classes are 0"
+        ):
+            ProtoNetClassifier(effort="fast", class_weight=weights).fit(x, y)
+    every = dict.fromkeys(range(5), 1.0)  # of classes that may come later
+    assert len(ProtoNetClassifier(effort="fast", class_weight=every).fit(x, y).classes_) == 3
+
+
 #: A mixture of all closed views, and one of fewer for the checks, which fit more than a hundred times.
 CHEAP = LITTLE.with_family(MLPFamily(max_sizes=0))
 CHEAPER = CHEAP.without_family(ForestFamily).without_family(FixedConvolutionFamily)

@@ -419,3 +419,11 @@ def test_class_weights_are_sample_weights() -> None:
     np.testing.assert_allclose(model.predict_proba(x), expected, atol=1e-6)
     with pytest.raises(InputError, match="`class_weight` must be "):
         ProtoNetClassifier(effort="fast", class_weight="even").fit(x, y)
+
+
+def test_labels_of_pandas_integers_stay_exact() -> None:
+    x, large = np.arange(24.0)[:, None], [2**53, 2**53 + 1]
+    for labels in (large * 12, [*large, None] * 8):
+        model = make().fit(x, pd.Series(labels, dtype="Int64"))
+        assert model.classes_.tolist() == large
+        assert model.partial_fit(x[:2], pd.Series(large, dtype="Int64")).classes_.tolist() == large

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict, show_progress
-from protonet._text import shorten_list
+from protonet._text import shorten_list, to_printable
 from protonet.commands.data import make_read_spec, map_blocks, open_pipeline
 from protonet.commands.options import EvaluateOptions, show_notes
 from protonet.commands.report import (
@@ -70,7 +70,8 @@ def run(options: EvaluateOptions) -> None:
     known = labels >= 0
     if not bool(known.any()):
         got, remedy = f"only {shorten_list(map(repr, unknown))}", "Name the column of the labels: --label."
-        raise_input_error("table", "have a class that the model knows", got, remedy)
+        must = f"have a class that the model knows, such as {to_printable(model.classes[0])}"
+        raise_input_error("table", must, got, remedy)
     name = path_to_text(options.table.name)
     results = {"command": "evaluate", **evaluate_to_dict(name, model, logits, labels, unknown)}
     print(format_results(results, model.classes[int(np.argmax(model.sample_counts))]), end="")

@@ -155,7 +155,7 @@ def read_rows(
         missing or unknown to the model.
     """
     by_position: dict[int, tuple[np.ndarray, list[str], bool]] = {}
-    requested, last = set(rows), None
+    requested, positions = set(rows), list[int]()
     for block in table.blocks:
         indices = [index for index, position in enumerate(block.positions) if position in requested]
         if indices:
@@ -164,11 +164,16 @@ def read_rows(
             uninformative = model.is_uninformative(selected).tolist()
             by_row = zip(model.encode(table, selected), texts, uninformative, strict=True)
             by_position |= dict(zip(selected.positions, by_row, strict=True))
-        last = block.positions[-1]
+        positions += block.positions[:: max(1, len(block.positions) - 1)]  # the first and the last
     for row in rows:
         if row not in by_position:
-            got = f"{row}, and the last is {table.position_format.format(last)}"
-            remedy = "Count the lines of a text file, or the rows of a spreadsheet; the header is the first."
+            location, first, last = map(table.position_format.format, (row, positions[0], positions[-1]))
+            is_between = positions[0] < row < positions[-1]
+            got = (
+                f"{location}, where no row begins" if is_between else f"{row}, and the rows are from {first} to {last}"
+            )
+            counted = "Count the lines of a text file, or the rows of a spreadsheet; the header is the first."
+            remedy = "Count the rows from 0." if "counted from 0" in table.position_format else counted
             raise_input_error("rows", "be rows of the table", got, remedy)
     x, cells, empty = zip(*(by_position[row] for row in rows), strict=True)
     return np.stack(x), list(cells), np.array(empty)

@@ -271,7 +271,9 @@ class ExplainOptions(LabelOptions):
     model: Path = positional(_MODEL_HELP)
     table: Path | None = positional(_TABLE_HELP, nargs="?")
     rows: Sequence[int] | None = option(
-        "explain these rows: line numbers of a text file, row numbers of a spreadsheet", metavar="N,N", parse=parse_rows
+        "explain these rows: line numbers of a text file, rows of a spreadsheet, or rows of other files from 0",
+        metavar="N,N",
+        parse=parse_rows,
     )
     json: Path | None = option("write all results, for all columns, .json", suffixes=(".json",))
     seed: int = option("random seed (default: 0)", 0, parse=partial(parse_up_to, 2**63 - 1))

@@ -20,7 +20,7 @@ from protonet.embeddings.pictures.reading import are_pictures, check_pictures
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.tables.columns.parsing import format_cells
+from protonet.tables.columns.parsing import BOOLEANS, format_cells
 from protonet.tables.delimited import parse_missing_texts
 from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_table
@@ -46,7 +46,8 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
 def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dict[str, str]:
     """Find names that are another spelling of a known class.
 
-    Two spellings of a class differ only in number format, case, spaces or Unicode form.
+    Two spellings of a class differ only in number format, case, spaces or Unicode form. If the classes are true and
+    false, other words for these and 1 and 0 are spellings, too.
 
     Args:
         names: The names of classes; known classes among them are ignored.
@@ -56,9 +57,14 @@ def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dic
         The known class of each such name, by that name.
     """
     texts = set(map(str, known))
-    forms = {_normalize_name(name): name for name in sorted(texts, reverse=True)}
+    are_booleans = sorted(BOOLEANS.get(text.casefold(), "") for text in texts) == ["0", "1"]
+
+    def normalize(name: str) -> str | Decimal:
+        return _normalize_name(BOOLEANS.get(name.casefold(), name) if are_booleans else name)
+
+    forms = {normalize(name): name for name in sorted(texts, reverse=True)}
     unknown = {str(name) for name in names} - texts
-    return {name: forms[_normalize_name(name)] for name in sorted(unknown) if _normalize_name(name) in forms}
+    return {name: forms[normalize(name)] for name in sorted(unknown) if normalize(name) in forms}
 
 
 def check_spellings(names: Iterable[object], known: Sequence[str | int], remedy: str) -> None:

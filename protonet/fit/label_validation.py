@@ -15,7 +15,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
-from protonet._text import to_printable
+from protonet._text import shorten_list, to_printable
 from protonet._validation import check_groups
 from protonet.errors import InputTypeError, raise_input_error
 
@@ -53,8 +53,16 @@ def require_labels(y: Any, classes: list[Any]) -> None:
         raise_input_error("y", "have a label for each row", f"{unlabelled} of {len(labels)} without one", remedy)
 
 
+def to_exact_labels(y: Any) -> Any:
+    """Convert labels of an extension type of pandas, such as Int64, to an array, without a detour over floats."""
+    is_extension = hasattr(y, "array") and not isinstance(y.dtype, np.dtype)
+    return np.array(_to_array(y).tolist()) if is_extension else y
+
+
 def _to_array(y: Any) -> np.ndarray:
-    """Convert labels to an array, (n,) if they are one column."""
+    """Convert labels to an array, (n,) if they are one column; those of an extension type of pandas become objects."""
+    if hasattr(y, "array") and not isinstance(y.dtype, np.dtype):
+        y = y.astype(object)
     labels = np.asarray(y.to_numpy() if hasattr(y, "to_numpy") else y)
     return labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
@@ -211,5 +219,11 @@ def apply_class_weights(
     if class_weight != "balanced" and not is_sound:
         raise_input_error("class_weight", 'be "balanced", a dict of weights > 0, or None', repr(class_weight), "")
     by_class = class_weight if isinstance(class_weight, str) else dict(class_weight)
+    if isinstance(by_class, dict):
+        classes = np.unique(y).tolist()
+        unknown = [label for label in by_class if label not in classes]
+        if unknown and not by_class.keys() >= set(classes):
+            remedy = f"The classes are {shorten_list(map(repr, classes))}."
+            raise_input_error("class_weight", "name classes of y", shorten_list(map(repr, unknown)), remedy)
     of_rows = torch.from_numpy(compute_sample_weight(by_class, y))
     return of_rows if weights is None else of_rows * weights

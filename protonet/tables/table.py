@@ -231,7 +231,8 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
         if argument != "path":
             _check_user_columns(argument, [name], path, header)
         elif name not in header:
-            raise_input_error("path", f"have a column {name}", got, f"{hint}Name one that it has.")
+            must, remedy = f"have the column {to_printable(name)}, which names the groups of the model", "Add it."
+            raise_input_error("path", must, got, f"{hint}{remedy}")
     others = {"", spec.label, *spec.extra_columns, *spec.ignored}
     features = [name for name in header if name not in others]
     if spec.user_columns:

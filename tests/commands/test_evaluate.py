@@ -117,6 +117,10 @@ def test_spellings() -> None:
         (["nan", "inf", "1e400", ""], ["1", "infinity"], {}),
         (["9007199254740993"], ["9007199254740992"], {}),
         (["1e400"], ["1" + "0" * 400], {"1e400": "1" + "0" * 400}),
+        (["1", "0", "No", "2"], ["True", "False"], {"1": "True", "0": "False", "No": "False"}),
+        (["true", "no"], [0, 1], {"true": "1", "no": "0"}),
+        (["1", "off"], ["yes", "no", "maybe"], {}),
+        (["1"], ["yes", "on"], {}),
     ]
     for names, known, expected in cases:
         assert find_respellings(names, known) == expected, names
@@ -132,7 +136,11 @@ def test_errors(tmp_path: Path, model: str, run: Run) -> None:
             output,
             "spell known classes as the model does; got 'ANT' for 'ant', 'bee, wild' for 'bee, wild' (spa",
         ),
-        (unknown, output, "have a class that the model knows; got only 'elk', 'A', 'B', 'C', 'D' and 2 more. "),
+        (
+            unknown,
+            output,
+            "have a class that the model knows, such as ant; got only 'elk', 'A', 'B', 'C', 'D' and 2 more. ",
+        ),
         (spelled, "t.txt", "end in .json; got t.txt. Rename it."),
     ):
         argument = "table" if path == output else "--json"

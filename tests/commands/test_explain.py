@@ -130,6 +130,19 @@ def test_held_out_rows_rank_the_important_column_first(numeric: str, tmp_path: P
     assert fresh[0] == fresh[1] != fresh[2]
 
 
+def test_rows_that_do_not_exist(numeric: str, bare: str, tmp_path: Path, run: Run) -> None:
+    table = Path(write(tmp_path / "t.csv", make_informative(1, 12)))
+    lines = table.read_text(encoding="utf-8").splitlines()
+    table.write_text("\n".join([*lines[:4], "", *lines[4:], ""]), encoding="utf-8")
+    for row, got in ((5, "line 5, where no row begins"), (1, "1, and the rows are from line 2 to line 14")):
+        error = run("explain", numeric, table, "--rows", str(row), code=2)
+        assert f"`--rows` must be rows of the table; got {got}. Count " in error
+        assert "of a text file" in error
+    np.savez(tmp_path / "t.npz", x=blobs(0, classes=3, rows=5, dim=40)[0].numpy())
+    error = run("explain", bare, tmp_path / "t.npz", "--rows", "15", code=2)
+    assert error.endswith("from row 0 (counted from 0) to row 14 (counted from 0). Count the rows from 0.\n")
+
+
 def test_many_columns_without_names_and_rows_drawn(
     bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
@@ -211,7 +224,10 @@ def test_errors(numeric: str, bare: str, tmp_path: Path, run: Run) -> None:
     unknown = write(tmp_path / "s.csv", {**make_informative(1), "kind": ["elk"] * 48})
     far = write(tmp_path / "f.csv", {**make_informative(1), "x0": [3e38] * 48, "x1": [-3e38] * 48})
     for arguments, message in (
-        ([numeric, table, "--rows", "3,50"], "`--rows` must be rows of the table; got 50, and the last is line 49. "),
+        (
+            [numeric, table, "--rows", "3,50"],
+            "`--rows` must be rows of the table; got 50, and the rows are from line 2 to line 49. ",
+        ),
         ([numeric, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
         ([numeric, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels-file; got none. "),
         ([numeric, unknown], "`table` must have classes that the model knows; got 'elk'. "),

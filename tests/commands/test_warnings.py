@@ -113,7 +113,8 @@ def test_groups(model: Path, tmp_path: Path, run: Run) -> None:
     assert parse_updated_accuracy(run("update", model, table, "--in-place")) < 85
     bare = write(tmp_path / "u.csv", columns)
     run("predict", model, bare)
-    assert "must have a column patient" in run("update", model, bare, "--in-place", code=2)
+    error = run("update", model, bare, "--in-place", code=2)
+    assert "must have the column patient, which names the groups of the model" in error
     full = write(tmp_path / "w.csv", {**noise(), "patient": ["P1"] * 20 + ["P2", "P3"] * 10, "kind": SORTED})
     error = run("fit", full, *FAST, "--group", "patient", code=2)
     assert "`--group` must hold no class whole; got all 20 rows of class ant in group P1." in error
