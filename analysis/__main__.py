@@ -13,7 +13,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
-from protonet.ui.command_line import Parser, check_name, run_command
+from protonet.ui.command_line import CommandParser, check_known_name, run_command
 
 PROG = "analysis"
 #: The module of each study, and the question that it answers, by name.
@@ -37,7 +37,7 @@ STUDIES = {
 
 def print_studies(arguments: Sequence[str] | None) -> None:
     """Print the list of studies, or raise an InputError for an unknown name."""
-    parser = Parser(PROG, "Studies of the library: each prints a table.")
+    parser = CommandParser(PROG, "Studies of the library: each prints a table.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     width = max(map(len, STUDIES)) + 2
     lines = [f"  {name:<{width}}{text}" for name, (_, text) in STUDIES.items()]
@@ -45,7 +45,7 @@ def print_studies(arguments: Sequence[str] | None) -> None:
     parser.add_argument("study", nargs="?")
     name = parser.parse_args(arguments).study
     if name is not None:
-        check_name("study", name, STUDIES)
+        check_known_name("study", name, STUDIES)
     parser.print_help()
 
 

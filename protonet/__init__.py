@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from protonet.errors import DISTRIBUTION, InputError, InputTypeError, MissingPackageError, installed_version
+from protonet.errors import DISTRIBUTION_NAME, InputError, InputTypeError, MissingPackageError, installed_version
 
 if TYPE_CHECKING:
     from protonet.encoder import Encoder
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
     Commands thus report errors and react to Ctrl-C before torch is imported.
     """
     if name == "__version__":
-        return installed_version(DISTRIBUTION) or "unknown"
+        return installed_version(DISTRIBUTION_NAME) or "unknown"
     if name not in LAZY_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{LAZY_EXPORTS[name]}"), name)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from protonet.commands.arguments import COMMANDS, parse_command_line
 from protonet.commands.options import COMMAND_LINE_NAMES, FitOptions
-from protonet.errors import DISTRIBUTION, installed_version, renamed_arguments
-from protonet.ui.command_line import Parser, check_name, run_command
+from protonet.errors import DISTRIBUTION_NAME, installed_version, renamed_arguments
+from protonet.ui.command_line import CommandParser, check_known_name, run_command
 
 PROG = "protonet"
 #: The module of each command that is not in the package `protonet.commands`, because it starts a server.
@@ -20,18 +20,18 @@ SERVER_MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server
 
 def print_help(arguments: Sequence[str] | None) -> None:
     """Print the help with the list of commands; raise an InputError if an argument is an unknown command or option."""
-    parser = Parser(PROG, "Few-shot classification of tables, texts and pictures.")
+    parser = CommandParser(PROG, "Few-shot classification of tables, texts and pictures.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     lines = [f"  {name:<10}{command.summary}" for name, command in COMMANDS.items()]
     examples = [f"  {PROG} {name} {command.examples[0]}" for name, command in COMMANDS.items()]
     parser.epilog = "\n".join(["commands (protonet COMMAND --help):", *lines, "", "examples:", *examples])
     parser.add_argument(
-        "--version", action="version", version=f"{PROG} {installed_version(DISTRIBUTION) or '(not installed)'}"
+        "--version", action="version", version=f"{PROG} {installed_version(DISTRIBUTION_NAME) or '(not installed)'}"
     )
     parser.add_argument("command", nargs="?")
     name = parser.parse_args(arguments).command
     if name is not None:
-        check_name("command", name, COMMANDS)
+        check_known_name("command", name, COMMANDS)
     parser.print_help()
 
 

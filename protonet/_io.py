@@ -67,7 +67,7 @@ def write_json(path: str | Path, value: JsonDict) -> None:
     write_text(path, re.sub(r"\[\n[\d\s,]+\]", lambda match: "".join(match[0].split()), text) + "\n")
 
 
-def clear_folder(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove the temporary files that killed processes left in a folder and its subfolders.
 
     A folder in which another process is writing is left unchanged.
@@ -85,14 +85,14 @@ def _lock_folder(path: Path) -> Iterator[None]:
     lock on the folder shows that there is none. While the file is written, the process holds a shared lock.
     """
     if sys.platform == "win32":  # open files cannot be removed there, so removable files are leftovers
-        _remove_leftovers(path)
+        _remove_temporary_files_of(path)
         yield
         return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         with suppress(OSError):  # another process is writing, or the file system has no locks
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove_leftovers(path)
+            _remove_temporary_files_of(path)
         with suppress(OSError):
             fcntl.flock(folder, fcntl.LOCK_SH)
         yield
@@ -102,7 +102,7 @@ def _lock_folder(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def _remove_leftovers(path: Path) -> None:
+def _remove_temporary_files_of(path: Path) -> None:
     """Remove the temporary files that killed writes of the file ``path`` left; ignore those that cannot be removed."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
         with suppress(OSError):

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 #: Control characters that a terminal may interpret; tabs and line breaks are not among them.
 CONTROL_CHARS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f]")
 #: The start of a cell that a spreadsheet may take for a formula; the last four are full-width signs.
-_FORMULA = re.compile("[\\s']*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
-_NUMBER = re.compile(r"[-+][\d.,' ]*\d[\d.,]*(?:[eE][-+]?\d+)?\s?%?")
+_SPREADSHEET_FORMULA = re.compile("[\\s']*[=+\\-@\uff1d\uff0b\uff0d\uff20]")
+_SIGNED_NUMBER = re.compile(r"[-+][\d.,' ]*\d[\d.,]*(?:[eE][-+]?\d+)?\s?%?")
 _GROUP_SEPARATOR = re.compile(r"[\s'’]")
 _DIGIT_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:[\s'’]\d{3})+(?!\d)")
 
@@ -35,12 +35,12 @@ def escape_formula(cell: str) -> str:
     Source: OWASP, "CSV Injection", https://owasp.org/www-community/attacks/CSV_Injection
     """
     cell = escape_control_chars(cell)
-    return f"'{cell}" if _FORMULA.match(cell) and not _NUMBER.fullmatch(cell) else cell
+    return f"'{cell}" if _SPREADSHEET_FORMULA.match(cell) and not _SIGNED_NUMBER.fullmatch(cell) else cell
 
 
 def unescape_formula(cell: str) -> str:
     """Remove the apostrophe that `escape_formula` added; escaped control characters stay escaped."""
-    return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
+    return cell[1:] if cell[:1] == "'" and _SPREADSHEET_FORMULA.match(cell) else cell
 
 
 def count(n: int, noun: str) -> str:

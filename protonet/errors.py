@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from protonet._text import to_printable
 
-DISTRIBUTION = "protonet-solver"  #: The library's name on the package index.
+DISTRIBUTION_NAME = "protonet-solver"  #: The library's name on the package index.
 
 
 class UserError(Exception):
@@ -94,7 +94,7 @@ def install_command(extra: str) -> str:
     If the library runs from a checkout of its repository, the command installs the extra from there.
     """
     checkout = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
-    return f'pip install -e ".[{extra}]"' if checkout else f'pip install "{DISTRIBUTION}[{extra}]"'
+    return f'pip install -e ".[{extra}]"' if checkout else f'pip install "{DISTRIBUTION_NAME}[{extra}]"'
 
 
 @contextmanager

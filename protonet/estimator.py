@@ -44,7 +44,7 @@ from protonet.fit.search import EFFORTS, ModelSearch
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import append_class_names
 from protonet.fit.uninformative import format_uninformative_note, parse_class_counts
-from protonet.losses import CHUNK
+from protonet.losses import CHUNK_SIZE
 from protonet.metrics import Metrics
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline, TrainingTable
@@ -162,7 +162,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
         rows = replace(rows, weights=apply_class_weights(self.class_weight, rows.labels, rows.weights))
         parts = [self._encode(part, rows.frame_encoding)[0] for part in rest]
-        self._fit(rows, map(torch.from_numpy, iter_dense(parts, CHUNK)) if parts else None)
+        self._fit(rows, map(torch.from_numpy, iter_dense(parts, CHUNK_SIZE)) if parts else None)
         return self
 
     def partial_fit(
@@ -229,7 +229,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def transform(self, X: object) -> np.ndarray:
         """Compute unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
         x = self._encode(X, self._frame_encoding)[0]
-        parts = [embed_rows(self.network_, torch.from_numpy(block)) for block in iter_dense([x], CHUNK)]
+        parts = [embed_rows(self.network_, torch.from_numpy(block)) for block in iter_dense([x], CHUNK_SIZE)]
         return torch.cat(parts).numpy()
 
     def suggest(self, X: object, n: int) -> list[Suggestion]:
@@ -246,8 +246,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         x, uninformative = self._encode(X, self._frame_encoding)
         if uninformative.any() and self._pipeline.uninformative_logits is not None:
             warnings.warn(format_uninformative_note(int(uninformative.sum())), UserWarning, stacklevel=3)
-        masks = (uninformative[start : start + CHUNK] for start in range(0, x.shape[0], CHUNK))
-        blocks = zip(iter_dense([x], CHUNK), masks, strict=True)
+        masks = (uninformative[start : start + CHUNK_SIZE] for start in range(0, x.shape[0], CHUNK_SIZE))
+        blocks = zip(iter_dense([x], CHUNK_SIZE), masks, strict=True)
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
 
     def _encode(self, X: object, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
@@ -316,7 +316,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Fit the pipeline to labelled rows and, optionally, to blocks (m, dim) of features of unlabelled rows."""
         classes = np.unique(rows.labels)
         if (names := embed_class_names(rows.encoding, classes.tolist(), rows.x, rows.y)) is not None:
-            rows = replace(rows, names=names, metadata=rows.metadata | {"named": names.to_dict(classes.tolist())})
+            metadata = rows.metadata | {"named": names.to_dict(classes.tolist())}
+            rows = replace(rows, class_name_rows=names, metadata=metadata)
         seed = check_random_state(self.random_state).randint(2**31 - 1)
         with renamed_arguments(train_loader="X"):
             pipeline, solution = TablePipeline.fit(

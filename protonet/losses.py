@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 8192  #: Maximum number of rows that are processed at once, which bounds the memory.
+CHUNK_SIZE = 8192  #: Maximum number of rows that are processed at once, which bounds the memory.
 
 
-def weigh(rows: Tensor, weights: Tensor | None) -> Tensor:
+def multiply_by_weights(rows: Tensor, weights: Tensor | None) -> Tensor:
     """Multiply each row (..., n, dim) by its weight (..., n); return the rows unchanged if ``weights`` is None."""
     return rows if weights is None else rows * weights.to(rows.dtype)[..., None]
 
@@ -32,7 +32,9 @@ def episodic_loss(
         of squared distances. https://arxiv.org/abs/1703.05175
     """
     n_way, rows = embeddings.shape[-3:-1]
-    prototypes = F.normalize(weigh(embeddings, weights)[..., :n_shot, :].mean(dim=-2), dim=-1)  # (..., n_way, dim)
+    prototypes = F.normalize(
+        multiply_by_weights(embeddings, weights)[..., :n_shot, :].mean(dim=-2), dim=-1
+    )  # (..., n_way, dim)
     queries = embeddings[..., n_shot:, :].flatten(-3, -2)  # (..., n_way * n_query, dim)
     logits = queries @ prototypes.transpose(-1, -2) / temperature  # (..., n_way * n_query, n_way)
     targets = torch.arange(n_way, device=logits.device).repeat_interleave(rows - n_shot)
@@ -76,7 +78,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, weights: T
     return (weights * losses).mean() / weights.mean()
 
 
-def add_by_class(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, weights: Tensor | None = None) -> Tensor:
+def add_to_class_sums(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Add embeddings, times their weights, to the sums of their classes, in place.
 
     Args:
@@ -91,7 +93,7 @@ def add_by_class(sums: Tensor, blocks: Iterable[Tensor], labels: Tensor, weights
     first = 0
     for block in blocks:
         rows = slice(first, first + len(block))
-        sums.index_add_(0, labels[rows], weigh(block, None if weights is None else weights[rows]))
+        sums.index_add_(0, labels[rows], multiply_by_weights(block, None if weights is None else weights[rows]))
         first += len(block)
     return sums
 
@@ -114,6 +116,6 @@ def class_means(
     Source: Snell, Swersky and Zemel, "Prototypical networks for few-shot learning" (2017), eq. 1.
         https://arxiv.org/abs/1703.05175
     """
-    sums = add_by_class(embeddings.new_zeros(num_classes, embeddings.shape[1]), [embeddings], labels, weights)
+    sums = add_to_class_sums(embeddings.new_zeros(num_classes, embeddings.shape[1]), [embeddings], labels, weights)
     counts = torch.bincount(labels, weights, minlength=num_classes).to(embeddings.dtype)
     return sums / torch.where(counts > 0, counts, 1)[:, None], counts

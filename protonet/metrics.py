@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protonet._validation import check_number
 from protonet.errors import raise_input_error
-from protonet.selection.scoring import row_blocks
+from protonet.selection.scoring import row_slices
 
 #: Number of confidence bins of the calibration error, as in the paper.
 CALIBRATION_BINS = 15
@@ -20,21 +20,21 @@ NORMAL_QUANTILE = 1.96
 
 
 @dataclass(frozen=True)
-class IntervalRules:
+class IntervalConstants:
     """Constants of confidence intervals, chosen on synthetic data: analysis/results/coverage.md."""
 
     pseudo_groups: float = 2.0
     """Number of hypothetical groups, with rows that are all correct or all wrong, that are added before the intraclass
     correlation is estimated. Without them, it could not be estimated if no row is wrong."""
-    refits: float = 5.0
+    refit_variance: float = 5.0
     """Increase of the variance by cross-validation, which evaluates other networks than the final one. With m groups
-    per class, the variance is ``1 + refits / (1 + m)`` times that of a single evaluated network."""
-    min_refits: float = 0.2
-    """The variance is at least ``1 + min_refits`` times that of a single network. With many rows, the final accuracy of
-    92 development problems was 1.1 standard errors from the cross-validated one, in root mean square."""
+    per class, the variance is ``1 + refit_variance / (1 + m)`` times that of a single evaluated network."""
+    min_refit_variance: float = 0.2
+    """The variance is at least ``1 + min_refit_variance`` times that of a single network. With many rows, the final
+    accuracy of 92 development problems was 1.1 standard errors from the cross-validated one, in root mean square."""
 
 
-INTERVALS = IntervalRules()
+INTERVALS = IntervalConstants()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,22 +50,22 @@ class Metrics:
     calibration_interval: tuple[float, float]  #: Confidence interval of the calibration error.
 
 
-class Sample(NamedTuple):
+class EvaluationSample(NamedTuple):
     """The weights and groups of evaluated rows, from which confidence intervals are computed."""
 
     weights: Tensor  #: (n,) float64, > 0: the number of original rows that each row represents.
     groups: Tensor  #: (n,) int64: the group of each row; all numbers from 0 to the maximum occur.
     variance_factor: float = 1.0  #: Factor on variances, for rows that were evaluated by several networks.
-    gain: float = 0.0
+    accuracy_gain: float = 0.0
     """Estimated accuracy of the final network minus that of the evaluated networks, which are fitted to fewer rows. If
     positive, the gain is added to the upper end of the accuracy's confidence interval."""
-    gain_error: float = 0.0  #: The standard error of the gain, which widens the upper part of the interval.
+    accuracy_gain_error: float = 0.0  #: The standard error of the gain, which widens the upper part of the interval.
 
     @classmethod
-    def of_size(
+    def with_defaults(
         cls, n: int, weights: Tensor | None = None, groups: Tensor | None = None, variance_factor: float = 1.0
-    ) -> Sample:
-        """Build a `Sample` of n rows, with default weights and groups.
+    ) -> EvaluationSample:
+        """Build a `EvaluationSample` of n rows, with default weights and groups.
 
         Args:
             n: The number of rows.
@@ -90,11 +90,11 @@ class Sample(NamedTuple):
         return effective_sample_size(self.sum_by_group(self.weights))
 
     @property
-    def quantile(self) -> float:
+    def interval_quantile(self) -> float:
         """The factor by which a standard error is multiplied for a 95 % interval; it is larger if groups are few."""
         return student_quantile(self.effective_groups - 1)
 
-    def proportion(self, correct: Tensor) -> float:
+    def weighted_accuracy(self, correct: Tensor) -> float:
         """Compute the weighted fraction of correct rows, from ``correct`` (n,) float64, 0 or 1."""
         return float((self.weights * correct).sum() / self.weights.sum())
 
@@ -113,7 +113,7 @@ class Sample(NamedTuple):
         if pairs < squares * 1e-9:
             return effective_sample_size(self.weights)
         total, groups = float(self.weights.sum()), self.effective_groups
-        proportion = self.proportion(correct)
+        proportion = self.weighted_accuracy(correct)
         errors = self.weights * (correct - proportion)
         covariance = float(self.sum_by_group(errors).square().sum() - errors.square().sum())
         smoothed = (proportion * groups + 1) / (groups + 2)
@@ -121,7 +121,7 @@ class Sample(NamedTuple):
         correlation = (covariance + prior) / (pairs * proportion * (1 - proportion) + prior)
         return total**2 / (squares + min(1.0, max(0.0, correlation)) * pairs)
 
-    def interval(self, correct: Tensor, proportion: float | None = None) -> tuple[float, float]:
+    def accuracy_interval(self, correct: Tensor, proportion: float | None = None) -> tuple[float, float]:
         """Compute the 95 % confidence interval of a proportion of rows.
 
         Args:
@@ -131,18 +131,18 @@ class Sample(NamedTuple):
         Returns:
             The lower and the upper end, in [0, 1].
         """
-        proportion = self.proportion(correct) if proportion is None else proportion
+        proportion = self.weighted_accuracy(correct) if proportion is None else proportion
         ungrouped = len(self.groups) == int(self.groups.max()) + 1  # then the proportion determines the variance
-        quantile = NORMAL_QUANTILE if ungrouped else self.quantile
+        quantile = NORMAL_QUANTILE if ungrouped else self.interval_quantile
         return wilson_interval(proportion, self.effective_rows(correct) / self.variance_factor, quantile)
 
-    def half_width(self, values: Tensor) -> float:
+    def mean_half_width(self, values: Tensor) -> float:
         """Compute half the width of the 95 % confidence interval of the weighted mean of values (n,) float64.
 
         Source: the variance over clusters, Liang and Zeger, "Longitudinal data analysis using generalized linear
             models" (1986), with the quantile of Student's t for the number of groups.
         """
-        return self.quantile * math.sqrt(self.variance_of_mean(values))
+        return self.interval_quantile * math.sqrt(self.variance_of_mean(values))
 
     def variance_of_mean(self, values: Tensor) -> float:
         """Compute the variance of the weighted mean of values (n,) float64, whose groups are independent."""
@@ -160,48 +160,49 @@ def effective_sample_size(weights: Tensor) -> float:
     return float(weights.sum().square() / weights.square().sum())
 
 
-def student_quantile(degrees: float) -> float:
+def student_quantile(degrees_of_freedom: float) -> float:
     """Compute the 97.5 % quantile of Student's t distribution.
 
     The degrees of freedom may be fractional. Fewer than 2 count as 2.
 
     Source: the expansion of Abramowitz and Stegun, "Handbook of mathematical functions" (1964), 26.7.5, right to 1 %.
     """
-    z, degrees = NORMAL_QUANTILE, max(2.0, degrees)
+    z, degrees_of_freedom = NORMAL_QUANTILE, max(2.0, degrees_of_freedom)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+    return z + sum(term / degrees_of_freedom**power for power, term in enumerate(terms, start=1))
 
 
-def wilson_interval(proportion: float, rows: float, quantile: float = NORMAL_QUANTILE) -> tuple[float, float]:
+def wilson_interval(proportion: float, n_rows: float, quantile: float = NORMAL_QUANTILE) -> tuple[float, float]:
     """Compute Wilson's 95 % confidence interval of a proportion: its lower and upper end.
 
     Args:
         proportion: The observed proportion, in [0, 1].
-        rows: The number of rows, > 0, or their effective number from `Sample.effective_rows`.
-        quantile: The factor on a standard error: `Sample.quantile` if the rows are in groups, else the default.
+        n_rows: The number of rows, > 0, or their effective number from `EvaluationSample.effective_rows`.
+        quantile: The factor on a standard error: `EvaluationSample.interval_quantile` if the rows are in groups, else
+            the default.
 
     Source: Wilson, "Probable inference, the law of succession, and statistical inference" (1927), with the quantile of
         Student's t, as Korn and Graubard, "Confidence intervals for proportions with small expected number of
         positive counts estimated from survey data" (1998), do for groups.
     """
-    scale = quantile**2 / rows
+    scale = quantile**2 / n_rows
     middle = (proportion + scale / 2) / (1 + scale)
     half = math.sqrt(proportion * (1 - proportion) * scale + scale**2 / 4) / (1 + scale)
     low, high = max(0.0, middle - half), min(1.0, middle + half)
     return min(proportion, low), max(proportion, high)  # rounding must not exclude 0 or 1
 
 
-def refit_variance_factor(groups: float, classes: int) -> float:
-    """Compute the factor by which cross-validation increases variances, for `Sample`; see `IntervalRules.refits`."""
-    return 1 + max(INTERVALS.min_refits, INTERVALS.refits / (1 + groups / classes))
+def refit_variance_factor(n_groups: float, n_classes: int) -> float:
+    """Compute the factor by which cross-validation increases variances; see `IntervalConstants.refit_variance`."""
+    return 1 + max(INTERVALS.min_refit_variance, INTERVALS.refit_variance / (1 + n_groups / n_classes))
 
 
-def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = None) -> Metrics:
+def measure(logits: Tensor, labels: Tensor, sample: Tensor | EvaluationSample | None = None) -> Metrics:
     """Compute accuracy, log-loss, calibration error and confusion matrix of logits.
 
     Args:
@@ -221,7 +222,7 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     """
     n, num_classes = logits.shape
     losses, confidence, implied = (torch.empty_like(labels, dtype=torch.float64) for _ in range(3))
-    for block in row_blocks(n, num_classes):
+    for block in row_slices(n, num_classes):
         log_p = logits[block].double().log_softmax(dim=1)
         losses[block] = -log_p.gather(1, labels[block, None])[:, 0]
         confidence[block] = log_p.amax(dim=1).exp()
@@ -235,24 +236,24 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | Sample | None = Non
     predicted = logits.argmax(dim=1)
     correct = (predicted == labels).double()
     sample = torch.ones_like(labels, dtype=torch.float64) if sample is None else sample
-    sample = sample if isinstance(sample, Sample) else Sample.of_size(n, sample)
+    sample = sample if isinstance(sample, EvaluationSample) else EvaluationSample.with_defaults(n, sample)
     weights, variance_factor = sample.weights, sample.variance_factor
     normalized = weights / weights.sum()
     log_loss = float((normalized * losses).sum())
     rows = sample.effective_rows(correct)
     implied_variance = variance_factor * float((normalized * implied).sum()) / rows
-    half = sample.quantile * math.sqrt(max(sample.variance_of_mean(losses), implied_variance))
+    half = sample.interval_quantile * math.sqrt(max(sample.variance_of_mean(losses), implied_variance))
     centre = math.hypot(log_loss, half)
     error, excess, deviation = _estimate_calibration_error(confidence, correct, normalized, rows)
-    error_half = sample.quantile * math.sqrt(variance_factor) * deviation
+    error_half = sample.interval_quantile * math.sqrt(variance_factor) * deviation
     pairs, index = (labels * num_classes + predicted).unique(return_inverse=True)
     confusion = labels.new_zeros(num_classes**2)  # with many classes, only few values are written
     confusion[pairs] = torch.bincount(index, weights, minlength=len(pairs)).round().long()
-    accuracy, (low, high) = sample.proportion(correct), sample.interval(correct)
-    upper = math.hypot(high - accuracy, sample.quantile * sample.gain_error)
+    accuracy, (low, high) = sample.weighted_accuracy(correct), sample.accuracy_interval(correct)
+    upper = math.hypot(high - accuracy, sample.interval_quantile * sample.accuracy_gain_error)
     return Metrics(
         accuracy=accuracy,
-        interval=(low, min(1.0, accuracy + max(0.0, sample.gain) + upper)),
+        interval=(low, min(1.0, accuracy + max(0.0, sample.accuracy_gain) + upper)),
         log_loss=log_loss,
         calibration_error=error,
         confusion=confusion.reshape(num_classes, num_classes),
@@ -328,21 +329,21 @@ def measure_classes(confusion: Tensor) -> ClassMetrics:
     return ClassMetrics(recall, precision, 2 * correct / either, rows, predicted)
 
 
-def compute_auroc(known: Tensor, unknown: Tensor) -> float:
+def compute_auroc(known_scores: Tensor, unknown_scores: Tensor) -> float:
     """Compute the area under the ROC curve of scores that separate rows of known classes from rows of no known class.
 
     It is the probability that a row of a known class scores higher than a row of no known class. Ties count half.
 
     Args:
-        known: (n,) floating, n >= 1: scores of rows of known classes, such as those of `score_known`.
-        unknown: (m,) floating, m >= 1: scores of rows of no known class.
+        known_scores: (n,) floating, n >= 1: scores of rows of known classes, such as those of `score_known`.
+        unknown_scores: (m,) floating, m >= 1: scores of rows of no known class.
 
     Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
         (1982).
     """
-    ordered = unknown.sort().values
-    below, not_above = (torch.searchsorted(ordered, known, right=right) for right in (False, True))
-    return float((below + not_above).double().mean()) / (2 * len(unknown))
+    ordered = unknown_scores.sort().values
+    below, not_above = (torch.searchsorted(ordered, known_scores, right=right) for right in (False, True))
+    return float((below + not_above).double().mean()) / (2 * len(unknown_scores))
 
 
 def score_label_errors(logits: Tensor, labels: Tensor) -> Tensor:
@@ -360,14 +361,14 @@ def score_label_errors(logits: Tensor, labels: Tensor) -> Tensor:
         dataset labels" (2021), sec. 3.2, as a ratio of probabilities.
     """
     scores = torch.empty_like(labels, dtype=torch.float64)
-    for block in row_blocks(*logits.shape):
+    for block in row_slices(*logits.shape):
         given, log_p = labels[block, None], logits[block].double().log_softmax(dim=1)
         scores[block] = log_p.scatter(1, given, -math.inf).amax(dim=1) - log_p.gather(1, given)[:, 0]
     return scores
 
 
 #: Maximum number of scores that are stored to compute rejection thresholds.
-MAX_SCORES = 2000
+MAX_KNOWN_SCORES = 2000
 
 
 def score_known(logits: Tensor) -> Tensor:
@@ -385,7 +386,7 @@ def score_known(logits: Tensor) -> Tensor:
     Source: Liu, Wang, Owens and Li, "Energy-based out-of-distribution detection" (2020), eq. 4.
     """
     scores = logits.new_empty(len(logits), dtype=torch.float64)
-    for block in row_blocks(*logits.shape):
+    for block in row_slices(*logits.shape):
         scores[block] = logits[block].double().logsumexp(dim=1)
     return scores
 
@@ -400,21 +401,22 @@ def calibrate_known_scores(scores: Tensor, offset: float = 0.0) -> Tensor:
             `protonet.fit.cross_validation.CrossValidation.offset`. It is added to all scores.
 
     Returns:
-        (min(n, MAX_SCORES),) float64: evenly spaced quantiles of the scores, ascending, for `rejection_threshold`.
+        (min(n, MAX_KNOWN_SCORES),) float64: evenly spaced quantiles of the scores, ascending, for
+        `rejection_threshold`.
     """
     scores = scores.sort().values + offset
-    indices = torch.linspace(0, len(scores) - 1, min(len(scores), MAX_SCORES), dtype=torch.float64)
+    indices = torch.linspace(0, len(scores) - 1, min(len(scores), MAX_KNOWN_SCORES), dtype=torch.float64)
     return scores[indices.round().long().to(scores.device)]
 
 
-def rejection_threshold(scores: Tensor, rate: float) -> float:
+def rejection_threshold(scores: Tensor, false_rejection_rate: float) -> float:
     """Compute the threshold on the scores of `score_known` at which a given fraction of known rows is rejected.
 
     Rows whose score is at or below the threshold are to be rejected as rows of no known class.
 
     Args:
         scores: (n,) ascending scores of rows of known classes, from `calibrate_known_scores`.
-        rate: The fraction of rows of known classes that may be rejected, in (0, 1).
+        false_rejection_rate: The fraction of rows of known classes that may be rejected, in (0, 1).
 
     Raises:
         InputTypeError: The rate is not a number.
@@ -422,20 +424,20 @@ def rejection_threshold(scores: Tensor, rate: float) -> float:
 
     Source: conformal p-values, Vovk, Gammerman and Shafer, "Algorithmic learning in a random world" (2005), sec. 2.2.
     """
-    rate = check_number("rate", rate, low=0, strict=True)
+    false_rejection_rate = check_number("rate", false_rejection_rate, low=0, strict=True)
     if not len(scores):
         remedy = "Fit to two samples or more of some classes."
         raise_input_error("scores", "come from rows that were held out", "none", remedy)
-    rank = math.floor(rate * (len(scores) + 1) + 1e-9)
+    rank = math.floor(false_rejection_rate * (len(scores) + 1) + 1e-9)
     if not 0 < rank <= len(scores):
         bounds = f"be in [{1 / (len(scores) + 1):.2g}, 1)"
         remedy = f"There are {len(scores)} held-out rows, too few for this rate."
-        raise_input_error("rate", bounds, rate, remedy)
+        raise_input_error("rate", bounds, false_rejection_rate, remedy)
     return float(scores[rank - 1])
 
 
 def count_confidence_bins(
-    confidence: Tensor, right: Tensor, n_bins: int = CALIBRATION_BINS, *, weights: Tensor | None = None
+    confidence: Tensor, correct: Tensor, n_bins: int = CALIBRATION_BINS, *, weights: Tensor | None = None
 ) -> Tensor:
     """Compute the counts and sums of the confidence bins, from which `calibration_error` is computed.
 
@@ -444,7 +446,7 @@ def count_confidence_bins(
 
     Args:
         confidence: Floating, of any shape, in [0, 1]: the probability of the predicted class.
-        right: Of the same shape, bool or 0 and 1: whether the prediction is correct.
+        correct: Of the same shape, bool or 0 and 1: whether the prediction is correct.
         n_bins: >= 1.
         weights: Of the same shape, > 0. If None, all weights are 1.
 
@@ -455,7 +457,7 @@ def count_confidence_bins(
     Source: Guo et al., "On calibration of modern neural networks" (2017), sec. 2. https://arxiv.org/abs/1706.04599
     """
     confidence = confidence.flatten().double()  # (n,)
-    values = torch.stack([torch.ones_like(confidence), confidence, right.flatten().double()], dim=1)  # (n, 3)
+    values = torch.stack([torch.ones_like(confidence), confidence, correct.flatten().double()], dim=1)  # (n, 3)
     values = values if weights is None else values * weights.flatten()[:, None]
     return values.new_zeros(n_bins, 3).index_add_(0, _confidence_bins(confidence, n_bins), values)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from protonet._validation import check_features, check_int, check_labels, check_number, check_weights
 from protonet.encoder import MIN_MEAN_NORM, keep_float32
 from protonet.errors import raise_input_error
-from protonet.losses import CHUNK, add_by_class
+from protonet.losses import CHUNK_SIZE, add_to_class_sums
 from protonet.views.distances import batch_invariant_matmul
 
 #: Maximum numbers of embedding values and of rows that are computed at once, so that they fit in the cache.
@@ -70,18 +70,18 @@ class PrototypeNetwork(nn.Module):
         self.register_buffer("offsets", torch.zeros(num_classes, dtype=torch.float32))
 
     @property
-    def seen(self) -> Tensor:
+    def has_samples(self) -> Tensor:
         """Whether each class has samples: (num_classes,) bool. A class without samples is never predicted."""
         return self.counts > 0
 
     @property
-    def cancelled(self) -> Tensor:
+    def has_zero_sum(self) -> Tensor:
         """Whether the embeddings of a class's samples cancel, that is, sum to zero: (num_classes,) bool.
 
         Such a class has samples but no prototype. It gets the lowest logit of all classes with samples, so that it is
         never predicted.
         """
-        return self.seen & ~self.prototypes.any(dim=1)
+        return self.has_samples & ~self.prototypes.any(dim=1)
 
     def embed(self, x: Tensor) -> Tensor:
         """Compute unit-norm embeddings (n, embedding_dim) of features (n, ...), of any real dtype."""
@@ -107,10 +107,10 @@ class PrototypeNetwork(nn.Module):
         without samples gets the smallest number of the dtype. A class whose embeddings sum to zero gets a logit 1 below
         the minimum of 0 and the logits of all other classes, so that its log-loss is finite.
         """
-        cancelled = self.cancelled
-        minimum = logits.masked_fill(~self.seen | cancelled, 0).amin(dim=1, keepdim=True)
+        cancelled = self.has_zero_sum
+        minimum = logits.masked_fill(~self.has_samples | cancelled, 0).amin(dim=1, keepdim=True)
         logits = torch.where(cancelled, minimum - 1, logits)
-        return logits.masked_fill(~self.seen, torch.finfo(logits.dtype).min)
+        return logits.masked_fill(~self.has_samples, torch.finfo(logits.dtype).min)
 
     @torch.no_grad()
     def set_prototypes(self, features: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
@@ -233,8 +233,8 @@ class PrototypeNetwork(nn.Module):
             summed_weights = torch.bincount(y, weights, minlength=len(counts))
             added = torch.where(added > 0, summed_weights.round().clamp_min(1).to(added), 0)
             weights = weights * (added / summed_weights)[y]
-        blocks = (self.embed(rows.to(sums.device)).to(sums.dtype) for rows in x.split(CHUNK))
-        self.set_sums(add_by_class(sums.clone(), blocks, y, weights), counts + added)
+        blocks = (self.embed(rows.to(sums.device)).to(sums.dtype) for rows in x.split(CHUNK_SIZE))
+        self.set_sums(add_to_class_sums(sums.clone(), blocks, y, weights), counts + added)
 
     @torch.no_grad()
     def set_sums(self, sums: Tensor, counts: Tensor) -> None:

@@ -21,7 +21,7 @@ from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen_represe
 from protonet.embeddings.pictures.reading import are_pictures
 from protonet.embeddings.representation import Record, Representation
 from protonet.errors import raise_input_error
-from protonet.files.archive import subtract_name_samples
+from protonet.files.archive import count_training_rows
 from protonet.files.model import Model, read_model, save_model
 from protonet.fit.active import Suggestion, suggest_rows
 from protonet.fit.cross_validation import (
@@ -58,13 +58,14 @@ from protonet.views.config import expect
 
 #: Name of the tensor in a model file with the hashes of all training rows, by which ``add_samples_to_folds`` detects
 #: repeated rows.
-TRAINING_HASHES = "given"
+TRAINING_HASHES_ENTRY = "given"
 #: Name of the tensor in a model file with the position of each held-out row in the training file.
-HELD_OUT_POSITIONS = "positions"
+HELD_OUT_POSITIONS_ENTRY = "positions"
 #: The largest feature that is accepted, relative to the scale of the training rows; squares of larger ones overflow.
-MAX_SCALE = 2.0**60
-#: Maximum rows of a batch. Rows are padded to a multiple of ``ROW_ALIGNMENT``, the float32 size of an AVX-512 vector.
-BATCH_ROWS, ROW_ALIGNMENT = 256, 16
+MAX_ROW_SCALE = 2.0**60
+#: Maximum rows of a batch. Rows are padded to a multiple of ``BATCH_ROW_MULTIPLE``, the float32 size of an AVX-512
+#: vector.
+PREDICTION_BATCH_ROWS, BATCH_ROW_MULTIPLE = 256, 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +79,7 @@ class TrainingTable:
     encoding: Encoding | None = None  #: Maps the columns to features; None if the columns are the features.
     weights: Tensor | None = None  #: (n,) > 0, sample weights; None for equal weights.
     groups: Tensor | None = None  #: (n,) int64; rows of the same group are held out together. None without groups.
-    names: ClassNameRows | None = None  #: The embedded class names; None if class names do not help.
+    class_name_rows: ClassNameRows | None = None  #: The embedded class names; None if class names do not help.
     metadata: JsonDict = field(default_factory=dict)  #: Entries for the metadata of the model file.
 
 
@@ -103,7 +104,7 @@ class TablePipeline(Model):
             The pipeline without cross-validation, and the result of model selection, by which `cross_validate` computes
             it.
         """
-        names_only = table.names is not None and not len(table.x)
+        names_only = table.class_name_rows is not None and not len(table.x)
         solution = fit_solution(
             None if names_only else [(table.x, table.y)],
             metadata={"num_classes": max(2, len(table.classes))},
@@ -116,7 +117,7 @@ class TablePipeline(Model):
             column_spans=() if table.encoding is None else table.encoding.spans,
             progress=progress,
             unlabelled=unlabelled,
-            names=table.names,
+            names=table.class_name_rows,
         )
         if names_only:
             solution.network.temperature.div_(1 + CLASS_NAMES.names_only_sharpening / len(table.classes))
@@ -141,13 +142,13 @@ class TablePipeline(Model):
         save_model(path, self)
 
     def attach_encoders(
-        self, names: Sequence[str] | None, *, shown: bool, use_cache: bool = True, table: Path | None = None
+        self, names: Sequence[str] | None, *, show_progress: bool, use_cache: bool = True, table: Path | None = None
     ) -> TablePipeline:
         """Copy the pipeline with open pretrained encoders, which its text and picture columns need to encode rows.
 
         Args:
             names: The encoders that the user named; None for those of ``fit``.
-            shown: Whether to show progress bars when the encoders are used.
+            show_progress: Whether to show progress bars when the encoders are used.
             use_cache: Whether embeddings are read from the cache and written to it.
             table: The table to be read, or None; it raises an InputError if only one of table and model has pictures.
         """
@@ -162,7 +163,7 @@ class TablePipeline(Model):
         def open_encoder(record: Record) -> Representation:
             return replace(reopen_representation(record, names), use_cache=use_cache)
 
-        attached = tuple(column.attach_representation(open_encoder, show_progress=shown) for column in columns)
+        attached = tuple(column.attach_representation(open_encoder, show_progress=show_progress) for column in columns)
         modalities = {column.modality for column in columns if column.record is not None}
         for name in names or ():
             if name not in {AUTO, NONE} and get_modality(name) not in modalities:
@@ -221,7 +222,7 @@ class TablePipeline(Model):
     @property
     def sample_counts(self) -> list[int]:
         """The number of training rows of each class; samples that stand for embedded class names do not count."""
-        return subtract_name_samples(self.network.counts.tolist(), self.classes, self.metadata.get("named"))
+        return count_training_rows(self.network.counts.tolist(), self.classes, self.metadata.get("named"))
 
     @property
     def read_spec(self) -> ReadSpec:
@@ -296,12 +297,12 @@ class TablePipeline(Model):
         """The logits (num_classes,) of rows without a known cell, by class frequencies; None to use the network."""
         counts, classes = torch.tensor(self.sample_counts), len(self.classes)
         if self.metadata.get("balanced") or not bool(counts.any()):
-            return compute_uninformative_logits(self.network.seen, torch.zeros(classes))
+            return compute_uninformative_logits(self.network.has_samples, torch.zeros(classes))
         return compute_uninformative_logits(counts, parse_class_counts(self.metadata.get("uninformative"), classes))
 
     def warn_cancelled_classes(self) -> list[str]:
         """Return a warning about classes without a prototype, because the embeddings of their rows sum to 0, if any."""
-        names = [str(self.classes[label]) for label in self.network.cancelled.nonzero().flatten().tolist()]
+        names = [str(self.classes[label]) for label in self.network.has_zero_sum.nonzero().flatten().tolist()]
         return [f"warning: the rows of {format_names(names)} cancel: no prototype, never predicted"] if names else []
 
     def class_indices(self, y: np.ndarray) -> Tensor:
@@ -327,9 +328,9 @@ class TablePipeline(Model):
             InputError: A feature is so large that the embedding of its row overflows.
         """
         # Matrix products of few rows, and remainders of vectors, use other instructions: rows are repeated as padding.
-        padded = torch.from_numpy(np.resize(x, (-(-len(x) // ROW_ALIGNMENT) * ROW_ALIGNMENT, x.shape[1])))
-        logits = torch.cat([self.network(rows) for rows in padded.split(BATCH_ROWS)])[: len(x)]
-        max_feature = float(self.network.encoder.scale) * MAX_SCALE  # type: ignore[arg-type]
+        padded = torch.from_numpy(np.resize(x, (-(-len(x) // BATCH_ROW_MULTIPLE) * BATCH_ROW_MULTIPLE, x.shape[1])))
+        logits = torch.cat([self.network(rows) for rows in padded.split(PREDICTION_BATCH_ROWS)])[: len(x)]
+        max_feature = float(self.network.encoder.scale) * MAX_ROW_SCALE  # type: ignore[arg-type]
         overflows = ~logits.isfinite().all(dim=1) | torch.from_numpy(np.abs(x).max(axis=1) > max_feature)
         if bool(overflows.any()):
             got = f"{np.abs(x[overflows.numpy()][0]).max():g} as the largest value of a row"
@@ -357,19 +358,19 @@ class TablePipeline(Model):
     @property
     def training_hashes(self) -> Tensor:
         """The hashes (n,) int64 of the training rows; empty if the model file does not store them."""
-        return self._get_indices(TRAINING_HASHES)
+        return self._get_index_tensor(TRAINING_HASHES_ENTRY)
 
     @property
     def held_out_positions(self) -> Tensor:
         """The position (held_out,) int64 of each held-out row in the training file, such as its line."""
-        return self._get_indices(HELD_OUT_POSITIONS)
+        return self._get_index_tensor(HELD_OUT_POSITIONS_ENTRY)
 
-    def _get_indices(self, name: str) -> Tensor:
+    def _get_index_tensor(self, name: str) -> Tensor:
         """Get the tensor ``name`` (n,) int64 of the model file; an empty tensor if the file has no valid one."""
         values = self.update_state.get(name, torch.empty(0))
         return values if values.dtype == torch.int64 and values.ndim == 1 else torch.empty(0, dtype=torch.int64)
 
-    def locate_held_out(self, row: int) -> str:
+    def format_held_out_location(self, row: int) -> str:
         """Format where held-out row number ``row``, from 0, is in the training file, such as "line 18"."""
         return str(self.metadata.get("position_format")).replace("{}", str(int(self.held_out_positions[row])))
 
@@ -397,7 +398,11 @@ class TablePipeline(Model):
                 "most_frequent_class": measure(scores, cv.labels, cv.evaluation_sample).accuracy,
             }
             metadata["scores"] = calibrate_known_scores(score_known_held_out(cv), float(cv.offset)).tolist()
-        update_state = {**cross_validation_tensors(cv), TRAINING_HASHES: hashes, HELD_OUT_POSITIONS: positions}
+        update_state = {
+            **cross_validation_tensors(cv),
+            TRAINING_HASHES_ENTRY: hashes,
+            HELD_OUT_POSITIONS_ENTRY: positions,
+        }
         return replace(self, network=cv.network, metadata=metadata, update_state=update_state, folds=cv.folds)
 
     def without_cross_validation(self) -> TablePipeline:
@@ -405,7 +410,7 @@ class TablePipeline(Model):
         dropped = {"held_out", "scores", "groups"}
         return replace(self, metadata={key: value for key, value in self.metadata.items() if key not in dropped})
 
-    def treat_as_held_out(self, features: Tensor, labels: Tensor) -> CrossValidation:
+    def evaluate_on_new_rows(self, features: Tensor, labels: Tensor) -> CrossValidation:
         """Make a `CrossValidation` in which new rows are the held-out rows, and the network of all rows predicts them.
 
         Functions that evaluate held-out rows can then evaluate rows of another table.
@@ -449,7 +454,7 @@ class TablePipeline(Model):
             uninformative: (n,) bool, rows in which each cell is missing or unknown to the model.
         """
         features, extended = torch.from_numpy(x), replace(self, classes=classes)
-        nothing = self.treat_as_held_out(features[:0], torch.empty(0, dtype=torch.int64))
+        nothing = self.evaluate_on_new_rows(features[:0], torch.empty(0, dtype=torch.int64))
         cv = self.cross_validation or replace(nothing, folds=())
         for network in (cv.network, *cv.folds):
             replace(self, network=network).predict_logits(x)  # raises if the embedding of a row overflows

@@ -18,13 +18,13 @@ from protonet.errors import raise_input_error
 class ClassIndex(NamedTuple):
     """Row indices grouped by class: the rows of class c are ``rows[start[c] : start[c] + size[c]]``."""
 
-    rows: Tensor  #: (n,) int64: indices of the rows of class 0, then of class 1, and so on.
-    start: Tensor  #: (num_classes,) int64: position in ``rows`` of the first row of each class.
-    size: Tensor  #: (num_classes,) int64: number of rows of each class.
+    row_indices: Tensor  #: (n,) int64: indices of the rows of class 0, then of class 1, and so on.
+    class_starts: Tensor  #: (num_classes,) int64: position in ``row_indices`` of the first row of each class.
+    class_sizes: Tensor  #: (num_classes,) int64: number of rows of each class.
 
-    def take(self, classes: Tensor) -> ClassIndex:
+    def select_classes(self, classes: Tensor) -> ClassIndex:
         """Build the index of selected classes (k,) int64, distinct, which become classes 0 to k - 1 in this order."""
-        return ClassIndex(self.rows, self.start[classes], self.size[classes])
+        return ClassIndex(self.row_indices, self.class_starts[classes], self.class_sizes[classes])
 
 
 def index_classes(labels: Tensor) -> ClassIndex:
@@ -43,14 +43,14 @@ def index_classes(labels: Tensor) -> ClassIndex:
 
 def list_class_rows(index: ClassIndex) -> list[Tensor]:
     """List, for each class, the indices of its rows as a tensor (n_rows,) int64; inverse of `index_class_rows`."""
-    starts, sizes = index.start.tolist(), index.size.tolist()
-    return [index.rows[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    starts, sizes = index.class_starts.tolist(), index.class_sizes.tolist()
+    return [index.row_indices[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
-def index_class_rows(pieces: list[Tensor]) -> ClassIndex:
+def index_class_rows(class_rows: list[Tensor]) -> ClassIndex:
     """Build a `ClassIndex` from a list that has, for each class, the indices of its rows (n_rows,) int64."""
-    size = torch.tensor(list(map(len, pieces)))
-    return ClassIndex(torch.cat(pieces), size.cumsum(0) - size, size)
+    size = torch.tensor(list(map(len, class_rows)))
+    return ClassIndex(torch.cat(class_rows), size.cumsum(0) - size, size)
 
 
 def sample_episodes(
@@ -81,34 +81,36 @@ def sample_episodes(
     """
     n_way, n_shot = check_int("n_way", n_way, low=1), check_int("n_shot", n_shot, low=1)
     n_query, n_episodes = check_int("n_query", n_query, low=0), check_int("n_episodes", n_episodes, low=0)
-    n_classes = len(index.size)
+    n_classes = len(index.class_sizes)
     if n_way > n_classes:
         raise_input_error("n_way", f"be at most the number of classes ({n_classes})", n_way, "Ask for fewer classes.")
     keys = torch.rand(n_episodes, n_classes, generator=generator, dtype=torch.float32)
     classes = keys.argsort(dim=1)[:, :n_way]  # (n_episodes, n_way)
     uniform = torch.rand(n_episodes, n_way, n_shot + n_query, generator=generator, dtype=torch.float64)
-    return index.rows[index.start[classes][..., None] + draw_distinct(uniform, index.size[classes])]
+    return index.row_indices[
+        index.class_starts[classes][..., None] + draw_without_replacement(uniform, index.class_sizes[classes])
+    ]
 
 
-def draw_distinct(uniform: Tensor, count: Tensor) -> Tensor:
+def draw_without_replacement(uniform: Tensor, n_items: Tensor) -> Tensor:
     """Convert uniform random numbers to draws of items without replacement.
 
     A draw depends only on its random number and on the earlier ones. Once all items are drawn, each can be drawn again.
 
     Args:
         uniform: (..., slots) in [0, 1): one random number for each draw.
-        count: (...) integers >= 1: the number of items to draw from.
+        n_items: (...) integers >= 1: the number of items to draw from.
 
     Returns:
-        (..., slots) int64: the index of the drawn item, below ``count``.
+        (..., slots) int64: the index of the drawn item, below ``n_items``.
     """
-    shape, slots, count = uniform.shape, uniform.shape[-1], count.reshape(-1).int()  # count: (n,)
-    left = count - torch.arange(slots, dtype=torch.int32)[:, None] % count  # (slots, n), items not yet drawn
+    shape, slots, n_items = uniform.shape, uniform.shape[-1], n_items.reshape(-1).int()  # count: (n,)
+    left = n_items - torch.arange(slots, dtype=torch.int32)[:, None] % n_items  # (slots, n), items not yet drawn
     # A draw is the item with ``free`` undrawn items before it.
-    free = (uniform.reshape(len(count), slots).T * left).int().minimum(left - 1)  # (slots, n)
+    free = (uniform.reshape(len(n_items), slots).T * left).int().minimum(left - 1)  # (slots, n)
     # The round's draws in ascending order, the k-th (from 0) minus k: as many undrawn items come before it.
     none = torch.iinfo(torch.int32).max
-    drawn = torch.full((slots + 1, len(count)), none, dtype=torch.int32)
+    drawn = torch.full((slots + 1, len(n_items)), none, dtype=torch.int32)
     drawn[0] = -none
     passed = torch.empty_like(free)
     ends = (left == 1).any(dim=1).tolist()

@@ -25,7 +25,7 @@ from importlib.util import resolve_name
 from pathlib import Path, PurePosixPath
 
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import Parser, check_writable, run_command
+from protonet.ui.command_line import CommandParser, check_output_path, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = ("protonet", "protonet.fit", "protonet.fit.solver")
@@ -178,9 +178,11 @@ def _require(condition: bool, constraint: str, got: object, argument: str = "arc
 
 def _write_submissions(arguments: Sequence[str] | None) -> None:
     """Write all submissions to a folder, and print a line for each."""
-    parser = Parser("solution.pack", "Write the contest's ZIP, the single-file submission and the shared optimizer.")
+    parser = CommandParser(
+        "solution.pack", "Write the contest's ZIP, the single-file submission and the shared optimizer."
+    )
     parser.add_argument("-o", "--output", default="dist", metavar="DIR", help="folder (default: dist)")
-    folder = check_writable("--output", parser.parse_args(arguments).output, folder=True)
+    folder = check_output_path("--output", parser.parse_args(arguments).output, folder=True)
     submissions = {ZIP_NAME: pack_zip(), SINGLE_NAME: pack_single()}
     config = (ROOT / "solution" / CONFIG_NAME).read_bytes()
     submissions |= {OPTIMIZER_NAME: join_package().encode(), CONFIG_NAME: config}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax
 from sklearn.neighbors import NearestCentroid
 
-from protonet.losses import add_by_class, class_means, cosine_cross_entropy, episodic_loss
+from protonet.losses import add_to_class_sums, class_means, cosine_cross_entropy, episodic_loss
 from tests.strategies import blobs, seeds
 
 
@@ -66,6 +66,6 @@ def test_sums_of_classes_do_not_depend_on_the_blocks(seed: int, size: int) -> No
     x, y = blobs(seed)
     weights = torch.rand(len(x), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.5
     start = torch.ones(5, x.shape[1], dtype=torch.float64)
-    sums = add_by_class(start.clone(), x.double().split(size), y, weights)
+    sums = add_to_class_sums(start.clone(), x.double().split(size), y, weights)
     slow = [1 + (weights[y == label, None] * x[y == label]).sum(dim=0) for label in range(5)]
     torch.testing.assert_close(sums, torch.stack(slow))

@@ -17,8 +17,8 @@ from protonet.errors import InputError, InputTypeError
 from protonet.fit.cross_validation import cross_validate, score_known_held_out
 from protonet.fit.solver import fit_solution
 from protonet.metrics import (
-    MAX_SCORES,
-    Sample,
+    MAX_KNOWN_SCORES,
+    EvaluationSample,
     calibrate_known_scores,
     calibration_error,
     compute_auroc,
@@ -115,7 +115,9 @@ def test_interval_is_scipys() -> None:
         theirs = binomtest(round(fraction * rows), rows).proportion_ci(method="wilson")
         assert wilson_interval(fraction, rows) == pytest.approx((theirs.low, theirs.high), abs=1e-4), fraction
         right = (torch.arange(rows) < round(fraction * rows)).double()
-        assert Sample.of_size(rows).interval(right) == wilson_interval(fraction, rows), fraction  # each row alone
+        assert EvaluationSample.with_defaults(rows).accuracy_interval(right) == wilson_interval(fraction, rows), (
+            fraction
+        )  # each row alone
 
 
 def test_an_interval_contains_its_fraction() -> None:
@@ -149,7 +151,7 @@ def test_intervals_cover_the_accuracy_with_correlated_groups(
         group = np.repeat(np.arange(groups), sizes)
         alone = rng.random(len(of_group)) < fraction
         right = torch.from_numpy(np.where(rng.random(len(of_group)) < math.sqrt(correlation), of_group, alone)).double()
-        low, high = Sample.of_size(len(right), None, torch.from_numpy(group)).interval(right)
+        low, high = EvaluationSample.with_defaults(len(right), None, torch.from_numpy(group)).accuracy_interval(right)
         covered += low <= fraction <= high
         width += (high - low) / trials
     error = math.sqrt(0.95 * 0.05 / trials)
@@ -165,13 +167,13 @@ def test_uninformative_groups_have_no_effect_and_repeated_rows_count_once(seed: 
     generator = torch.Generator().manual_seed(seed)
     right = (torch.rand(12, generator=generator) < 0.7).double()
     weights = torch.rand(12, generator=generator, dtype=torch.float64) + 0.5
-    alone = Sample.of_size(12, weights, torch.full((12,), -1))
-    assert alone.interval(right) == Sample.of_size(12, weights).interval(right)
-    thrice = Sample.of_size(36, weights.repeat(3), torch.arange(12).repeat(3))
-    equal = Sample.of_size(36, None, torch.arange(12).repeat(3))
+    alone = EvaluationSample.with_defaults(12, weights, torch.full((12,), -1))
+    assert alone.accuracy_interval(right) == EvaluationSample.with_defaults(12, weights).accuracy_interval(right)
+    thrice = EvaluationSample.with_defaults(36, weights.repeat(3), torch.arange(12).repeat(3))
+    equal = EvaluationSample.with_defaults(36, None, torch.arange(12).repeat(3))
     assert equal.effective_rows(right.repeat(3)) == pytest.approx(12)  # all three are alike: they are one
     values = torch.randn(12, generator=generator, dtype=torch.float64)
-    assert thrice.half_width(values.repeat(3)) == pytest.approx(alone.half_width(values))
+    assert thrice.mean_half_width(values.repeat(3)) == pytest.approx(alone.mean_half_width(values))
 
 
 def test_loss_intervals_cover_the_loss_of_calibrated_probabilities() -> None:
@@ -241,7 +243,7 @@ def test_intervals_of_cross_validation_are_wider_than_those_of_one_network(n: in
     labels = torch.arange(n) % 2
     logits = torch.eye(2)[torch.where(torch.arange(n) % 10 == 0, 1 - labels, labels)]
     alone = measure(logits, labels)
-    cv = measure(logits, labels, Sample.of_size(n, variance_factor=refit_variance_factor(n, 2)))
+    cv = measure(logits, labels, EvaluationSample.with_defaults(n, variance_factor=refit_variance_factor(n, 2)))
     for name in ("interval", "log_loss_interval"):
         (low, high), (crossed_low, crossed_high) = getattr(alone, name), getattr(cv, name)
         assert crossed_high - crossed_low > 1.08 * (high - low)
@@ -265,7 +267,7 @@ def test_the_score_is_the_logarithm_of_the_sum_of_exponentials(seed: int, size: 
 @given(n=st.integers(1, 3000), rate=st.floats(0.001, 0.999))
 def test_at_most_the_rate_of_exchangeable_rows_is_rejected(n: int, rate: float) -> None:
     scores = calibrate_known_scores(torch.randn(n, generator=torch.Generator().manual_seed(n)))
-    assert len(scores) == min(n, MAX_SCORES)
+    assert len(scores) == min(n, MAX_KNOWN_SCORES)
     if 1 <= rate * (len(scores) + 1) < len(scores) + 1:
         rejected = int((scores <= rejection_threshold(scores, rate)).sum())
         assert rejected / (len(scores) + 1) <= rate + 1e-9  # the share of ranks of one more such row
@@ -299,8 +301,8 @@ def test_the_requested_rate_holds_on_fresh_rows() -> None:
 @pytest.mark.parametrize(("gain", "rise"), [(0.02, 0.02), (-0.02, 0.0), (1.0, None)])
 def test_a_gain_from_more_rows_raises_the_upper_end_alone(gain: float, rise: float | None) -> None:
     logits, labels = torch.eye(2).repeat(20, 1), torch.arange(40) % 3 % 2
-    before = measure(logits, labels, Sample.of_size(40))
-    after = measure(logits, labels, Sample.of_size(40)._replace(gain=gain))
+    before = measure(logits, labels, EvaluationSample.with_defaults(40))
+    after = measure(logits, labels, EvaluationSample.with_defaults(40)._replace(accuracy_gain=gain))
     low, high = before.interval
     assert (after.accuracy, after.log_loss, after.interval[0]) == (before.accuracy, before.log_loss, low)
     assert after.interval[1] == pytest.approx(1.0 if rise is None else high + rise)
@@ -308,7 +310,10 @@ def test_a_gain_from_more_rows_raises_the_upper_end_alone(gain: float, rise: flo
 
 def test_the_error_of_the_gain_widens_the_upper_part() -> None:
     logits, labels = torch.eye(2).repeat(500, 1), torch.arange(1000) % 3 % 2
-    before, after = (measure(logits, labels, Sample.of_size(1000)._replace(gain_error=error)) for error in (0.0, 0.03))
+    before, after = (
+        measure(logits, labels, EvaluationSample.with_defaults(1000)._replace(accuracy_gain_error=error))
+        for error in (0.0, 0.03)
+    )
     parts = [metrics.interval[1] - metrics.accuracy for metrics in (before, after)]
     assert after.interval[0] == before.interval[0]
     assert parts[1] ** 2 - parts[0] ** 2 == pytest.approx((1.96 * 0.03) ** 2, rel=0.01)

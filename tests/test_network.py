@@ -119,7 +119,7 @@ def test_sums_and_counts_are_the_slow_loop_over_classes(seed: int, rows: int, nu
     for label in range(num_classes):
         samples = torch.cat([x[y == label], more[labels == label]])
         assert int(network.counts[label]) == len(samples)
-        assert bool(network.seen[label]) == (len(samples) > 0)
+        assert bool(network.has_samples[label]) == (len(samples) > 0)
         total = (
             torch.stack([network.embed(row[None])[0] for row in samples]).sum(dim=0) if len(samples) else torch.zeros(1)
         )
@@ -292,13 +292,13 @@ def test_a_class_whose_rows_cancel_is_never_predicted(add: bool) -> None:
         network.add_samples(x[:1], y[:1])
     else:
         network.set_prototypes(x, y)
-    assert network.cancelled.tolist() == [True, False, False, False]
+    assert network.has_zero_sum.tolist() == [True, False, False, False]
     queries = torch.cat([x, -x, torch.randn(50, 6, generator=torch.Generator().manual_seed(1))])
     logits = network(queries)
     assert set(logits.argmax(dim=1).tolist()) == {1, 2}
     assert bool((logits[:, :3] > -100).all())  # a finite log-loss for rows of the class
     network.add_samples(direction[None], torch.tensor([0]))
-    assert not network.cancelled.any()
+    assert not network.has_zero_sum.any()
     torch.testing.assert_close(network.prototypes[0], direction)
 
 
@@ -317,7 +317,7 @@ def test_offsets_are_added_to_the_logits_and_follow_their_classes() -> None:
     before = network(x).detach()
     offsets = torch.tensor([0.5, -0.5, 0.25, 0.0, -0.25])
     network.set_offsets(offsets)
-    seen = network.seen
+    seen = network.has_samples
     assert torch.allclose(network(x)[:, seen], (before + offsets)[:, seen])
     loaded = make_network(1, num_classes=5)
     loaded.load_state_dict(network.state_dict())

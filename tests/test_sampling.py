@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from protonet.sampling import draw_distinct, index_classes, sample_episodes
+from protonet.sampling import draw_without_replacement, index_classes, sample_episodes
 from tests.strategies import seeds
 
 
@@ -53,7 +53,7 @@ def test_draws_equal_those_of_a_slow_loop(seed: int, counts: list[int], slots: i
         for value in draws:
             pool = pool or list(range(count))
             expected.append(pool.pop(int(value * len(pool))))
-    assert draw_distinct(uniform, torch.tensor(counts)).flatten().tolist() == expected
+    assert draw_without_replacement(uniform, torch.tensor(counts)).flatten().tolist() == expected
 
 
 def test_every_pair_of_rows_is_equally_likely() -> None:

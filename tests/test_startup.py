@@ -15,7 +15,7 @@ import protonet
 from protonet import files
 from protonet.commands import arguments, options
 from protonet.commands.arguments import COMMANDS
-from protonet.errors import DISTRIBUTION, InputError, installed_version
+from protonet.errors import DISTRIBUTION_NAME, InputError, installed_version
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import TIME_LIMIT
 from solution.pack import ROOT
@@ -159,6 +159,6 @@ def test_public_names_are_imported_lazily() -> None:
     assert set(protonet.__all__) <= set(dir(protonet))
     for name in protonet.__all__:
         assert getattr(protonet, name).__module__.startswith("protonet.")
-    assert protonet.__version__ == (installed_version(DISTRIBUTION) or "unknown")
+    assert protonet.__version__ == (installed_version(DISTRIBUTION_NAME) or "unknown")
     with pytest.raises(AttributeError, match="module 'protonet' has no attribute 'solv'"):
         protonet.solv  # noqa: B018 - to ask is the test

@@ -24,7 +24,7 @@ from analysis.contest.official import sample_official
 from analysis.shared.runner import BUILD, Report, StudyParser
 from protonet.datasets import Split
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import check_name, check_writable
+from protonet.ui.command_line import check_known_name, check_output_path
 from solution.pack import pack_single, pack_zip
 
 CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class of train, validation and test.
@@ -36,14 +36,16 @@ SPLITS = ("train", "val", "test")
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the configuration and the kind of submission."""
-    parser.add("--config", "official", "or agentics: 1 sample per class", partial(check_name, known=CONFIGS))
+    parser.add(
+        "--config", "official", "or agentics: 1 sample per class", partial(check_known_name, known_names=CONFIGS)
+    )
     parser.add_argument("--single-file", action="store_true", help="evaluate the single file")
 
 
 def run(options: argparse.Namespace) -> Report:
     """Evaluate the packed submission on the official data."""
     name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
-    options.json = options.json or check_writable("--json", BUILD / f"{name}.json")
+    options.json = options.json or check_output_path("--json", BUILD / f"{name}.json")
     submission = pack_single() if options.single_file else pack_zip()
     described = {"submission": "single file" if options.single_file else "ZIP"}
     described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}

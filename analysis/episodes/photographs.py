@@ -28,7 +28,7 @@ from protonet.episodes.evaluation.report import accuracy_heading, format_rate
 from protonet.episodes.evaluation.statistics import Rate
 from protonet.episodes.methods import METHODS
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import check_writable
+from protonet.ui.command_line import check_output_path
 from protonet.ui.text import format_table
 
 #: Methods without further inputs, such as class names or a trained encoder, and faster than 0.1 s per episode.
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> Report:
     """Embed the pictures, and evaluate the methods of every column; finished steps are skipped."""
     pictures = locate_pictures(Path(options.folder))
     digest = hash_pictures(pictures)
-    build = check_writable("build", BUILD / f"photographs-{digest[:8]}", folder=True)
+    build = check_output_path("build", BUILD / f"photographs-{digest[:8]}", folder=True)
     for path, label in pictures:
         unique = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]  # folders may hold files of one name
         link = build / "pictures" / label / f"{path.parent.parent.name}-{unique}{path.suffix}"

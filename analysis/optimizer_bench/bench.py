@@ -46,7 +46,7 @@ from analysis.optimizer_bench.tune import check_steps
 from analysis.optimizer_bench.workloads import ROLE, ROLES
 from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
 from protonet.errors import install_command, raise_input_error
-from protonet.ui.command_line import parse_number
+from protonet.ui.command_line import parse_finite_number
 from solution.pack import ROOT
 
 LOOKS = ROOT / "analysis/results/optimizer_looks.md"
@@ -127,7 +127,7 @@ def add_options(parser: StudyParser) -> None:
 
 def _parse_factors(option: str, text: str) -> list[float]:
     """Parse a comma-separated list of factors > 0, without 1; raise an InputError for others."""
-    factors = [parse_number(option, part, low=0.0) for part in text.split(",")]
+    factors = [parse_finite_number(option, part, low=0.0) for part in text.split(",")]
     return [factor for factor in dict.fromkeys(factors) if factor != 1]
 
 

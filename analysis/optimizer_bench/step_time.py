@@ -23,7 +23,7 @@ from analysis.optimizer_bench.runs import load_optimizer
 from analysis.optimizer_bench.workloads import ROLE, WORKLOADS
 from analysis.shared.journal import use_one_thread
 from analysis.shared.runner import Report, StudyParser
-from protonet.ui.command_line import check_name
+from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
 Shapes = list[tuple[int, ...]]
@@ -61,7 +61,9 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("--optimizer", required=True, metavar="FILE", help="as that of optimizer-bench")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     known = [*NETWORKS, *CASES]
-    parser.add("--case", None, f"one of {', '.join(known)} (default: all)", partial(check_name, known=known))
+    parser.add(
+        "--case", None, f"one of {', '.join(known)} (default: all)", partial(check_known_name, known_names=known)
+    )
     parser.add_int("--steps", 48, "steps of a turn")
     parser.add_int("--turns", 7, "turns of each optimizer")
 

@@ -20,7 +20,7 @@ from analysis.shared.tables import format_mean
 from protonet._text import count
 from protonet.embeddings.opening import PACKAGED
 from protonet.fit.search import EFFORTS
-from protonet.ui.command_line import check_name
+from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
 #: Titles of methods in the tables; "{}" is the representation whose embeddings they read.
@@ -68,7 +68,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add("--shots", "0,1,5,20", "labelled rows per class; 0: names alone", partial(parse_wholes, low=0))
     parser.add_int("--splits", 3, "splits of each set")
     parser.add_int("--tests", 600, "rows that are judged, at the most")
-    parser.add("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_name, known=EFFORTS))
+    parser.add("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_known_name, known_names=EFFORTS))
     parser.add_names("--representations", [*PACKAGED, NONE], DEFAULT)
     parser.add_argument("--setfit", action="store_true", help="run SetFit's recipe, too: minutes for each table")
     parser.add_state()

@@ -42,7 +42,7 @@ from protonet.fit.solver import fit_solution
 from protonet.metrics import compute_auroc
 from protonet.tables.features import encode_block
 from protonet.tables.table import ReadSpec, open_table
-from protonet.ui.command_line import check_name
+from protonet.ui.command_line import check_known_name
 from solution.pack import library_files
 
 with suppress(ImportError):
@@ -197,7 +197,7 @@ QUANTITIES = (
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the data sets, methods, shots and splits."""
-    known = functools.partial(check_name, known=COLLECTIONS)
+    known = functools.partial(check_known_name, known_names=COLLECTIONS)
     parser.add("--collection", "mixed", f"the data sets, unless --datasets names some: {', '.join(COLLECTIONS)}", known)
     parser.add_names("--datasets", TABLES)
     parser.add_names("--methods", METHODS)

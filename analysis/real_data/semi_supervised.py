@@ -27,7 +27,7 @@ from protonet.errors import raise_input_error
 from protonet.fit.active import cluster_unknown
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import fit_solution
-from protonet.ui.command_line import check_name
+from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 from solution.pack import library_files
 
@@ -81,7 +81,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_names("--regimes", REGIMES)
     parser.add("--shots", "1,2,5,20", "labelled samples per class", partial(parse_wholes, low=1))
     parser.add_int("--splits", 3, "splits of each data set")
-    parser.add("--effort", "fast", "of the fit", partial(check_name, known=EFFORTS))
+    parser.add("--effort", "fast", "of the fit", partial(check_known_name, known_names=EFFORTS))
     parser.add_argument("--peers", action="store_true", help="ask scikit-learn's methods, too, where classes are alike")
     parser.add_state()
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from protonet.errors import install_command, raise_input_error
-from protonet.ui.command_line import Parser, check_output_options, parse_whole
+from protonet.ui.command_line import CommandParser, check_output_options, parse_integer
 
 BUILD = Path("build")
 Loaded = TypeVar("Loaded")
@@ -36,7 +36,7 @@ class Report(NamedTuple):
     table: str  #: Markdown, printed and written by ``--markdown`` with the command that made it.
 
 
-class StudyParser(Parser):
+class StudyParser(CommandParser):
     """A parser that checks values and output paths; every study has ``--json`` and ``--markdown``."""
 
     def __init__(self, prog: str, description: str) -> None:
@@ -56,7 +56,7 @@ class StudyParser(Parser):
 
     def add_int(self, option: str, default: int, text: str, *, low: int = 1) -> None:
         """Add an option whose value is an integer >= ``low``."""
-        self.add(option, str(default), text, partial(parse_whole, low=low))
+        self.add(option, str(default), text, partial(parse_integer, low=low))
 
     def add_names(self, option: str, known: Collection[str], default: str | None = None) -> None:
         """Add an option whose value is a list of names of ``known``; None, the default, stands for all of them."""
@@ -138,7 +138,7 @@ def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
 
 def parse_wholes(option: str, text: str, *, low: int) -> list[int]:
     """Parse a comma-separated list of integers >= low without repetition; raise an InputError for others."""
-    return list(dict.fromkeys(parse_whole(option, item, low=low) for item in text.split(",")))
+    return list(dict.fromkeys(parse_integer(option, item, low=low) for item in text.split(",")))
 
 
 def _check_plot(option: str, path: str) -> str:

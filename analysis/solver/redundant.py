@@ -22,7 +22,7 @@ from protonet.fit.cross_validation import cross_validate, measure_cross_validati
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import fit_solution
 from protonet.metrics import wilson_interval
-from protonet.ui.command_line import check_name
+from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 from solution.pack import library_files
 
@@ -116,7 +116,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_int("--first", 1000, "the seed of the first problem", low=0)
     parser.add_int("--min-rows", 500, "the fewest training rows", low=100)
     parser.add_int("--max-rows", 6000, "the most training rows", low=100)
-    parser.add("--effort", "fast", "of the fits", partial(check_name, known=EFFORTS))
+    parser.add("--effort", "fast", "of the fits", partial(check_known_name, known_names=EFFORTS))
     parser.add_int("--jobs", 1, "problems at the same time")
     parser.add_state()
 

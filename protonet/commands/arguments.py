@@ -32,7 +32,7 @@ from protonet.commands.options import (
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL
-from protonet.ui.command_line import Parser, check_output_options
+from protonet.ui.command_line import CommandParser, check_output_options
 
 #: Optional packages that ``page`` and ``serve`` import.
 SERVER_PACKAGES = ("uvicorn", "httptools", "msgspec", "starlette", "prometheus_client", "python_multipart")
@@ -88,10 +88,10 @@ def parse_command_line(name: str, arguments: Sequence[str] | None) -> Any:
     return make_options(command.options, options)
 
 
-def make_parser(name: str) -> Parser:
+def make_parser(name: str) -> CommandParser:
     """Create the argparse parser of the command ``name`` from the dataclass of its options."""
     command, prog = COMMANDS[name], f"protonet {name}"
-    parser = Parser(prog, command.description, [f"{prog} {example}" for example in command.examples])
+    parser = CommandParser(prog, command.description, [f"{prog} {example}" for example in command.examples])
     groups: dict[str, Any] = {"": parser}
     for declared in fields(command.options):
         settings = {key: value for key, value in declared.metadata.items() if key not in {"parse", "suffixes"}}
@@ -168,11 +168,11 @@ def check_model_path(path: Path, argument: str = "model") -> None:
 
 def select_split(options: argparse.Namespace) -> None:
     """Replace the folder of pictures in the parsed options by its subfolder that ``--split`` names, such as "train"."""
-    from protonet.embeddings.pictures.reading import find_split  # noqa: PLC0415 - imports NumPy
+    from protonet.embeddings.pictures.reading import locate_split_folder  # noqa: PLC0415 - imports NumPy
 
     if options.table is None or not options.table.is_dir():
         raise_input_error("--split", "come with a folder of pictures", options.table, "Leave it out.")
-    options.table, options.split = find_split(options.table, options.split), None
+    options.table, options.split = locate_split_folder(options.table, options.split), None
 
 
 def check_table_path(path: Path) -> None:

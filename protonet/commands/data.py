@@ -51,7 +51,7 @@ def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_
     pipeline = TablePipeline.load(model, for_update=for_update, argument="model")
     if table is None:
         return pipeline
-    return pipeline.attach_encoders(options.representation, shown=not options.quiet, table=table)
+    return pipeline.attach_encoders(options.representation, show_progress=not options.quiet, table=table)
 
 
 def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
@@ -244,7 +244,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         encoding=encoding,
         weights=balanced_class_weights(labels) if options.balanced else None,
         groups=None if rows.groups is None else torch.from_numpy(rows.groups),
-        names=names,
+        class_name_rows=names,
         metadata=metadata,
         positions=positions,
         position_format=table.position_format,

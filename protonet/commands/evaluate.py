@@ -109,7 +109,7 @@ def compute_details(
     known = labels >= 0
     data = table_to_dict(model, labels[known], len(labels), list(map(count_missing_cells, cells)), table.notes)
     features = torch.cat([x for x, _ in rows])
-    evaluated = model.treat_as_held_out(features[known], labels[known])
+    evaluated = model.evaluate_on_new_rows(features[known], labels[known])
     importance = compute_importance(evaluated, names, model.column_sizes, 0, math.inf, progress)
     predictions = EvaluatedRows(
         logits=logits,

@@ -54,7 +54,7 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
         check_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
         labels, x = model.class_indices(block.labels), model.encode(table, block)
         model.predict_logits(x)  # raises if the embedding of a row overflows
-        evaluated = model.treat_as_held_out(torch.from_numpy(x), labels)
+        evaluated = model.evaluate_on_new_rows(torch.from_numpy(x), labels)
     if evaluated is None:
         remedy = "Pass a labelled table, or fit it again with two or more rows per class."
         raise_input_error("model", "have held-out rows, if no table is given", "none", remedy)
@@ -135,7 +135,12 @@ def explanation_to_dict(model: TablePipeline, explanation: RowExplanation, cells
     order = contributions.abs().argsort(descending=True, stable=True).tolist()
     return {
         "neighbors": [
-            {"index": index, "location": model.locate_held_out(index), "class": held_out[index], "cosine": cosine}
+            {
+                "index": index,
+                "location": model.format_held_out_location(index),
+                "class": held_out[index],
+                "cosine": cosine,
+            }
             for index, cosine in explanation.neighbors
         ],
         "columns": [

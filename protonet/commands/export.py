@@ -5,7 +5,7 @@ from __future__ import annotations
 from protonet.commands.options import ExportOptions
 from protonet.files import export_onnx, export_pt2
 from protonet.pipeline import TablePipeline
-from protonet.ui.text import format_size
+from protonet.ui.text import format_byte_count
 
 
 def run(options: ExportOptions) -> None:
@@ -20,4 +20,4 @@ def run(options: ExportOptions) -> None:
         export_pt2(options.pt2, model)
     for path, outputs in ((options.onnx, "logits and probabilities"), (options.pt2, "logits")):
         if path is not None:
-            print(f"{path}: {inputs} to {outputs} (n, {classes}), {format_size(path.stat().st_size)}")
+            print(f"{path}: {inputs} to {outputs} (n, {classes}), {format_byte_count(path.stat().st_size)}")

@@ -51,7 +51,7 @@ from protonet.pipeline import TablePipeline
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.table import format_names
 from protonet.ui.html import write_results
-from protonet.ui.text import format_probability_metrics, format_size, format_views, summarize_columns
+from protonet.ui.text import format_byte_count, format_column_types, format_probability_metrics, format_view_weights
 
 #: Fraction of the time limit after which cross-validation stops, to leave time for the computations of a report.
 REPORT_START_FRACTION = 0.8
@@ -81,7 +81,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
     del rows
     name = path_to_text(options.table.name)
     unlabelled = UnlabelledRows(data, options.unlabelled, options.label or DEFAULT_LABEL)
-    name_samples = None if data.names is None else data.names.count_class_samples(len(data.classes))
+    name_samples = None if data.class_name_rows is None else data.class_name_rows.count_class_samples(len(data.classes))
 
     deadline = math.inf if limit is None else started + limit
     model = None
@@ -128,7 +128,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
         outliers = cluster_unknown(solution)
         print(summarize_training(name, data, model, solution, unlabelled, outliers))
         if options.verbose:
-            print(format_views(model.metadata["views"]))
+            print(format_view_weights(model.metadata["views"]))
         compared = compare_with_baselines(cv, solution, model)
         shown, others = compared, compared[2:]
         if not options.verbose:  # the model, the most frequent class, and the best of the other baselines
@@ -178,11 +178,11 @@ def summarize_training(
     upper = "" if min(counts) == max(counts) else f" to {max(counts)}"
     lines = [f"{name}: {', '.join(sizes)}, {min(counts)}{upper} per class"]
     types = None if data.encoding is None else data.encoding.summary
-    lines += [f"  {line}" for line in summarize_columns(data.columns, types)]
+    lines += [f"  {line}" for line in format_column_types(data.columns, types)]
     lines += summarize_rows(solution.training_set)
-    if data.names is not None:
-        total = f"each as {count(round(data.names.sample_count), 'sample')}"
-        lines.append(f"the names of {count(len(data.names.labels), 'class')} are training samples, {total}")
+    if data.class_name_rows is not None:
+        total = f"each as {count(round(data.class_name_rows.sample_count), 'sample')}"
+        lines.append(f"the names of {count(len(data.class_name_rows.labels), 'class')} are training samples, {total}")
     if model.metadata["balanced"]:
         lines.append("all classes have equal weight in training and in the probabilities (--balanced)")
     lines += summarize_unlabelled(solution, unlabelled, outliers)
@@ -220,7 +220,7 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
     """
     if path is None:
         return "no model was written: pass -o FILE.protonet"
-    size = format_size(path.stat().st_size)
+    size = format_byte_count(path.stat().st_size)
     moved = [quote(name) for name in representation or () if Path(split_backbone(name)[0]).exists()]
     more = f" --representation {' '.join(moved)}" if moved else ""
     return f"{path}: {size}; next: protonet predict {quote(str(path))} NEW.csv -o predicted.csv{more}"

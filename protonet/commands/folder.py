@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from protonet._io import JsonDict, progress_bar, write_text
 from protonet._text import count
-from protonet.errors import DISTRIBUTION, UserError, installed_version, optional_packages, raise_input_error
+from protonet.errors import DISTRIBUTION_NAME, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import format_names
 
 #: Name of the file in the output folder that records the model and options of its predictions.
@@ -251,10 +251,10 @@ def _connect_to_dask(address: str) -> Iterator[Any]:
             remedy = "Start it with dask scheduler, and workers with dask worker ADDRESS."
             raise_input_error("workers", "be the address of a Dask scheduler that answers", got, remedy)
         with client:
-            version = installed_version(DISTRIBUTION)
+            version = installed_version(DISTRIBUTION_NAME)
             try:
                 client.wait_for_workers(1, timeout=CLUSTER_TIMEOUT)
-                versions = client.run(installed_version, DISTRIBUTION)
+                versions = client.run(installed_version, DISTRIBUTION_NAME)
             except asyncio.TimeoutError:  # differs from TimeoutError before Python 3.11
                 remedy = f"Start some with dask worker {address}."
                 raise_input_error("workers", "have a worker", f"none at {address}", remedy)

@@ -9,15 +9,15 @@ from protonet._io import JsonDict
 from protonet._text import count, shorten_list, to_printable
 from protonet.commands.options import InfoOptions
 from protonet.errors import raise_input_error
-from protonet.files.archive import FORMAT_VERSION, check_entry_types, read_config, subtract_name_samples
+from protonet.files.archive import FORMAT_VERSION, check_entry_types, count_training_rows, read_config
 from protonet.ui.text import (
     MAX_LISTED_CLASSES,
-    format_percent,
+    format_byte_count,
+    format_column_types,
     format_probability_metrics,
-    format_size,
     format_table,
-    format_views,
-    summarize_columns,
+    format_view_weights,
+    format_with_interval,
 )
 
 #: The heading in the printed text of each option of ``fit`` that the metadata of a model file record.
@@ -55,7 +55,7 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
         header: Its config, which `protonet.files.archive.read_config` reads without loading any tensor.
     """
     metadata, classes = header["metadata"], header["classes"]
-    samples = subtract_name_samples(header["counts"], classes, metadata.get("named"))
+    samples = count_training_rows(header["counts"], classes, metadata.get("named"))
     dropped, groups, views = (metadata.get(name) for name in ("left_out", "groups", "views"))
     sound = isinstance(views, dict) and all(isinstance(weight, float) for weight in views.values())
     return {
@@ -67,7 +67,7 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
         "classes": [{"name": name, "samples": n} for name, n in zip(classes, samples, strict=True)],
         "features": header["network"]["input_dim"],
         "columns": header["columns"],
-        "column_types": summarize_columns(header["columns"], header["column_summaries"]),
+        "column_types": format_column_types(header["columns"], header["column_summaries"]),
         "dropped": dropped if isinstance(dropped, list) else None,
         **{name: metadata.get(name) for name in FIT_SETTINGS},
         "groups": len(groups) if isinstance(groups, dict) else None,
@@ -112,7 +112,7 @@ def format_contents(contents: JsonDict) -> str:
     facts["parameters"] = f"{contents['parameters']:,} trained, {contents['buffer_elements']:,} buffer elements"
     networks = contents["cross_validation_networks"]
     folds = f", with {count(networks, 'cross-validation network')}" if networks else ""
-    facts["size"] = format_size(contents["bytes"]) + folds
+    facts["size"] = format_byte_count(contents["bytes"]) + folds
     facts["version"] = f"file format {contents['version']}, written by protonet {contents['library']}"
     lines = [f"{to_printable(contents['file'])}: {', '.join(sizes)}"]
     lines += [f"  {heading:<15}{to_printable(value)}" for heading, value in facts.items() if value is not None]
@@ -123,7 +123,7 @@ def format_contents(contents: JsonDict) -> str:
         lines.append(f"the first {MAX_LISTED_CLASSES} of {count(len(classes), 'class')}; --json has all")
     if contents["views"]:
         views = {to_printable(name): weight for name, weight in contents["views"].items()}
-        lines += ["", format_views(views).rstrip()]
+        lines += ["", format_view_weights(views).rstrip()]
     return "\n".join([*lines, "", _format_metrics(contents["cross_validation"])])
 
 
@@ -131,7 +131,7 @@ def _format_metrics(metrics: JsonDict | None) -> str:
     """Format the cross-validation metrics of a model file as a line; None means that the file has none."""
     if metrics is None:
         return "cross-validation: none"
-    accuracy, interval = format_percent(metrics["accuracy"], metrics["interval"])
+    accuracy, interval = format_with_interval(metrics["accuracy"], metrics["interval"])
     parts = [f"cross-validation on {count(metrics['rows'], 'row')}: accuracy {accuracy} %, 95 % interval {interval}"]
     balanced, frequent = (metrics.get(name) for name in ("balanced_accuracy", "most_frequent_class"))
     if isinstance(balanced, float) and isinstance(frequent, float):

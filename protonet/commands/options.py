@@ -16,7 +16,7 @@ from protonet.errors import raise_input_error
 from protonet.files import MODEL_SUFFIXES
 from protonet.tables import DEFAULT_LABEL
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.ui.command_line import check_name, parse_number, parse_whole
+from protonet.ui.command_line import check_known_name, parse_finite_number, parse_integer
 
 #: File suffixes of HTML reports.
 REPORT_SUFFIXES = (".html", ".htm")
@@ -76,7 +76,7 @@ def is_positional(declared: Field[Any]) -> bool:
 
 def parse_rows(name: str, text: str) -> list[int]:
     """Parse row numbers that are separated by commas; repeated ones count once."""
-    return list(dict.fromkeys(parse_whole(name, row, low=0) for row in text.split(",")))
+    return list(dict.fromkeys(parse_integer(name, row, low=0) for row in text.split(",")))
 
 
 def parse_rate(name: str, text: str) -> float:
@@ -89,15 +89,15 @@ def parse_rate(name: str, text: str) -> float:
 
 def parse_workers(name: str, text: str) -> int | str:
     """Parse a number of processes, or the address of a Dask scheduler (a text with a colon)."""
-    return text if ":" in text else parse_whole(name, text, low=1)
+    return text if ":" in text else parse_integer(name, text, low=1)
 
 
 def parse_up_to(high: int, name: str, text: str) -> int:
     """Parse a whole number in [0, high]."""
-    return check_int(name, parse_whole(name, text, low=0), low=0, high=high)
+    return check_int(name, parse_integer(name, text, low=0), low=0, high=high)
 
 
-_parse_count, _parse_seconds = partial(parse_whole, low=1), partial(parse_number, low=0)
+_parse_count, _parse_seconds = partial(parse_integer, low=1), partial(parse_finite_number, low=0)
 _MODEL_HELP = "a model file, written by fit"
 _TABLE_HELP = "CSV, TSV or text with a header (also .gz, or - for stdin), Excel, Parquet, NPZ with x and y, NPY; "
 _TABLE_HELP += "or a folder of pictures"
@@ -160,7 +160,7 @@ class FitOptions(ResultOptions):
     effort: str = option(
         f"how many models to compare: {', '.join(EFFORT_NAMES)}",
         "default",
-        parse=lambda name, text: check_name(name, text, EFFORT_NAMES),
+        parse=lambda name, text: check_known_name(name, text, EFFORT_NAMES),
     )
     time_limit: float | None = option(
         f"for training and cross-validation together (default: {DEFAULT_TIME_LIMIT:.0f} for training alone)",
@@ -197,7 +197,7 @@ class FitOptions(ResultOptions):
         "random seed of MLPs and of column importance (default: 0)",
         0,
         group="training",
-        parse=partial(parse_whole, low=0),
+        parse=partial(parse_integer, low=0),
     )
 
 

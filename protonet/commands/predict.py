@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import clear_folder, write_atomically
+from protonet._io import remove_temporary_files, write_atomically
 from protonet._text import escape_formula
 from protonet.commands.arguments import check_single_table
 from protonet.commands.data import make_read_spec, map_blocks
@@ -32,14 +32,14 @@ from protonet.commands.folder import (
     run_file_tasks,
 )
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
-from protonet.embeddings.pictures.reading import are_pictures, hold_pictures
+from protonet.embeddings.pictures.reading import are_pictures, holds_pictures
 from protonet.embeddings.representation import hash_file
 from protonet.errors import InputError, raise_input_error
 from protonet.metrics import rejection_threshold, score_known
 from protonet.pipeline import TablePipeline
 from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import RowBlock, Table
-from protonet.ui.command_line import check_writable
+from protonet.ui.command_line import check_output_path
 from protonet.ui.text import format_csv
 
 #: The class name that rejected rows have in the output.
@@ -65,14 +65,14 @@ def run(options: PredictOptions) -> None:
     """
     model = TablePipeline.load(options.model, argument="model")
     if options.table.is_dir():
-        pictures, model_has_pictures = hold_pictures(options.table), model.has_pictures
+        pictures, model_has_pictures = holds_pictures(options.table), model.has_pictures
         if model_has_pictures and pictures is False:
             raise_input_error("table", "have pictures, as in fit", f"the tables of {options.table}", "")
         if not model_has_pictures and not pictures:
             predict_folder(model, options)
             return
         check_single_table(options)
-    model = model.attach_encoders(options.representation, shown=not options.quiet, table=options.table)
+    model = model.attach_encoders(options.representation, show_progress=not options.quiet, table=options.table)
     spec = make_output_spec(model, options)
     named = spec.keep_columns or model.metadata.get("id") is not None
     spec = spec._replace(picture_paths=not named and are_pictures(options.table))
@@ -107,16 +107,16 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
         raise_input_error("output", "name a folder", "none", "Pass -o FOLDER, for one output per file.")
     path = options.model.resolve()
     spec, digest = make_output_spec(model, options), hash_file(path)
-    output = check_writable("output", options.output, folder=True)
+    output = check_output_path("output", options.output, folder=True)
     tasks = list_file_tasks(options.table, output)
     claim_output_folder(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)
-    model.attach_encoders(names, shown=False)  # fails before the processes start
+    model.attach_encoders(names, show_progress=False)  # fails before the processes start
     work = partial(predict_file, str(path), digest, names, spec)
     try:
         notes = run_file_tasks(work, tasks, workers=workers, quiet=options.quiet)
     finally:
-        clear_folder(output)  # removes incomplete files of killed processes
+        remove_temporary_files(output)  # removes incomplete files of killed processes
     show_notes(notes, quiet=options.quiet)
 
 
@@ -168,7 +168,7 @@ def load_cached_model(path: str, digest: str, names: tuple[str, ...] | None) -> 
         digest: The hash of the file; an InputError is raised if the file has another one.
         names: The pretrained encoders that the user named; None for those of ``fit``.
     """
-    model = TablePipeline.load(path, argument="model").attach_encoders(names, shown=False)
+    model = TablePipeline.load(path, argument="model").attach_encoders(names, show_progress=False)
     if hash_file(Path(path)) != digest:
         raise_input_error("model", "remain unchanged", path, "Do not replace it until the folder is finished.")
     return model

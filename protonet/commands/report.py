@@ -21,8 +21,8 @@ from protonet.fit.search import FitProgress
 from protonet.fit.solver import Solution
 from protonet.metrics import (
     ClassMetrics,
+    EvaluationSample,
     Metrics,
-    Sample,
     compute_auroc,
     count_confidence_bins,
     measure,
@@ -34,14 +34,14 @@ from protonet.metrics import (
 from protonet.pipeline import TablePipeline
 from protonet.tables.columns.encoding import Encoding, list_columns
 from protonet.tables.columns.parsing import format_cells
-from protonet.ui.text import MAX_LISTED_CLASSES, format_percent, format_probability_metrics, format_table
+from protonet.ui.text import MAX_LISTED_CLASSES, format_probability_metrics, format_table, format_with_interval
 
 #: Maximum number of class pairs in the printed list of the most frequent confusions.
 MAX_CONFUSIONS = 5
 
 
 def compare_baselines(
-    logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: Sample, *, balanced: bool
+    logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: EvaluationSample, *, balanced: bool
 ) -> list[JsonDict]:
     """Compare the accuracy of a model with that of baselines on the same labelled rows, as dicts for JSON.
 
@@ -62,13 +62,15 @@ def compare_baselines(
     weights, measured = paired.weights / paired.weights.sum(), "balanced_accuracy" if balanced else "accuracy"
     results = []
     for name, scores in {"this model": logits, **baselines}.items():
-        metrics = measure(scores, labels, sample._replace(gain=0.0, gain_error=0.0) if name in baselines else sample)
+        metrics = measure(
+            scores, labels, sample._replace(accuracy_gain=0.0, accuracy_gain_error=0.0) if name in baselines else sample
+        )
         result = {"name": name, "accuracy": metrics.accuracy, "interval": metrics.interval}
         result |= {"balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy, "compared_by": measured}
         if name in baselines:
             difference = correct - (scores.argmax(dim=1) == labels).double()
             mean = float((weights * difference).sum())
-            result |= {"difference": mean, "half_width": paired.half_width(difference)}
+            result |= {"difference": mean, "half_width": paired.mean_half_width(difference)}
         results.append(result)
     return results
 
@@ -78,7 +80,7 @@ def format_baselines(compared: Sequence[JsonDict]) -> str:
     rows = [
         [
             result["name"],
-            *format_percent(result["accuracy"], result["interval"]),
+            *format_with_interval(result["accuracy"], result["interval"]),
             f"{100 * result['balanced_accuracy']:.2f}",
             f"{100 * result['difference']:+.2f} ±{100 * result['half_width']:.2f}" if "difference" in result else "",
         ]
@@ -126,14 +128,16 @@ def evaluate_to_dict(
         {MOST_FREQUENT_CLASS: score_class_frequencies(counts, rows)},
         bool(model.metadata.get("balanced")),
     )
-    compared = compare_baselines(logits[known], labels[known], frequent, Sample.of_size(rows), balanced=balanced)
+    compared = compare_baselines(
+        logits[known], labels[known], frequent, EvaluationSample.with_defaults(rows), balanced=balanced
+    )
     others = {"rows": sum(unknown.values()), "classes": dict(unknown), "auroc": auroc}
     return {**metrics_to_dict(name, model.classes, metrics), "baselines": compared, "unknown": others}
 
 
 def format_results(results: JsonDict, frequent: str | int) -> str:
     """Format the result of `evaluate_to_dict` as text; ``frequent`` is the most frequent class of the training rows."""
-    accuracy, interval = format_percent(results["accuracy"], results["interval"])
+    accuracy, interval = format_with_interval(results["accuracy"], results["interval"])
     rows, unknown, names = results["rows"], results["unknown"], [entry["name"] for entry in results["classes"]]
     lines = [f"{results['table']}: accuracy {accuracy} % on {count(rows, 'row')}, 95 % interval {interval}"]
     baseline = f"baseline, always {to_printable(frequent)} (the most frequent class of fit)"
@@ -418,7 +422,7 @@ def compute_learning_curve(solution: Solution, cv: CrossValidation, deadline: fl
     correct = curve.correct.double()
     accuracies = correct @ sample.weights / sample.weights.sum()
     points = [
-        {"per_class": size, "accuracy": accuracy, "interval": sample.interval(rows)}
+        {"per_class": size, "accuracy": accuracy, "interval": sample.accuracy_interval(rows)}
         for size, accuracy, rows in zip(curve.rows_per_class, accuracies.tolist(), correct, strict=True)
     ]
     training = solution.training_set.rows

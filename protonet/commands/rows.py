@@ -24,7 +24,7 @@ from protonet.tables.columns.parsing import BOOLEANS, format_cells
 from protonet.tables.delimited import parse_missing_texts
 from protonet.tables.formats import PICTURE_COLUMN, open_source
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_table
-from protonet.ui.command_line import check_name
+from protonet.ui.command_line import check_known_name
 
 #: Maximum number of sets of equal rows with different labels, and of rows of each set, that a warning lists.
 MAX_LISTED_CONTRADICTIONS = 3
@@ -249,7 +249,7 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
         if not equals:
             remedy = f"Pass for example {text or 'NAME'}=category."
             raise_input_error("column_type", "be NAME=TYPE", repr(text), remedy)
-        types[name] = check_name("column_type", column_type, COLUMN_TYPES)
+        types[name] = check_known_name("column_type", column_type, COLUMN_TYPES)
     return types
 
 

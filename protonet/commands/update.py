@@ -20,13 +20,13 @@ from protonet.commands.rows import (
 )
 from protonet.fit.cross_validation import CrossValidation, detect_label_conflicts, is_held_out_row, predict_held_out
 from protonet.fit.duplicates import hash_rows
-from protonet.ui.command_line import check_writable
+from protonet.ui.command_line import check_output_path
 
 
 def run(options: UpdateOptions) -> None:
     """Run ``update``: add samples to a model, write the model, and print the change of accuracy on held-out rows."""
     model = open_pipeline(options, options.model, options.table, for_update=True)
-    output = options.output or check_writable("model", options.model)
+    output = options.output or check_output_path("model", options.model)
     table, block = read_labelled(options, options.table, model, model.metadata.get("group"))
     x, labels, empty = model.encode(table, block), block.labels, model.is_uninformative(block)
     if not options.new_classes:

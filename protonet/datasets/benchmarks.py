@@ -24,22 +24,22 @@ from protonet._text import shorten_list
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset
 from protonet.datasets.layouts import (
     Layout,
-    detect_class_lists,
-    detect_csv,
+    detect_csv_lists,
     detect_folders,
-    detect_json,
-    detect_pickles,
-    detect_tiered,
+    detect_json_lists,
+    detect_tiered_imagenet,
     make_layout,
+    make_pickle_detector,
+    make_split_list_detector,
     raise_unreadable,
 )
-from protonet.datasets.pictures import ImageSet, ImageSource, Pictures, Rotated, load_pictures
-from protonet.embeddings.pictures.images import list_folders, list_images
+from protonet.datasets.pictures import ImageSet, ImageSource, LabelledPictures, RotatedPicture, load_pictures
+from protonet.embeddings.pictures.images import list_images, list_visible_folders
 from protonet.errors import raise_input_error
 
 META_PREFIX = "meta-"  #: The names of Meta-Dataset's class lists begin with this prefix.
 #: A folder that has at least this fraction of the classes of a list is taken for that data set, and must then have all.
-MIN_CLASS_FRACTION = 0.9
+MIN_PRESENT_CLASS_FRACTION = 0.9
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def simplify_class_name(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
 
-def detect_listed_classes(key: str, *subfolders: str) -> Callable[[Path], Layout | None]:
+def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], Layout | None]:
     """Make a function that finds the pictures ``root/SUBFOLDER/CLASS/*.png`` of the classes on a class list.
 
     The function takes ``root``, and returns a `Layout` with the split of the list; or None if no subfolder has most of
@@ -112,9 +112,10 @@ def detect_listed_classes(key: str, *subfolders: str) -> Callable[[Path], Layout
         known = read_class_lists()[key]
         label_of = {simplify_class_name(label): label for label in known.side_of}
         found = [
-            {simplify_class_name(folder.name): folder for folder in list_folders(root / part)} for part in subfolders
+            {simplify_class_name(folder.name): folder for folder in list_visible_folders(root / part)}
+            for part in subfolders
         ]
-        min_classes = MIN_CLASS_FRACTION * len(label_of)
+        min_classes = MIN_PRESENT_CLASS_FRACTION * len(label_of)
         found = [folders for folders in found if len(folders.keys() & label_of.keys()) >= min_classes]
         if not found:
             return None
@@ -129,7 +130,7 @@ def detect_listed_classes(key: str, *subfolders: str) -> Callable[[Path], Layout
                 pictures += images
                 labels += [label] * len(images)
         side_of = known.side_of
-        return make_layout(Pictures(pictures, labels, [side_of[label] for label in labels]))
+        return make_layout(LabelledPictures(pictures, labels, [side_of[label] for label in labels]))
 
     return detect
 
@@ -159,7 +160,7 @@ def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) ->
     return load_pictures(locate_benchmark(key, root), size)
 
 
-def describe_difference(text: str, counts: Mapping[tuple[str, str], int]) -> list[str]:
+def describe_class_list_difference(text: str, counts: Mapping[tuple[str, str], int]) -> list[str]:
     """Describe how the classes of a data set ``KIND:ROOT`` differ from the class list of the benchmark KIND.
 
     Args:
@@ -216,7 +217,7 @@ def _detect_cub_archive(root: Path) -> Layout | None:
     lists = [root / "images.txt", root / "image_class_labels.txt"]
     if not all(path.is_file() for path in lists):
         return None
-    files, classes = map(_read_pairs, lists)
+    files, classes = map(_read_numbered_values, lists)
     if files.keys() != classes.keys():
         raise_unreadable(lists[1], f"{len(classes)} labels of {len(files)} pictures")
     labels = [file.partition("/")[0] for file in files.values()]
@@ -229,10 +230,10 @@ def _detect_cub_archive(root: Path) -> Layout | None:
         if label_of.setdefault(label, classes[key]) != classes[key]:
             raise_unreadable(lists[1], f"folder {label} of classes {label_of[label]} and {classes[key]}")
     paths = [root / "images" / file for file in files.values()]
-    return make_layout(Pictures(paths, labels, [side_of[label] for label in labels]), *lists)
+    return make_layout(LabelledPictures(paths, labels, [side_of[label] for label in labels]), *lists)
 
 
-def _read_pairs(path: Path) -> dict[str, str]:
+def _read_numbered_values(path: Path) -> dict[str, str]:
     """Read a list whose lines are a number and a value; return the values by the number, as text."""
     try:
         rows = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -247,44 +248,44 @@ BENCHMARKS = {
     "mini-imagenet": Benchmark(
         84,
         "train.csv, val.csv, test.csv and images, the pickles of one of its releases, or train, val and test",
-        detect_csv,
-        detect_pickles("mini-imagenet-cache-{}.pkl"),
-        detect_pickles("miniImageNet_category_split_{}.pickle", "train_phase_train", "val", "test"),
+        detect_csv_lists,
+        make_pickle_detector("mini-imagenet-cache-{}.pkl"),
+        make_pickle_detector("miniImageNet_category_split_{}.pickle", "train_phase_train", "val", "test"),
         detect_folders,
-        detect_listed_classes("mini-imagenet", "", "images"),
+        make_class_list_detector("mini-imagenet", "", "images"),
     ),
     "tiered-imagenet": Benchmark(
         84,
         "train_images_png.pkl or train_images.npz, with train_labels.pkl, folders train, val and test, or train.csv",
-        detect_tiered,
+        detect_tiered_imagenet,
         detect_folders,
-        detect_class_lists("train", "{}.csv"),
-        detect_listed_classes("tiered-imagenet", "train", ""),
+        make_split_list_detector("train", "{}.csv"),
+        make_class_list_detector("tiered-imagenet", "train", ""),
     ),
     "cub": Benchmark(
         84,
         "images, images.txt and image_class_labels.txt",
-        detect_json,
-        detect_csv,
+        detect_json_lists,
+        detect_csv_lists,
         _detect_cub_archive,
         detect_folders,
-        detect_listed_classes("cub", "images", ""),
+        make_class_list_detector("cub", "images", ""),
         folder="CUB_200_2011",
     ),
     "cifar-fs": Benchmark(
         32,
         "data/CLASS/*.png and splits/bertinetto/train.txt, CIFAR_FS_train.pickle, or meta-train and so on",
-        detect_class_lists("data", "splits/bertinetto/{}.txt"),
-        detect_pickles("CIFAR_FS_{}.pickle"),
-        detect_listed_classes("cifar-fs", "", "data", "train", "test"),
+        make_split_list_detector("data", "splits/bertinetto/{}.txt"),
+        make_pickle_detector("CIFAR_FS_{}.pickle"),
+        make_class_list_detector("cifar-fs", "", "data", "train", "test"),
         detect_folders,
         folder="cifar100",
     ),
     "fc100": Benchmark(
         32,
         "FC100_train.pickle, FC100_val.pickle and FC100_test.pickle, or folders train, val and test",
-        detect_pickles("FC100_{}.pickle"),
-        detect_listed_classes("fc100", "", "data", "train", "test"),
+        make_pickle_detector("FC100_{}.pickle"),
+        make_class_list_detector("fc100", "", "data", "train", "test"),
         detect_folders,
     ),
 }
@@ -297,7 +298,7 @@ def locate_benchmark(key: str, root: str | Path) -> ImageSet:
     """
     name, benchmark = key.replace("-", "_"), BENCHMARKS.get(key)
     if benchmark is None:
-        layout, expected = detect_listed_classes(key, "", "train", "images"), read_class_lists()[key].of
+        layout, expected = make_class_list_detector(key, "", "train", "images"), read_class_lists()[key].of
         name, benchmark = "meta_dataset", Benchmark(84, f"a folder for each class of {expected}", layout)
     root = Path(root)
     root = root / benchmark.folder if (root / benchmark.folder).is_dir() else root
@@ -430,9 +431,9 @@ def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
     return load_pictures(locate_benchmark("cub", root), size)
 
 
-BACKGROUND, EVALUATION = "images_background", "images_evaluation"  #: The two folders of Omniglot.
-#: At least this fraction of the characters in the folder ``BACKGROUND`` is for validation. Our own choice.
-VALIDATION_FRACTION = 0.2
+OMNIGLOT_BACKGROUND, OMNIGLOT_EVALUATION = "images_background", "images_evaluation"  #: The two folders of Omniglot.
+#: At least this fraction of the characters in the folder ``OMNIGLOT_BACKGROUND`` is for validation. Our own choice.
+OMNIGLOT_VALIDATION_FRACTION = 0.2
 
 
 def load_omniglot(root: str | Path, *, size: int | None = None, rotations: bool = False) -> Dataset:
@@ -463,11 +464,12 @@ def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
     """Find the pictures of Omniglot without reading them; arguments and errors are as in `load_omniglot`."""
     root = Path(root)
     home = root / "omniglot-py" if (root / "omniglot-py").is_dir() else root
-    background, evaluation = (_list_characters(home / part) for part in (BACKGROUND, EVALUATION))
+    background = _list_omniglot_characters(home / OMNIGLOT_BACKGROUND)
+    evaluation = _list_omniglot_characters(home / OMNIGLOT_EVALUATION)
     side_of = dict.fromkeys(background, "base") | dict.fromkeys(evaluation, "novel")
     n_validation = 0
     for alphabet in sorted({folder.parent for folder in background}, reverse=True)[:-1]:
-        if n_validation >= VALIDATION_FRACTION * len(background):
+        if n_validation >= OMNIGLOT_VALIDATION_FRACTION * len(background):
             break
         characters = [folder for folder in background if folder.parent == alphabet]
         side_of |= dict.fromkeys(characters, "validation")
@@ -480,19 +482,19 @@ def locate_omniglot(root: str | Path, *, rotations: bool = False) -> ImageSet:
         paths += images
         name = f"{folder.parent.name}/{folder.name}"
         for quarters in range(4 if rotations else 1):
-            drawings += [Rotated(path, quarters) if quarters else path for path in images]
+            drawings += [RotatedPicture(path, quarters) if quarters else path for path in images]
             labels += [f"{name} rot{90 * quarters:03}" if quarters else name] * len(images)
             sides += [side] * len(images)
-    pictures = Pictures(drawings, labels, sides)
+    pictures = LabelledPictures(drawings, labels, sides)
     variant = "rotations" if rotations else ""
     return ImageSet(name="omniglot", root=home, files=paths, read=lambda: pictures, size=28, grey=True, variant=variant)
 
 
-def _list_characters(folder: Path) -> list[Path]:
+def _list_omniglot_characters(folder: Path) -> list[Path]:
     """List the folders ``folder/ALPHABET/CHARACTER``; raise an InputError if there are none."""
-    characters = [character for alphabet in list_folders(folder) for character in list_folders(alphabet)]
+    characters = [path for alphabet in list_visible_folders(folder) for path in list_visible_folders(alphabet)]
     if not characters:
-        constraint = f"hold {BACKGROUND}/ALPHABET/CHARACTER/*.png and {EVALUATION}/... (or omniglot-py with both)"
+        constraint = f"hold {OMNIGLOT_BACKGROUND}/ALPHABET/CHARACTER/*.png and {OMNIGLOT_EVALUATION}/..."
         got = f"{folder} without characters" if folder.is_dir() else f"no folder {folder}"
         raise_input_error("root", constraint, got, "Unpack both archives of Omniglot there.")
     return characters

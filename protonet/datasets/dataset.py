@@ -16,7 +16,7 @@ from protonet._validation import check_int, check_labels
 from protonet.errors import raise_input_error
 
 #: One name per row: the name of the row's class, or the name of the side of the split that the class is on.
-RowNames = Sequence[str] | np.ndarray
+RowLabels = Sequence[str] | np.ndarray
 #: The sides of a split by class: methods learn from base classes, settings are chosen on validation classes, and novel
 #: classes give the final scores.
 SPLIT_SIDES = ("base", "validation", "novel")
@@ -39,7 +39,7 @@ class Dataset(NamedTuple):
     class_names: tuple[str, ...]  #: One name per class.
     #: For each class its side of the split, one of ``SPLIT_SIDES``; None if the classes are not split.
     sides: tuple[str, ...] | None = None
-    mapping: mmap.mmap | None = None  #: The memory-mapped file that holds ``x``; None if ``x`` is in memory.
+    memory_map: mmap.mmap | None = None  #: The memory-mapped file that holds ``x``; None if ``x`` is in memory.
     #: (channels, height, width) if each row is a picture or the feature maps of a convolutional network, flattened in
     #: this order of the axes; None for other rows.
     shape: tuple[int, int, int] | None = None
@@ -50,14 +50,14 @@ class Dataset(NamedTuple):
         return len(self.class_names)
 
     @property
-    def has_maps(self) -> bool:
+    def has_feature_maps(self) -> bool:
         """Whether each row holds feature maps of a convolutional network, recognised by more channels than pictures."""
         return self.shape is not None and self.shape[0] > MAX_PICTURE_CHANNELS
 
     @property
-    def is_plain(self) -> bool:
+    def is_float_in_memory(self) -> bool:
         """Whether ``x`` is in memory and floating, so that its rows can be used without `get_rows`."""
-        return self.mapping is None and self.x.is_floating_point()
+        return self.memory_map is None and self.x.is_floating_point()
 
     def select_classes(self, class_ids: Sequence[int]) -> Dataset:
         """Copy the rows of some classes. The copy numbers the classes 0, 1, ... in the order of ``class_ids``.
@@ -110,22 +110,22 @@ class Dataset(NamedTuple):
         Returns:
             Features (k, dim) in the order of ``rows`` and of the dtype of ``x``; float32 in [0, 1] if ``x`` is uint8.
         """
-        if self.is_plain:
+        if self.is_float_in_memory:
             return self.x.index_select(0, rows)
         dtype = self.x.dtype if self.x.is_floating_point() else torch.float32
         copied = self.x.new_empty(len(rows), self.x.shape[1], dtype=dtype)
         for piece, target in zip(rows.split(MAPPED_ROWS_PER_READ), copied.split(MAPPED_ROWS_PER_READ), strict=True):
             target.copy_(self.x.index_select(0, piece))
-            self.release()
+            self.release_memory()
         return copied if self.x.is_floating_point() else copied.div_(255)
 
-    def release(self) -> None:
+    def release_memory(self) -> None:
         """Free the memory that a memory-mapped ``x`` takes. The operating system reads the file again when needed.
 
         Does nothing if ``x`` is in memory.
         """
-        if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self.mapping.madvise(mmap.MADV_DONTNEED)
+        if self.memory_map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.memory_map.madvise(mmap.MADV_DONTNEED)
 
 
 def split_classes(data: Dataset, seed: int) -> Dataset:
@@ -154,7 +154,7 @@ def split_classes(data: Dataset, seed: int) -> Dataset:
     return data._replace(sides=tuple(side_of[name] for name in data.class_names))
 
 
-def make_dataset(argument: str, x: Tensor, labels: RowNames, sides: RowNames | None = None) -> Dataset:
+def make_dataset(argument: str, x: Tensor, labels: RowLabels, sides: RowLabels | None = None) -> Dataset:
     """Make a data set from rows ``x`` (n, ...), the label (n,) of each row and perhaps the side (n,) of its class.
 
     Rows are flattened and converted to float32. Classes are numbered by their sorted labels: texts alphabetically,
@@ -172,7 +172,7 @@ def make_dataset(argument: str, x: Tensor, labels: RowNames, sides: RowNames | N
     return assign_sides(argument, Dataset(x, torch.from_numpy(y), tuple(map(str, names))), sides)
 
 
-def assign_sides(argument: str, data: Dataset, sides: RowNames | None) -> Dataset:
+def assign_sides(argument: str, data: Dataset, sides: RowLabels | None) -> Dataset:
     """Return the data set with the side of each class, which is the side that all rows of the class have.
 
     ``sides`` (n,) has a name of ``SPLIT_SIDES`` or ``SIDE_ALIASES`` for each row; if it is None, ``data`` is returned.

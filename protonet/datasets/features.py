@@ -90,25 +90,25 @@ def _read_torch(path: Path) -> LabelledArrays:
     except Exception as error:  # torch raises anything of a damaged file
         got, remedy = f"{path} ({type(error).__name__})", "Save it with torch.save((features, labels), path)."
         raise_input_error("path", "be a file of torch.save, of tensors and containers alone", got, remedy)
-    return _find_arrays(path, content)
+    return _extract_arrays(path, content)
 
 
 #: Maps the suffix of a file to the function that reads the file.
 FEATURE_READERS: Mapping[str, Callable[[Path], LabelledArrays]] = {
     ".npy": _read_npy,
     **dict.fromkeys((".pt", ".pth"), _read_torch),
-    **dict.fromkeys((".plk", ".pkl", ".pickle"), lambda path: _find_arrays(path, load_pickle("path", path))),
+    **dict.fromkeys((".plk", ".pkl", ".pickle"), lambda path: _extract_arrays(path, load_pickle("path", path))),
 }
 
 
-def _find_arrays(path: Path, content: object) -> LabelledArrays:
+def _extract_arrays(path: Path, content: object) -> LabelledArrays:
     """Find features and labels in the object that a file holds, in any of the forms that `load_features` lists."""
     if isinstance(content, (list, tuple)) and len(content) == 4 and isinstance(content[2], dict):
         content = content[2]  # LaplacianShot: the other entries are means and scores
     if isinstance(content, (list, tuple)) and len(content) == 2:
         return LabelledArrays(_to_array(path, content[0]), _to_array(path, content[1]))
     if not isinstance(content, dict):
-        _raise_no_features(path, f"a {type(content).__name__}")
+        _raise_missing_features(path, f"a {type(content).__name__}")
     x, y = (next((content[name] for name in names if name in content), None) for names in (FEATURE_KEYS, LABEL_KEYS))
     if x is not None and y is not None:
         split = content.get("split")
@@ -116,16 +116,16 @@ def _find_arrays(path: Path, content: object) -> LabelledArrays:
         return LabelledArrays(_to_array(path, x), _to_array(path, y), sides)
     has_rows = all(isinstance(value, (list, tuple, np.ndarray, torch.Tensor)) for value in content.values())
     if not has_rows or not content or {"image_data", "class_dict"} & content.keys():
-        _raise_no_features(path, f"a dictionary of {', '.join(map(str, list(content)[:4])) or 'nothing'}")
-    return _join_classes(path, content)
+        _raise_missing_features(path, f"a dictionary of {', '.join(map(str, list(content)[:4])) or 'nothing'}")
+    return _concatenate_classes(path, content)
 
 
-def _join_classes(path: Path, rows_by_class: Mapping[object, object]) -> LabelledArrays:
+def _concatenate_classes(path: Path, rows_by_class: Mapping[object, object]) -> LabelledArrays:
     """Join a dictionary from classes to their rows into one array of features and one array of labels."""
     arrays = {key: _to_array(path, value) for key, value in rows_by_class.items()}
     arrays = {key: array for key, array in arrays.items() if array.size}
     if len({array.shape[1:] for array in arrays.values()}) != 1:
-        _raise_no_features(path, "classes whose rows are of several shapes")
+        _raise_missing_features(path, "classes whose rows are of several shapes")
     keys = [key.item() if isinstance(key, (torch.Tensor, np.generic)) else key for key in arrays]
     labels = np.repeat(np.array(keys), [len(array) for array in arrays.values()])
     return LabelledArrays(np.concatenate(list(arrays.values())), labels)
@@ -142,10 +142,10 @@ def _to_array(path: Path, value: object) -> np.ndarray:
             return _to_array(path, torch.stack(list(value)))
         return np.asarray(value)
     except (ValueError, RuntimeError, TypeError, AttributeError) as error:
-        _raise_no_features(path, f"rows that are no array ({type(error).__name__})")
+        _raise_missing_features(path, f"rows that are no array ({type(error).__name__})")
 
 
-def _raise_no_features(path: Path, got: str) -> NoReturn:
+def _raise_missing_features(path: Path, got: str) -> NoReturn:
     """Raise an InputError about a file that holds no features with labels; ``got`` says what it holds instead."""
     remedy = "Save it with numpy.savez(path, x=x, y=y); pictures are read as KIND:FOLDER."
     raise_input_error("path", "hold features and labels, or rows by class", f"{got} in {path}", remedy)

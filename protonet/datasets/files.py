@@ -22,7 +22,7 @@ from torch import Tensor
 from protonet._text import shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
-from protonet.embeddings.pictures.images import list_folders, list_images, open_image
+from protonet.embeddings.pictures.images import list_images, list_visible_folders, open_image
 from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.arrays import READ_ERRORS, read_arrays
 from protonet.tables.delimited import read_rows
@@ -49,7 +49,7 @@ def load_images(folder: str | Path, *, size: int | None = None, colour: bool = F
     folder = Path(folder)
     if size is not None:
         size = check_int("size", size, low=1)
-    classes = list_folders(folder)
+    classes = list_visible_folders(folder)
     if not classes:
         remedy = "Put the images of each class in a folder of its own: FOLDER/CLASS/*.png."
         got = f"{folder} without any" if folder.is_dir() else f"{folder}, which is no folder"
@@ -97,10 +97,10 @@ def load_npz(path: str | Path) -> Dataset:
     x = arrays["x"]
     if x.dtype.kind not in "biuf" or x.ndim < 2:
         raise_input_error("x", "be real, of shape (n, dim)", f"{x.dtype} {x.shape}", "Save features as floats.")
-    return _label_rows(torch.from_numpy(x.astype(np.float32, copy=False)), arrays)
+    return _make_npz_dataset(torch.from_numpy(x.astype(np.float32, copy=False)), arrays)
 
 
-def _label_rows(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap | None = None) -> Dataset:
+def _make_npz_dataset(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap | None = None) -> Dataset:
     """Make a data set from rows ``x`` (n, ...), perhaps memory-mapped, and the other ``arrays`` of an NPZ file.
 
     These are ``y`` and perhaps ``split`` and ``maps``, as `load_npz` describes them.
@@ -108,12 +108,12 @@ def _label_rows(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap 
     x = x.flatten(1)
     data = make_dataset("x", torch.empty(len(x), 0), arrays["y"])
     data = assign_sides("split", data, arrays.get("split"))
-    data = data._replace(x=x, mapping=mapping, shape=read_shape(arrays.get("maps"), x.shape[1]))
-    check_finite("x", x, data.release)
+    data = data._replace(x=x, memory_map=mapping, shape=check_map_shape(arrays.get("maps"), x.shape[1]))
+    check_finite("x", x, data.release_memory)
     return data
 
 
-def read_shape(shape: np.ndarray | None, dim: int) -> tuple[int, int, int] | None:
+def check_map_shape(shape: np.ndarray | None, dim: int) -> tuple[int, int, int] | None:
     """Check the array ``maps`` of an NPZ file whose rows have ``dim`` features; return (channels, height, width).
 
     Returns None if the file has no such array.
@@ -168,9 +168,9 @@ def _parse_float(cell: str, line: int) -> float:
         raise_input_error("path", "hold numbers beside the label", f"{cell!r} in line {line}", "Encode it as numbers.")
 
 
-MAPPABLE_DTYPES = ("float16", "float32", "float64")  #: The dtypes of features that `map_npz` can memory-map.
+MEMORY_MAPPED_DTYPES = ("float16", "float32", "float64")  #: The dtypes of features that `map_npz` can memory-map.
 #: For each version of the NPY format, the function that reads the header of an array.
-HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+NPY_HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def map_npz(path: str | Path) -> Dataset:
@@ -178,7 +178,7 @@ def map_npz(path: str | Path) -> Dataset:
 
     Features are memory-mapped if ``x`` is as ``numpy.savez`` writes it: not compressed, in C order, and of dtype
     float16, float32 or float64. The dtype is kept. Rows are read from the disk when they are used, and
-    `Dataset.release` frees their memory. This function reads all rows once, block by block, to find NaN.
+    `Dataset.release_memory` frees their memory. This function reads all rows once, block by block, to find NaN.
 
     Args:
         path: As in `load_npz`. The file must not change while the data are in use.
@@ -190,13 +190,15 @@ def map_npz(path: str | Path) -> Dataset:
         InputError: As in `load_npz`.
     """
     path = Path(path)
-    x, mapping = map_rows(path) or (None, None)
+    x, mapping = memory_map_array(path) or (None, None)
     if x is None:
         return load_npz(path)
-    return _label_rows(x, read_arrays(path, {"y", "split", "maps"}), mapping)
+    return _make_npz_dataset(x, read_arrays(path, {"y", "split", "maps"}), mapping)
 
 
-def map_rows(path: Path, dtypes: Sequence[str] = MAPPABLE_DTYPES, name: str = "x") -> tuple[Tensor, mmap.mmap] | None:
+def memory_map_array(
+    path: Path, dtypes: Sequence[str] = MEMORY_MAPPED_DTYPES, name: str = "x"
+) -> tuple[Tensor, mmap.mmap] | None:
     """Memory-map the array ``name`` (n, ...) of an NPZ file.
 
     Returns a read-only tensor and the mapping of the whole file; or None if the array is compressed, of a dtype other
@@ -206,7 +208,7 @@ def map_rows(path: Path, dtypes: Sequence[str] = MAPPABLE_DTYPES, name: str = "x
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             member = archive.getinfo(f"{name}.npy")
             with archive.open(member) as opened:
-                shape, fortran_order, dtype = HEADER_READERS[npy.read_magic(opened)](opened)
+                shape, fortran_order, dtype = NPY_HEADER_READERS[npy.read_magic(opened)](opened)
                 header = opened.tell()
             file.seek(member.header_offset + 26)
             start = member.header_offset + 30 + sum(struct.unpack("<HH", file.read(4))) + header
@@ -226,16 +228,20 @@ def map_rows(path: Path, dtypes: Sequence[str] = MAPPABLE_DTYPES, name: str = "x
 
 
 def write_npz(
-    file: BinaryIO, shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray], more: Mapping[str, np.ndarray]
+    file: BinaryIO,
+    shape: tuple[int, ...],
+    dtype: str,
+    blocks: Iterable[np.ndarray],
+    other_arrays: Mapping[str, np.ndarray],
 ) -> None:
-    """Write an NPZ file whose array ``x`` can be memory-mapped by `map_rows`, without holding all of ``x`` in memory.
+    """Write an NPZ file block by block; `memory_map_array` can memory-map its array ``x``.
 
     Args:
         file: The file, open for writing.
         shape: The shape (n, ...) of ``x``.
         dtype: The dtype of ``x``.
         blocks: The rows of ``x`` in order, in blocks of any number of rows (k, ...).
-        more: Further arrays to write, by name.
+        other_arrays: Further arrays to write, by name.
 
     Raises:
         ValueError: The blocks do not make up an array of this shape and dtype.
@@ -252,7 +258,7 @@ def write_npz(
                 member.write(np.ascontiguousarray(block).data)
             if left:
                 raise ValueError(f"{left} rows too few")
-        for name, array in more.items():
+        for name, array in other_arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 npy.write_array(member, array, allow_pickle=False)
 

@@ -23,7 +23,7 @@ import torch
 from protonet._io import progress_bar
 from protonet._validation import check_int
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset
-from protonet.datasets.pictures import ImageSet, Pictures, load_pictures
+from protonet.datasets.pictures import ImageSet, LabelledPictures, load_pictures
 from protonet.errors import optional_packages, raise_input_error
 
 if TYPE_CHECKING:
@@ -32,36 +32,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rendering:
+class GlyphRendering:
     """How a character is drawn. All values are our own choice; after a change, increase ``GLYPH_CACHE_VERSION``."""
 
-    size: int = 28  #: Pixels per side of an image, as in MNIST and most uses of Omniglot.
-    canvas: int = 56  #: Pixels per side of the canvas that a character is drawn on. It is then reduced to ``size``.
-    em: int = 38  #: Font size, in pixels of the canvas.
+    image_side: int = 28  #: Pixels per side of an image, as in MNIST and most uses of Omniglot.
+    canvas_side: int = 56
+    """Pixels per side of the canvas that a character is drawn on. It is then reduced to ``image_side``."""
+    font_size: int = 38  #: Font size, in pixels of the canvas.
     #: The largest distance of ink from the centre of the canvas along an axis, in pixels. Larger characters are drawn
     #: in a smaller font size.
-    reach: float = 25.0
-    ink: int = 127  #: A drawing is blank, and left out, if no pixel is above this value in [0, 255].
+    max_ink_distance: float = 25.0
+    min_ink_value: int = 127  #: A drawing is blank, and left out, if no pixel is above this value in [0, 255].
 
 
 @dataclass(frozen=True)
-class Jitter:
+class GlyphJitter:
     """Limits of the random affine map that distorts each image.
 
     All values are our own choice; after a change, increase ``GLYPH_CACHE_VERSION``.
     """
 
-    rotation: float = np.pi / 15  #: Largest rotation to either side, in radians.
-    shear: float = 0.15  #: Largest shear to either side.
-    scale: float = 1.15  #: Largest scale factor along either axis; the smallest factor is 1 / 1.15.
-    shift: float = 4  #: Largest shift along either axis, in pixels of the canvas.
+    max_rotation: float = np.pi / 15  #: Largest rotation to either side, in radians.
+    max_shear: float = 0.15  #: Largest shear to either side.
+    max_scale: float = 1.15  #: Largest scale factor along either axis; the smallest factor is 1 / 1.15.
+    max_shift: float = 4  #: Largest shift along either axis, in pixels of the canvas.
 
 
-RENDERING, GLYPH_JITTER = Rendering(), Jitter()
-SIDE_FRACTIONS = (0.6, 0.15, 0.25)  #: The fraction of the classes on each side, in the order of ``SPLIT_SIDES``.
-SMALL_ALPHABET = 20  #: Alphabets of fewer characters are pooled into one alphabet.
+GLYPH_RENDERING, GLYPH_JITTER = GlyphRendering(), GlyphJitter()
+SPLIT_SIDE_FRACTIONS = (0.6, 0.15, 0.25)  #: The fraction of the classes on each side, in the order of ``SPLIT_SIDES``.
+MIN_ALPHABET_SIZE = 20  #: Alphabets of fewer characters are pooled into one alphabet.
 #: Alphabets of characters other than letters: the first code point of each range, and the alphabet of its characters.
-BLOCKS = [
+SYMBOL_BLOCKS = [
     *((0x0000, "PUNCTUATION"), (0x0300, "SYMBOLS"), (0x2000, "PUNCTUATION"), (0x2070, "NUMBERS")),
     *((0x20A0, "SYMBOLS"), (0x2150, "NUMBERS"), (0x2190, "ARROWS"), (0x2200, "MATHEMATICAL")),
     *((0x2300, "TECHNICAL"), (0x2500, "BOXES"), (0x25A0, "SHAPES"), (0x2600, "SYMBOLS")),
@@ -72,7 +73,7 @@ BLOCKS = [
 GLYPH_CACHE_VERSION = 1
 
 
-class Face(NamedTuple):
+class FontFace(NamedTuple):
     """A font file and the characters that it can draw."""
 
     path: Path  #: The font file.
@@ -105,7 +106,7 @@ def load_glyphs(
 
     Returns:
         A data set of rows of 28 * 28 grey values in [0, 1], ink being 1, with one class per character. The classes are
-        split by alphabet (see `alphabet_of`): about 60 % are base, 15 % validation and 25 % novel classes, among
+        split by alphabet (see `get_alphabet`): about 60 % are base, 15 % validation and 25 % novel classes, among
         letters as well as among other characters.
 
     Raises:
@@ -122,15 +123,15 @@ def load_glyphs(
     known = counts if characters is None else set(characters)
     chosen = sorted(c for c in known if counts[c] >= min_faces and unicodedata.category(c)[0] in "LNPS")
 
-    def render() -> Pictures:
+    def render() -> LabelledPictures:
         images, labels = _render_characters(chosen, faces, copies, seed)
         names = list(dict.fromkeys(labels))
         if len(names) < 2:
             got = f"{len(names)} of {len(set(known))}"
             remedy = "Pass more characters, more fonts or a smaller min_faces."
             raise_input_error("characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
-        side_of = dict(zip(names, split_alphabets(names), strict=True))
-        return Pictures(images, labels, [side_of[label] for label in labels])
+        side_of = dict(zip(names, split_by_alphabet(names), strict=True))
+        return LabelledPictures(images, labels, [side_of[label] for label in labels])
 
     paths = [face.path for face in faces]
     settings = json.dumps([GLYPH_CACHE_VERSION, chosen, copies, seed])
@@ -141,41 +142,42 @@ def load_glyphs(
             root=paths[0].parent,
             files=paths,
             read=render,
-            size=RENDERING.size,
+            size=GLYPH_RENDERING.image_side,
             grey=True,
             variant=variant,
         )
     )
-    return data._replace(x=data.get_rows(torch.arange(len(data.y))), mapping=None)
+    return data._replace(x=data.get_rows(torch.arange(len(data.y))), memory_map=None)
 
 
-def alphabet_of(character: str) -> str:
+def get_alphabet(character: str) -> str:
     """Return the name of a character's alphabet, such as "GREEK" or "ARROWS".
 
-    For a letter it is the first word of the Unicode name; for another character, ``BLOCKS`` has it by code point.
+    For a letter it is the first word of the Unicode name; for another character, ``SYMBOL_BLOCKS`` has it by code
+    point.
     """
     if unicodedata.category(character)[0] == "L":
         return unicodedata.name(character, "SYMBOLS").split()[0]
-    return BLOCKS[bisect(BLOCKS, (ord(character), "~")) - 1][1]
+    return SYMBOL_BLOCKS[bisect(SYMBOL_BLOCKS, (ord(character), "~")) - 1][1]
 
 
-def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
+def split_by_alphabet(characters: Iterable[str]) -> tuple[str, ...]:
     """Split characters by alphabet; return the side of each character, one of ``SPLIT_SIDES``.
 
     Alphabets are assigned one after another, the largest first, each to the side that lacks most characters to its
     fraction. Letters and other characters are split separately, so that every side has both. All alphabets of fewer
-    than ``SMALL_ALPHABET`` characters count as one.
+    than ``MIN_ALPHABET_SIZE`` characters count as one.
     """
-    names = [alphabet_of(character) for character in characters]
+    names = [get_alphabet(character) for character in characters]
     counts = Counter(names)
-    names = [name if counts[name] >= SMALL_ALPHABET else "SMALL" for name in names]
+    names = [name if counts[name] >= MIN_ALPHABET_SIZE else "SMALL" for name in names]
     counts = Counter(names)
-    others = {"SMALL", *(name for _, name in BLOCKS)}
+    others = {"SMALL", *(name for _, name in SYMBOL_BLOCKS)}
     sides = {}
     for group in (counts.keys() - others, counts.keys() & others):
         missing = {
             side: fraction * sum(counts[name] for name in group)
-            for side, fraction in zip(SPLIT_SIDES, SIDE_FRACTIONS, strict=True)
+            for side, fraction in zip(SPLIT_SIDES, SPLIT_SIDE_FRACTIONS, strict=True)
         }
         for name in sorted(group, key=lambda name: (-counts[name], name)):
             sides[name] = max(missing, key=lambda side: missing[side])
@@ -183,7 +185,7 @@ def split_alphabets(characters: Iterable[str]) -> tuple[str, ...]:
     return tuple(sides[name] for name in names)
 
 
-def list_font_faces(fonts: str | Path | None = None) -> list[Face]:
+def list_font_faces(fonts: str | Path | None = None) -> list[FontFace]:
     """List font faces: matplotlib's DejaVu faces, sorted by name, then those below the folder ``fonts``, by path."""
     with optional_packages():
         import matplotlib as mpl  # noqa: PLC0415 - optional
@@ -202,12 +204,12 @@ def list_font_faces(fonts: str | Path | None = None) -> list[Face]:
         except (TTLibError, OSError) as error:
             got = f"{path} ({type(error).__name__})"
             raise_input_error("fonts", "hold fonts that can be read", got, "Remove that file.")
-        faces.append(Face(path, frozenset(chr(code) for code, glyph in glyphs.items() if glyph != ".notdef")))
+        faces.append(FontFace(path, frozenset(chr(code) for code, glyph in glyphs.items() if glyph != ".notdef")))
     return faces
 
 
 def _render_characters(
-    characters: Iterable[str], faces: list[Face], copies: int, seed: int
+    characters: Iterable[str], faces: list[FontFace], copies: int, seed: int
 ) -> tuple[list[np.ndarray], list[str]]:
     """Draw each character in every font face that has it, and distort each image.
 
@@ -220,13 +222,13 @@ def _render_characters(
         from PIL import ImageFont  # noqa: PLC0415 - optional
 
     basic = ImageFont.Layout.BASIC  # the other engine depends on what is installed
-    fonts = [(face, ImageFont.truetype(face.path, RENDERING.em, layout_engine=basic)) for face in faces]
+    fonts = [(face, ImageFont.truetype(face.path, GLYPH_RENDERING.font_size, layout_engine=basic)) for face in faces]
     seen: set[tuple[object, ...]] = set()
     images: list[np.ndarray] = []
     labels: list[str] = []
     for character in progress_bar(iterable=characters, desc="glyphs", unit="character", delay=2.0):
         drawn = [(face.path, _draw_character(character, font)) for face, font in fonts if character in face.characters]
-        drawn = [(path, image) for path, image in drawn if np.asarray(image).max() > RENDERING.ink]
+        drawn = [(path, image) for path, image in drawn if np.asarray(image).max() > GLYPH_RENDERING.min_ink_value]
         look = (drawn[0][0], drawn[0][1].tobytes()) if drawn else None
         if look is None or look in seen:
             continue
@@ -243,10 +245,10 @@ def _draw_character(character: str, font: FreeTypeFont) -> Image:
     """Draw a character in white in the middle of a black canvas, in a smaller font size if it would not fit."""
     from PIL import Image, ImageDraw  # noqa: PLC0415 - optional
 
-    side = RENDERING.canvas
+    side = GLYPH_RENDERING.canvas_side
     reach = max(map(abs, font.getbbox(character, anchor="mm")))
-    if reach > RENDERING.reach:
-        font = font.font_variant(size=RENDERING.em * RENDERING.reach / reach)
+    if reach > GLYPH_RENDERING.max_ink_distance:
+        font = font.font_variant(size=GLYPH_RENDERING.font_size * GLYPH_RENDERING.max_ink_distance / reach)
     image = Image.new("L", (side, side))
     ImageDraw.Draw(image).text((side / 2, side / 2), character, fill=255, font=font, anchor="mm")
     return image
@@ -256,13 +258,13 @@ def _distort_image(image: Image, generator: np.random.Generator) -> np.ndarray:
     """Distort the image of a canvas by a random affine map, and halve its size; return it as (28, 28) uint8."""
     from PIL.Image import Resampling, Transform  # noqa: PLC0415 - optional
 
-    centre = RENDERING.canvas / 2
-    angle, shear = generator.uniform(-1, 1, 2) * (GLYPH_JITTER.rotation, GLYPH_JITTER.shear)
-    scale = GLYPH_JITTER.scale ** generator.uniform(-1, 1, 2)  # (2,)
-    shift = generator.uniform(-GLYPH_JITTER.shift, GLYPH_JITTER.shift, 2)  # (2,)
+    centre = GLYPH_RENDERING.canvas_side / 2
+    angle, shear = generator.uniform(-1, 1, 2) * (GLYPH_JITTER.max_rotation, GLYPH_JITTER.max_shear)
+    scale = GLYPH_JITTER.max_scale ** generator.uniform(-1, 1, 2)  # (2,)
+    shift = generator.uniform(-GLYPH_JITTER.max_shift, GLYPH_JITTER.max_shift, 2)  # (2,)
     rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     inverse = rotation @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag(1 / scale)  # (2, 2): output to input
     offset = centre - inverse @ (centre + shift)  # (2,)
     coefficients = (*inverse[0].tolist(), float(offset[0]), *inverse[1].tolist(), float(offset[1]))
     warped = image.transform(image.size, Transform.AFFINE, coefficients, Resampling.BILINEAR)
-    return np.asarray(warped.reduce(RENDERING.canvas // RENDERING.size), np.uint8)
+    return np.asarray(warped.reduce(GLYPH_RENDERING.canvas_side // GLYPH_RENDERING.image_side), np.uint8)

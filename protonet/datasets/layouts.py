@@ -11,17 +11,17 @@ from typing import NoReturn
 import numpy as np
 
 from protonet.datasets.dataset import SIDE_ALIASES, SPLIT_SIDES
-from protonet.datasets.files import map_rows
-from protonet.datasets.pictures import ImageSource, Pictures, join_sides
+from protonet.datasets.files import memory_map_array
+from protonet.datasets.pictures import ImageSource, LabelledPictures, join_sides
 from protonet.datasets.unpickling import load_pickle
-from protonet.embeddings.pictures.images import list_folders, list_images
+from protonet.embeddings.pictures.images import list_images, list_visible_folders
 from protonet.errors import InputError, raise_input_error
 from protonet.tables.arrays import READ_ERRORS
 
 #: A pair: all files of a data set of pictures, and a function that returns the pictures with their classes and sides.
-Layout = tuple[Sequence[Path], Callable[[], Pictures]]
+Layout = tuple[Sequence[Path], Callable[[], LabelledPictures]]
 #: The names of the sides in most authors' file names, in the order of ``SPLIT_SIDES``.
-AUTHORS_SIDES = ("train", "val", "test")
+PUBLISHED_SIDE_NAMES = ("train", "val", "test")
 
 
 def detect_folders(root: Path) -> Layout | None:
@@ -43,26 +43,26 @@ def detect_side_folders(root: Path) -> dict[str, Path] | None:
     Returns None if a folder of ``root`` is not that of a side, or if the base or the novel side has no folder.
     """
     folders: dict[str, Path] = {}
-    for folder in list_folders(root):
+    for folder in list_visible_folders(root):
         side = folder.name.lower().removeprefix("meta-")
         side = SIDE_ALIASES.get(side, side)
-        if side not in SPLIT_SIDES or not list_folders(folder):
+        if side not in SPLIT_SIDES or not list_visible_folders(folder):
             return None  # the folder may be a class that is named like a side
         folders[side] = folder
     return folders if {"base", "novel"} <= set(folders) else None
 
 
-def list_pictures_by_class(root: Path) -> Pictures:
+def list_pictures_by_class(root: Path) -> LabelledPictures:
     """List the pictures ``root/CLASS/*.png`` with their classes, which are not split; both are sorted by name."""
     pictures: list[Path] = []
     labels: list[str] = []
-    for folder in list_folders(root):
+    for folder in list_visible_folders(root):
         images = list_images("root", folder)
         pictures += images
         labels += [folder.name] * len(images)
     if not pictures:
         raise_input_error("root", "hold one folder per class", f"{root} without any", "Pass the folder above them.")
-    return Pictures(pictures, labels, None)
+    return LabelledPictures(pictures, labels, None)
 
 
 def detect_class_folders(root: Path) -> Layout:
@@ -70,7 +70,9 @@ def detect_class_folders(root: Path) -> Layout:
     return make_layout(list_pictures_by_class(root))
 
 
-def read_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path], list[tuple[Path, str]]]) -> Layout | None:
+def read_split_lists(
+    folder: Path, lists: Sequence[Path], read: Callable[[Path], list[tuple[Path, str]]]
+) -> Layout | None:
     """Find the pictures of a split from ``lists``, one file for each side in the order of ``SPLIT_SIDES``.
 
     ``read`` reads one list and returns the path and the class of each picture on it. Returns None if ``folder`` or the
@@ -86,11 +88,11 @@ def read_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path], list[
             raise
         except (OSError, ValueError, TypeError, LookupError, AttributeError, csv.Error) as error:
             raise_unreadable(path, type(error).__name__)
-        parts.append(Pictures([picture for picture, _ in pairs], [label for _, label in pairs], None))
+        parts.append(LabelledPictures([picture for picture, _ in pairs], [label for _, label in pairs], None))
     return make_layout(join_sides(parts), *lists)
 
 
-def detect_csv(root: Path) -> Layout | None:
+def detect_csv_lists(root: Path) -> Layout | None:
     """Find the pictures of ``root/images`` that ``train.csv``, ``val.csv`` and ``test.csv`` list; None without these.
 
     The lists are in ``root`` and have the columns filename and label. If a filename has a folder, as in
@@ -108,10 +110,10 @@ def detect_csv(root: Path) -> Layout | None:
             raise_input_error("root", "have columns filename and label in every list", got, remedy)
         return [(root / "images" / file, file.rpartition("/")[0] or label) for file, label in rows]
 
-    return read_lists(root / "images", [root / f"{side}.csv" for side in AUTHORS_SIDES], read)
+    return read_split_lists(root / "images", [root / f"{side}.csv" for side in PUBLISHED_SIDE_NAMES], read)
 
 
-def detect_json(root: Path) -> Layout | None:
+def detect_json_lists(root: Path) -> Layout | None:
     """Find the pictures of ``root/images`` that ``base.json``, ``val.json``, ``novel.json`` list; None without these.
 
     The lists are in ``root``. Their entry ``image_names`` has paths on the authors' machine. Only the last two parts of
@@ -123,15 +125,15 @@ def detect_json(root: Path) -> Layout | None:
         pairs = [image.replace("\\", "/").split("/")[-2:] for image in names]
         return [(root / "images" / folder / file, folder) for folder, file in pairs]
 
-    return read_lists(root / "images", [root / f"{side}.json" for side in ("base", "val", "novel")], read)
+    return read_split_lists(root / "images", [root / f"{side}.json" for side in ("base", "val", "novel")], read)
 
 
-def detect_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | None]:
+def make_split_list_detector(folder: str, pattern: str) -> Callable[[Path], Layout | None]:
     """Make a function that finds the pictures ``root/folder/CLASS/*.png`` of the classes that lists name for each side.
 
-    The path of a list is ``pattern`` below ``root``, with one of ``AUTHORS_SIDES`` for the braces. A line of a list
-    begins with a class; a comma and anything else may follow. The function returns None if ``folder`` or the first list
-    does not exist.
+    The path of a list is ``pattern`` below ``root``, with one of ``PUBLISHED_SIDE_NAMES`` for the braces. A line of a
+    list begins with a class; a comma and anything else may follow. The function returns None if ``folder`` or the first
+    list does not exist.
     """
 
     def detect(root: Path) -> Layout | None:
@@ -143,19 +145,20 @@ def detect_class_lists(folder: str, pattern: str) -> Callable[[Path], Layout | N
                 raise_unreadable(path, f"no folder {root / folder / missing[0]}" if missing else "empty")
             return [(image, label) for label in classes for image in list_images("root", root / folder / label)]
 
-        return read_lists(root / folder, [root / pattern.format(side) for side in AUTHORS_SIDES], read)
+        return read_split_lists(root / folder, [root / pattern.format(side) for side in PUBLISHED_SIDE_NAMES], read)
 
     return detect
 
 
-def detect_pickles(pattern: str, *sides: str) -> Callable[[Path], Layout | None]:
+def make_pickle_detector(pattern: str, *sides: str) -> Callable[[Path], Layout | None]:
     """Make a function that finds pictures in one pickle for each side of a split, and returns None without the pickles.
 
-    The path of a pickle is ``pattern`` below ``root``, with one of ``sides`` (or of ``AUTHORS_SIDES``) for the braces.
+    The path of a pickle is ``pattern`` below ``root``, with one of ``sides`` (or of ``PUBLISHED_SIDE_NAMES``) for the
+    braces.
     """
 
     def detect(root: Path) -> Layout | None:
-        files = [root / pattern.format(side) for side in sides or AUTHORS_SIDES]
+        files = [root / pattern.format(side) for side in sides or PUBLISHED_SIDE_NAMES]
         if not all_files_exist(files):
             return None
         return files, lambda: join_sides([_read_pickle(path) for path in files])
@@ -163,7 +166,7 @@ def detect_pickles(pattern: str, *sides: str) -> Callable[[Path], Layout | None]
     return detect
 
 
-def _read_pickle(path: Path) -> Pictures:
+def _read_pickle(path: Path) -> LabelledPictures:
     """Read pictures and their classes from a pickled dictionary in one of two published forms.
 
     Its keys are ``image_data`` and ``class_dict`` (indices of the pictures of each class), or ``data`` and ``labels``.
@@ -180,32 +183,32 @@ def _read_pickle(path: Path) -> Pictures:
                 labels[row] = str(label)
         if not all(labels):
             raise_unreadable(path, f"picture {labels.index('')} in no class")
-        return Pictures(list(images), labels, None)
+        return LabelledPictures(list(images), labels, None)
     images = check_images(path, content.get("data"))
-    return Pictures(list(images), check_labels(path, content.get("labels"), len(images)), None)
+    return LabelledPictures(list(images), check_labels(path, content.get("labels"), len(images)), None)
 
 
-def detect_tiered(root: Path) -> Layout | None:
+def detect_tiered_imagenet(root: Path) -> Layout | None:
     """Find tiered-ImageNet's packed pictures in ``root``; return None without them.
 
-    For each SIDE of ``AUTHORS_SIDES`` they are in ``SIDE_images_png.pkl`` or ``SIDE_images.npz``, and their labels in
-    ``SIDE_labels.pkl``.
+    For each SIDE of ``PUBLISHED_SIDE_NAMES`` they are in ``SIDE_images_png.pkl`` or ``SIDE_images.npz``, and their
+    labels in ``SIDE_labels.pkl``.
     """
-    images = [root / f"{side}_images_png.pkl" for side in AUTHORS_SIDES]
+    images = [root / f"{side}_images_png.pkl" for side in PUBLISHED_SIDE_NAMES]
     if not images[0].is_file():
-        images = [root / f"{side}_images.npz" for side in AUTHORS_SIDES]
-    labels = [root / f"{side}_labels.pkl" for side in AUTHORS_SIDES]
+        images = [root / f"{side}_images.npz" for side in PUBLISHED_SIDE_NAMES]
+    labels = [root / f"{side}_labels.pkl" for side in PUBLISHED_SIDE_NAMES]
     files = [*images, *labels]
     if not all_files_exist(files):
         return None
-    return files, lambda: join_sides(list(map(_read_tiered, images, labels)))
+    return files, lambda: join_sides(list(map(_read_tiered_imagenet, images, labels)))
 
 
-def _read_tiered(images: Path, labels: Path) -> Pictures:
+def _read_tiered_imagenet(images: Path, labels: Path) -> LabelledPictures:
     """Read the pictures of one side of tiered-ImageNet from ``images``, and their classes from ``labels``."""
     pictures: list[ImageSource]
     if images.suffix == ".npz":
-        pictures = list(check_images(images, _read_npz(images)))
+        pictures = list(check_images(images, _read_npz_images(images)))
     else:
         content = load_pickle("root", images)
         if not isinstance(content, list) or not all(isinstance(picture, (np.ndarray, bytes)) for picture in content):
@@ -219,17 +222,17 @@ def _read_tiered(images: Path, labels: Path) -> Pictures:
         # Two synsets may have the same words; their numbers make the names differ.
         names = [text if words.count(text) == 1 else f"{text} {synset}" for synset, text in enumerate(words)]
         classes = [names[int(label)] for label in classes]
-    return Pictures(pictures, classes, None)
+    return LabelledPictures(pictures, classes, None)
 
 
-def _read_npz(path: Path) -> np.ndarray | None:
+def _read_npz_images(path: Path) -> np.ndarray | None:
     """Return the array ``images`` of an NPZ file, memory-mapped if possible; None if the file has no such array."""
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
             if "images" not in file.files:
                 return None
-            mapped = map_rows(path, ("uint8",), "images")
+            mapped = memory_map_array(path, ("uint8",), "images")
             return np.asarray(file["images"]) if mapped is None else mapped[0].numpy()
     except READ_ERRORS as error:
         raise_unreadable(path, type(error).__name__)
@@ -269,7 +272,7 @@ def raise_unreadable(path: Path, got: str) -> NoReturn:
     raise_input_error("root", "hold lists and pictures that can be read", f"{path} ({got})", "Get the file again.")
 
 
-def make_layout(pictures: Pictures, *lists: Path) -> Layout:
+def make_layout(pictures: LabelledPictures, *lists: Path) -> Layout:
     """Make the `Layout` of pictures that are already found, each in a file of its own.
 
     ``lists`` are the files that were read to find the pictures; they count as files of the data set.

@@ -18,9 +18,9 @@ import torch
 from protonet._io import cache_folder, write_atomically
 from protonet._validation import check_int
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, make_dataset
-from protonet.datasets.files import map_rows, write_npz
+from protonet.datasets.files import memory_map_array, write_npz
 from protonet.embeddings.pictures.images import SUFFIXES, open_image
-from protonet.embeddings.pictures.reading import map_in_threads, show_items
+from protonet.embeddings.pictures.reading import item_progress_bar, map_in_threads
 from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.arrays import READ_ERRORS
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class Rotated(NamedTuple):
+class RotatedPicture(NamedTuple):
     """A picture that is to be rotated anticlockwise when it is opened."""
 
     path: Path  #: The picture's file.
-    quarters: int  #: The number of quarter turns (90 degrees), 1 to 3.
+    quarter_turns: int  #: The number of quarter turns (90 degrees), 1 to 3.
 
 
 #: A picture in one of four forms: the path of its file, the path with a rotation, the content of an image file as
 #: bytes, or its pixels (height, width, 3) uint8.
-ImageSource = Path | Rotated | bytes | np.ndarray
+ImageSource = Path | RotatedPicture | bytes | np.ndarray
 #: The version of decoding and resizing. Increase it whenever their pixels change, so that cached files are made again.
 PICTURE_CACHE_VERSION = 1
 PICTURES_PER_BLOCK = 256  #: How many pictures are decoded before they are written together.
 MAX_DECODE_THREADS = 8  #: At most this many threads decode pictures.
 
 
-class Pictures(NamedTuple):
+class LabelledPictures(NamedTuple):
     """The n pictures of a data set, with their classes."""
 
     pictures: Sequence[ImageSource]  #: The n pictures, most of them not yet read from their files.
@@ -61,7 +61,8 @@ class ImageSet:
     root: Path  #: The folder that has the pictures.
     #: All files of the set, pictures last. If the name, size or time of a file changes, the cached file is made again.
     files: Sequence[Path]
-    read: Callable[[], Pictures]  #: Returns the pictures with their classes. Reads lists and packed files if needed.
+    read: Callable[[], LabelledPictures]
+    """Returns the pictures with their classes. Reads lists and packed files if needed."""
     size: int  #: Pixels per side that the authors of the data set resize pictures to.
     #: Whether pictures are drawings with one grey channel, 1 being ink, instead of red, green and blue.
     grey: bool = False
@@ -87,20 +88,20 @@ def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
     """
     side = image_set.size if size is None else check_int("size", size, low=1)
     shape = (1 if image_set.grey else 3, side, side)
-    stamp = hash_state(image_set, f"{PICTURE_CACHE_VERSION} {side} {image_set.variant}".rstrip())
+    stamp = hash_file_stamps(image_set, f"{PICTURE_CACHE_VERSION} {side} {image_set.variant}".rstrip())
     root_hash = hashlib.sha256(os.fsencode(image_set.root.resolve())).hexdigest()[:16]
     name = f"{image_set.name}-{image_set.variant}".rstrip("-")
     path = cache_folder() / f"{name}-{side}-{root_hash}.npz"
-    cached = _read_cache(path, stamp, shape) if path.exists() else None
-    return _fill_cache(image_set, path, stamp, shape) if cached is None else cached
+    cached = _read_picture_cache(path, stamp, shape) if path.exists() else None
+    return _fill_picture_cache(image_set, path, stamp, shape) if cached is None else cached
 
 
-def hash_state(image_set: ImageSet, more: str) -> str:
-    """Hash the name, size and time of each file of the set, to detect changes, together with the text ``more``.
+def hash_file_stamps(image_set: ImageSet, settings: str) -> str:
+    """Hash the name, size and time of each file of the set, to detect changes, together with the text ``settings``.
 
     An InputError names a file that is missing.
     """
-    digest = hashlib.sha256(f"{more}\n".encode())
+    digest = hashlib.sha256(f"{settings}\n".encode())
     for path in image_set.files:
         try:
             state = path.stat()
@@ -117,16 +118,16 @@ def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
 
     if isinstance(picture, np.ndarray):
         return Image.fromarray(picture)
-    if isinstance(picture, Rotated):
+    if isinstance(picture, RotatedPicture):
         turns = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)
-        return open_picture(picture.path, min_side).transpose(turns[picture.quarters - 1])
+        return open_picture(picture.path, min_side).transpose(turns[picture.quarter_turns - 1])
     return open_image("root", picture if isinstance(picture, Path) else io.BytesIO(picture), min_side)
 
 
-def _read_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None:
+def _read_picture_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None:
     """Memory-map the pictures of a cached file; return None if it is damaged or outdated, so of another ``stamp``.
 
-    The ``stamp`` is the hash of the set's files that was stored with the pictures, see `hash_state`.
+    The ``stamp`` is the hash of the set's files that was stored with the pictures, see `hash_file_stamps`.
     """
     try:
         with path.open("rb") as opened:
@@ -134,7 +135,7 @@ def _read_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset 
             if str(file["stamp"]) != stamp:
                 return None
             y, names, sides = (file[name] for name in ("y", "names", "sides"))
-        x, mapping = map_rows(path, ("uint8",)) or (None, None)
+        x, mapping = memory_map_array(path, ("uint8",)) or (None, None)
         if x is not None and (x := x.flatten(1)).shape == (len(y), int(np.prod(shape))):
             side_names = tuple(map(str, sides)) if len(sides) else None
             return Dataset(x, torch.from_numpy(y), tuple(map(str, names)), side_names, mapping, shape)
@@ -145,7 +146,7 @@ def _read_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset 
     return None
 
 
-def _fill_cache(image_set: ImageSet, path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset:
+def _fill_picture_cache(image_set: ImageSet, path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset:
     """Decode pictures, write them to the cached file ``path``, and memory-map it; keep them in memory if that fails."""
     with optional_packages("pictures"):
         from PIL import Image  # noqa: PLC0415 - optional
@@ -163,7 +164,7 @@ def _fill_cache(image_set: ImageSet, path: Path, stamp: str, shape: tuple[int, i
 
     def decode_blocks() -> Iterator[np.ndarray]:
         threads = min(MAX_DECODE_THREADS, os.cpu_count() or 1)
-        with show_items(len(pictures), "picture", shown=True) as bar:
+        with item_progress_bar(len(pictures), "picture", shown=True) as bar:
             for start in range(0, len(pictures), PICTURES_PER_BLOCK):
                 yield np.stack(list(map_in_threads(decode, pictures[start : start + PICTURES_PER_BLOCK], threads)))
                 bar.update(min(PICTURES_PER_BLOCK, len(pictures) - start))
@@ -176,7 +177,7 @@ def _fill_cache(image_set: ImageSet, path: Path, stamp: str, shape: tuple[int, i
     except OSError as error:
         print(f"protonet: {path} is not kept: {error.strerror}", file=sys.stderr)
     else:
-        cached = _read_cache(path, stamp, shape)
+        cached = _read_picture_cache(path, stamp, shape)
         if cached is not None:
             return cached
     rows = np.empty((len(pictures), *shape), np.uint8)
@@ -185,7 +186,7 @@ def _fill_cache(image_set: ImageSet, path: Path, stamp: str, shape: tuple[int, i
     return data._replace(x=torch.from_numpy(rows).flatten(1))
 
 
-def join_sides(parts: Sequence[Pictures | None]) -> Pictures:
+def join_sides(parts: Sequence[LabelledPictures | None]) -> LabelledPictures:
     """Join the pictures of the base, the validation and the novel side into one set that has a side for each picture.
 
     ``parts`` has one entry per side, in this order; None is a side without pictures. Files may number the classes of
@@ -198,4 +199,4 @@ def join_sides(parts: Sequence[Pictures | None]) -> Pictures:
         pictures += list(part.pictures)
         labels += [f"{side} {name}" if n_sides[name] > 1 and name.isdecimal() else name for name in part.labels]
         sides += [side] * len(part.labels)
-    return Pictures(pictures, labels, sides)
+    return LabelledPictures(pictures, labels, sides)

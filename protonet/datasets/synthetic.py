@@ -22,26 +22,28 @@ SampleRows = Callable[[Tensor, torch.Generator], Tensor]  #: Maps labels (n,) to
 
 
 @dataclass(frozen=True)
-class Constants:
+class SyntheticConstants:
     """Constants of the synthetic families.
 
-    ``radius`` and ``noise`` are those of the contest that ``solution/`` is an entry to; the others are our own choice.
+    ``radius`` and ``noise_deviation`` are those of the contest that ``solution/`` is an entry to; the others are our
+    own choice.
     """
 
     radius: float = 2.5  #: Norm of the prototypes, in all families.
-    noise: float = 0.4  #: Standard deviation of the noise per feature, in all families.
+    noise_deviation: float = 0.4  #: Standard deviation of the noise per feature, in all families.
     correlated_variance: float = 20.0  #: ``correlated``: mean variance of the noise, in units of noise**2.
     correlated_decay: float = 1.5  #: ``correlated``: the k-th eigenvalue is proportional to k**-correlated_decay.
     #: ``nuisance``: number of directions with more noise, or half the number of features if that is less.
     nuisance_directions: int = 32
     nuisance_variance: float = 100.0  #: ``nuisance``: variance of the noise along these directions, in noise**2.
-    subclusters: int = 3  #: ``subclusters``: number of sub-clusters per class.
+    subclusters_per_class: int = 3  #: ``subclusters_per_class``: number of sub-clusters per class.
     warp_scale: float = 3.0  #: ``warped``: factor on the inputs of the random network's hidden units.
     degrees_of_freedom: int = 3  #: ``heavy_tails``: degrees of freedom of Student's t distribution.
-    wrong_fraction: float = 0.1  #: ``wrong_labels``: fraction of the training and validation labels that are wrong.
+    wrong_label_fraction: float = 0.1
+    """``wrong_labels``: fraction of the training and validation labels that are wrong."""
 
 
-CONSTANTS = Constants()
+SYNTHETIC = SyntheticConstants()
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Split:
     #: The true covariance of the noise (dim, dim) float64, if rows are a prototype plus Gaussian noise with the same
     #: covariance in all classes; otherwise None.
     noise_covariance: Tensor | None = None
-    radius: float = CONSTANTS.radius  #: The norm of the prototypes; meaningless if ``noise_covariance`` is None.
+    radius: float = SYNTHETIC.radius  #: The norm of the prototypes; meaningless if ``noise_covariance`` is None.
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class Population:
 
     sample: SampleRows  #: Samples one row of features for each label, from the distribution of the label's class.
     noise_covariance: Tensor | None = None  #: The true covariance of the noise, as in `Split`.
-    wrong_fraction: float = 0.0  #: The fraction of training and validation labels to replace by wrong ones, in [0, 1].
+    wrong_label_fraction: float = 0.0
+    """The fraction of training and validation labels to replace by wrong ones, in [0, 1]."""
 
 
 def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Population:
@@ -75,9 +78,9 @@ def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Populat
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        return prototypes[labels] + CONSTANTS.noise * torch.randn(len(labels), dim, generator=generator)
+        return prototypes[labels] + SYNTHETIC.noise_deviation * torch.randn(len(labels), dim, generator=generator)
 
-    return Population(sample, noise_covariance=CONSTANTS.noise**2 * torch.eye(dim, dtype=torch.float64))
+    return Population(sample, noise_covariance=SYNTHETIC.noise_deviation**2 * torch.eye(dim, dtype=torch.float64))
 
 
 def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Population:
@@ -85,8 +88,8 @@ def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Popula
 
     Its covariance has eigenvalues proportional to k^-1.5 in a random basis; their mean is 20 * 0.4^2.
     """
-    spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -CONSTANTS.correlated_decay  # (dim,)
-    variance = CONSTANTS.correlated_variance * CONSTANTS.noise**2
+    spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -SYNTHETIC.correlated_decay  # (dim,)
+    variance = SYNTHETIC.correlated_variance * SYNTHETIC.noise_deviation**2
     return _anisotropic(num_classes, dim, generator, variance * spectrum / spectrum.mean())
 
 
@@ -96,20 +99,20 @@ def nuisance(num_classes: int, dim: int, generator: torch.Generator) -> Populati
     Along all other directions, its standard deviation is 0.4. With fewer than 64 features, half of all directions have
     the larger variance.
     """
-    spectrum = torch.full((dim,), CONSTANTS.noise**2, dtype=torch.float64)
-    spectrum[: min(CONSTANTS.nuisance_directions, dim // 2)] *= CONSTANTS.nuisance_variance
+    spectrum = torch.full((dim,), SYNTHETIC.noise_deviation**2, dtype=torch.float64)
+    spectrum[: min(SYNTHETIC.nuisance_directions, dim // 2)] *= SYNTHETIC.nuisance_variance
     return _anisotropic(num_classes, dim, generator, spectrum)
 
 
 def subclusters(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make a distribution with 3 prototypes per class; each row is a random prototype of its class plus noise."""
-    count = CONSTANTS.subclusters
+    count = SYNTHETIC.subclusters_per_class
     prototypes = _sample_prototypes(num_classes * count, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
         subcluster = torch.randint(count, labels.shape, generator=generator)  # (n,)
         noise = torch.randn(len(labels), dim, generator=generator)
-        return prototypes[labels * count + subcluster] + CONSTANTS.noise * noise
+        return prototypes[labels * count + subcluster] + SYNTHETIC.noise_deviation * noise
 
     return Population(sample)
 
@@ -128,14 +131,14 @@ def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population
     bias = torch.randn(dim, generator=generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.tanh(CONSTANTS.warp_scale * population.sample(labels, generator) @ inner + bias).mm(outer)
+        return torch.tanh(SYNTHETIC.warp_scale * population.sample(labels, generator) @ inner + bias).mm(outer)
 
     return Population(sample)
 
 
 def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make a distribution with heavy-tailed noise: per feature, 0.4 times Student's t with 3 degrees of freedom."""
-    freedom = CONSTANTS.degrees_of_freedom
+    freedom = SYNTHETIC.degrees_of_freedom
     prototypes = _sample_prototypes(num_classes, dim, generator)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
@@ -143,7 +146,7 @@ def heavy_tails(num_classes: int, dim: int, generator: torch.Generator) -> Popul
         squares = torch.zeros_like(normal)
         for _ in range(freedom):
             squares += torch.randn(len(labels), dim, generator=generator) ** 2
-        return prototypes[labels] + CONSTANTS.noise * normal / (squares / freedom).sqrt()
+        return prototypes[labels] + SYNTHETIC.noise_deviation * normal / (squares / freedom).sqrt()
 
     return Population(sample)
 
@@ -152,7 +155,7 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
     """Make a distribution with isotropic noise whose standard deviation differs by class: log-uniform in [0.2, 0.8]."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
     octaves = 2 * torch.rand(num_classes, 1, generator=generator) - 1  # (num_classes, 1), in [-1, 1)
-    levels = CONSTANTS.noise * 2**octaves  # (num_classes, 1)
+    levels = SYNTHETIC.noise_deviation * 2**octaves  # (num_classes, 1)
 
     def sample(labels: Tensor, generator: torch.Generator) -> Tensor:
         return prototypes[labels] + levels[labels] * torch.randn(len(labels), dim, generator=generator)
@@ -162,7 +165,9 @@ def class_noise(num_classes: int, dim: int, generator: torch.Generator) -> Popul
 
 def wrong_labels(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make an isotropic distribution, with a wrong class for 10 % of the training and validation labels."""
-    return Population(isotropic(num_classes, dim, generator).sample, wrong_fraction=CONSTANTS.wrong_fraction)
+    return Population(
+        isotropic(num_classes, dim, generator).sample, wrong_label_fraction=SYNTHETIC.wrong_label_fraction
+    )
 
 
 FAMILIES: dict[str, Callable[[int, int, torch.Generator], Population]] = {
@@ -211,7 +216,7 @@ def sample_family(
 
     seeds = [int(child.generate_state(1)[0]) for child in np.random.SeedSequence(seed).spawn(4)]
     population = FAMILIES[name](num_classes, dim, torch.Generator().manual_seed(seeds[0]))
-    wrong = population.wrong_fraction
+    wrong = population.wrong_label_fraction
     parts: list[Tensor] = []
     for n, fraction, split_seed in zip((n_train, n_val, n_test), (wrong, wrong, 0.0), seeds[1:], strict=True):
         generator = torch.Generator().manual_seed(split_seed)
@@ -226,7 +231,7 @@ def sample_family(
 
 def _sample_prototypes(n: int, dim: int, generator: torch.Generator) -> Tensor:
     """Sample n prototypes (n, dim) uniformly on the sphere of radius 2.5."""
-    return CONSTANTS.radius * torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
+    return SYNTHETIC.radius * torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
 
 
 def _anisotropic(num_classes: int, dim: int, generator: torch.Generator, spectrum: Tensor) -> Population:

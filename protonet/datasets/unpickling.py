@@ -21,28 +21,28 @@ from protonet._text import to_printable
 from protonet.errors import raise_input_error, raise_missing_file
 
 #: Matches dtypes of fixed size without pointers: numbers, bytes and text.
-PLAIN_DTYPE = re.compile(r"[biufSU]\d+")
+PLAIN_DTYPE_PATTERN = re.compile(r"[biufSU]\d+")
 
 
-class RefusedError(pickle.UnpicklingError):
+class RefusedPickleError(pickle.UnpicklingError):
     """A pickle names an object, or describes an array, that `load_pickle` does not create."""
 
 
-class _Dtype:
-    """Stands in for `numpy.dtype` in a pickle, and accepts only dtypes that match ``PLAIN_DTYPE``."""
+class _DtypeStandIn:
+    """Stands in for `numpy.dtype` in a pickle, and accepts only dtypes that match ``PLAIN_DTYPE_PATTERN``."""
 
     def __init__(self, text: str, *_: object) -> None:
-        if not isinstance(text, str) or not PLAIN_DTYPE.fullmatch(text):
-            raise RefusedError(f"an array of dtype {to_printable(text)!s:.40}")
+        if not isinstance(text, str) or not PLAIN_DTYPE_PATTERN.fullmatch(text):
+            raise RefusedPickleError(f"an array of dtype {to_printable(text)!s:.40}")
         self.dtype = np.dtype(text)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         if any(part is not None for part in state[2:5]):  # a part of another array, or fields
-            raise RefusedError("an array with fields")
+            raise RefusedPickleError("an array with fields")
         self.dtype = self.dtype.newbyteorder(state[1])
 
 
-class _Array(np.ndarray[Any, Any]):
+class _ArrayStandIn(np.ndarray[Any, Any]):
     """Stands in for an array that a pickle first creates empty, then fills: checks the bytes, dtype and shape."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -53,28 +53,28 @@ class _Array(np.ndarray[Any, Any]):
         super().__setstate__(checked)
 
 
-def _make_array(raw: bytes, kind: _Dtype, shape: tuple[int, ...], order: str) -> np.ndarray:
+def _make_array(raw: bytes, kind: _DtypeStandIn, shape: tuple[int, ...], order: str) -> np.ndarray:
     """Make an array from its bytes, dtype, shape and order; raise any exception if these do not fit together."""
-    if not isinstance(kind, _Dtype):
-        raise RefusedError("an array without a dtype")
+    if not isinstance(kind, _DtypeStandIn):
+        raise RefusedPickleError("an array without a dtype")
     if not isinstance(raw, (bytes, bytearray)):
-        raise RefusedError("an array of objects")
+        raise RefusedPickleError("an array of objects")
     return np.frombuffer(raw, kind.dtype).reshape(shape, order="F" if order == "F" else "C")
 
 
 def _make_empty_array(subtype: object, *_: object) -> np.ndarray:
     if subtype is not np.ndarray:
-        raise RefusedError("a subclass of an array")
-    return np.ndarray.__new__(_Array, (0,), np.int8)
+        raise RefusedPickleError("a subclass of an array")
+    return np.ndarray.__new__(_ArrayStandIn, (0,), np.int8)
 
 
-def _make_scalar(kind: _Dtype, raw: bytes | str) -> object:
+def _make_scalar(kind: _DtypeStandIn, raw: bytes | str) -> object:
     return _make_array(raw.encode("latin1") if isinstance(raw, str) else raw, kind, (1,), "C")[0]
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
     if encoding != "latin1":
-        raise RefusedError(f"text in {encoding}")
+        raise RefusedPickleError(f"text in {encoding}")
     return text.encode("latin1")
 
 
@@ -92,7 +92,7 @@ _ALLOWED_OBJECTS: dict[tuple[str, str], object] = {
     ("collections", "defaultdict"): collections.defaultdict,
     ("_codecs", "encode"): _encode,
     ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): _Dtype,
+    ("numpy", "dtype"): _DtypeStandIn,
     ("numpy.core.multiarray", "_reconstruct"): _make_empty_array,
     ("numpy.core.multiarray", "scalar"): _make_scalar,
     ("numpy.core.numeric", "_frombuffer"): _make_array,
@@ -102,12 +102,12 @@ _ALLOWED_OBJECTS: dict[tuple[str, str], object] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that raises a RefusedError if a pickle names an object that is not in ``_ALLOWED_OBJECTS``."""
+    """An unpickler that raises a RefusedPickleError if a pickle names an object that is not in ``_ALLOWED_OBJECTS``."""
 
     def find_class(self, module: str, name: str) -> object:
         module = {"__builtin__": "builtins"}.get(module, module).replace("numpy._core", "numpy.core")
         if (module, name) not in _ALLOWED_OBJECTS:
-            raise RefusedError(f"{module}.{name}")
+            raise RefusedPickleError(f"{module}.{name}")
         return _ALLOWED_OBJECTS[module, name]
 
 
@@ -130,7 +130,7 @@ def load_pickle(argument: str, path: str | Path) -> Any:
             return _Unpickler(file, encoding="latin1").load()
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path, argument=argument)
-    except RefusedError as error:
+    except RefusedPickleError as error:
         refuse(f"with {error}, which is not loaded", "Save features with numpy.savez(path, x=x, y=y).")
     except Exception as error:  # a damaged pickle raises anything
         refuse(f"({type(error).__name__})", "It is damaged or none: get it again.")

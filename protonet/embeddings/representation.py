@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from protonet._io import JsonDict, cache_folder
-from protonet.embeddings.pictures.reading import raise_unreadable_picture, show_items
+from protonet.embeddings.pictures.reading import item_progress_bar, raise_unreadable_picture
 from protonet.errors import raise_input_error
 from protonet.views.config import Stored, expect
 
@@ -28,7 +28,7 @@ from protonet.views.config import Stored, expect
 KEYS_PER_QUERY = 500
 
 
-class Store:
+class EmbeddingCache:
     """A cache of embeddings in an SQLite file, by the SHA-256 of the embedded text or picture.
 
     If the path is None, nothing is stored. A damaged file is replaced by an empty one. After any other error, nothing
@@ -104,23 +104,23 @@ def embeddings_folder() -> Path:
 
 
 @contextmanager
-def open_store(folder: Path | None, key: str) -> Iterator[Store]:
+def open_embedding_cache(folder: Path | None, key: str) -> Iterator[EmbeddingCache]:
     """Open the cache of a representation, a file in ``folder`` named by ``key``; close it at the end of the context.
 
     If the folder is None or the key is empty, nothing is stored.
     """
     # The number changes with the arithmetic: embeddings of earlier versions depended on the batch.
-    with closing(Store(folder / f"{key}-2.sqlite" if folder is not None and key else None)) as store:
+    with closing(EmbeddingCache(folder / f"{key}-2.sqlite" if folder is not None and key else None)) as store:
         yield store
 
 
 #: Maximum numbers of texts, of characters of these texts, and of pictures in a batch. Each batch is cached as soon as
 #: it is computed, in case of Ctrl-C.
-MAX_TEXTS, MAX_CHARACTERS, MAX_PICTURES = 256, 30_000, 32
+MAX_BATCH_TEXTS, MAX_BATCH_CHARACTERS, MAX_BATCH_PICTURES = 256, 30_000, 32
 #: Modalities of representations, which are also the units of progress bars.
 MODALITIES = ("text", "picture")
 #: Maximum width of an embedding, and maximum length of a representation's name in a model file.
-MAX_WIDTH, MAX_ENCODER_NAME_LENGTH = 2**16, 500
+MAX_EMBEDDING_WIDTH, MAX_ENCODER_NAME_LENGTH = 2**16, 500
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Record:
         name, modality, digest, licence = (stored.entry(key, str) for key in ("name", "modality", "digest", "licence"))
         expect(modality in MODALITIES, "a representation of something else than texts and pictures")
         expect(name.isprintable() and len(name) <= MAX_ENCODER_NAME_LENGTH, "a representation without a usable name")
-        return cls(name, modality, stored.get_int("width", MAX_WIDTH, low=1), digest, licence)
+        return cls(name, modality, stored.get_int("width", MAX_EMBEDDING_WIDTH, low=1), digest, licence)
 
 
 @dataclass(frozen=True)
@@ -187,14 +187,16 @@ class Representation:
             items = [item.encode(errors="replace").decode() for item in items]
         digests = [hash_text(item) if texts else hash_file(item) for item in items]
         folder = (self.cache or embeddings_folder()) if self.use_cache else None
-        with open_store(folder, self.record.digest[:16]) as store:
+        with open_embedding_cache(folder, self.record.digest[:16]) as store:
             embeddings = store.read(digests, self.record.width)
             item_of = dict(zip(reversed(digests), reversed(items), strict=True))
             missing = [digest for digest in dict.fromkeys(digests) if digest not in embeddings]
             if texts:  # batches of texts of similar length need little padding
                 missing.sort(key=lambda digest: len(item_of[digest]))
-            with show_items(len(missing), self.record.modality, shown=shown) as bar:
-                for batch in _split_batches(missing, [len(item_of[digest]) for digest in missing] if texts else None):
+            with item_progress_bar(len(missing), self.record.modality, shown=shown) as bar:
+                for batch in _split_into_batches(
+                    missing, [len(item_of[digest]) for digest in missing] if texts else None
+                ):
                     computed = self._compute_finite([item_of[digest] for digest in batch])
                     embeddings |= dict(zip(batch, computed, strict=True))
                     store.write(batch, computed)
@@ -212,16 +214,16 @@ class Representation:
         return rows
 
 
-def _split_batches(digests: Sequence[str], lengths: Sequence[int] | None) -> Iterator[list[str]]:
+def _split_into_batches(digests: Sequence[str], lengths: Sequence[int] | None) -> Iterator[list[str]]:
     """Split items into batches that take a few seconds each; yield their digests.
 
     ``lengths`` are the numbers of characters of texts, and None for pictures.
     """
-    max_items = MAX_PICTURES if lengths is None else MAX_TEXTS
+    max_items = MAX_BATCH_PICTURES if lengths is None else MAX_BATCH_TEXTS
     batch: list[str] = []
     total = 0
     for digest, length in zip(digests, lengths or [0] * len(digests), strict=True):
-        if batch and (len(batch) >= max_items or total + length > MAX_CHARACTERS):
+        if batch and (len(batch) >= max_items or total + length > MAX_BATCH_CHARACTERS):
             yield batch
             batch, total = [], 0
         batch.append(digest)

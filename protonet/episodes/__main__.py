@@ -34,7 +34,7 @@ from protonet.episodes.arguments import (
 )
 from protonet.episodes.names import EVALUATE_PROG, NORMALIZATIONS, OPTION_NAMES, PAPER_OPTION_NAMES
 from protonet.errors import InputError, raise_input_error, renamed_arguments
-from protonet.ui.command_line import Parser, check_name, check_output_options, run_command
+from protonet.ui.command_line import CommandParser, check_known_name, check_output_options, run_command
 
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
 OUTPUT_SUFFIXES = {"plot": (".png", ".pdf", ".svg"), "report": REPORT_SUFFIXES}
@@ -56,9 +56,9 @@ EVALUATE_EXAMPLES = (
 SIDE_CHOICES = ("novel", "validation", "base", "all")
 
 
-def make_parser() -> Parser:
+def make_parser() -> CommandParser:
     """Build the command-line parser of an evaluation."""
-    parser = Parser(
+    parser = CommandParser(
         EVALUATE_PROG,
         "Evaluate few-shot methods on the same N-way K-shot episodes, with 95 % intervals.",
         EVALUATE_EXAMPLES,
@@ -181,7 +181,7 @@ def run(arguments: Sequence[str] | None) -> None:
     if options.preset is not None:
         from protonet.episodes.samplers.presets import PRESETS  # noqa: PLC0415 - as above
 
-        preset = PRESETS[check_name("--preset", options.preset, PRESETS)].options.split()
+        preset = PRESETS[check_known_name("--preset", options.preset, PRESETS)].options.split()
         options = parser.parse_args([*preset, *words])
 
     def list_given(some: Sequence[str]) -> set[str]:

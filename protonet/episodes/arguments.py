@@ -29,7 +29,13 @@ from protonet.episodes.names import (
     TrainingPlan,
 )
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
-from protonet.ui.command_line import Parser, check_name, check_output_options, check_writable, parse_whole
+from protonet.ui.command_line import (
+    CommandParser,
+    check_known_name,
+    check_output_options,
+    check_output_path,
+    parse_integer,
+)
 
 #: For each option of ``train`` that is a whole number: its smallest value, its default and its help text.
 INTEGER_OPTIONS = {
@@ -86,7 +92,7 @@ class IntegerOption(argparse.Action):
 
     def __call__(self, _: object, namespace: argparse.Namespace, text: Any, option: str | None = None) -> None:
         """Parse and check the text after the option, and set the option's value."""
-        value = check_int(str(option), parse_whole(str(option), text, low=self.low), low=self.low, high=self.high)
+        value = check_int(str(option), parse_integer(str(option), text, low=self.low), low=self.low, high=self.high)
         setattr(namespace, self.dest, value)
 
 
@@ -109,10 +115,10 @@ class NumberOption(argparse.Action):
         setattr(namespace, self.dest, value)
 
 
-def make_train_parser() -> Parser:
+def make_train_parser() -> CommandParser:
     """Build the command-line parser of ``train``."""
     what = "Meta-train an encoder on base classes; the weights best on validation classes are kept."
-    parser = Parser(TRAIN_PROG, what, TRAIN_EXAMPLES)
+    parser = CommandParser(TRAIN_PROG, what, TRAIN_EXAMPLES)
     add = parser.add_argument
     data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, or "
     data += "KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot and omniglot-rotations"
@@ -175,8 +181,8 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
     """
     options = make_train_parser().parse_args(arguments)
     if options.backbone is not None:
-        check_name("--backbone", options.backbone, BACKBONES)
-    objective = check_name("--objective", options.objective, OBJECTIVES)
+        check_known_name("--backbone", options.backbone, BACKBONES)
+    objective = check_known_name("--objective", options.objective, OBJECTIVES)
     integers: dict[str, Any] = {}
     for name, (_, default, _) in INTEGER_OPTIONS.items():
         field = name.replace("-", "_")
@@ -200,7 +206,7 @@ def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
             inner_steps=options.inner_steps or 5,
             inner_rate=options.inner_rate or 0.01,
             first_order=options.first_order,
-            head=check_name("--head", options.head or "classes", HEAD_KINDS),
+            head=check_known_name("--head", options.head or "classes", HEAD_KINDS),
         )
     elif given := [name for name in INNER_LOOP_OPTIONS if getattr(options, name)]:
         option = f"--{given[0].replace('_', '-')}"
@@ -217,24 +223,26 @@ def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
         raise_input_error("--output", "end in .safetensors", options.output, "Rename it.")
     with optional_packages("train"):
         importlib.import_module("safetensors")  # raises before the work if the package is missing
-    paths = {"output": check_writable("--output", options.output)}
+    paths = {"output": check_output_path("--output", options.output)}
     if paths["output"].exists() and not options.resume:
         remedy = "Continue its run with --resume, or pass another path."
         raise_input_error("--output", "be a new file", f"{paths['output']}, which exists", remedy)
     if options.log is not None:
-        paths["log"] = check_writable("--log", options.log)
+        paths["log"] = check_output_path("--log", options.log)
         if paths["log"].resolve() == paths["output"].resolve():
             raise_input_error("--log", "be another file than --output", paths["log"], "Pass another path.")
     if options.tensorboard is not None:
         with optional_packages("tensorboard"):
             importlib.import_module("torch.utils.tensorboard")
-        paths["tensorboard"] = check_writable("--tensorboard", options.tensorboard, folder=True)
+        paths["tensorboard"] = check_output_path("--tensorboard", options.tensorboard, folder=True)
     return paths
 
 
-def make_compare_parser() -> Parser:
+def make_compare_parser() -> CommandParser:
     """Build the command-line parser of ``compare``."""
-    parser = Parser(COMPARE_PROG, "Compare the methods of several runs in pairs, on the episodes that all runs have.")
+    parser = CommandParser(
+        COMPARE_PROG, "Compare the methods of several runs in pairs, on the episodes that all runs have."
+    )
     parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that --json wrote")
     text = "compare this method alone with each other one, not all pairs"
     parser.add_argument("--against", metavar="NAME", help=text)
@@ -273,11 +281,11 @@ def raise_no_run(path: Path, error: Exception) -> NoReturn:
     raise_input_error("FILE.json", "be a file that --json wrote", got, COMPARE_REMEDY)
 
 
-def make_paper_parser() -> Parser:
+def make_paper_parser() -> CommandParser:
     """Build the command-line parser of ``paper``."""
     text = "Compare a method of your own with five usual ones, as a paper does: tables, LaTeX, a figure, predictions\n"
     text += "of each query, and a text for the appendix. An interrupted run continues where it stopped."
-    parser = Parser(PAPER_PROG, text, PAPER_EXAMPLES)
+    parser = CommandParser(PAPER_PROG, text, PAPER_EXAMPLES)
     add = parser.add_argument
     text = "FILE.py:FUNCTION, or the name of a method; values to choose from on validation classes may follow, as in "
     add("own", metavar="METHOD", help=f"{text}mine.py:power_means:power=0.5,1,2")
@@ -312,23 +320,23 @@ def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
     the command line as text, for the paper's appendix.
     """
     options = make_paper_parser().parse_args(arguments)
-    parse_whole("--way", options.way, low=2)
-    options.shots = [str(parse_whole("--shot", shot, low=1)) for shot in options.shot.split(",")]
+    parse_integer("--way", options.way, low=2)
+    options.shots = [str(parse_integer("--shot", shot, low=1)) for shot in options.shot.split(",")]
     if len(set(options.shots)) < len(options.shots):
         raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
-    check_name("--normalize", options.normalize, NORMALIZATIONS)
+    check_known_name("--normalize", options.normalize, NORMALIZATIONS)
     check_device("--device", options.device)
     with optional_packages():
         importlib.import_module("matplotlib")
-    options.output = check_writable("--output", options.output, folder=True)
+    options.output = check_output_path("--output", options.output, folder=True)
     options.command = shlex.join(["python", "-m", EVALUATE_PROG, "paper", *(arguments or sys.argv[1:])])
     return options
 
 
-def make_extract_parser() -> Parser:
+def make_extract_parser() -> CommandParser:
     """Build the command-line parser of ``extract``."""
     text = "Embed pictures by a network, and write the features to a file that --dataset reads."
-    parser = Parser(EXTRACT_PROG, text, EXTRACT_EXAMPLES)
+    parser = CommandParser(EXTRACT_PROG, text, EXTRACT_EXAMPLES)
     text = "a folder of pictures by class, perhaps in train, val and test, or KIND:ROOT as --dataset takes it; with "
     text += "--texts, or a checkpoint of ours, any data set"
     parser.add_argument("data", metavar="DATA", help=text)
@@ -369,7 +377,7 @@ def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.output = output = Path(options.output)
     if output.suffix.lower() != ".npz":
         raise_input_error("--output", "end in .npz", output, "Rename it.")
-    check_writable("--output", output)
+    check_output_path("--output", output)
     if output.exists() and not options.resume:
         raise_input_error("--output", "be a new file", f"{output}, which exists", "Pass another path, or --resume.")
     if not options.texts and (options.names or options.template):

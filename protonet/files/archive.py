@@ -18,7 +18,7 @@ CONFIG_ENTRY, TENSORS_ENTRY = "config.json", "model.safetensors"
 #: Version of the file format. It is incremented by each change that an older protonet could not read.
 FORMAT_VERSION = 12
 #: Maximum decompressed size of each entry in bytes, and maximum compression ratio.
-MAX_SIZES, MAX_COMPRESSION_RATIO = {CONFIG_ENTRY: 2**28, TENSORS_ENTRY: 2**32}, 2000
+MAX_ENTRY_SIZES, MAX_COMPRESSION_RATIO = {CONFIG_ENTRY: 2**28, TENSORS_ENTRY: 2**32}, 2000
 #: The time stamp of entries, which is constant so that files of equal models are equal.
 ENTRY_TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _END_OF_DIRECTORY = struct.Struct("<4s18s")  # of an archive without a comment
@@ -33,7 +33,7 @@ _DECOMPRESSION_ERRORS = (
 )
 
 
-class VersionError(ValueError):
+class FormatVersionError(ValueError):
     """A model file has another format version than `FORMAT_VERSION`, so that it cannot be read."""
 
 
@@ -59,7 +59,7 @@ def read_config(path: Path) -> JsonDict:
     """Read the config of a model archive without its tensors.
 
     Raises:
-        VersionError: The file has another format version.
+        FormatVersionError: The file has another format version.
         ValueError: The file is no model archive, or is damaged.
     """
     with _open_archive(path) as archive:
@@ -84,7 +84,7 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     with path.open("rb") as file:
         start, stored = file.read(9), path.stat().st_size
         if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < stored:
-            raise VersionError("of an unreleased version")
+            raise FormatVersionError("of an unreleased version")
         file.seek(max(0, stored - _END_OF_DIRECTORY.size))
         end = file.read()
         if not start.startswith(b"PK\3\4") or len(end) < _END_OF_DIRECTORY.size or not end.startswith(b"PK\5\6"):
@@ -96,7 +96,9 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
                 if names != [CONFIG_ENTRY, TENSORS_ENTRY] or entries[0].header_offset != 0:
                     raise ValueError(f"an archive of other entries than {CONFIG_ENTRY} and {TENSORS_ENTRY}")
                 for entry in entries:
-                    max_size = min(MAX_SIZES[entry.filename], MAX_COMPRESSION_RATIO * min(entry.compress_size, stored))
+                    max_size = min(
+                        MAX_ENTRY_SIZES[entry.filename], MAX_COMPRESSION_RATIO * min(entry.compress_size, stored)
+                    )
                     if entry.file_size > max_size:
                         raise ValueError(f"an entry {entry.filename} of {entry.file_size} bytes, too many to read")
                 yield archive
@@ -112,7 +114,7 @@ def _parse_config(archive: zipfile.ZipFile) -> JsonDict:
     if type(version) is not int:
         raise ValueError("a config without a version")
     if version != FORMAT_VERSION:
-        raise VersionError(f"of version {version}, by protonet {config.get('library')!r:.20}")
+        raise FormatVersionError(f"of version {version}, by protonet {config.get('library')!r:.20}")
     return dict(config)
 
 
@@ -138,7 +140,7 @@ def check_entry_types(config: JsonDict) -> None:
         raise ValueError("a config with entries of other types")
 
 
-def subtract_name_samples(counts: Sequence[int], classes: Sequence[str | int], named: object) -> list[int]:
+def count_training_rows(counts: Sequence[int], classes: Sequence[str | int], named: object) -> list[int]:
     """Compute the number of training rows of each class, without the samples that an embedded class name stands for.
 
     In a model of texts, the embedding of a class name may be added to its prototype with the weight of some samples.

@@ -17,15 +17,15 @@ from protonet._io import JsonDict, write_atomically
 from protonet._text import to_printable
 from protonet.encoder import Encoder
 from protonet.errors import optional_packages, raise_input_error
-from protonet.files.model import Model, check_model
+from protonet.files.model import Model, serialize_model
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views.view import Array
 
 #: Versions of the ONNX operator set and of the ONNX file format, which every runtime supports since 2022.
-OPSET, IR_VERSION = 17, 8
+ONNX_OPSET, ONNX_IR_VERSION = 17, 8
 #: The ONNX operator set that maps categories to numbers, and its version.
-ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 2
+ONNX_ML_DOMAIN, ONNX_ML_OPSET = "ai.onnx.ml", 2
 
 
 class GraphBuilder:
@@ -109,7 +109,7 @@ class GraphBuilder:
             default: The integer of all other texts.
         """
         pairs: JsonDict = {"keys_strings": list(keys), "values_int64s": list(values)}
-        return self.add("LabelEncoder", texts, domain=ML_DOMAIN, default_int64=default, **pairs)
+        return self.add("LabelEncoder", texts, domain=ONNX_ML_DOMAIN, default_int64=default, **pairs)
 
     @staticmethod
     def array(tensor: Tensor) -> Array:
@@ -142,7 +142,7 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
     with optional_packages("onnx"):
         from onnx import TensorProto, helper  # noqa: PLC0415 - optional
 
-    header, _ = check_model(model)
+    header, _ = serialize_model(model)
     network, encoder = model.network, model.network.encoder
     assert isinstance(encoder, Encoder)
     graph = GraphBuilder()
@@ -151,7 +151,7 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
     features, uninformative = "features", ""
     if model.encoding is not None and not model.encoding.is_fully_numeric:
         names = model.columns or tuple(f"column {index}" for index in range(len(model.encoding.columns)))
-        features, uninformative = add_columns(graph, names, model.encoding)
+        features, uninformative = add_column_encoding(graph, names, model.encoding)
         inputs = []
         for name, column in zip(names, model.encoding.columns, strict=True):
             dtype = TensorProto.STRING if column.kind == "category" else TensorProto.DOUBLE
@@ -161,11 +161,11 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
     logits = graph.add("MatMul", embedding, prototypes.T)
     if bool(network.offsets.any()):
         logits = graph.add("Add", logits, graph.array(network.offsets))
-    if bool(network.cancelled.any()):  # as in `PrototypeNetwork.mask_logits`
-        has_prototype = network.seen & ~network.cancelled
+    if bool(network.has_zero_sum.any()):  # as in `PrototypeNetwork.mask_logits`
+        has_prototype = network.has_samples & ~network.has_zero_sum
         lowest = graph.add("ReduceMin", graph.add("Where", graph.array(has_prototype), logits, np.float32(0)), axes=[1])
-        logits = graph.add("Where", graph.array(network.cancelled), graph.add("Sub", lowest, np.float32(1)), logits)
-    logits = graph.add("Where", graph.array(network.seen), logits, np.finfo(np.float32).min)
+        logits = graph.add("Where", graph.array(network.has_zero_sum), graph.add("Sub", lowest, np.float32(1)), logits)
+    logits = graph.add("Where", graph.array(network.has_samples), logits, np.finfo(np.float32).min)
     if uninformative and uninformative_logits is not None:
         logits = graph.add("Where", uninformative, graph.array(uninformative_logits.float()), logits)
     graph.add("Identity", logits, output="logits")
@@ -176,14 +176,16 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
         for name in ("logits", "probabilities")
     ]
     onnx_graph = helper.make_graph(graph.nodes, "protonet", inputs, outputs, graph.constants)
-    opsets = [helper.make_opsetid("", OPSET)]
-    opsets += [helper.make_opsetid(ML_DOMAIN, ML_OPSET)] * any(node.domain == ML_DOMAIN for node in graph.nodes)
-    onnx = helper.make_model(onnx_graph, opset_imports=opsets, ir_version=IR_VERSION)
+    opsets = [helper.make_opsetid("", ONNX_OPSET)]
+    opsets += [helper.make_opsetid(ONNX_ML_DOMAIN, ONNX_ML_OPSET)] * any(
+        node.domain == ONNX_ML_DOMAIN for node in graph.nodes
+    )
+    onnx = helper.make_model(onnx_graph, opset_imports=opsets, ir_version=ONNX_IR_VERSION)
     helper.set_model_props(onnx, {name: json.dumps(header[name]) for name in ("classes", "columns")})
     write_atomically(path, lambda file: file.write(bytes(onnx.SerializeToString())))
 
 
-def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -> tuple[str, str]:
+def add_column_encoding(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -> tuple[str, str]:
     """Add the encoding of mixed columns to a graph.
 
     Args:
@@ -208,7 +210,7 @@ def add_columns(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -
 
 
 #: Number of rows of the example batch that is traced. With 0 or 1 rows, torch.export would fix the number of rows.
-TRACED_ROWS = 2
+TRACED_BATCH_ROWS = 2
 
 
 @torch.no_grad()
@@ -219,7 +221,7 @@ def export_network(network: PrototypeNetwork) -> torch.export.ExportedProgram:
     """
     origin = network.encoder.origin
     assert isinstance(origin, Tensor)
-    x = origin.to(torch.float64 if bool(origin.any()) else torch.float32).expand(TRACED_ROWS, -1).clone()
+    x = origin.to(torch.float64 if bool(origin.any()) else torch.float32).expand(TRACED_BATCH_ROWS, -1).clone()
     network(x)
     return torch.export.export(network, (x,), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
 
@@ -239,7 +241,7 @@ def export_pt2(path: str | Path, model: Model) -> None:
         InputTypeError: The network's encoder is not a `protonet.Encoder`.
         InputError: `protonet.files.save_model` would raise it; or a column is not numeric, or may have missing values.
     """
-    config, _ = check_model(model)
+    config, _ = serialize_model(model)
     if model.encoding is not None and not model.encoding.is_fully_numeric:
         remedy = "Export to ONNX, which encodes columns, or fit to numbers without gaps."
         raise_input_error("model", "have columns of numbers without gaps", "others", remedy)

@@ -17,14 +17,14 @@ from torch import Tensor
 from protonet._io import JsonDict, write_atomically
 from protonet.encoder import Encoder
 from protonet.errors import (
-    DISTRIBUTION,
+    DISTRIBUTION_NAME,
     InputTypeError,
     installed_version,
     optional_packages,
     raise_input_error,
     raise_missing_file,
 )
-from protonet.files.archive import FORMAT_VERSION, VersionError, check_entry_types, read_archive, write_archive
+from protonet.files.archive import FORMAT_VERSION, FormatVersionError, check_entry_types, read_archive, write_archive
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import SOURCE_CLASSES, VIEW_FAMILIES
@@ -33,10 +33,10 @@ from protonet.views.view import Component, Source, View
 
 ComponentT = TypeVar("ComponentT", Source, View)
 #: Name of the network's buffer that is not stored, because it is computed from the buffers ``sums`` and ``counts``.
-DERIVED_BUFFER = "prototypes"
+DERIVED_BUFFER_NAME = "prototypes"
 
 
-def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Tensor]]:
+def serialize_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Tensor]]:
     """Convert a network to what a model file stores: a config for `build_network`, and the tensors by name."""
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
@@ -49,7 +49,7 @@ def describe_network(network: PrototypeNetwork) -> tuple[JsonDict, dict[str, Ten
             for view, index in zip(encoder.list_views(), encoder.source_index, strict=True)
         ],
     }
-    return config, {name: tensor for name, tensor in network.state_dict().items() if name != DERIVED_BUFFER}
+    return config, {name: tensor for name, tensor in network.state_dict().items() if name != DERIVED_BUFFER_NAME}
 
 
 def build_network(config: Any) -> PrototypeNetwork:
@@ -62,13 +62,13 @@ def build_network(config: Any) -> PrototypeNetwork:
     expect(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
     sources: list[Source] = []
     for entry in _copy_entries(config, "sources"):
-        source_class = _pop_class(entry, SOURCE_CLASSES)
+        source_class = _pop_component_class(entry, SOURCE_CLASSES)
         source_config = source_class.config_type.from_json(entry)
         expect(getattr(source_config, "input_dim", None) == dim, "a source of another number of features")
         sources.append(source_class(source_config))
     views: list[View] = []
     for entry in _copy_entries(config, "views"):
-        view_class, index = _pop_class(entry, [view for _, view in VIEW_FAMILIES]), entry.pop("source", None)
+        view_class, index = _pop_component_class(entry, [view for _, view in VIEW_FAMILIES]), entry.pop("source", None)
         expect(index is None or (type(index) is int and 0 <= index < len(sources)), "a view of an unknown source")
         views.append(view_class(view_class.config_type.from_json(entry), None if index is None else sources[index]))
         expect(views[-1].input_dim == dim, "a view of another number of features")
@@ -78,10 +78,10 @@ def build_network(config: Any) -> PrototypeNetwork:
     return PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=classes).eval()
 
 
-def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> None:
+def check_network_tensors(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if the network cannot load the tensors of a file, which do not include the prototypes."""
     unchecked, expected = dict(tensors), network.state_dict()
-    del expected[DERIVED_BUFFER]
+    del expected[DERIVED_BUFFER_NAME]
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
     components: dict[str, Component] = {f"encoder.views.{at}.": view for at, view in enumerate(encoder.list_views())}
@@ -100,7 +100,7 @@ def check_network(network: PrototypeNetwork, tensors: Mapping[str, Tensor]) -> N
 
 @torch.inference_mode(False)
 def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetwork:
-    """Restore a network in eval mode from an untrusted config and CPU tensors, as `describe_network` returns them.
+    """Restore a network in eval mode from an untrusted config and CPU tensors, as `serialize_network` returns them.
 
     The network shares memory with the tensors.
 
@@ -115,15 +115,15 @@ def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetw
     expect(sizes == [config.get("input_dim"), config.get("classes")], "tensors of other features or classes")
     with torch.device("meta"):  # no memory is allocated before the sizes are compared with the tensors
         network = build_network(config)
-    check_network(network, tensors)
+    check_network_tensors(network, tensors)
     # Inference tensors could not be trained later.
     tensors = {name: value.clone() if value.is_inference() else value for name, value in tensors.items()}
-    network.load_state_dict({**tensors, DERIVED_BUFFER: torch.zeros_like(tensors["sums"])}, assign=True)
+    network.load_state_dict({**tensors, DERIVED_BUFFER_NAME: torch.zeros_like(tensors["sums"])}, assign=True)
     network.set_sums(network.sums, network.counts)
     return network
 
 
-def _pop_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -> type[ComponentT]:
+def _pop_component_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -> type[ComponentT]:
     """Find the class that the entry "kind" of a component's config names, and remove the entry from the config.
 
     A component is a view, or a source, which computes the input of several views.
@@ -176,7 +176,7 @@ def save_model(path: str | Path, model: Model) -> None:
     with optional_packages("files"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
-    config, tensors = check_model(model)
+    config, tensors = serialize_model(model)
     content = write_archive(config, save(tensors))
     write_atomically(path, lambda file: file.write(content))
 
@@ -198,7 +198,7 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
     return read_model(path, for_update=for_update, writer="save_model")
 
 
-@torch.inference_mode(False)  # as in `check_model`
+@torch.inference_mode(False)  # as in `serialize_model`
 def read_model(path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str) -> Model:
     """Load a model file as `load_model` does, with other words in error messages.
 
@@ -219,7 +219,7 @@ def read_model(path: str | Path, *, for_update: bool = False, argument: str = "p
         return _build_model(config, load(content), for_update=for_update)
     except FileNotFoundError:
         raise_missing_file(path, argument=argument)
-    except VersionError as error:
+    except FormatVersionError as error:
         remedy = "Update protonet, or fit it again."
         raise_input_error(argument, f"be a model file of version {FORMAT_VERSION}", f"{path} ({error})", remedy)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:
@@ -227,7 +227,7 @@ def read_model(path: str | Path, *, for_update: bool = False, argument: str = "p
 
 
 @torch.inference_mode(False)  # inference tensors cannot become parameters
-def check_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
+def serialize_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
     """Convert a model to the config and the tensors of its file.
 
     Raises:
@@ -236,8 +236,8 @@ def check_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
     if not isinstance(model.network.encoder, Encoder):
         must, got = "hold a network with a protonet.Encoder", type(model.network.encoder).__name__
         raise_input_error("model", must, got, "Pass one of protonet.solve.", kind=InputTypeError)
-    network, state = describe_network(model.network)
-    folds = [describe_network(fold) for fold in model.folds]
+    network, state = serialize_network(model.network)
+    folds = [serialize_network(fold) for fold in model.folds]
     encoding, columns = (None, {}) if model.encoding is None else model.encoding.describe()
     parts: list[tuple[str, Mapping[str, Tensor]]] = [(NETWORK_PREFIX, state), (COLUMNS_PREFIX, columns)]
     parts += [(UPDATE_PREFIX, model.update_state)]
@@ -248,7 +248,7 @@ def check_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
         for name, tensor in part.items()
     }
     config = {
-        "library": installed_version(DISTRIBUTION),
+        "library": installed_version(DISTRIBUTION_NAME),
         "classes": model.classes,
         "columns": model.columns,
         "metadata": model.metadata,

@@ -20,8 +20,8 @@ from protonet.fit.networks import fit_selected_model, get_encoder
 from protonet.fit.search import FitProgress, ignore_progress, split_training_rows
 from protonet.fit.solver import Solution, preserve_torch_state
 from protonet.fit.training_set import TrainingSet, to_input_units
-from protonet.losses import class_means, weigh
-from protonet.metrics import Metrics, Sample, measure, refit_variance_factor, score_known
+from protonet.losses import class_means, multiply_by_weights
+from protonet.metrics import EvaluationSample, Metrics, measure, refit_variance_factor, score_known
 from protonet.network import PrototypeNetwork
 from protonet.selection.folds import Fold
 from protonet.views.config import expect
@@ -65,13 +65,15 @@ class CrossValidation:
     standard error of this difference."""
 
     @property
-    def evaluation_sample(self) -> Sample:
+    def evaluation_sample(self) -> EvaluationSample:
         """The weights and groups of the held-out rows, for confidence intervals of the network of all rows."""
-        sample = Sample.of_size(len(self.labels), self.weights, self.groups)
+        sample = EvaluationSample.with_defaults(len(self.labels), self.weights, self.groups)
         if len(self.folds) < 2:  # a single model is evaluated
             return sample
         factor = refit_variance_factor(sample.effective_groups, len(self.labels.unique()))
-        return sample._replace(variance_factor=factor, gain=float(self.gain[0]), gain_error=float(self.gain[1]))
+        return sample._replace(
+            variance_factor=factor, accuracy_gain=float(self.gain[0]), accuracy_gain_error=float(self.gain[1])
+        )
 
 
 def cross_validate(
@@ -194,7 +196,7 @@ def _estimate_offset_and_gain(
         network = fit_fold_model(solution, fitted, folds[one].held_out, deadline)
         if time.monotonic() >= deadline:
             break  # the network may not be complete
-        rows = folds[one].held_out[network.seen[labels[folds[one].held_out]]]
+        rows = folds[one].held_out[network.has_samples[labels[folds[one].held_out]]]
         parts, x = (models[one], network), training_set.original_features(rows)
         logits = [part(x).detach() for part in parts]
         more, fewer = (_score_logits(*pair, solution.network) for pair in zip(parts, logits, strict=True))
@@ -349,7 +351,7 @@ def score_lda(rows: TrainingRows, queries: Tensor) -> Tensor:
     x, weights = rows.features.double(), rows.class_balanced_weights
     means, counts = class_means(x, rows.labels, rows.num_classes, weights)
     degrees = len(x) - int((counts > 0).sum())
-    residuals = weigh(x - means[rows.labels], None if weights is None else weights.sqrt())
+    residuals = multiply_by_weights(x - means[rows.labels], None if weights is None else weights.sqrt())
     basis, variances, residual_variance = shrink_covariance(residuals, degrees)
     constant = float(residual_variance) == 0 and len(variances) > 0  # directions outside the basis have no variance
     off = 0.0 if constant else 1 / math.sqrt(float(residual_variance) or 1.0)

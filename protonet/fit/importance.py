@@ -144,7 +144,9 @@ def measure_permutation_importance(
         mean = costs.mean(dim=(1, 2))
         given = torch.zeros_like(before).index_add_(1, permutations.flatten(), costs.flatten(1)) / times
         influence = costs.mean(dim=1) - relative_weights * mean[:, None] + given - mean[:, None]
-        half = torch.tensor([sample.half_width(values / relative_weights) for values in influence], dtype=torch.float64)
+        half = torch.tensor(
+            [sample.mean_half_width(values / relative_weights) for values in influence], dtype=torch.float64
+        )
         (rise, fall), ends = mean.tolist(), torch.stack([mean - half, mean + half], dim=1).tolist()
         importances.append(PermutationImportance(rise, (ends[0][0], ends[0][1]), fall, (ends[1][0], ends[1][1])))
     return importances

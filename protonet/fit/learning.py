@@ -12,7 +12,7 @@ from torch import Tensor
 from protonet.fit.cross_validation import CrossValidation, fit_fold_model, make_folds, predict_held_out
 from protonet.fit.search import FitProgress, ignore_progress
 from protonet.fit.solver import Solution, preserve_torch_state
-from protonet.metrics import Sample
+from protonet.metrics import EvaluationSample
 
 #: Maximum number of times that the training set is halved, and minimum mean number of rows per class after it.
 MAX_TRAINING_SET_HALVINGS, MIN_CURVE_ROWS_PER_CLASS = 3, 2.0
@@ -91,7 +91,9 @@ def subsample_rows(labels: Tensor, rows: Tensor, fraction: float, generator: tor
     return order[rank < (fraction * count[labels[order]]).ceil()].sort().values
 
 
-def extrapolate_accuracy(curve: LearningCurve, sample: Sample, rows_per_class: float) -> ExpectedAccuracy | None:
+def extrapolate_accuracy(
+    curve: LearningCurve, sample: EvaluationSample, rows_per_class: float
+) -> ExpectedAccuracy | None:
     """Extrapolate a learning curve to ``rows_per_class`` training rows per class with a power law.
 
     The expected error rate is that of the largest measured size, times a power of the ratio of the numbers of rows. The
@@ -100,7 +102,7 @@ def extrapolate_accuracy(curve: LearningCurve, sample: Sample, rows_per_class: f
 
     Source: Cortes, Jackel, Solla, Vapnik and Denker, "Learning curves: asymptotic values and rate of convergence"
         (1993). The interval: Efron, "Bootstrap methods: another look at the jackknife" (1979), and
-        `protonet.metrics.Sample`.
+        `protonet.metrics.EvaluationSample`.
     """
     if len(curve.correct) < 3:
         return None
@@ -119,5 +121,5 @@ def extrapolate_accuracy(curve: LearningCurve, sample: Sample, rows_per_class: f
     slope = ((errors.log() @ position) / position.square().sum()).clamp_max(0)
     expected = 1 - wrong[:, -1] / totals[:, 0] * (rows_per_class / curve.rows_per_class[-1]) ** slope
     low, high = expected[1:].quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    lower, upper = sample.interval(curve.correct[-1].double(), float(expected[0]))
+    lower, upper = sample.accuracy_interval(curve.correct[-1].double(), float(expected[0]))
     return ExpectedAccuracy(float(expected[0]), (min(low, lower), max(high, upper)))

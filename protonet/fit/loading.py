@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from protonet._validation import check_labels
 from protonet.errors import InputTypeError, raise_input_error
-from protonet.losses import CHUNK
+from protonet.losses import CHUNK_SIZE
 from protonet.network import HIGH_PRECISION_DTYPES
 
 
@@ -136,7 +136,7 @@ def _is_features_labels_pair(samples: object) -> bool:
 def _iterate_batches(name: str, source: object, remedy: str) -> Iterable[Any]:
     """Convert a tensor, an array, a dataset or an iterable of batches to an iterable of batches."""
     if isinstance(source, (Tensor, np.ndarray)):
-        return (source[first : first + CHUNK] for first in range(0, len(source), CHUNK))
+        return (source[first : first + CHUNK_SIZE] for first in range(0, len(source), CHUNK_SIZE))
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
         if not hasattr(source, "__len__"):
             got = type(source).__name__
@@ -150,7 +150,7 @@ def _iterate_batches(name: str, source: object, remedy: str) -> Iterable[Any]:
                 constraint = "hold samples (inputs, label) of numbers, of one shape"
                 raise_input_error(name, constraint, got, "Convert them.", kind=InputTypeError)
 
-        return DataLoader(source, batch_size=CHUNK, collate_fn=collate)
+        return DataLoader(source, batch_size=CHUNK_SIZE, collate_fn=collate)
     if not isinstance(source, Iterable) or isinstance(source, (str, bytes)):
         raise_input_error(name, "be iterable", type(source).__name__, remedy, kind=InputTypeError)
     return source
@@ -219,8 +219,8 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
     Features are (n, dim); weights (n,) > 0 weight the rows in the mean. Returns the features (n, dim) float32, and the
     subtracted numbers (dim,) float32. A column that is not centred has the subtracted number 0.
     """
-    parts = features.split(CHUNK)
-    weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK)
+    parts = features.split(CHUNK_SIZE)
+    weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK_SIZE)
 
     def average(values: Iterable[Tensor]) -> Tensor:
         """Compute the weighted mean (dim,) float64 of rows (n, dim) that come in chunks."""
@@ -257,7 +257,7 @@ def canonical_row_order(features: Tensor, labels: Tensor, weights: Tensor | None
     order = torch.from_numpy(np.argsort(keys, kind="stable"))
     weights = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights.double()
     weights = weights / weights.sum()
-    parts, weight_parts = features.split(CHUNK), weights.split(CHUNK)
+    parts, weight_parts = features.split(CHUNK_SIZE), weights.split(CHUNK_SIZE)
     mean = sum(weight_part @ part.double() for part, weight_part in zip(parts, weight_parts, strict=True))
     square = sum(weight_part @ (part - mean).square() for part, weight_part in zip(parts, weight_parts, strict=True))
     gain = torch.where(square > 0, torch.as_tensor(square).rsqrt(), 0.0)

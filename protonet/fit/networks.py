@@ -19,11 +19,11 @@ from protonet.fit.unlabelled import (
     propagate_labels,
     rank_among_known_scores,
 )
-from protonet.losses import CHUNK
+from protonet.losses import CHUNK_SIZE
 from protonet.metrics import score_known
 from protonet.network import PrototypeNetwork
 from protonet.selection.folds import Fold
-from protonet.selection.scoring import fit_temperature, worse_by_one_error
+from protonet.selection.scoring import fit_temperature, is_worse_by_one_error
 from protonet.views.view import TrainingRows, View, ViewSpec
 
 
@@ -128,7 +128,7 @@ def pseudo_label_weights(training_set: TrainingSet, network: PrototypeNetwork) -
         torch.arange(0, n, -(-n // PSEUDO_LABELS.max_labelled_rows))
     )  # rows are sorted by label
     rows = torch.cat([some.features, training_set.unlabelled.features])
-    embedding = torch.cat([network.embed(part.to(training_set.device)) for part in rows.split(CHUNK)])
+    embedding = torch.cat([network.embed(part.to(training_set.device)) for part in rows.split(CHUNK_SIZE)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
     logits = network.mask_logits(logits + network.offsets).cpu()
     return propagate_labels(embedding.cpu(), some.labels, logits.softmax(dim=1)), logits
@@ -230,7 +230,7 @@ def decide_use_of_unlabelled_rows(
     factor, after = fit_temperature(torch.cat(pooled), labels, seen, weights)
     losses = float(before.mean()), float(after.mean())
     learned = factor_without > 0 and factor > 0 and bool(pooling.weights.any()) and losses[1] < losses[0]
-    decided = worse_by_one_error(after, before) or worse_by_one_error(before, after)
+    decided = is_worse_by_one_error(after, before) or is_worse_by_one_error(before, after)
     outcome = SemiSupervisedResult(learned, losses, decided, ranks)
     if learned:
         selected = selected._replace(

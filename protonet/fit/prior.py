@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from protonet.fit.prior_numbers import PRIOR_PARAMETERS
 from protonet.selection.scoring import (
-    WEIGHTS,
+    WEIGHTING,
     fit_scale_and_offsets,
-    fit_weights,
-    row_blocks,
-    select_seen,
-    soft_weights,
+    fit_view_weights,
+    row_slices,
+    select_by_class_mask,
+    weights_from_losses,
 )
 from protonet.views.view import TrainingRows, ViewSpec, canonical_feature_order, select_evenly
 
@@ -174,15 +174,15 @@ def build_prior_input(
             None, cosines of the training rows; only their spread is used then.
         labels: (n,) int64 labels of the held-out rows; None if no row can be held out.
         weights: (n,) sample weights of the held-out rows; None for equal weights.
-        losses: For each view, the log-losses (n,) of the held-out rows from `fit_scale_and_offsets`. If None, they are
-            computed.
+        losses: For each view, the log-losses (n,) of the held-out rows from `fit_scale_and_offsets`. If None,
+            they are computed.
         row_statistics: The result of `compute_row_statistics`. If None, it is computed.
     """
     sizes = torch.bincount(rows.labels, rows.sample_counts, minlength=rows.num_classes)
     seen = sizes > 0
-    seen_cosines = [select_seen(view, seen) for view in cosines]
+    seen_cosines = [select_by_class_mask(view, seen) for view in cosines]
     shape = seen_cosines[0].shape  # (n, seen)
-    blocks = list(row_blocks(shape[0], len(cosines) * shape[1]))
+    blocks = list(row_slices(shape[0], len(cosines) * shape[1]))
 
     def stack(block: slice) -> Tensor:
         """Stack the cosines of all views for a block of m rows: (views, m, classes with rows) float64."""
@@ -208,8 +208,8 @@ def build_prior_input(
         best = int(means.argmin())
         error = (stacked_losses - stacked_losses[best]).std(dim=1, correction=0) / math.sqrt(n)
         right = torch.stack([(view.argmax(dim=1) == labels).double().mean() for view in cosines])
-        soft = soft_weights(cosines, losses)
-        joint = fit_weights(cosines, labels, sizes, soft, weights)
+        soft = weights_from_losses(cosines, losses)
+        joint = fit_view_weights(cosines, labels, sizes, soft, weights)
         influences = [(view * spread / (view * spread).sum().clamp_min(1e-30)) for view in (soft, joint)]
         start = influences[1].clamp_min(math.exp(MIN_LOG_INFLUENCE)).log()
         divisor = spread.clamp_min(MIN_SPREAD)[:, None, None]
@@ -328,8 +328,8 @@ class WeightingPrior(nn.Module):
         """Compute the weight of each view, and the factor that corrects the inverse temperature, for one data set.
 
         The weights (views,) float64 multiply the cosines of the views, and sum to 1. A view has weight 0 if its
-        influence is below ``WEIGHTS.min_influence``, or if it does not separate rows. If no view separates rows, all
-        weights are 0.
+        influence is below ``WEIGHTING.min_influence``, or if it does not separate rows. If no view separates rows,
+        all weights are 0.
         """
         separates = evidence.view_spreads > MIN_SPREAD
         if not bool(separates.any()):
@@ -348,8 +348,8 @@ class WeightingPrior(nn.Module):
 
 
 def drop_small_influences(influence: Tensor) -> Tensor:
-    """Set influences (views,) below ``WEIGHTS.min_influence`` to 0, but never the largest one."""
-    return torch.where(influence >= min(WEIGHTS.min_influence, float(influence.max())), influence, 0.0)
+    """Set influences (views,) below ``WEIGHTING.min_influence`` to 0, but never the largest one."""
+    return torch.where(influence >= min(WEIGHTING.min_influence, float(influence.max())), influence, 0.0)
 
 
 def serialize_prior(prior: WeightingPrior) -> str:

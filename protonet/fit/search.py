@@ -28,11 +28,11 @@ from protonet.fit.prior import (
 )
 from protonet.selection.folds import FOLDS, Fold, split_folds
 from protonet.selection.scoring import (
-    WEIGHTS,
+    WEIGHTING,
     fit_scale_and_offsets,
-    row_blocks,
-    simplest_within_one_error,
-    worse_by_one_error,
+    is_worse_by_one_error,
+    row_slices,
+    select_simplest_within_one_error,
 )
 from protonet.views import VIEW_FAMILIES
 from protonet.views.evaluation import Candidate, CandidateEvaluator, EncoderPlan, ViewFamily
@@ -64,7 +64,7 @@ class ModelSearch:
     families: tuple[ViewFamily, ...] = field(default_factory=lambda: _list_families("default"))
     """Families of views, such as forests, in the order of `protonet.views.VIEW_FAMILIES`. A family yields candidate
     views with different hyperparameters."""
-    folds: int = FOLDS.count  #: Number of cross-validation folds; 0 for none.
+    folds: int = FOLDS.default_folds  #: Number of cross-validation folds; 0 for none.
     shifts: bool = True  #: Whether views are also fitted to shifted rows, if the features are a series or an image.
     partitions: int = 3
     """Number of repeated cross-validations, >= 1, to which weights, temperature and offsets are fitted. If rows are
@@ -238,7 +238,7 @@ def evaluate_candidates(
     candidates = [candidate for candidate in evaluator.candidates if not candidate.spec.trained]
     trained = [candidate for candidate in evaluator.candidates if candidate.spec.trained]
     if trained:
-        candidates.append(trained[simplest_within_one_error([candidate.losses for candidate in trained])])
+        candidates.append(trained[select_simplest_within_one_error([candidate.losses for candidate in trained])])
     partitions = (candidates, *_evaluate_repeats(rows, folds, evaluator, candidates, search))
     return SearchResult(
         rows, evaluator, partitions, losses, has_held_out_rows=True, row_statistics=compute_row_statistics(rows)
@@ -299,7 +299,7 @@ def _evaluate_repeats(
     return repeats
 
 
-def split_training_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.count) -> list[Fold]:
+def split_training_rows(rows: TrainingRows, partition: int, folds: int = FOLDS.default_folds) -> list[Fold]:
     """Split training rows into stratified folds that keep groups together; ``partition`` seeds the split."""
     return split_folds(
         rows.labels,
@@ -334,7 +334,9 @@ def select_model(result: SearchResult | None, plan: EncoderPlan, search: ModelSe
         )
         return mixture._replace(views=views)
     raw_losses = torch.stack([partition[0].losses for partition in result.partitions]).mean(dim=0)
-    if not worse_by_one_error(raw_losses, losses, max_tolerated=WEIGHTS.max_tolerated, margin=-WEIGHTS.mixture_prior):
+    if not is_worse_by_one_error(
+        raw_losses, losses, max_tolerated=WEIGHTING.max_tolerated_excess, margin=-WEIGHTING.mixture_advantage
+    ):
         mixture = _fit_temperature_and_offsets(raw_alone, result, raw_cosines)[0]
     return mixture._replace(losses=result.losses | {"mixture": float(losses.mean())})
 
@@ -423,7 +425,7 @@ def _sum_cosines(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
     used, (n, classes) = weights.nonzero().flatten().tolist(), cosines[0].shape
     factors = weights[used].to(cosines[0].dtype)
     total = factors.new_empty(n, classes)
-    for rows in row_blocks(n, len(used) * classes):
+    for rows in row_slices(n, len(used) * classes):
         total[rows] = torch.tensordot(factors, torch.stack([cosines[index][rows] for index in used]), dims=1)
     return total
 

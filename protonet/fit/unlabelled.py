@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.losses import CHUNK
+from protonet.losses import CHUNK_SIZE
 from protonet.views.view import TrainingRows
 
 
@@ -81,8 +81,8 @@ def neighbour_graph(embedding: Tensor, neighbours: int) -> tuple[Tensor, Tensor,
     """
     n = len(embedding)
     near, far = [torch.empty(0, 1)], [torch.empty(0, 1, dtype=torch.int64)]
-    for first in range(0, n, CHUNK // 4):
-        cosines = embedding[first : first + CHUNK // 4] @ embedding.T
+    for first in range(0, n, CHUNK_SIZE // 4):
+        cosines = embedding[first : first + CHUNK_SIZE // 4] @ embedding.T
         diagonal = torch.arange(len(cosines))
         cosines[diagonal, first + diagonal] = -2.0
         values, indices = cosines.topk(min(neighbours, n - 1), dim=1)

@@ -11,16 +11,16 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class FoldRules:
+class FoldLimits:
     """Number and size of folds, chosen to limit time and memory; see analysis/results/scale.md."""
 
-    count: int = 5  #: Default number of folds.
+    default_folds: int = 5  #: Default number of folds.
     max_rows: int = 16384  #: Maximum number of rows of several folds: with more, one fold holds out some of the rows.
     max_cosines: int = 1 << 24  #: Maximum number of rows times number of classes of several folds.
-    held_out: int = 4096  #: Maximum number of rows that a single fold holds out.
+    max_held_out_rows: int = 4096  #: Maximum number of rows that a single fold holds out.
 
 
-FOLDS = FoldRules()
+FOLDS = FoldLimits()
 
 
 class Fold(NamedTuple):
@@ -39,7 +39,7 @@ def split_folds(
     num_classes: int,
     *,
     partition: int = 0,
-    max_folds: int = FOLDS.count,
+    max_folds: int = FOLDS.default_folds,
     groups: Tensor | None = None,
     is_class_name: Tensor | None = None,
 ) -> list[Fold]:
@@ -47,7 +47,7 @@ def split_folds(
 
     The result depends only on the arguments, including the order of the rows. A class with a single row or group is
     never held out. With many rows or classes, there is a single fold, which holds out some of the rows; see
-    `FoldRules`.
+    `FoldLimits`.
 
     Args:
         labels: (n,) int64 in [0, num_classes).
@@ -84,7 +84,7 @@ def split_folds(
     if not max_folds or not bool(several.any()):
         return []
     if n > FOLDS.max_rows or n * num_classes > FOLDS.max_cosines:
-        held_out = max(256, min(FOLDS.held_out, FOLDS.max_cosines // num_classes))
+        held_out = max(256, min(FOLDS.max_held_out_rows, FOLDS.max_cosines // num_classes))
         is_held_out = several & (rank % max(max_folds, math.ceil(n / held_out)) == 0)
         extra = is_held_out.nonzero().flatten()
         is_held_out[extra[torch.randperm(len(extra), generator=generator)[held_out:]]] = False
@@ -111,7 +111,7 @@ def _split_groups(
     order = torch.randperm(len(size), generator=generator)
     part = torch.full_like(size, -1)  # (groups,): the fold that holds the group out
     if n > FOLDS.max_rows or n * num_classes > FOLDS.max_cosines:
-        held_out = max(256, min(FOLDS.held_out, FOLDS.max_cosines // num_classes, n // max_folds))
+        held_out = max(256, min(FOLDS.max_held_out_rows, FOLDS.max_cosines // num_classes, n // max_folds))
         part[order[size[order].cumsum(dim=0) <= held_out]] = 0
     else:
         order = order[size[order].argsort(descending=True, stable=True)]

@@ -16,75 +16,78 @@ from protonet.selection.lbfgs import minimize
 
 
 @dataclass(frozen=True)
-class WeightRules:
+class ViewWeightConstants:
     """Constants for fitting the temperature and the weights of views to held-out rows.
 
     The values were set on three of the five splits of analysis/results/robustness.md; analysis/results/ablations.md
     shows the effect of the selection.
     """
 
-    logit_scale: float = 3.0  # of 5, 3 and 2 on 240 development tasks, confirmed on 200 others
+    logit_prior_deviation: float = 3.0  # of 5, 3 and 2 on 240 development tasks, confirmed on 200 others
     """Standard deviation of the Gaussian prior on the logits when a temperature is fitted, in nats."""
     frequency_mean: float = 0.5  # of 0, 0.25, 0.5 and 0.75 on 144 problems with rare classes and 200 tables
     """Prior mean of the factor that multiplies the logarithms of class frequencies in the class offsets."""
     frequency_deviation: float = 0.5  #: Prior standard deviation of this factor.
-    equal_classes: float = 0.1  #: Log frequencies that are all nearer to their mean than this count as equal, in nats.
-    tie: float = 2e-3  #: Mean log-losses that differ by at most this count as equal, in nats per row.
-    softness: float = 0.15  #: Excess log-loss at which a view's weight is divided by e, in nats per row.
-    total_softness: float = 4.0  #: Minimum of this excess, in nats summed over all rows.
-    shrinkage: float = 10.0  #: Factor on the divergence of joint weights from their start, in nats over all rows.
+    max_equal_log_frequency: float = 0.1
+    """Log frequencies that are all nearer to their mean than this count as equal, in nats."""
+    max_tie: float = 2e-3  #: Mean log-losses that differ by at most this count as equal, in nats per row.
+    loss_scale: float = 0.15  #: Excess log-loss at which a view's weight is divided by e, in nats per row.
+    min_total_loss_scale: float = 4.0  #: Minimum of this excess, in nats summed over all rows.
+    weight_shrinkage: float = 10.0
+    """Factor on the divergence of joint weights from their start, in nats over all rows."""
     max_cosines: int = 2**22  #: Maximum number of cosines that joint weights are fitted to.
-    block: int = 2**20  #: Maximum number of cosines or logits that are processed at once, which bounds the memory.
+    values_per_block: int = 2**20
+    """Maximum number of cosines or logits that are processed at once, which bounds the memory."""
     min_influence: float = 0.01  #: A view gets weight 0 if its fraction of the influence of all views is smaller.
-    max_tolerated: float = 0.02
+    max_tolerated_excess: float = 0.02
     """The mixture of views is always used if its log-loss is lower than that of raw cosine by more than this, in nats
     per row."""
-    mixture_prior: float = 1.0
+    mixture_advantage: float = 1.0
     """Advantage given to the mixture of views over raw cosine when their log-losses are compared, in nats summed over
     all rows."""
 
 
 @dataclass(frozen=True)
-class NewtonRules:
+class NewtonConstants:
     """Settings of Newton's method, which fits the temperature in about five steps."""
 
     max_steps: int = 50  #: Maximum number of steps.
-    backtracking: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)
+    step_fractions: tuple[float, ...] = (1.0, 0.5, 0.25, 0.1, 0.01, 0.001)
     """Fractions of a step that are tried until the loss decreases."""
-    tolerance: float = 1e-7  #: The search stops if the loss decreases by less, in nats per row.
+    loss_tolerance: float = 1e-7  #: The search stops if the loss decreases by less, in nats per row.
     min_variance: float = 1e-12
     """Cosines with a lower mean variance over the classes do not separate classes; also the minimum curvature."""
 
 
-WEIGHTS, NEWTON = WeightRules(), NewtonRules()
+WEIGHTING, NEWTON = ViewWeightConstants(), NewtonConstants()
 
 
-def row_blocks(n: int, width: int) -> Iterator[slice]:
-    """Iterate over slices of n rows that have at most ``WEIGHTS.block`` values each, at ``width`` values per row.
+def row_slices(n: int, values_per_row: int) -> Iterator[slice]:
+    """Iterate over slices of n rows such that each slice has at most ``WEIGHTING.values_per_block`` values.
 
     Every slice has at least one row.
     """
-    step = max(1, WEIGHTS.block // max(1, width))
+    step = max(1, WEIGHTING.values_per_block // max(1, values_per_row))
     return (slice(first, first + step) for first in range(0, n, step))
 
 
-def select_seen(cosines: Tensor, seen: Tensor) -> Tensor:
-    """Select the cosines (..., num_classes) to the classes of a mask ``seen`` (num_classes,) bool.
+def select_by_class_mask(cosines: Tensor, class_mask: Tensor) -> Tensor:
+    """Select the cosines (..., num_classes) to the classes of a mask ``class_mask`` (num_classes,) bool.
 
     If all classes are selected, the tensor is returned without a copy.
     """
-    return cosines if bool(seen.all()) else cosines[..., seen]
+    return cosines if bool(class_mask.all()) else cosines[..., class_mask]
 
 
 def fit_temperature(
-    cosines: Tensor, labels: Tensor, seen: Tensor, weights: Tensor | None = None
+    cosines: Tensor, labels: Tensor, class_mask: Tensor, weights: Tensor | None = None
 ) -> tuple[float, Tensor]:
     """Fit the inverse temperature that minimizes the log-loss of cosines to prototypes.
 
     Args:
         cosines: (n, num_classes) floating, of held-out rows to the class prototypes.
         labels: (n,) int64.
-        seen: (num_classes,) bool: whether a class has a prototype and can be predicted.
+        class_mask: (num_classes,) bool: whether a class has a prototype and can be predicted.
         weights: (n,) > 0 with a mean of about 1. If None, all weights are 1.
 
     Returns:
@@ -92,12 +95,12 @@ def fit_temperature(
 
     Source: temperature scaling, Guo et al., "On calibration of modern neural networks" (2017), sec. 4.2.
     """
-    factor, _, losses = _fit_logits(cosines, labels, seen, None, weights)
+    factor, _, losses = _fit_logits(cosines, labels, class_mask, None, weights)
     return factor, losses
 
 
 def fit_scale_and_offsets(
-    cosines: Tensor, labels: Tensor, sizes: Tensor, weights: Tensor | None = None, repeats: int = 1
+    cosines: Tensor, labels: Tensor, class_sizes: Tensor, weights: Tensor | None = None, repeats: int = 1
 ) -> tuple[float, Tensor | None, Tensor]:
     """Fit an inverse temperature and class offsets that minimize the log-loss of cosines.
 
@@ -108,7 +111,8 @@ def fit_scale_and_offsets(
     Args:
         cosines: (n, num_classes) floating, of held-out rows to the class prototypes.
         labels: (n,) int64.
-        sizes: (num_classes,) summed weights of the labelled rows of each class; 0 for a class without a prototype.
+        class_sizes: (num_classes,) summed weights of the labelled rows of each class; 0 for a class without a
+            prototype.
         weights: (n,) > 0 with a mean of about 1. If None, all weights are 1.
         repeats: The number of times that each held-out row occurs in the arguments.
 
@@ -119,44 +123,49 @@ def fit_scale_and_offsets(
     Source: Platt, "Probabilistic outputs for support vector machines" (1999), with class frequencies as in Menon et
         al., "Long-tail learning via logit adjustment" (2021).
     """
-    frequencies = log_frequencies(sizes)
-    factor, exponent, losses = _fit_logits(cosines, labels, sizes > 0, frequencies, weights, repeats)
+    frequencies = log_class_frequencies(class_sizes)
+    factor, exponent, losses = _fit_logits(cosines, labels, class_sizes > 0, frequencies, weights, repeats)
     return factor, None if frequencies is None else exponent * frequencies, losses
 
 
-def log_frequencies(sizes: Tensor) -> Tensor | None:
+def log_class_frequencies(class_sizes: Tensor) -> Tensor | None:
     """Compute the logarithms (num_classes,) of class frequencies, shifted to a mean of 0.
 
     A class of size 0 gets 0. The result is None if the classes are about equally frequent.
     """
-    logs = torch.where(sizes > 0, sizes, 1.0).log()
-    logs = torch.where(sizes > 0, logs - logs.sum() / (sizes > 0).sum(), 0.0)
-    return None if float(logs.abs().max()) <= WEIGHTS.equal_classes else logs
+    logs = torch.where(class_sizes > 0, class_sizes, 1.0).log()
+    logs = torch.where(class_sizes > 0, logs - logs.sum() / (class_sizes > 0).sum(), 0.0)
+    return None if float(logs.abs().max()) <= WEIGHTING.max_equal_log_frequency else logs
 
 
 def _fit_logits(
-    cosines: Tensor, labels: Tensor, seen: Tensor, frequencies: Tensor | None, weights: Tensor | None, repeats: int = 1
+    cosines: Tensor,
+    labels: Tensor,
+    class_mask: Tensor,
+    frequencies: Tensor | None,
+    weights: Tensor | None,
+    repeats: int = 1,
 ) -> tuple[float, float, Tensor]:
     """Fit logits ``factor * cosines + exponent * frequencies`` to labels; return the two scalars and the losses (n,).
 
     The problem is convex in the two scalars; Newton steps with backtracking solve it. ``frequencies`` are from
-    `log_frequencies`; if they are None, the exponent is 0.
+    `log_class_frequencies`; if they are None, the exponent is 0.
     """
-    targets = (seen.cumsum(dim=0) - 1)[labels][:, None]
+    targets = (class_mask.cumsum(dim=0) - 1)[labels][:, None]
     true = cosines.gather(1, labels[:, None])[:, 0]
     weights = torch.ones(len(cosines), dtype=torch.float64) if weights is None else weights
-    blocks = [(rows, select_seen(cosines[rows], seen)) for rows in row_blocks(*cosines.shape)]
+    blocks = [(rows, select_by_class_mask(cosines[rows], class_mask)) for rows in row_slices(*cosines.shape)]
     variance = torch.empty_like(true)
     for rows, block in blocks:
         variance[rows] = block.var(dim=1, correction=0)
     spread = float(variance.mean())
     separates = spread >= NEWTON.min_variance
     if not separates and frequencies is None:
-        return 0.0, 0.0, weights * math.log(max(1, int(seen.sum())))
-    ridge = spread * repeats / (WEIGHTS.logit_scale**2 * len(cosines))
-    logs = None if frequencies is None else frequencies[seen].to(cosines.dtype)
+        return 0.0, 0.0, weights * math.log(max(1, int(class_mask.sum())))
+    ridge = spread * repeats / (WEIGHTING.logit_prior_deviation**2 * len(cosines))
+    logs = None if frequencies is None else frequencies[class_mask].to(cosines.dtype)
     true_log = 0.0 if frequencies is None else frequencies[labels]
-    prior = 0.0 if logs is None else repeats / (WEIGHTS.frequency_deviation**2 * len(cosines))
+    prior = 0.0 if logs is None else repeats / (WEIGHTING.frequency_deviation**2 * len(cosines))
 
     def evaluate(factor: float, exponent: float) -> tuple[float, Tensor, Tensor]:
         """Compute the objective, the losses (n,), and the moments (5, n) that Newton's method requires."""
@@ -172,10 +181,13 @@ def _fit_logits(
                 moments[2, rows], moments[3, rows] = p @ logs, p @ logs.square()
                 moments[4, rows] = p.mul_(block) @ logs
         losses = weights * -log_p_true.to(torch.float64)
-        penalty = ridge * factor**2 + prior * (exponent - WEIGHTS.frequency_mean) ** 2
+        penalty = ridge * factor**2 + prior * (exponent - WEIGHTING.frequency_mean) ** 2
         return float(losses.mean()) + penalty / 2, losses, moments
 
-    factor, exponent = (1 / math.sqrt(spread) if separates else 0.0), (0.0 if logs is None else WEIGHTS.frequency_mean)
+    factor, exponent = (
+        (1 / math.sqrt(spread) if separates else 0.0),
+        (0.0 if logs is None else WEIGHTING.frequency_mean),
+    )
     value, losses, moments = evaluate(factor, exponent)
     for _ in range(NEWTON.max_steps):
         mean, square, log_mean, log_square, product = moments
@@ -183,7 +195,7 @@ def _fit_logits(
         curvature = float((weights * (square - mean.square())).mean()) + ridge
         step, log_step = slope / max(curvature, NEWTON.min_variance) * separates, 0.0
         if logs is not None:
-            log_slope = float((weights * (log_mean - true_log)).mean()) + prior * (exponent - WEIGHTS.frequency_mean)
+            log_slope = float((weights * (log_mean - true_log)).mean()) + prior * (exponent - WEIGHTING.frequency_mean)
             log_curvature = float((weights * (log_square - log_mean.square())).mean()) + prior
             mixed = float((weights * (product - mean * log_mean)).mean()) * separates
             rest = log_curvature - mixed**2 / max(curvature, NEWTON.min_variance)  # with the best factor
@@ -191,7 +203,7 @@ def _fit_logits(
             step -= mixed * log_step / max(curvature, NEWTON.min_variance)
             if step >= factor:  # the factor stays at 0, or becomes 0: the best exponent there
                 step, log_step = factor, (log_slope - mixed * factor) / max(log_curvature, NEWTON.min_variance)
-        for shrink in NEWTON.backtracking:
+        for shrink in NEWTON.step_fractions:
             trial = max(0.0, factor - shrink * step), exponent - shrink * log_step
             trial_value, *trial_results = evaluate(*trial)
             if trial_value < value:
@@ -199,17 +211,17 @@ def _fit_logits(
         drop = value - trial_value
         if drop > 0:
             (factor, exponent), value, (losses, moments) = trial, trial_value, trial_results
-        if drop < NEWTON.tolerance:
+        if drop < NEWTON.loss_tolerance:
             break
     return factor, exponent, losses
 
 
-def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
+def weights_from_losses(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
     """Compute a weight of each view from its held-out log-loss alone: lower losses give larger weights.
 
     The influence of a view is ``exp(-excess loss / softness)``; its weight is the influence divided by the standard
-    deviation of its cosines over the classes. A view with less than ``WEIGHTS.min_influence`` of the influence of all
-    views gets weight 0. Unlike weights that are fitted jointly, these do not overfit to few rows.
+    deviation of its cosines over the classes. A view with less than ``WEIGHTING.min_influence`` of the influence
+    of all views gets weight 0. Unlike weights that are fitted jointly, these do not overfit to few rows.
 
     Args:
         cosines: For each view, its cosines (n, num_classes).
@@ -221,9 +233,9 @@ def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
     Source: exponential weights, as in Dalalyan and Tsybakov, "Aggregation by exponential weighting" (2008).
     """
     means = torch.stack([loss.mean() for loss in losses])
-    softness = max(WEIGHTS.softness, WEIGHTS.total_softness / len(losses[0]))
+    softness = max(WEIGHTING.loss_scale, WEIGHTING.min_total_loss_scale / len(losses[0]))
     influence = torch.exp((means.min() - means) / softness)
-    influence = torch.where(influence >= WEIGHTS.min_influence * influence.sum(), influence, 0.0)
+    influence = torch.where(influence >= WEIGHTING.min_influence * influence.sum(), influence, 0.0)
     spread = torch.stack([view.var(dim=1, correction=0).mean(dtype=torch.float64).sqrt() for view in cosines])
     weights = torch.where(spread > 1e-9, influence / spread.clamp_min(1e-9), 0.0)
     if not bool(weights.sum() > 0):  # no view separates rows
@@ -231,21 +243,25 @@ def soft_weights(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
     return weights / weights.sum()
 
 
-def fit_weights(
-    cosines: Sequence[Tensor], labels: Tensor, sizes: Tensor, start: Tensor, row_weights: Tensor | None = None
+def fit_view_weights(
+    cosines: Sequence[Tensor],
+    labels: Tensor,
+    class_sizes: Tensor,
+    initial_weights: Tensor,
+    row_weights: Tensor | None = None,
 ) -> Tensor:
     """Fit the weights of all views jointly to held-out rows, shrunk towards given weights.
 
     The objective is the log-loss of the weighted sum of the views' cosines, plus a penalty on the Kullback-Leibler
-    divergence from the start; see ``WEIGHTS.shrinkage``. Few rows thus hardly change the weights. A view with a
-    positive start keeps at least ``WEIGHTS.min_influence`` of the influence, its weight times the standard deviation of
-    its cosines.
+    divergence from the start; see ``WEIGHTING.weight_shrinkage``. Few rows thus hardly change the weights. A view
+    with a positive start keeps at least ``WEIGHTING.min_influence`` of the influence, its weight times the
+    standard deviation of its cosines.
 
     Args:
         cosines: For each view, its cosines (n, num_classes).
         labels: (n,) int64.
-        sizes: (num_classes,) summed weights of the labelled rows of each class, for class offsets.
-        start: (views,) float64, >= 0: the weights towards which the result is shrunk. A weight of 0 stays 0.
+        class_sizes: (num_classes,) summed weights of the labelled rows of each class, for class offsets.
+        initial_weights: (views,) float64, >= 0: the weights towards which the result is shrunk. A weight of 0 stays 0.
         row_weights: (n,) > 0. If None, all rows have weight 1.
 
     Returns:
@@ -253,8 +269,8 @@ def fit_weights(
 
     Source: stacking, Wolpert, "Stacked generalization" (1992), with non-negative weights as in Breiman (1996).
     """
-    used, seen = start.nonzero().flatten(), sizes > 0
-    max_rows = max(1, int(WEIGHTS.max_cosines / (len(used) * int(seen.sum()))))
+    used, seen = initial_weights.nonzero().flatten(), class_sizes > 0
+    max_rows = max(1, int(WEIGHTING.max_cosines / (len(used) * int(seen.sum()))))
     rows = slice(None, None, math.ceil(len(labels) / max_rows))
     targets = (seen.cumsum(dim=0) - 1)[labels[rows]]
     importance = torch.ones(len(labels), dtype=torch.float64) if row_weights is None else row_weights
@@ -262,37 +278,38 @@ def fit_weights(
     stacked = torch.stack([cosines[int(view)][rows][:, seen] for view in used]).to(torch.float64)
     spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt().clamp_min(1e-9)  # (views,)
     stacked = stacked / spread[:, None, None]
-    prior = start[used] * spread
+    prior = initial_weights[used] * spread
     prior = prior / prior.sum()
-    frequencies = log_frequencies(sizes)
+    frequencies = log_class_frequencies(class_sizes)
     logs = None if frequencies is None else frequencies[seen]
 
     def evaluate(x: Tensor) -> tuple[float, Tensor]:
         x = x.detach().requires_grad_(True)
         log_influence = x[:-2].log_softmax(dim=0)
         logits = x[-2].exp() * torch.tensordot(log_influence.exp(), stacked, dims=1)  # (rows, seen classes)
-        size = logits.var(dim=1, correction=0).mean() / WEIGHTS.logit_scale**2
-        size = size + ((x[-1] - WEIGHTS.frequency_mean) / WEIGHTS.frequency_deviation).square()
+        size = logits.var(dim=1, correction=0).mean() / WEIGHTING.logit_prior_deviation**2
+        size = size + ((x[-1] - WEIGHTING.frequency_mean) / WEIGHTING.frequency_deviation).square()
         if logs is not None:
             logits = logits + x[-1] * logs
-        divergence = WEIGHTS.shrinkage * (log_influence.exp() * (log_influence - prior.log())).sum()
+        divergence = WEIGHTING.weight_shrinkage * (log_influence.exp() * (log_influence - prior.log())).sum()
         log_p = importance * logits.log_softmax(dim=1)
         loss: Tensor = torch.nn.functional.nll_loss(log_p, targets) + (divergence + size / 2) / len(targets)
         return float(loss.detach()), torch.autograd.grad(loss, x)[0]
 
-    fitted = minimize(evaluate, torch.cat([prior.log(), prior.new_tensor([0.0, WEIGHTS.frequency_mean])]))
-    influence = fitted[:-2].softmax(dim=0).clamp_min(WEIGHTS.min_influence)
-    weights = torch.zeros_like(start)
+    fitted = minimize(evaluate, torch.cat([prior.log(), prior.new_tensor([0.0, WEIGHTING.frequency_mean])]))
+    influence = fitted[:-2].softmax(dim=0).clamp_min(WEIGHTING.min_influence)
+    weights = torch.zeros_like(initial_weights)
     weights[used] = influence / spread
     return weights / weights.sum()
 
 
-def worse_by_one_error(
+def is_worse_by_one_error(
     losses: Tensor, reference: Tensor, *, max_tolerated: float = math.inf, margin: float = 0.0
 ) -> bool:
     """Test whether losses (n,) exceed reference losses (n,) by more than one standard error of the mean difference.
 
-    The mean difference must also exceed ``WEIGHTS.tie``, in nats per row, since even two similar fits differ by that.
+    The mean difference must also exceed ``WEIGHTING.max_tie``, in nats per row, since even two similar
+    fits differ by that.
 
     Args:
         losses: (n,) in nats.
@@ -305,13 +322,13 @@ def worse_by_one_error(
     """
     excess = losses - reference
     error = float(excess.std(correction=0)) / math.sqrt(len(excess))
-    return float(excess.mean()) > min(max_tolerated, max(WEIGHTS.tie, error)) + margin / len(excess)
+    return float(excess.mean()) > min(max_tolerated, max(WEIGHTING.max_tie, error)) + margin / len(excess)
 
 
-def simplest_within_one_error(losses: list[Tensor]) -> int:
+def select_simplest_within_one_error(losses: list[Tensor]) -> int:
     """Return the index of the simplest candidate whose loss is within one standard error of the best candidate's.
 
     ``losses`` has the losses (n,) of each candidate on the same rows, in order of increasing complexity.
     """
     best = min(losses, key=lambda loss: float(loss.mean()))
-    return next(index for index, loss in enumerate(losses) if not worse_by_one_error(loss, best))
+    return next(index for index, loss in enumerate(losses) if not is_worse_by_one_error(loss, best))

@@ -30,7 +30,13 @@ from protonet.commands.data import (
 from protonet.commands.options import PageOptions, ReadOptions, make_options, replace_argument_names
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
-from protonet.embeddings.pictures.images import UNREADABLE_IMAGE, describe_error, draw_plain, path_to_text, text_to_path
+from protonet.embeddings.pictures.images import (
+    UNREADABLE_IMAGE_ERRORS,
+    convert_to_png,
+    describe_image_error,
+    path_to_text,
+    text_to_path,
+)
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.server.app import (
     AccessPolicy,
@@ -318,7 +324,7 @@ class LabelApi:
         """Classify the one row in the body of a request, and answer with the prediction and its explanation."""
         fitted = self.queue.build_model()
         model = await self.run_in_thread(
-            lambda: fitted.attach_encoders(self.representation, shown=False, use_cache=False)
+            lambda: fitted.attach_encoders(self.representation, show_progress=False, use_cache=False)
         )
         media, body = await read_upload(request)
         rows = await self.run_in_thread(lambda: parse_rows(model, media, body))
@@ -359,10 +365,12 @@ class LabelApi:
             raise HTTPException(404, "`row` must be one with a picture; got another one. Load the page again.")
         path = text_to_path(cells[int(row)][self.queue.picture])
         try:
-            return Response(await self.run_in_thread(lambda: draw_plain(path, PICTURE_SIDE)), media_type="image/png")
-        except UNREADABLE_IMAGE as error:
+            return Response(
+                await self.run_in_thread(lambda: convert_to_png(path, PICTURE_SIDE)), media_type="image/png"
+            )
+        except UNREADABLE_IMAGE_ERRORS as error:
             raise HTTPException(
-                404, f"This picture cannot be read: {path_to_text(path)} ({describe_error(error)})"
+                404, f"This picture cannot be read: {path_to_text(path)} ({describe_image_error(error)})"
             ) from None
 
     async def download(self, request: Request) -> Response:

@@ -25,7 +25,13 @@ from torch import Tensor
 from protonet._io import write_atomically, write_text
 from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.commands.data import UnlabelledTable
-from protonet.embeddings.pictures.images import SUFFIXES, UNREADABLE_IMAGE, describe_error, open_plain, path_to_text
+from protonet.embeddings.pictures.images import (
+    SUFFIXES,
+    UNREADABLE_IMAGE_ERRORS,
+    decode_image,
+    describe_image_error,
+    path_to_text,
+)
 from protonet.errors import raise_input_error
 from protonet.fit.active import Standardiser, Suggestion, suggest_rows
 from protonet.fit.solver import fit_solution
@@ -394,13 +400,13 @@ class Uploads:
         from PIL import Image  # noqa: PLC0415 - optional
 
         try:
-            open_plain(io.BytesIO(content))
+            decode_image(io.BytesIO(content))
             with Image.open(io.BytesIO(content)) as image:
                 suffix = f".{image.format}".lower().replace("mpo", "jpeg")  # a file of several JPEGs
             if suffix not in SUFFIXES:
                 raise ValueError(f"in the format {image.format}")
-        except UNREADABLE_IMAGE as error:
-            raise_input_error("body", "be a picture that can be read", describe_error(error), "Leave it out.")
+        except UNREADABLE_IMAGE_ERRORS as error:
+            raise_input_error("body", "be a picture that can be read", describe_image_error(error), "Leave it out.")
         stem = re.sub(r"[^\w-]+", "-", Path(name.replace("\\", "/")).stem)[:40].strip("-") or "picture"
         path = self.folder / f"{stem}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
         if path_to_text(path) in known:

@@ -53,7 +53,7 @@ class HotModel:
     def _load(self) -> TablePipeline:
         """Load the model; its encoders do not cache the texts and pictures of requests."""
         return TablePipeline.load(self.path, argument="model").attach_encoders(
-            self.representation, shown=False, use_cache=False
+            self.representation, show_progress=False, use_cache=False
         )
 
     def refresh(self) -> None:

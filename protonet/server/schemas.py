@@ -11,13 +11,13 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from protonet._io import JsonDict
-from protonet.errors import DISTRIBUTION, installed_version
+from protonet.errors import DISTRIBUTION_NAME, installed_version
 from protonet.pipeline import TablePipeline
 from protonet.server.app import CSV, JSON, OPEN_PATHS, Error
 from protonet.server.parsing import MULTIPART, Tensor, max_magnitudes
 
 #: The version of the package.
-VERSION = installed_version(DISTRIBUTION) or "0"
+VERSION = installed_version(DISTRIBUTION_NAME) or "0"
 
 
 class PredictQuery(Struct, forbid_unknown_fields=True):

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from protonet._text import to_printable
-from protonet.errors import DISTRIBUTION, InputError, UserError, installed_version, raise_input_error
+from protonet.errors import DISTRIBUTION_NAME, InputError, UserError, installed_version, raise_input_error
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """An argument parser with common and expert options, which raises an InputError for invalid arguments.
 
     ``--help`` shows the common options. ``--help-all`` also shows expert options: those in groups that
@@ -101,7 +101,7 @@ class _HelpAllAction(argparse.Action):
     """The action of ``--help-all``: print the help of all options, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        assert isinstance(parser, Parser)
+        assert isinstance(parser, CommandParser)
         print(parser.format_help(include_expert=True), end="")
         parser.exit()
 
@@ -148,7 +148,7 @@ def run_command(
 
 def write_bug_report(prog: str, error: Exception) -> str:
     """Write the traceback of a bug and the package versions to a temporary file; return a line that names the file."""
-    versions = ", ".join(f"{package} {installed_version(package)}" for package in (DISTRIBUTION, "torch", "numpy"))
+    versions = ", ".join(f"{package} {installed_version(package)}" for package in (DISTRIBUTION_NAME, "torch", "numpy"))
     text = f"{prog}\nPython {sys.version}\n{versions}\n\n{''.join(traceback.format_exception(error))}"
     what = f"this is a bug of protonet, not your mistake ({type(error).__name__})"
     try:
@@ -161,7 +161,7 @@ def write_bug_report(prog: str, error: Exception) -> str:
     return f"{what}. Please report it with the command and {file.name}, which holds the traceback"
 
 
-def parse_whole(argument: str, text: str, *, low: int) -> int:
+def parse_integer(argument: str, text: str, *, low: int) -> int:
     """Parse an integer >= ``low``; raise an InputError, which names ``argument``, for other texts."""
     with suppress(ValueError):
         if (value := int(text)) >= low:
@@ -169,7 +169,7 @@ def parse_whole(argument: str, text: str, *, low: int) -> int:
     return raise_input_error(argument, f"be a whole number >= {low}", repr(text), f"Pass a number such as {low}.")
 
 
-def parse_number(argument: str, text: str, *, low: float) -> float:
+def parse_finite_number(argument: str, text: str, *, low: float) -> float:
     """Parse a finite number > ``low``; raise an InputError, which names ``argument``, for other texts."""
     with suppress(ValueError):
         if low < (value := float(text)) < math.inf:
@@ -178,16 +178,16 @@ def parse_number(argument: str, text: str, *, low: float) -> float:
     return raise_input_error(argument, f"be a finite number > {low:g}", repr(text), remedy)
 
 
-def check_name(argument: str, name: str, known: Collection[str]) -> str:
+def check_known_name(argument: str, name: str, known_names: Collection[str]) -> str:
     """Return ``name`` if it is known; else raise an InputError that lists the known names, similar ones first."""
-    if name not in known:
-        near = difflib.get_close_matches(name.lower().replace("_", "-"), known, n=3)
+    if name not in known_names:
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), known_names, n=3)
         remedy = f"Did you mean {near[0]}?" if near else "Pick a listed one."
-        raise_input_error(argument, f"be one of {', '.join(dict.fromkeys([*near, *known]))}", repr(name), remedy)
+        raise_input_error(argument, f"be one of {', '.join(dict.fromkeys([*near, *known_names]))}", repr(name), remedy)
     return name
 
 
-def check_writable(argument: str, path: str | Path, *, folder: bool = False) -> Path:
+def check_output_path(argument: str, path: str | Path, *, folder: bool = False) -> Path:
     """Check that an output can be written to a path, and create missing folders; return the path.
 
     Args:
@@ -230,7 +230,7 @@ def check_output_options(options: object, names: Sequence[str]) -> dict[str, Pat
     paths: dict[str, Path] = {}
     for name in names:
         if getattr(options, name) is not None:
-            path = check_writable(f"--{name}", getattr(options, name))
+            path = check_output_path(f"--{name}", getattr(options, name))
             for other, used in paths.items():
                 if path.resolve() == used.resolve():
                     raise_input_error(f"--{name}", f"be another file than --{other}", path, "Pass another path.")

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from protonet._io import JsonDict, write_json, write_text
 from protonet._text import count, to_printable
-from protonet.ui.text import format_csv, format_interval, order_naturally, percent
+from protonet.ui.text import format_csv, format_interval, natural_order, to_percent
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 TEMPLATE_CONSTANTS = {"max_columns": 100, "max_suspects": 50, "max_cells": 4, "max_name": 60, "shades": 5}
 
 
-def format_name(name: object, longest: int | None = None) -> Markup:
+def format_html_name(name: object, max_length: int | None = None) -> Markup:
     """Format a name as HTML.
 
     The name is isolated from the text around it, because it may be written from right to left.
 
     Args:
         name: The name of a class or column.
-        longest: The maximum number of characters, beyond which the name is truncated; None for no maximum.
+        max_length: The maximum number of characters, beyond which the name is truncated; None for no maximum.
     """
     text = to_printable(name)
-    if longest is not None and len(text) > longest:
-        return Markup('<bdi title="{}">{}…</bdi>').format(text, text[: longest - 1])
+    if max_length is not None and len(text) > max_length:
+        return Markup('<bdi title="{}">{}…</bdi>').format(text, text[: max_length - 1])
     return Markup("<bdi>{}</bdi>").format(text)
 
 
-def embed_json(metrics: Mapping[str, object]) -> Markup:
+def encode_script_json(metrics: Mapping[str, object]) -> Markup:
     """Encode metrics as JSON without the characters that would end an HTML script element."""
     text = json.dumps(metrics, allow_nan=False, separators=(",", ":"))
     for char in "<>&":
@@ -50,7 +50,7 @@ def embed_json(metrics: Mapping[str, object]) -> Markup:
 
 
 @cache
-def make_environment() -> Environment:
+def make_template_environment() -> Environment:
     """Create the Jinja environment of the templates; it escapes markup and control characters in all texts."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - slow to import
 
@@ -66,10 +66,10 @@ def make_environment() -> Environment:
         "count": count,
         "ends": lambda interval, spec, scale=1: " to ".join(format(scale * bound, spec) for bound in interval),
         "fmt": format,
-        "json": embed_json,
-        "name": format_name,
-        "order": order_naturally,
-        "percent": percent,
+        "json": encode_script_json,
+        "name": format_html_name,
+        "order": natural_order,
+        "percent": to_percent,
         "points": lambda fraction, spec: format(100 * fraction, spec),
         "span": format_interval,
     }
@@ -98,14 +98,14 @@ def format_page(
     Returns:
         The page, and its content security policy.
     """
-    environment = make_environment()
+    environment = make_template_environment()
     assert environment.loader is not None
     style, run = (
         Markup("".join(environment.loader.get_source(environment, name)[0] for name in names if name))
         for names in (styles, [script])
     )
-    policy = f"default-src 'none'; style-src '{_hash_source(style)}'; base-uri 'none'; form-action 'none'"
-    policy += f"; script-src '{_hash_source(run)}'" * bool(run) + f"; {rules}" * bool(rules)
+    policy = f"default-src 'none'; style-src '{_hash_for_security_policy(style)}'; base-uri 'none'; form-action 'none'"
+    policy += f"; script-src '{_hash_for_security_policy(run)}'" * bool(run) + f"; {rules}" * bool(rules)
     page = {**values, "title": title, "style": style, "script": run, "rules": rules, "policy": policy}
     return environment.get_template(template).render(page) + "\n", policy
 
@@ -126,7 +126,7 @@ def format_document(
     return format_page(template, title, values, script="page.js")[0]
 
 
-def _hash_source(text: str) -> str:
+def _hash_for_security_policy(text: str) -> str:
     """Compute the hash by which a content security policy allows an embedded style sheet or script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
@@ -148,21 +148,21 @@ def format_report(metrics: JsonDict) -> str:
         values = {
             "occurring": [entry for entry in classes if entry["rows"] + entry["predicted"]],
             "errors": metrics["rows"] - sum(confusion[label][label] for label in range(len(classes))),
-            "suspects_link": encode_suspects(metrics["suspects"], [entry["name"] for entry in classes]),
+            "suspects_link": encode_label_errors(metrics["suspects"], [entry["name"] for entry in classes]),
         }
     return format_document("report.html", title, metrics, f"protonet {metrics['command']}", values)
 
 
-def encode_suspects(suspects: Sequence[JsonDict], names: list[str]) -> str:
+def encode_label_errors(label_errors: Sequence[JsonDict], names: list[str]) -> str:
     """Encode the rows whose labels are probably wrong as a CSV file in a data URL, which a report links to.
 
     Args:
-        suspects: The rows, as `protonet.commands.report.rank_suspicious_labels` lists them.
+        label_errors: The rows, as `protonet.commands.report.rank_suspicious_labels` lists them.
         names: The name of each class.
     """
     header = ["index", "location", "id", "label", "probability of label", "suggested", "probability of suggested"]
     rows = []
-    for row in suspects:
+    for row in label_errors:
         pairs = ((names[row[key]], f"{row[f'{key}_probability']:.6g}") for key in ("label", "suggested"))
         rows.append([str(row["index"]), row["location"], row["id"] or "", *map(str, chain(*pairs))])
     data = base64.b64encode(format_csv([header, *rows]).encode("utf-8", "backslashreplace")).decode()

@@ -25,7 +25,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return line(header) + rule + "".join(line(row) for row in rows)
 
 
-def order_naturally(names: Sequence[object]) -> list[int]:
+def natural_order(names: Sequence[object]) -> list[int]:
     """Return the indices that sort names in natural order, in which k2 comes before k10."""
 
     def key(at: int) -> list[tuple[int, int, str]]:
@@ -35,7 +35,7 @@ def order_naturally(names: Sequence[object]) -> list[int]:
     return sorted(range(len(names)), key=key)
 
 
-def percent(fraction: float, digits: int = 1) -> str:
+def to_percent(fraction: float, digits: int = 1) -> str:
     """Format a fraction in percent, such as ``12.3 %``."""
     return f"{100 * fraction:.{digits}f} %"
 
@@ -46,7 +46,7 @@ def format_interval(interval: Sequence[float], digits: int = 1) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f} %"
 
 
-def format_size(size: int) -> str:
+def format_byte_count(size: int) -> str:
     """Format a number of bytes in kB or MB."""
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
@@ -58,7 +58,7 @@ def format_csv(lines: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def format_percent(fraction: float, interval: Sequence[float]) -> tuple[str, str]:
+def format_with_interval(fraction: float, interval: Sequence[float]) -> tuple[str, str]:
     """Format a fraction and its interval in percent without units, such as ``12.34`` and ``[10.00, 15.00]``."""
     low, high = (100 * bound for bound in interval)
     return f"{100 * fraction:.2f}", f"[{low:.2f}, {high:.2f}]"
@@ -76,12 +76,12 @@ def format_probability_metrics(metrics: JsonDict) -> str:
     return "log-loss {}, calibration error {} points\n".format(*parts)
 
 
-def format_views(views: Mapping[str, float]) -> str:
+def format_view_weights(views: Mapping[str, float]) -> str:
     """Format a table of feature maps (views) with their weights in percent, given the weight of each by name."""
     return format_table(["view", "weight, %"], [[name, f"{100 * weight:.1f}"] for name, weight in views.items()])
 
 
-def summarize_columns(names: Sequence[str] | None, summaries: Sequence[str] | None) -> list[str]:
+def format_column_types(names: Sequence[str] | None, summaries: Sequence[str] | None) -> list[str]:
     """Format a line for each distinct column type, with the names of the columns of that type.
 
     Args:

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet._validation import check_int, check_number
-from protonet.losses import CHUNK, weigh
+from protonet.losses import CHUNK_SIZE, multiply_by_weights
 from protonet.selection.folds import Fold
-from protonet.selection.scoring import fit_scale_and_offsets, row_blocks, worse_by_one_error
+from protonet.selection.scoring import fit_scale_and_offsets, is_worse_by_one_error, row_slices
 from protonet.views.view import Source, TrainingRows, View, ViewSpec
 
 #: Minimum width of the output of an MLP, if there are at least 16 classes. Rows of fewer features are zero-padded.
@@ -184,16 +184,16 @@ class CandidateEvaluator:
         fold, features, labels = self.folds[index], self.rows.features, self.rows.labels
         num_classes, weights = self.rows.num_classes, self.rows.weights
         sums: Tensor | float = 0.0
-        for rows in fold.train.split(CHUNK):
+        for rows in fold.train.split(CHUNK_SIZE):
             unit = F.normalize(embed(features[rows]), dim=2)
-            unit = weigh(unit, None if weights is None else weights[rows])
+            unit = multiply_by_weights(unit, None if weights is None else weights[rows])
             shape = (len(unit), num_classes, unit.shape[2])
             sums = sums + unit.new_zeros(shape).index_add_(1, labels[rows], unit)
         prototypes = F.normalize(torch.as_tensor(sums), dim=2)
         cosines = torch.empty(len(fold.held_out), num_classes, dtype=torch.float32)
-        for rows, part in zip(fold.held_out.split(CHUNK), cosines.split(CHUNK), strict=True):
+        for rows, part in zip(fold.held_out.split(CHUNK_SIZE), cosines.split(CHUNK_SIZE), strict=True):
             unit = F.normalize(embed(features[rows]), dim=2)
-            for block in row_blocks(len(rows), len(unit) * num_classes):
+            for block in row_slices(len(rows), len(unit) * num_classes):
                 part[block] = (unit[:, block] @ prototypes.transpose(1, 2)).mean(dim=0)
         return cosines
 
@@ -224,7 +224,7 @@ class CandidateEvaluator:
         if self.reference_losses is None or n < VIEW_PRUNING.min_evaluated_rows:
             return False
         losses, reference = expected_loss_ratio * self.compute_losses(cosines), self.reference_losses[:n]
-        clearly_worse = n >= VIEW_PRUNING.min_decisive_rows and worse_by_one_error(losses, reference)
+        clearly_worse = n >= VIEW_PRUNING.min_decisive_rows and is_worse_by_one_error(losses, reference)
         return clearly_worse or float((losses - reference).mean()) > VIEW_PRUNING.max_excess_loss
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet.losses import CHUNK
+from protonet.losses import CHUNK_SIZE
 from protonet.views.config import Config, bounded_field, expect
 from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily, map_features
 from protonet.views.shifts import shift_rows
@@ -242,7 +242,7 @@ class ForestView(View):
         """Compute the votes of rows z (n, input_dim): the fraction of trees for each class (n, num_classes)."""
         if torch.compiler.is_compiling():
             return self._vote_traced(z)
-        return torch.cat([self._vote(rows) for rows in z.split(CHUNK)])
+        return torch.cat([self._vote(rows) for rows in z.split(CHUNK_SIZE)])
 
     def _vote_traced(self, x: Tensor) -> Tensor:
         """Compute the votes (n, num_classes) as `_vote` does, by operators that `torch.export` can trace."""

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from protonet.losses import CHUNK, class_means, weigh
+from protonet.losses import CHUNK_SIZE, class_means, multiply_by_weights
 from protonet.views.config import Config, bounded_field
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.view import Graph, LinearMap, LinearMapConfig, Source, TrainingRows, View, ViewSpec
@@ -63,7 +63,7 @@ def shrink_covariance(residuals: Tensor, degrees_of_freedom: int) -> EigenCovari
         residuals = residuals.to(torch.float64)
         gram = residuals @ residuals.T
     else:
-        chunks = (chunk.to(torch.float64) for chunk in residuals.split(CHUNK))
+        chunks = (chunk.to(torch.float64) for chunk in residuals.split(CHUNK_SIZE))
         gram = cast(Tensor, sum(chunk.T @ chunk for chunk in chunks))
     spectrum, left = torch.linalg.eigh(gram / max(1, degrees_of_freedom))
     rank = min(degrees_of_freedom, dim, int((spectrum > spectrum[-1] * COVARIANCE_SHRINKAGE.max_null_eigenvalue).sum()))
@@ -225,7 +225,7 @@ class LinearSpec:
             all_features.shape[1], dim, basis.shape[1], 0 if self.feature_span is None else self.feature_span[0]
         )
         affine = LinearMap(config, {"shift": shift, "gain": gain, "basis": basis, "coefficient": coefficient})
-        squares = [affine(part).square().sum(dtype=torch.float64) for part in all_features.split(CHUNK)]
+        squares = [affine(part).square().sum(dtype=torch.float64) for part in all_features.split(CHUNK_SIZE)]
         scale = (torch.stack(squares).sum() / (len(all_features) * dim)).sqrt().to(features.dtype)
         scale = torch.where(scale > LINEAR_VIEW.min_divisor, scale, 1.0)  # constant rows are not scaled
         affine.gain /= scale
@@ -290,15 +290,15 @@ class LinearView(View):
 
 def _mean(features: Tensor, weights: Tensor | None) -> Tensor:
     """Compute the weighted mean (dim,) float64 of features (n, dim)."""
-    return weigh(features, weights).mean(dim=0, dtype=torch.float64)
+    return multiply_by_weights(features, weights).mean(dim=0, dtype=torch.float64)
 
 
 def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the weighted lower quartile, median and upper quartile of features (n, dim), each (dim,) float64.
 
-    If there are many rows, at most 2 ``CHUNK`` evenly spaced ones are used.
+    If there are many rows, at most 2 ``CHUNK_SIZE`` evenly spaced ones are used.
     """
-    step, levels = max(1, len(features) // CHUNK), (0.25, 0.5, 0.75)
+    step, levels = max(1, len(features) // CHUNK_SIZE), (0.25, 0.5, 0.75)
     ordered, order = features[::step].sort(dim=0)
     if weights is None:
         quartiles = [ordered[round(level * (len(ordered) - 1))] for level in levels]
@@ -321,9 +321,9 @@ def _relevance_factors(rows: TrainingRows) -> Tensor:
     num_classes = rows.num_classes
     means, counts = class_means(features, labels, num_classes, weights)
     n_seen = int((counts > 0).sum())
-    residuals = weigh((features - means[labels]).square(), weights)
+    residuals = multiply_by_weights((features - means[labels]).square(), weights)
     within = residuals.sum(dim=0, dtype=torch.float64) / max(1, len(features) - n_seen)
-    mean = weigh(features, weights).mean(dim=0)
+    mean = multiply_by_weights(features, weights).mean(dim=0)
     between = (counts[:, None] * (means - mean).square()).sum(dim=0, dtype=torch.float64)
     excess = (between / max(1, n_seen - 1) / within.clamp_min(LINEAR_VIEW.min_divisor) - 1).clamp_min(
         LINEAR_VIEW.min_relevance_excess
@@ -346,7 +346,9 @@ def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
     degrees = len(x) - int(seen.sum())
     shots = float(1 / (1 / counts[seen]).mean())
     dim = x.shape[1]
-    covariance = shrink_covariance(weigh(x - means[labels], None if weights is None else weights.sqrt()), degrees)
+    covariance = shrink_covariance(
+        multiply_by_weights(x - means[labels], None if weights is None else weights.sqrt()), degrees
+    )
     rank = len(covariance.variances)
     deviations = means[seen].to(torch.float64) - _mean(x, weights)
     within, between = covariance.variances, (deviations @ covariance.eigenvectors).square().mean(dim=0)  # (rank,)

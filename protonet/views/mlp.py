@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.losses import CHUNK, class_means, cosine_cross_entropy, episodic_loss
+from protonet.losses import CHUNK_SIZE, class_means, cosine_cross_entropy, episodic_loss
 from protonet.optimizer import StackOptimizer
 from protonet.sampling import index_classes, sample_episodes
-from protonet.selection.scoring import simplest_within_one_error, worse_by_one_error
+from protonet.selection.scoring import is_worse_by_one_error, select_simplest_within_one_error
 from protonet.views.config import Config, bounded_field, expect
 from protonet.views.evaluation import (
     MLP_SIZES,
@@ -107,7 +107,7 @@ class MLPTrainingData(NamedTuple):
 def build_mlp_training_data(source: LinearMap, rows: TrainingRows, *, shifted: bool) -> MLPTrainingData:
     """Build the training data of an MLP: rows that are mapped by the source, with shifted copies if ``shifted``."""
     shifts = rows.shifts if shifted else (0,)
-    z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(CHUNK)])
+    z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(CHUNK_SIZE)])
     weights = rows.class_balanced_weights
     weights = None if weights is None else weights.to(z.dtype).repeat(len(shifts))
     return MLPTrainingData(z, rows.labels.repeat(len(shifts)), weights)
@@ -143,7 +143,9 @@ def train_mlps(
     """
     embedding_dim = ensemble.last.shape[2]
     indices, device = [index_classes(task.labels.cpu()) for task in training_data], training_data[0].inputs.device
-    n_way = min(config.max_episode_classes, config.max_episode_rows // 2, *(len(index.size) for index in indices))
+    n_way = min(
+        config.max_episode_classes, config.max_episode_rows // 2, *(len(index.class_sizes) for index in indices)
+    )
     slots = max(2, min(10, config.max_episode_rows // n_way))
     n_shot = slots // 2
     proxies = _initial_proxies(training_data, num_classes, embedding_dim, generator)
@@ -299,7 +301,7 @@ class MLPFamily(ViewFamily):
         """
         rows, plan = evaluator.rows, evaluator.mlp_sizes
         linear = [candidate for candidate in evaluator.candidates if isinstance(candidate.spec, LinearSpec)]
-        base = linear[simplest_within_one_error([candidate.losses for candidate in linear])].spec
+        base = linear[select_simplest_within_one_error([candidate.losses for candidate in linear])].spec
         leader = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss)
         shifted = leader.spec.shifted
         smallest = self.smallest_trained_spec(plan, base)
@@ -322,7 +324,7 @@ class MLPFamily(ViewFamily):
             if evaluator.is_past_deadline():
                 return
             # A larger size is evaluated only if the last one was the best, and is not worse than the best view.
-            if index > 1 and (best_size != sizes[index - 1] or worse_by_one_error(best.losses, leader.losses)):
+            if index > 1 and (best_size != sizes[index - 1] or is_worse_by_one_error(best.losses, leader.losses)):
                 break
             if index > 1 and len(evaluator.labels) < VIEW_PRUNING.min_evaluated_rows:
                 break  # too few rows to compare sizes
@@ -353,7 +355,7 @@ class MLPFamily(ViewFamily):
                 )
                 candidate = evaluator.score(spec, cosines)
                 yield candidate
-                if worse_by_one_error(candidate.losses, best_of_size.losses):
+                if is_worse_by_one_error(candidate.losses, best_of_size.losses):
                     break
                 best_of_size = min(best_of_size, candidate, key=lambda evaluated: evaluated.mean_loss)
             if best_of_size.mean_loss < best.mean_loss:

@@ -25,7 +25,7 @@ WORDS = {
 }
 ROWS_PER_CLASS = 12
 needs_words = pytest.mark.skipif(
-    not all(find_spec(module) for module in PACKAGED["words"].modules), reason='needs the extra "words"'
+    not all(find_spec(module) for module in PACKAGED["words"].required_modules), reason='needs the extra "words"'
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 from protonet.__main__ import main
 from protonet.commands.arguments import COMMANDS
 from protonet.episodes.__main__ import main as main_episodes
-from protonet.ui.command_line import Parser
+from protonet.ui.command_line import CommandParser
 
 Main = Callable[[Sequence[str]], int]
 EVERY: dict[str, tuple[Main, tuple[str, ...]]] = {name: (main, (name,)) for name in COMMANDS}
@@ -40,11 +40,11 @@ def test_help_fits_a_screen_and_its_examples_parse(
     examples = text.partition("\nexamples:\n")[2].splitlines()
     assert len(examples) == 3
 
-    def stop(parser: Parser, *given: Any) -> None:
-        super(Parser, parser).parse_args(*given)
+    def stop(parser: CommandParser, *given: Any) -> None:
+        super(CommandParser, parser).parse_args(*given)
         raise SystemExit("taken")
 
-    monkeypatch.setattr(Parser, "parse_args", stop)
+    monkeypatch.setattr(CommandParser, "parse_args", stop)
     for example in examples:
         given = shlex.split(example.partition("; ")[0], comments=True)
         program = ["protonet"] if call is main else ["python", "-m", "protonet.episodes"]

@@ -25,7 +25,7 @@ from protonet.commands.report import (
     project_logits,
     rank_suspicious_labels,
 )
-from protonet.ui.html import make_environment
+from protonet.ui.html import make_template_environment
 from tests.browser import Browser, check_looks, every
 from tests.commands.cases import FAST, Run, do
 from tests.strategies import blobs, write_columns
@@ -172,7 +172,7 @@ def test_rows_keep_their_indices_and_equal_rows_count_once(tmp_path: Path, run: 
 @settings(max_examples=40)
 @given(st.text(), st.text())
 def test_text_is_never_markup(text: str, attribute: str) -> None:
-    template = make_environment().from_string('<p title="{{ attribute }}">{{ text }}</p>')
+    template = make_template_environment().from_string('<p title="{{ attribute }}">{{ text }}</p>')
     page = Page(template.render(text=text, attribute=attribute))
     assert (page.tags, [key for key, _ in page.attributes]) == (["p"], ["title"])
     written = "".join(item if item.isprintable() else item.encode("unicode_escape").decode() for item in text)

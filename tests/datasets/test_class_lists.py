@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from protonet.datasets import Dataset, load_cub, load_fc100, load_meta_dataset
-from protonet.datasets.benchmarks import describe_difference, format_class_lists, read_class_lists, simplify_class_name
+from protonet.datasets.benchmarks import (
+    describe_class_list_difference,
+    format_class_lists,
+    read_class_lists,
+    simplify_class_name,
+)
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.samplers.meta_dataset import MAX_LEAVES, read_groups
 from tests.datasets import trees
@@ -119,15 +124,17 @@ def test_plain_folders_are_split_by_the_list(
 
 def test_a_copy_that_differs_from_the_benchmark_is_described_in_a_line() -> None:
     right = dict.fromkeys(LISTS["fc100"].side_of.items(), 600)
-    assert describe_difference("fc100:a", right) == []
-    assert describe_difference("fc100:a", {(f"{n}", side): 600 for n, (_, side) in enumerate(right)}) == []
-    assert describe_difference("unknown:a", {}) == describe_difference("fc100", {}) == []
+    assert describe_class_list_difference("fc100:a", right) == []
+    assert describe_class_list_difference("fc100:a", {(f"{n}", side): 600 for n, (_, side) in enumerate(right)}) == []
+    assert describe_class_list_difference("unknown:a", {}) == describe_class_list_difference("fc100", {}) == []
     begin = "This is not FC100, Oreshkin et al. (2018), as papers have it: "
     last = max((name, side) for name, side in right if side == "novel")
-    assert describe_difference("fc100:a", right | {last: 599}) == [f"{begin}11,999 of 12,000 novel pictures."]
-    (line,) = describe_difference("cifar-fs:a", right)
+    assert describe_class_list_difference("fc100:a", right | {last: 599}) == [
+        f"{begin}11,999 of 12,000 novel pictures."
+    ]
+    (line,) = describe_class_list_difference("cifar-fs:a", right)
     assert "60 of 64 base classes (" in line
-    (line,) = describe_difference("fc100:a", {item: n for item, n in right.items() if item != last})
+    (line,) = describe_class_list_difference("fc100:a", {item: n for item, n in right.items() if item != last})
     assert line == f"{begin}19 of 20 novel classes (1 of them missing, such as {last[0]})."
 
 

@@ -60,7 +60,7 @@ def test_every_form_of_a_file_is_loaded(tmp_path: Path) -> None:
         assert data.class_names == ("1", "3", "7"), name
         assert [int(data.class_names[label]) for label in data.y.tolist()] == Y[order].tolist(), name
         assert torch.equal(data.x, torch.tensor(X[order])), name
-        assert (data.sides, data.mapping, data.shape) == (None, None, None), name
+        assert (data.sides, data.memory_map, data.shape) == (None, None, None), name
 
 
 @pytest.mark.parametrize("name", ["{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy"])

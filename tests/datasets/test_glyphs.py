@@ -12,7 +12,7 @@ from PIL import ImageFont
 
 from protonet.datasets import Dataset, load_glyphs
 from protonet.datasets.dataset import SPLIT_SIDES
-from protonet.datasets.glyphs import SIDE_FRACTIONS, alphabet_of, list_font_faces, split_alphabets
+from protonet.datasets.glyphs import SPLIT_SIDE_FRACTIONS, get_alphabet, list_font_faces, split_by_alphabet
 
 SOME = "abcxyzαβγж≤⠿"
 
@@ -31,7 +31,7 @@ def some(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def test_images(some: Dataset) -> None:
     assert some.class_names == tuple(sorted(SOME))
     assert (tuple(some.x.shape[1:]), some.x.dtype, some.y.dtype) == ((784,), torch.float32, torch.int64)
-    assert (some.shape, some.mapping) == ((1, 28, 28), None)
+    assert (some.shape, some.memory_map) == ((1, 28, 28), None)
     assert float(some.x.min()) == 0
     assert 0.4 < float(some.x.amax(dim=1).min()) <= float(some.x.max()) <= 1  # none is blank
     assert float(some.x.mean()) < 0.3  # paper is 0
@@ -79,26 +79,26 @@ def test_the_cache_is_in_the_folder_of_the_user(tmp_path: Path, monkeypatch: pyt
 
 def test_every_character_has_an_alphabet() -> None:
     letters = "aβж\N{GEORGIAN LETTER AN}\N{ARMENIAN SMALL LETTER AYB}\N{MODIFIER LETTER SMALL H}"
-    assert [alphabet_of(c) for c in letters] == ["LATIN", "GREEK", "CYRILLIC", "GEORGIAN", "ARMENIAN", "MODIFIER"]
+    assert [get_alphabet(c) for c in letters] == ["LATIN", "GREEK", "CYRILLIC", "GEORGIAN", "ARMENIAN", "MODIFIER"]
     others = "!\N{BULLET}\N{RIGHTWARDS ARROW}\N{N-ARY SUMMATION}\N{BRAILLE PATTERN DOTS-1}7"
     expected = ["PUNCTUATION", "PUNCTUATION", "ARROWS", "MATHEMATICAL", "BRAILLE", "PUNCTUATION"]
-    assert [alphabet_of(c) for c in others] == expected
+    assert [get_alphabet(c) for c in others] == expected
 
 
 def test_alphabets_are_on_one_side_and_sides_have_their_fractions() -> None:
     serif = next(face for face in list_font_faces() if face.path.stem == "DejaVuSerif")
     characters = sorted(c for c in serif.characters if c.isprintable() and not c.isspace())
-    sides = split_alphabets(characters)
+    sides = split_by_alphabet(characters)
     sides_of: dict[str, set[str]] = {}
     for character, side in zip(characters, sides, strict=True):
-        sides_of.setdefault(alphabet_of(character), set()).add(side)
+        sides_of.setdefault(get_alphabet(character), set()).add(side)
     assert {"LATIN", "GREEK", "CYRILLIC", "BRAILLE"} <= set(sides_of)
-    letters = {name for name in sides_of if any(c.isalpha() and alphabet_of(c) == name for c in characters)}
-    counts = Counter(map(alphabet_of, characters))
+    letters = {name for name in sides_of if any(c.isalpha() and get_alphabet(c) == name for c in characters)}
+    counts = Counter(map(get_alphabet, characters))
     small = [name for name in sides_of if counts[name] < 20]
     assert all(len(part) == 1 for part in sides_of.values())
     assert len(set.union(*(sides_of[name] for name in small))) == 1
-    for side, fraction in zip(SPLIT_SIDES, SIDE_FRACTIONS, strict=True):
+    for side, fraction in zip(SPLIT_SIDES, SPLIT_SIDE_FRACTIONS, strict=True):
         assert abs(sides.count(side) / len(sides) - fraction) < 0.1
         assert any(side in sides_of[name] for name in letters)
 

@@ -27,8 +27,8 @@ def test_a_mapped_file_equals_a_loaded_one(tmp_path: Path, dtype: str, x_last: b
     arrays = {"x": make_rows(dtype=dtype, shape=(2, 3)), "y": np.arange(12) % 3, "split": ["base", "novel", "base"] * 4}
     np.savez(tmp_path / "f.npz", **dict(sorted(arrays.items(), reverse=x_last)))  # type: ignore[arg-type]
     data, loaded = map_npz(tmp_path / "f.npz"), load_npz(str(tmp_path / "f.npz"))
-    assert data.mapping is not None
-    assert loaded.mapping is None
+    assert data.memory_map is not None
+    assert loaded.memory_map is None
     assert data.x.numpy().tobytes() == arrays["x"].tobytes()  # type: ignore[attr-defined]
     assert torch.equal(data.x.float(), loaded.x)
     assert torch.equal(data.y, loaded.y)
@@ -36,12 +36,12 @@ def test_a_mapped_file_equals_a_loaded_one(tmp_path: Path, dtype: str, x_last: b
     rows = torch.tensor([11, 0, 5, 5]).repeat(100)
     assert torch.equal(data.get_rows(rows), data.x[rows])
     assert torch.equal(data.get_rows(rows).float(), loaded.get_rows(rows))
-    data.release()
+    data.release_memory()
     assert torch.equal(data.x.float(), loaded.x)
     selected = data.select_side("novel")
-    assert selected.mapping is None
+    assert selected.memory_map is None
     assert torch.equal(selected.x.float(), loaded.select_side("novel").x)
-    loaded.release()
+    loaded.release_memory()
 
 
 def test_arrays_that_cannot_be_mapped_are_loaded(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_arrays_that_cannot_be_mapped_are_loaded(tmp_path: Path) -> None:
         for save in (np.savez, np.savez_compressed):
             save(tmp_path / "f.npz", x=x, y=np.arange(12) % 2)
             data = map_npz(tmp_path / "f.npz")
-            assert (data.mapping, data.x.dtype) == (None, torch.float32), save
+            assert (data.memory_map, data.x.dtype) == (None, torch.float32), save
             assert data.x.tolist() == x.astype(np.float32).tolist(), save
 
 
@@ -132,7 +132,7 @@ def test_memory_is_released(tmp_path: Path) -> None:
     before = read_resident()
     data.x.sum()
     assert read_resident() - before > 2**24
-    data.release()
+    data.release_memory()
     assert read_resident() - before < 2**22
     data.get_rows(torch.arange(len(x)).flip(0))
     assert read_resident() - before < 2**22
@@ -147,6 +147,6 @@ def test_rows_are_written_a_few_at_a_time(tmp_path: Path) -> None:
         assert result["x"].tolist() == x.tolist()
         assert (result["x"].dtype, result["split"].tolist()) == (np.float32, more["split"].tolist())
     data = map_npz(tmp_path / "a.npz")
-    assert data.mapping is not None
+    assert data.memory_map is not None
     assert torch.equal(data.x, torch.from_numpy(x).flatten(1))
     assert data.sides == ("base", "novel")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from protonet.datasets import load_mini_imagenet
 from protonet.datasets.layouts import detect_class_folders
-from protonet.datasets.pictures import ImageSet, Pictures, join_sides, load_pictures, open_picture
+from protonet.datasets.pictures import ImageSet, LabelledPictures, join_sides, load_pictures, open_picture
 from tests.datasets.trees import draw_classes, make_folders, paint
 
 
@@ -41,14 +41,14 @@ def test_pixels_equal_pillows(tmp_path: Path) -> None:
 
 def test_rows_are_mapped_and_scaled_where_they_are_read(root: Path, cache: Path) -> None:
     data = load_mini_imagenet(root, size=8)
-    assert data.mapping is not None
-    assert not data.is_plain
+    assert data.memory_map is not None
+    assert not data.is_float_in_memory
     rows = torch.tensor([13, 0, 13])
     assert torch.equal(data.get_rows(rows), data.x[rows].float() / 255)
     (saved,) = cache.iterdir()
     assert saved.name.startswith("mini_imagenet-8-")
     novel = data.select_side("novel")  # a copy in memory
-    assert (novel.x.dtype, novel.shape, novel.mapping) == (torch.uint8, (3, 8, 8), None)
+    assert (novel.x.dtype, novel.shape, novel.memory_map) == (torch.uint8, (3, 8, 8), None)
     assert torch.equal(novel.get_rows(torch.arange(4)), data.get_rows(torch.arange(10, 14)))
 
 
@@ -81,7 +81,7 @@ def test_a_damaged_cache_file_is_recomputed(root: Path, cache: Path, capsys: pyt
         line = capsys.readouterr().err
         assert line.startswith(f"protonet: {saved} is made again: ")
         assert line.count("\n") == 1
-    assert load_mini_imagenet(root, size=8).mapping is not None
+    assert load_mini_imagenet(root, size=8).memory_map is not None
 
 
 def test_without_a_cache_rows_are_in_memory(root: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +92,7 @@ def test_without_a_cache_rows_are_in_memory(root: Path, cache: Path, capsys: pyt
     cache.write_text("a file")
     result = load_mini_imagenet(root, size=8)
     assert "is not kept: " in capsys.readouterr().err
-    assert (result.mapping, result.shape) == (None, (3, 8, 8))
+    assert (result.memory_map, result.shape) == (None, (3, 8, 8))
     rows = torch.arange(14)
     assert torch.equal(result.get_rows(rows), expected.get_rows(rows))
 
@@ -111,9 +111,9 @@ def test_pictures_of_every_kind_are_opened(tmp_path: Path) -> None:
 
 
 def test_numeric_class_names_on_several_sides_get_the_sides_names() -> None:
-    part = Pictures([b"", b""], ["0", "a"], None)
-    joined = join_sides([part, None, Pictures([b""], ["0"], None)])
-    assert joined == Pictures([b"", b"", b""], ["base 0", "a", "novel 0"], ["base", "base", "novel"])
+    part = LabelledPictures([b"", b""], ["0", "a"], None)
+    joined = join_sides([part, None, LabelledPictures([b""], ["0"], None)])
+    assert joined == LabelledPictures([b"", b"", b""], ["base 0", "a", "novel 0"], ["base", "base", "novel"])
 
 
 def test_errors(tmp_path: Path) -> None:

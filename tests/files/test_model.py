@@ -27,7 +27,7 @@ from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError, InputTypeError
 from protonet.files import archive
 from protonet.files.archive import CONFIG_ENTRY, FORMAT_VERSION, TENSORS_ENTRY
-from protonet.files.model import Model, describe_network, load_model, restore_network, save_model
+from protonet.files.model import Model, load_model, restore_network, save_model, serialize_network
 from protonet.views import VIEW_FAMILIES
 from tests.model_cases import join_archive, make_model, make_network, split_archive
 from tests.strategies import blobs, same_state, spoil
@@ -165,7 +165,7 @@ def test_malicious_archives_are_refused_with_one_line(tmp_path: Path, monkeypatc
     save_model(tmp_path / "whole", make_model())
     config, tensors = split_archive((tmp_path / "whole").read_bytes())
     with monkeypatch.context() as patch:  # a bomb: the declared sizes are looked at before anything is decompressed
-        patch.setitem(archive.MAX_SIZES, TENSORS_ENTRY, len(tensors) - 1)
+        patch.setitem(archive.MAX_ENTRY_SIZES, TENSORS_ENTRY, len(tensors) - 1)
         with pytest.raises(InputError, match="bytes, too many to read"):
             load_model(tmp_path / "whole")
     text = json.dumps(config).encode()
@@ -191,12 +191,12 @@ def test_malicious_archives_are_refused_with_one_line(tmp_path: Path, monkeypatc
 
 def test_configs_round_trip_and_untrusted_ones_are_checked() -> None:
     network = make_network()
-    structure, tensors = describe_network(network)
+    structure, tensors = serialize_network(network)
     assert json.loads(json.dumps(structure)) == structure
     restored = restore_network(structure, tensors)
     assert torch.equal(restored(X), network(X))
     assert same_state(restored, network)
-    again, parts = describe_network(restored)
+    again, parts = serialize_network(restored)
     assert again == structure
     assert parts.keys() == tensors.keys()
     kinds = [view["kind"] for view in structure["views"]]
@@ -208,7 +208,7 @@ def test_configs_round_trip_and_untrusted_ones_are_checked() -> None:
 
 @cache
 def describe_cached() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    return describe_network(make_network())
+    return serialize_network(make_network())
 
 
 def test_an_invalid_config_is_an_error() -> None:

@@ -125,7 +125,7 @@ def test_the_offset_and_the_gain_are_positive_for_few_rows_and_the_offset_is_zer
     few, labels = blobs(1, classes=8, rows=5, dim=20, noise=0.8)
     cv = cross_validate(fit_solution([(few, labels)], effort=PLAIN))
     assert float(cv.offset) > 0
-    assert [cv.evaluation_sample.gain, cv.evaluation_sample.gain_error] == cv.gain.tolist()
+    assert [cv.evaluation_sample.accuracy_gain, cv.evaluation_sample.accuracy_gain_error] == cv.gain.tolist()
     assert float(cv.gain.min()) > 0
     for rows in (20, 2):  # many rows, or only two folds
         assert float(cross_validate(fit_solution([blobs(1, rows=rows)], effort=PLAIN)).offset) == 0

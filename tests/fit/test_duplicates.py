@@ -15,7 +15,7 @@ from protonet.fit.cross_validation import add_samples_to_folds, cross_validate, 
 from protonet.fit.duplicates import group_duplicates
 from protonet.fit.solver import fit_solution
 from protonet.metrics import measure
-from protonet.selection.folds import FoldRules, split_folds
+from protonet.selection.folds import FoldLimits, split_folds
 from tests.strategies import PLAIN, accuracy, seeds
 
 G = torch.Generator().manual_seed(0)
@@ -114,7 +114,7 @@ def test_groups_stay_together_and_every_fold_is_fitted_to_all_classes(
     groups = torch.randint(n_groups, (60,), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         if many:
-            patch.setattr("protonet.selection.folds.FOLDS", FoldRules(max_rows=50, held_out=20))
+            patch.setattr("protonet.selection.folds.FOLDS", FoldLimits(max_rows=50, max_held_out_rows=20))
         folds = split_folds(labels, classes, partition=seed, groups=groups)
     judged = torch.cat([labels[:0], *(fold.held_out for fold in folds)])
     assert len(judged.unique()) == len(judged)

@@ -26,7 +26,7 @@ from protonet.fit.learning import (
     subsample_rows,
 )
 from protonet.fit.solver import Solution, fit_solution
-from protonet.metrics import Sample, effective_sample_size, wilson_interval
+from protonet.metrics import EvaluationSample, effective_sample_size, wilson_interval
 from tests.strategies import PLAIN, blobs, seeds
 
 SolutionAndCrossfit = tuple[Solution, CrossValidation]
@@ -97,7 +97,9 @@ SIZES = [4.0, 8.0, 16.0]  #: Training rows per class.
 
 def extrapolate(correct: Tensor, per_class: float = 64.0, weights: Tensor | None = None) -> ExpectedAccuracy:
     """Extrapolate a curve of three sizes from the correctness (3, rows) of held-out rows."""
-    expected = extrapolate_accuracy(LearningCurve(SIZES, correct), Sample.of_size(correct.shape[1], weights), per_class)
+    expected = extrapolate_accuracy(
+        LearningCurve(SIZES, correct), EvaluationSample.with_defaults(correct.shape[1], weights), per_class
+    )
     assert expected is not None
     return expected
 
@@ -110,7 +112,9 @@ def test_expected_accuracy_follows_the_power_law_of_the_curve() -> None:
     low, high = expected.interval
     assert expected.accuracy == pytest.approx(1 - 0.1, abs=0.01)
     assert low < expected.accuracy < high < low + 0.03
-    assert extrapolate_accuracy(LearningCurve(SIZES[1:], correct[1:, :9]), Sample.of_size(9), 64.0) is None
+    assert (
+        extrapolate_accuracy(LearningCurve(SIZES[1:], correct[1:, :9]), EvaluationSample.with_defaults(9), 64.0) is None
+    )
     rising = extrapolate(correct.flip(0))  # errors that rise are not expected to rise further
     assert rising.accuracy == pytest.approx(float(correct[0].double().mean()))
     assert extrapolate(torch.ones(3, 9, dtype=torch.bool)).accuracy == 1

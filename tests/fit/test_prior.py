@@ -17,7 +17,7 @@ from protonet.fit.prior import (
     serialize_prior,
 )
 from protonet.selection import scoring
-from protonet.selection.scoring import WEIGHTS, fit_weights, row_blocks, soft_weights
+from protonet.selection.scoring import WEIGHTING, fit_view_weights, row_slices, weights_from_losses
 from protonet.selection.scoring import fit_temperature as fit
 from protonet.views.fixed_convolution import FixedConvolutionSpec
 from protonet.views.forest import ForestSpec
@@ -76,23 +76,23 @@ def test_the_traits_of_a_view() -> None:
 def test_an_untrained_prior_returns_the_weights_that_held_out_rows_suggest(seed: int) -> None:
     rows, cosines, labels = draw(seed)
     seen = torch.ones(5, dtype=torch.bool)
-    start = soft_weights(cosines, [fit(item, labels, seen)[1] for item in cosines])
-    joint = fit_weights(cosines, labels, seen.double(), start)
+    start = weights_from_losses(cosines, [fit(item, labels, seen)[1] for item in cosines])
+    joint = fit_view_weights(cosines, labels, seen.double(), start)
     weights, size = WeightingPrior().predict_view_weights(build_prior_input(rows, TRAIT_FLAGS, cosines, labels))
     torch.testing.assert_close(weights, joint, rtol=0.02, atol=0.02)  # the least ones are left out
     assert size == 1.0
 
 
 def test_evidence_from_many_rows_is_gathered_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "WEIGHTS", replace(WEIGHTS, block=10_000))
+    monkeypatch.setattr(scoring, "WEIGHTING", replace(WEIGHTING, values_per_block=10_000))
     rows, cosines, labels = draw(0, n=900)
-    assert len(list(row_blocks(900, 4 * 5))) > 1
+    assert len(list(row_slices(900, 4 * 5))) > 1
     evidence = build_prior_input(rows, TRAIT_FLAGS, cosines, labels)
     stacked, seen = torch.stack(cosines).double(), torch.ones(5, dtype=torch.bool)
     spread = stacked.var(dim=2, correction=0).mean(dim=1).sqrt()
     torch.testing.assert_close(evidence.view_spreads, spread)
-    start = soft_weights(cosines, [fit(item, labels, seen)[1] for item in cosines])
-    influence = fit_weights(cosines, labels, seen.double(), start) * spread
+    start = weights_from_losses(cosines, [fit(item, labels, seen)[1] for item in cosines])
+    influence = fit_view_weights(cosines, labels, seen.double(), start) * spread
     influence /= influence.sum()
     scaled = stacked / spread[:, None, None]
     mixed = torch.tensordot(influence, scaled, dims=1)
@@ -125,7 +125,7 @@ def test_weights_sum_to_one_and_small_ones_are_left_out() -> None:
         assert float(weights.sum()) == pytest.approx(1)
         fractions = weights * evidence.view_spreads
         fractions = fractions / fractions.sum()
-        assert bool(((fractions == 0) | (fractions >= 0.99 * WEIGHTS.min_influence)).all())
+        assert bool(((fractions == 0) | (fractions >= 0.99 * WEIGHTING.min_influence)).all())
         assert size > 0
 
 

@@ -168,7 +168,7 @@ def test_degenerate_data_give_finite_logits() -> None:
         assert isinstance(network.encoder, Encoder)
         logits = network(torch.randn(4, network.encoder.input_dim, generator=torch.Generator().manual_seed(0)))
         assert bool(torch.isfinite(logits).all())
-        assert float(logits[:, network.seen].detach().abs().max()) < 100
+        assert float(logits[:, network.has_samples].detach().abs().max()) < 100
     network = solve_little([(X, Y * 0 + 3)], None, {"num_classes": 5})
     assert network(X).argmax(dim=1).tolist() == [3] * len(X)
 

@@ -11,14 +11,14 @@ from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
 
 from protonet.selection.scoring import (
-    WEIGHTS,
+    WEIGHTING,
     fit_scale_and_offsets,
     fit_temperature,
-    fit_weights,
-    row_blocks,
-    simplest_within_one_error,
-    soft_weights,
-    worse_by_one_error,
+    fit_view_weights,
+    is_worse_by_one_error,
+    row_slices,
+    select_simplest_within_one_error,
+    weights_from_losses,
 )
 from tests.strategies import seeds
 
@@ -30,7 +30,7 @@ def test_the_temperature_minimizes_the_objective_as_scipy_does(signal: float) ->
     cosines[torch.arange(60), labels] += signal
     factor, losses = fit_temperature(cosines, labels, torch.ones(5, dtype=torch.bool))
     array = cosines.double().numpy()
-    ridge = np.var(array, axis=1).mean() / (WEIGHTS.logit_scale**2 * 60)
+    ridge = np.var(array, axis=1).mean() / (WEIGHTING.logit_prior_deviation**2 * 60)
 
     def objective(beta: float) -> float:
         return float(-log_softmax(beta * array, axis=1)[np.arange(60), labels.numpy()].mean() + ridge * beta**2 / 2)
@@ -46,7 +46,7 @@ def test_many_cosines_are_scored_in_blocks() -> None:
     cosines, labels = torch.randn(n, classes, generator=generator), torch.arange(n) % 1000
     cosines[torch.arange(n), labels] += 4
     seen = torch.arange(classes) < 1000
-    blocks = list(row_blocks(n, classes))
+    blocks = list(row_slices(n, classes))
     assert len(blocks) > 1
     assert torch.equal(torch.cat([torch.arange(n)[block] for block in blocks]), torch.arange(n))
     factor, losses = fit_temperature(cosines, labels, seen)
@@ -64,12 +64,12 @@ def test_a_class_without_samples_gets_no_probability() -> None:
 
 def test_soft_weights_follow_losses_rows_and_spread() -> None:
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.1, 9.0, 9.0)]  # far worse: left out
-    assert soft_weights([torch.eye(4)] * 3, losses).tolist() == [1.0, 0.0, 0.0]
+    assert weights_from_losses([torch.eye(4)] * 3, losses).tolist() == [1.0, 0.0, 0.0]
     losses = [torch.full((4,), value, dtype=torch.float64) for value in (0.0, 1.0)]  # of few rows they differ less
-    weights = soft_weights([torch.eye(4)] * 2, losses)
-    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / WEIGHTS.total_softness))
+    weights = weights_from_losses([torch.eye(4)] * 2, losses)
+    assert float(weights[0] / weights[1]) == pytest.approx(math.exp(4 / WEIGHTING.min_total_loss_scale))
     losses = [torch.ones(4, dtype=torch.float64)] * 2  # small cosines get a larger weight for the same influence
-    weights = soft_weights([torch.eye(4), 0.1 * torch.eye(4)], losses)
+    weights = weights_from_losses([torch.eye(4), 0.1 * torch.eye(4)], losses)
     torch.testing.assert_close(weights[1] / weights[0], torch.tensor(10.0, dtype=torch.float64))
 
 
@@ -86,7 +86,7 @@ def draw_cosines(n: int, seed: int = 0) -> tuple[list[torch.Tensor], torch.Tenso
 def test_fitted_weights_minimize_the_objective_as_scipy_does() -> None:
     cosines, labels = draw_cosines(60)
     start = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-    weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
+    weights = fit_view_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
     views = torch.stack(cosines).double().numpy()
     spread = np.sqrt(views.var(axis=2).mean(axis=1))
     views = views / spread[:, None, None]
@@ -96,8 +96,8 @@ def test_fitted_weights_minimize_the_objective_as_scipy_does() -> None:
         fraction = np.exp(log_softmax(np.append(point[:2], 0.0)))
         logits = np.exp(point[2]) * np.tensordot(fraction, views, axes=1)
         held_out = (
-            WEIGHTS.shrinkage * (fraction * np.log(fraction / prior)).sum()
-            + logits.var(axis=1).mean() / WEIGHTS.logit_scale**2 / 2
+            WEIGHTING.weight_shrinkage * (fraction * np.log(fraction / prior)).sum()
+            + logits.var(axis=1).mean() / WEIGHTING.logit_prior_deviation**2 / 2
         )
         return float(-log_softmax(logits, axis=1)[np.arange(60), labels.numpy()].mean() + held_out / 60)
 
@@ -111,7 +111,7 @@ def test_few_rows_hardly_move_the_weights_and_many_do() -> None:
     moved = []
     for n in (8, 4000):
         cosines, labels = draw_cosines(n)
-        weights = fit_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
+        weights = fit_view_weights(cosines, labels, torch.ones(4, dtype=torch.float64), start)
         assert weights[0] == 0  # left out it stays
         assert float(weights.sum()) == pytest.approx(1)
         moved.append(float(weights[2]))
@@ -124,20 +124,20 @@ def test_the_simplest_within_one_error(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     losses = list(torch.rand(5, 30, generator=generator, dtype=torch.float64))
     best = min(losses, key=lambda loss: float(loss.mean()))
-    chosen = simplest_within_one_error(losses)
-    assert not worse_by_one_error(losses[chosen], best)
-    assert all(worse_by_one_error(loss, best) for loss in losses[:chosen])
+    chosen = select_simplest_within_one_error(losses)
+    assert not is_worse_by_one_error(losses[chosen], best)
+    assert all(is_worse_by_one_error(loss, best) for loss in losses[:chosen])
 
 
 def test_losses_are_worse_beyond_one_error_the_tie_and_the_margin() -> None:
     zero = torch.zeros(100, dtype=torch.float64)
     noisy = torch.tensor([1.0, -0.9] * 50, dtype=torch.float64)  # mean 0.05, standard error 0.095
-    assert not worse_by_one_error(noisy, zero)
-    assert worse_by_one_error(noisy, zero, max_tolerated=0.02)
-    assert not worse_by_one_error(noisy, zero, max_tolerated=0.02, margin=4.0)
-    assert worse_by_one_error(noisy, zero, max_tolerated=0.02, margin=2.0)
-    assert not worse_by_one_error(zero + 1e-3, zero)
-    assert worse_by_one_error(zero + 3e-3, zero)
+    assert not is_worse_by_one_error(noisy, zero)
+    assert is_worse_by_one_error(noisy, zero, max_tolerated=0.02)
+    assert not is_worse_by_one_error(noisy, zero, max_tolerated=0.02, margin=4.0)
+    assert is_worse_by_one_error(noisy, zero, max_tolerated=0.02, margin=2.0)
+    assert not is_worse_by_one_error(zero + 1e-3, zero)
+    assert is_worse_by_one_error(zero + 3e-3, zero)
 
 
 def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencies() -> None:
@@ -152,8 +152,8 @@ def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencie
 
     def objective(x: np.ndarray) -> float:
         log_p = log_softmax(x[0] * cosines.double().numpy() + x[1] * logs, axis=1)
-        prior = spread * (x[0] / WEIGHTS.logit_scale) ** 2
-        prior += ((x[1] - WEIGHTS.frequency_mean) / WEIGHTS.frequency_deviation) ** 2
+        prior = spread * (x[0] / WEIGHTING.logit_prior_deviation) ** 2
+        prior += ((x[1] - WEIGHTING.frequency_mean) / WEIGHTING.frequency_deviation) ** 2
         return float(-log_p[np.arange(200), labels.numpy()].mean() + prior / 400)
 
     best = minimize(objective, [1.0, 0.5], tol=1e-10).x
@@ -179,7 +179,7 @@ def test_offsets_are_optimal_if_the_cosines_are_misleading(seed: int) -> None:
 
     def objective(exponent: float) -> float:
         log_p = log_softmax(np.broadcast_to(exponent * logs.numpy(), (40, 3)), axis=1)
-        prior = ((exponent - WEIGHTS.frequency_mean) / WEIGHTS.frequency_deviation) ** 2
+        prior = ((exponent - WEIGHTING.frequency_mean) / WEIGHTING.frequency_deviation) ** 2
         return float(-log_p[np.arange(40), labels.numpy()].mean() + prior / 80)
 
     assert factor == 0
@@ -195,7 +195,7 @@ def test_joint_weights_are_fitted_with_the_offsets() -> None:
     frequent = torch.tensor([1.0, -1.0]) + torch.randn(n, 2, generator=generator)
     start = torch.tensor([0.5, 0.5], dtype=torch.float64)
     with_offsets, without = (
-        float(fit_weights([useful, frequent], labels, torch.tensor(sizes, dtype=torch.float64), start)[0])
+        float(fit_view_weights([useful, frequent], labels, torch.tensor(sizes, dtype=torch.float64), start)[0])
         for sizes in ([1800.0, 200.0], [1.0, 1.0])
     )
     assert with_offsets > 0.9

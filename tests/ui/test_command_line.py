@@ -12,12 +12,12 @@ import pytest
 
 from protonet.errors import InputError, InputTypeError, MissingPackageError
 from protonet.ui.command_line import (
-    Parser,
-    check_name,
+    CommandParser,
+    check_known_name,
     check_output_options,
-    check_writable,
-    parse_number,
-    parse_whole,
+    check_output_path,
+    parse_finite_number,
+    parse_integer,
     run_command,
 )
 from protonet.ui.text import format_table
@@ -76,7 +76,7 @@ def test_a_bug_gives_one_line_with_the_path_of_the_traceback(
 
 
 def test_parser_errors() -> None:
-    parser = Parser("cmd", "Do it.")
+    parser = CommandParser("cmd", "Do it.")
     parser.add_argument("--long-name")
     assert parser.parse_args(["--long-name", "x"]).long_name == "x"
     parser.add_argument("table")
@@ -93,8 +93,8 @@ def test_parser_errors() -> None:
 
 def test_parsers_accept_finite_values_in_range() -> None:
     cases: list[tuple[Callable[..., float], str, str, list[str]]] = [
-        (parse_whole, "12", "be a whole number >= 0", ["-1", "1.5", "", "nan", "x"]),
-        (parse_number, "1.5", "be a finite number > 0", ["-1", "0", "", "nan", "inf", "x"]),
+        (parse_integer, "12", "be a whole number >= 0", ["-1", "1.5", "", "nan", "x"]),
+        (parse_finite_number, "1.5", "be a finite number > 0", ["-1", "0", "", "nan", "inf", "x"]),
     ]
     for parse, good, must, bad in cases:
         assert parse("--n", good, low=0) == float(good), parse
@@ -104,7 +104,7 @@ def test_parsers_accept_finite_values_in_range() -> None:
 
 
 def test_help_hides_expert_options(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = Parser("cmd", "Do it.", ["python -m cmd x"])
+    parser = CommandParser("cmd", "Do it.", ["python -m cmd x"])
     parser.add_argument("rows")
     parser.add_argument("--plain", help="for all")
     parser.add_expert_group("other matters").add_argument("--rare", help="for few")
@@ -121,25 +121,25 @@ def test_help_hides_expert_options(capsys: pytest.CaptureFixture[str]) -> None:
 def test_writable_paths(tmp_path: Path) -> None:
     old, new, folder = tmp_path / "old", tmp_path / "folder" / "new", tmp_path / "a" / "b"
     old.write_text("kept")
-    assert check_writable("--out", str(old)) == old
+    assert check_output_path("--out", str(old)) == old
     assert old.read_text() == "kept"
-    assert check_writable("--out", new) == new
+    assert check_output_path("--out", new) == new
     assert not new.exists()
-    assert check_writable("--out", str(folder), folder=True) == folder
+    assert check_output_path("--out", str(folder), folder=True) == folder
     assert list(folder.iterdir()) == []
     for kind, bad in (("file", tmp_path), ("file", old / "below"), ("folder", old)):
         with pytest.raises(InputError, match=rf"^`--out` must be a {kind} that can be written; got /"):
-            check_writable("--out", bad, folder=kind == "folder")
+            check_output_path("--out", bad, folder=kind == "folder")
 
 
 def test_check_name() -> None:
     known = ("pt-map", "protonet", "tim")
-    assert check_name("--method", "tim", known) == "tim"
+    assert check_known_name("--method", "tim", known) == "tim"
     with pytest.raises(InputError, match=r"be one of pt-map, .*; got 'PT_MAP'\. Did you mean pt-map\?"):
-        check_name("--method", "PT_MAP", known)
+        check_known_name("--method", "PT_MAP", known)
     for other in ("12", "nosuch", "mytip"):  # no known name, or none that is similar
         with pytest.raises(InputError, match=rf"be one of pt-map, protonet, tim; got '{other}'\. Pick a listed one\."):
-            check_name("--method", other, known)
+            check_known_name("--method", other, known)
 
 
 def test_outputs_are_different_files(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def prototype() -> Task:
     data = load_latin()
     classes = torch.arange(data.num_classes)
     index = index_classes(data.y)
-    train, novel = (index.take(classes[(classes % HELD_OUT == 0) == chosen]) for chosen in (False, True))
+    train, novel = (index.select_classes(classes[(classes % HELD_OUT == 0) == chosen]) for chosen in (False, True))
 
     def stream(generator: torch.Generator) -> Iterator[Tensor]:
         while True:

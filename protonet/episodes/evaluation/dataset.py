@@ -22,7 +22,7 @@ from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import InputTypeError, raise_input_error, renamed_arguments
-from protonet.ui.command_line import check_name
+from protonet.ui.command_line import check_known_name
 
 #: For arguments of functions called by `evaluate_dataset`, its own argument, so that error messages can name it.
 ARGUMENT_NAMES = {
@@ -120,9 +120,9 @@ def evaluate_dataset(
     target_half_width = check_number("target_half_width", target_half_width, low=0)
     check_device("device", device)
     with renamed_arguments(**ARGUMENT_NAMES):
-        check_name("normalize", normalize, NORMALIZATIONS)
+        check_known_name("normalize", normalize, NORMALIZATIONS)
         if side is not None:
-            check_name("side", side, (*SPLIT_SIDES, "all"))
+            check_known_name("side", side, (*SPLIT_SIDES, "all"))
         memory = data if isinstance(data, Dataset) else None
         paths = {"test_dataset": test_data, "validation_dataset": validation_data}
         paths |= {"encoder": encoder, "base": base, "texts": texts}

@@ -13,7 +13,7 @@ from protonet.episodes.evaluation.evaluate import Scores
 from protonet.episodes.evaluation.report import MEASURE_HEADINGS, explain_intervals, format_p_value
 from protonet.episodes.evaluation.statistics import SIDE_MEASURES, ClassAccuracy, Evaluation, Rate, Summary
 from protonet.ui.html import format_document
-from protonet.ui.text import format_interval, percent
+from protonet.ui.text import format_interval, to_percent
 
 MAX_CLASSES_SHOWN = 100  #: At most this many classes are shown, the hardest first; the JSON file has all.
 MIN_EPISODES_PER_CLASS = 20  #: Classes in fewer episodes are not shown, because their accuracies differ by chance.
@@ -101,7 +101,7 @@ def format_half_widths(rate: Rate) -> str:
 
 def format_rates(rates: Iterable[Rate]) -> list[str]:
     """Format each rate in percent with the half-widths of its intervals; "" for a rate that is NaN."""
-    return [percent(rate.mean, 2) + format_half_widths(rate) if rate.is_known else "" for rate in rates]
+    return [to_percent(rate.mean, 2) + format_half_widths(rate) if rate.is_known else "" for rate in rates]
 
 
 def format_intervals(rate: Rate, kinds: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protonet.datasets import Dataset
-from protonet.datasets.benchmarks import describe_difference
+from protonet.datasets.benchmarks import describe_class_list_difference
 from protonet.datasets.dataset import SPLIT_SIDES
 from protonet.episodes.evaluation.distributed import ProcessGroup, pick_device
 from protonet.episodes.evaluation.evaluate import ProgressCallback, Scores, evaluate
@@ -172,7 +172,7 @@ class SourceRows(NamedTuple):
         rows of two pools at a time.
         """
         take = make_row_reader(self.x) if self.read is None else self.read
-        return RowPool(self.x, take, index._replace(rows=self.positions[index.rows]), index)
+        return RowPool(self.x, take, index._replace(row_indices=self.positions[index.row_indices]), index)
 
     def summarize(self, index: ClassIndex) -> BaseClasses:
         """Compute the means of some classes, which serve as base classes; ``index`` has their rows in the data set."""
@@ -219,17 +219,19 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
         texts=plan.rows.texts is not None,
         unlabelled=sampler.n_unlabelled > 0,
         means=sampler.adds_base_classes,
-        maps=data.has_maps and training is None,
+        maps=data.has_feature_maps and training is None,
     )
     methods, notes = select_methods(plan.methods.chosen, available, every=plan.methods.every)
     chosen = [c for c, name in enumerate(sides) if side in ("all", name)]
     names = tuple(data.class_names[c] for c in chosen)
     index_of_all = index_classes(data.y)
-    sampler, index, lines = sampler.choose_classes(index_of_all.take(torch.tensor(chosen)), names)
+    sampler, index, lines = sampler.choose_classes(index_of_all.select_classes(torch.tensor(chosen)), names)
     notes += lines
     if plan.rows.split_seed is None and data.sides is not None:
-        counts = dict(zip(zip(data.class_names, data.sides, strict=True), index_of_all.size.tolist(), strict=True))
-        notes += describe_difference(plan.rows.dataset, counts)
+        counts = dict(
+            zip(zip(data.class_names, data.sides, strict=True), index_of_all.class_sizes.tolist(), strict=True)
+        )
+        notes += describe_class_list_difference(plan.rows.dataset, counts)
     kind = plan.rows.normalize
     uses_base = sampler.adds_base_classes or any(choice.spec.uses_base for choice in methods.values())
     if kind != "cl2" and not uses_base:
@@ -252,7 +254,7 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
     base, means, queries, mean = None, None, None, None
     if base_ids:
         base_rows = rows if is_within else _open_rows(sources.base, base_ids, encoder, device)
-        base_index = index_classes(sources.base.y).take(torch.tensor(base_ids))
+        base_index = index_classes(sources.base.y).select_classes(torch.tensor(base_ids))
         base_index, queries = sampler.hold_out(base_index, tuple(sources.base.class_names[c] for c in base_ids))
         mean = base_rows.summarize(base_index).mean if kind == "cl2" else None
         base = base_rows.normalize(kind, mean).summarize(base_index)
@@ -261,7 +263,7 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
     base_pool = None if queries is None else rows.select(queries)
     sampler, pool = sampler.join_base(rows.select(index), base_pool, means)
     trained = None if sampler.adds_base_classes else rows.trained  # whose rows have other indices
-    class_ids, texts = data.y[pool.dataset_rows.rows[pool.dataset_rows.start]], None
+    class_ids, texts = data.y[pool.dataset_rows.row_indices[pool.dataset_rows.class_starts]], None
     if plan.rows.texts is not None:
         named = [data.class_names[c] for c in class_ids.tolist()]
         texts = load_texts(plan.rows.texts, dim=pool.x.shape[1], names=named).to(device)
@@ -368,10 +370,10 @@ def _open_rows(
     """
     if trained is None:
         positions = torch.arange(len(data.x))
-        if data.is_plain:
+        if data.is_float_in_memory:
             return SourceRows(data.x.to(device), positions)
         return SourceRows(data.x, positions, lambda rows: data.get_rows(rows.cpu()).to(device))
-    take = make_row_reader(data.x) if data.is_plain else data.get_rows
+    take = make_row_reader(data.x) if data.is_float_in_memory else data.get_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     positions = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
     trained = trained._replace(take=lambda rows: take(used[rows]))

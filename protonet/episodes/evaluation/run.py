@@ -36,7 +36,7 @@ from protonet.episodes.evaluation.statistics import Evaluation, Rate, Tuning
 from protonet.episodes.features.sources import load_data
 from protonet.episodes.samplers.batch import gather_episodes, hash_rows, record_episodes, split_by_size
 from protonet.episodes.samplers.fixed_split import describe_duplicates
-from protonet.errors import DISTRIBUTION, installed_version, optional_packages, raise_input_error
+from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packages, raise_input_error
 
 STATE_FORMAT, STATE_VERSION = "protonet.episodes", 5
 #: Settings that may change when a run is resumed, because the scores of an episode do not depend on them.
@@ -55,8 +55,10 @@ def describe_run(settings: Mapping[str, object], prepared: PreparedEvaluation) -
     """
     digest = hashlib.sha256()
     index = prepared.pool.by_class
-    positions = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
-    for tensor in (*index, prepared.pool.take(index.rows[positions]), *prepared.hashed_tensors):
+    positions = torch.cat(
+        [index.class_starts + offset for offset in (0, index.class_sizes // 2, index.class_sizes - 1)]
+    )
+    for tensor in (*index, prepared.pool.take(index.row_indices[positions]), *prepared.hashed_tensors):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     run = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
     run |= {"plugins": prepared.plugins, "methods": list(prepared.methods), "data": digest.hexdigest()}
@@ -66,7 +68,7 @@ def describe_run(settings: Mapping[str, object], prepared: PreparedEvaluation) -
 
 def get_versions() -> dict[str, str | None]:
     """Return the versions of the installed packages that scores may depend on, by name."""
-    packages = {"protonet": DISTRIBUTION, "torch": "torch", "numpy": "numpy"}
+    packages = {"protonet": DISTRIBUTION_NAME, "torch": "torch", "numpy": "numpy"}
     return {name: installed_version(package) for name, package in packages.items()}
 
 
@@ -222,7 +224,7 @@ class EvaluationRun:
         tuning, prepared = prepare_tuning(plan, self.sampler, self.sources)
         with closing(_RunProgress(self, tuning, prepared, path, "tune")) as progress:
             scores = prepared.evaluate(tuning, self.group, progress.show, progress.earlier)
-        n_classes = len(prepared.pool.by_class.size)
+        n_classes = len(prepared.pool.by_class.class_sizes)
         grids = plan.methods.tune
         return [
             Tuning.choose({choice.name: scores[choice.name].accuracy for choice in grid}, n_classes) for grid in grids
@@ -252,7 +254,7 @@ class EvaluationRun:
             queries=queries,
             right={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
             class_mask=varied,
-            n_classes=len(index.size),
+            n_classes=len(index.class_sizes),
             title=_format_title(settings, prepared, n_episodes),
             notes=[*prepared.notes, *describe_duplicates(prepared.data, prepared.class_ids)],
             by_class=compute_class_accuracies(scores, class_mask, class_names) if self.by_class else None,

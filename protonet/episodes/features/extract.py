@@ -21,11 +21,18 @@ from torch import Tensor, nn
 
 from protonet._io import progress_bar, write_atomically
 from protonet._validation import check_device
-from protonet.datasets.benchmarks import describe_difference
+from protonet.datasets.benchmarks import describe_class_list_difference
 from protonet.datasets.dataset import Dataset
 from protonet.datasets.files import write_npz
-from protonet.datasets.pictures import ImageSet, ImageSource, Rotated, hash_state, load_pictures, open_picture
-from protonet.embeddings.pictures.networks import Extractor, open_extractor
+from protonet.datasets.pictures import (
+    ImageSet,
+    ImageSource,
+    RotatedPicture,
+    hash_file_stamps,
+    load_pictures,
+    open_picture,
+)
+from protonet.embeddings.pictures.networks import PictureExtractor, open_extractor
 from protonet.embeddings.pictures.reading import make_blank_picture, resize_picture
 from protonet.embeddings.representation import hash_file
 from protonet.episodes.arguments import PICTURE_BATCH_SIZE
@@ -185,12 +192,12 @@ def run_extract(options: argparse.Namespace) -> None:
         extractor = _open_extractor(options, image_set, device)
         job = _plan_texts(options, extractor) if image_set is None else _plan_pictures(image_set, options, extractor)
     dim = write_embeddings(options.output, job, resume=options.resume)
-    notes = describe_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
+    notes = describe_class_list_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
     print("".join(f"{note}\n" for note in notes), end="")
     print(f"{options.output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
 
 
-def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, device: str) -> Extractor:
+def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, device: str) -> PictureExtractor:
     """Open the network of the option ``--backbone``, which embeds pictures.
 
     It is a function of a user's file, a file with a network, or a network of a library by name.
@@ -211,7 +218,7 @@ def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, dev
     return open_extractor(options.backbone, weights=options.weights, device=device)
 
 
-def open_plugin(backbone: str, size: int, device: str) -> Extractor:
+def open_plugin(backbone: str, size: int, device: str) -> PictureExtractor:
     """Open a function or a torch module of a user's file as a network that embeds pictures.
 
     The user's function must map RGB pictures (n, 3, size, size) float32 in [0, 1] to embeddings (n, dim) of a floating
@@ -238,10 +245,10 @@ def open_plugin(backbone: str, size: int, device: str) -> Extractor:
             raise_input_error("backbone", constraint, f"{shape} of {backbone}", remedy)
         return embeddings.float().cpu()
 
-    return Extractor(prepare, embed, {"backbone": backbone, "weights": origin, "preprocessing": {"size": size}})
+    return PictureExtractor(prepare, embed, {"backbone": backbone, "weights": origin, "preprocessing": {"size": size}})
 
 
-def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: Extractor) -> EmbeddingJob:
+def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
     """Make the job that embeds a set of pictures, or computes their feature maps with the option ``--maps``.
 
     Pictures are read from their files; those of packed files are read from the cached file of `load_pictures`.
@@ -252,7 +259,7 @@ def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: 
             constraint, got = "come with efficientnet, or a checkpoint of convolutions", extractor.settings["backbone"]
             raise_input_error("maps", constraint, got, "Pass one of these.")
         network = extractor.embed_maps
-        shape = _infer_map_shape(network, extractor.prepare(make_blank_picture())[None])
+        shape = _infer_map_shape(network, extractor.preprocess(make_blank_picture())[None])
     files: list[str] | None = None
     labels: Sequence[str]
     sides: Sequence[str] | None
@@ -262,18 +269,18 @@ def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: 
 
         def take(start: int) -> Sequence[ImageSource]:
             pixels = data.x[start : start + batch].unflatten(1, data.shape or ()).permute(0, 2, 3, 1).numpy().copy()
-            data.release()
+            data.release_memory()
             return list(pixels)
     else:
         pictures, labels, sides = image_set.read()
-        paths = [picture.path if isinstance(picture, Rotated) else picture for picture in pictures]
+        paths = [picture.path if isinstance(picture, RotatedPicture) else picture for picture in pictures]
         files = [os.path.relpath(path, image_set.root) for path in paths if isinstance(path, Path)]
 
         def take(start: int) -> Sequence[ImageSource]:
             return pictures[start : start + batch]
 
     def prepare(picture: ImageSource) -> Tensor:
-        return extractor.prepare(open_picture(picture, extractor.min_side).convert("RGB"))
+        return extractor.preprocess(open_picture(picture, extractor.min_side).convert("RGB"))
 
     def embed(first: int) -> Iterator[np.ndarray]:
         waiting: deque[list[Future[Tensor]]] = deque()
@@ -292,7 +299,7 @@ def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: 
 
     if len(set(labels)) < 2:
         raise_input_error("data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
-    made, state = {"data": options.data, **extractor.settings}, hash_state(image_set, "")
+    made, state = {"data": options.data, **extractor.settings}, hash_file_stamps(image_set, "")
     return EmbeddingJob(
         labels=labels, sides=sides, files=files, embed=embed, step=batch, made=made, state=state, shape=shape
     )
@@ -349,7 +356,7 @@ def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
     return None if len(layers) == n_layers else nn.Sequential(*layers)
 
 
-def _plan_texts(options: argparse.Namespace, extractor: Extractor) -> EmbeddingJob:
+def _plan_texts(options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
     """Make the job that embeds texts with the names of classes, such as "a photo of a NAME."."""
     embed_texts, data, templates = extractor.embed_texts, options.data, options.template
     if embed_texts is None:

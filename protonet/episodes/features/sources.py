@@ -29,7 +29,7 @@ from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import index_classes, list_class_rows
 from protonet.tables.arrays import READ_ERRORS
-from protonet.ui.command_line import check_name
+from protonet.ui.command_line import check_known_name
 
 #: The size of data sets of synthetic families: classes, rows per class, features per row.
 SYNTHETIC_SIZES = {"num_classes": 64, "n_train": 100, "dim": 64}
@@ -217,7 +217,7 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
         raise_input_error("texts", "have a text of each class, by name", got, "Name them as the data does.")
     index = index_classes(data.y)
     class_ids = torch.tensor([data.class_names.index(name) for name in names])
-    texts_of = (data.get_rows(rows).clone() for rows in list_class_rows(index.take(class_ids)))
+    texts_of = (data.get_rows(rows).clone() for rows in list_class_rows(index.select_classes(class_ids)))
     return F.normalize(torch.stack([F.normalize(prompts.float(), dim=1).mean(dim=0) for prompts in texts_of]), dim=1)
 
 
@@ -261,7 +261,7 @@ def _load_by_name(text: str, label: str, image_size: int | None = None) -> Datas
     if text in by_name:
         return by_name[text]()
     if kind == "synthetic" and colon:
-        family = check_name("synthetic:", given, FAMILIES)
+        family = check_known_name("synthetic:", given, FAMILIES)
         split = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC_SIZES)
         return make_dataset("text", split.train_x, split.train_y.numpy())
     path = Path(text)

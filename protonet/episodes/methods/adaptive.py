@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.samplers.batch import Episodes
-from protonet.selection.scoring import WEIGHTS
+from protonet.selection.scoring import WEIGHTING
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY
 from protonet.views.linear import LINEAR_VIEW
 
@@ -98,7 +98,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     spread = _compute_spread(left_out, 1 - true * (1 - can_leave_out)[:, None, None])
     factor, losses = _fit_temperature(left_out / spread, true, can_leave_out[:, None])
     count = can_leave_out.sum(dim=1, keepdim=True)
-    softness = (WEIGHTS.total_softness / count.clamp_min(1)).clamp_min(WEIGHTS.softness)
+    softness = (WEIGHTING.min_total_loss_scale / count.clamp_min(1)).clamp_min(WEIGHTING.loss_scale)
     prior = hot.new_tensor([view.prior for view in views])
     fitted = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
     fixed = hot.new_tensor([view.fixed_weight for view in views])
@@ -189,7 +189,7 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
     count = rows.sum(dim=-1).clamp_min(1)
     row_weights = rows.clamp_min(ADAPTIVE_SETTINGS.min_value)[..., None, :].expand_as(scores)
     spread = _compute_spread(scores, row_weights)[..., 0, 0]
-    ridge = spread.square() / (WEIGHTS.logit_scale**2 * count)
+    ridge = spread.square() / (WEIGHTING.logit_prior_deviation**2 * count)
     true = (scores * hot).sum(dim=-2)
 
     def mean(values: Tensor) -> Tensor:

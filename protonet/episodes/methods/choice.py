@@ -17,7 +17,7 @@ from protonet.episodes.methods.keywords import format_value, list_keywords, pars
 from protonet.episodes.plugins import PLUGIN, check_callable, load_plugin, wrap_plugin_error
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import InputError, InputTypeError, raise_input_error
-from protonet.ui.command_line import check_name
+from protonet.ui.command_line import check_known_name
 
 ENTRY_POINT_GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
 #: The syntax of a method as text: ``method[:setting=value...]``. The method of a plug-in is ``file.py:function``.
@@ -123,7 +123,7 @@ def _find_method(key: str, option: str) -> ChosenMethod:
     if PLUGIN.fullmatch(key):
         return make_plugin_method(key, *load_plugin("method", key, METHOD_KIND))
     offered = _list_entry_points()
-    check_name(option, key, [*METHODS, *METHOD_ALIASES, *offered, "FILE.py:FUNCTION"])
+    check_known_name(option, key, [*METHODS, *METHOD_ALIASES, *offered, "FILE.py:FUNCTION"])
     try:
         function = offered[key].load()
     except Exception as error:

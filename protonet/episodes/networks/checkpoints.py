@@ -15,7 +15,7 @@ from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import make_backbone, make_head
 from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.sampler import RowReader
-from protonet.errors import DISTRIBUTION, installed_version, optional_packages, raise_input_error
+from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packages, raise_input_error
 
 CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The key of the safetensors header under which the metadata are JSON.
 CHECKPOINT_VERSION = 4  #: The version of the format; files of other versions are not read.
@@ -28,7 +28,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[s
     with optional_packages("train"):
         from safetensors.torch import save  # noqa: PLC0415 - optional
 
-    header = {"version": CHECKPOINT_VERSION, "library": installed_version(DISTRIBUTION), **metadata}
+    header = {"version": CHECKPOINT_VERSION, "library": installed_version(DISTRIBUTION_NAME), **metadata}
     content = save(
         {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, {CHECKPOINT_FORMAT: json.dumps(header)}
     )

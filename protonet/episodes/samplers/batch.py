@@ -290,7 +290,7 @@ def summarize_base(take: RowReader, by_class: ClassIndex) -> BaseClasses:
         sums = [take(some).to(torch.float64).sum(dim=0) for some in rows.split(ROWS_PER_SUM)]
         means.append(torch.stack(sums).sum(dim=0) / len(rows))
     class_means = torch.stack(means)  # (base classes, dim)
-    fraction, device = by_class.size.double() / by_class.size.sum(), class_means.device
+    fraction, device = by_class.class_sizes.double() / by_class.class_sizes.sum(), class_means.device
     rows_of_base, *bounds = (tensor.to(device) for tensor in index_class_rows(pieces))
     new_index = ClassIndex(torch.arange(len(rows_of_base), device=device), *bounds)
     mean = (fraction.to(device) @ class_means).float()
@@ -299,7 +299,7 @@ def summarize_base(take: RowReader, by_class: ClassIndex) -> BaseClasses:
 
 def hash_rows(take: RowReader, by_class: ClassIndex) -> str:
     """Compute the SHA-256 of the class sizes and of the features of all rows, class by class, in hexadecimal."""
-    digest = hashlib.sha256(by_class.size.numpy().tobytes())
+    digest = hashlib.sha256(by_class.class_sizes.numpy().tobytes())
     for rows_of_class in list_class_rows(by_class):
         for rows in rows_of_class.split(ROWS_PER_SUM):
             digest.update(take(rows).cpu().contiguous().numpy().tobytes())
@@ -341,7 +341,7 @@ def record_episodes(
     n_episodes = len(next(iter(predicted.values())))
     (batch,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
     row_of = torch.zeros(len(pool.x), dtype=torch.int64)
-    row_of[pool.by_class.rows] = pool.dataset_rows.rows
+    row_of[pool.by_class.row_indices] = pool.dataset_rows.row_indices
     support = row_of[batch.support]
     classes = y[support].view(n_episodes, batch.n_way, -1)[:, :, 0]
     return Records(support, row_of[batch.query], batch.query_labels, classes, class_names, predicted)

@@ -15,7 +15,7 @@ from protonet._validation import check_int, check_number
 from protonet.episodes.names import MAX_COUNT
 from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.errors import InputTypeError, raise_input_error
-from protonet.sampling import ClassIndex, draw_distinct
+from protonet.sampling import ClassIndex, draw_without_replacement
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class EpisodeConfig(Sampler):
         chosen = self.validate(index, class_names)
         if not self.allow_small:
             return self, chosen, []
-        few = int((chosen.size < self.shot[1] + self.n_query).sum())
-        left_out = len(index.size) - len(chosen.size)
-        line = f"{few} of {len(index.size)} classes have fewer rows than shot + query, {left_out} too few to be drawn."
-        return self, chosen, [line]
+        few = int((chosen.class_sizes < self.shot[1] + self.n_query).sum())
+        left_out = len(index.class_sizes) - len(chosen.class_sizes)
+        of_classes = f"{few} of {len(index.class_sizes)} classes"
+        return self, chosen, [f"{of_classes} have fewer rows than shot + query, {left_out} too few to be drawn."]
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check the settings and the class sizes, and return the rows of the classes that can be drawn.
@@ -83,16 +83,16 @@ class EpisodeConfig(Sampler):
         max_query = self.n_query * (1 if self.imbalance is None else self.way[1])
         needed = self.shot[1] + (1 if self.allow_small else max_query) + self.n_unlabelled
         if self.allow_small:
-            index = index.take((index.size >= needed).nonzero().flatten())
-        if self.n_required_classes > len(index.size):
+            index = index.select_classes((index.class_sizes >= needed).nonzero().flatten())
+        if self.n_required_classes > len(index.class_sizes):
             others = {"open ones": self.n_open_classes, "distractors": self.n_distractors}
             beside = "".join(f" beside {n} {kind}" for kind, n in others.items() if n)
             remedy = "Ask for fewer classes, or another side of the split."
-            constraint = f"be at most the number of classes ({len(index.size)}{beside})"
+            constraint = f"be at most the number of classes ({len(index.class_sizes)}{beside})"
             raise_input_error("way", constraint, self.way[1], remedy)
-        if bool((index.size < needed).any()):
-            worst = int(index.size.argmin())
-            got = f"class {class_names[worst]!r} with {int(index.size[worst])}"
+        if bool((index.class_sizes < needed).any()):
+            worst = int(index.class_sizes.argmin())
+            got = f"class {class_names[worst]!r} with {int(index.class_sizes[worst])}"
             rows = "shot + query" + (" + unlabelled" if self.n_unlabelled else "")
             limit = f"have {needed} rows ({rows}{'' if self.imbalance is None else ', were all of one class'})"
             # The paper command records each query of episodes of equal sizes, and has no option for that.
@@ -109,17 +109,17 @@ class EpisodeConfig(Sampler):
 
         way = _scale_to_integers(uniform(Stream.WAY), *self.way)
         uniform_classes = [uniform(Stream.CLASS, max_way + n_open), uniform(Stream.DISTRACTOR, self.n_distractors)]
-        n_classes = torch.tensor(len(index.size)).expand(n_episodes)
+        n_classes = torch.tensor(len(index.class_sizes)).expand(n_episodes)
         # (episodes, max_way + open classes + distractors); an episode has the first ``way`` of the ``max_way``
-        classes = draw_distinct(torch.cat(uniform_classes, dim=1), n_classes)
-        size, start = index.size[classes], index.start[classes]
+        classes = draw_without_replacement(torch.cat(uniform_classes, dim=1), n_classes)
+        size, start = index.class_sizes[classes], index.class_starts[classes]
         drawn = torch.arange(max_way) < way[:, None]  # (episodes, max_way), the classes that the episode has
         shots = _scale_to_integers(uniform(Stream.SHOT, max_way), *self.shot)
         shots = (shots if self.unequal else shots[:, :1].expand(-1, max_way)).where(drawn, 0)
         queries = torch.full_like(shots, self.n_query).where(drawn, 0)
         if self.imbalance is not None:
             queries = _split_queries(uniform(Stream.QUERY, max_way), self.imbalance, drawn, way * self.n_query)
-        max_query = min(self.n_query * (1 if self.imbalance is None else max_way), int(index.size.max()))
+        max_query = min(self.n_query * (1 if self.imbalance is None else max_way), int(index.class_sizes.max()))
         queries = torch.minimum(queries, size[:, :max_way] - shots - self.n_unlabelled)
         open_queries = size[:, max_way : max_way + n_open].clamp_max(self.n_query)
         counts = torch.cat([queries.flatten(), open_queries.flatten(), torch.zeros(1, dtype=torch.int64)])
@@ -133,7 +133,9 @@ class EpisodeConfig(Sampler):
             )
             unlabelled[:, :max_way].masked_fill_(~drawn[..., None], NO_ROW)
         size, start = size[:, : max_way + n_open], start[:, : max_way + n_open]
-        rows = index.rows[start[..., None] + draw_distinct(uniform_rows, size)]  # (episodes, max_way + n_open, slots)
+        rows = index.row_indices[
+            start[..., None] + draw_without_replacement(uniform_rows, size)
+        ]  # (episodes, max_way + n_open, slots)
         inside, outside, position = rows[:, :max_way], rows[:, max_way:], torch.arange(slots)
         is_support = position < shots[..., None]
         is_query = ~is_support & (position < (shots + queries)[..., None])
@@ -196,10 +198,10 @@ def _draw_unlabelled(
     begin = n_used[..., None]  # right after the support and query rows
     is_unlabelled = (position >= begin) & (position < begin + n_unlabelled)
     wide[is_unlabelled] = uniform_unlabelled[:, :n_classes].flatten()
-    inside = draw_distinct(wide, size[:, :n_classes])[is_unlabelled].view(len(wide), n_classes, n_unlabelled)
+    inside = draw_without_replacement(wide, size[:, :n_classes])[is_unlabelled].view(len(wide), n_classes, n_unlabelled)
     last = slice(size.shape[1] - n_distractors, None)
-    offsets = torch.cat([inside, draw_distinct(uniform_unlabelled[:, n_classes:], size[:, last])], dim=1)
-    return index.rows[torch.cat([start[:, :n_classes], start[:, last]], dim=1)[..., None] + offsets]
+    offsets = torch.cat([inside, draw_without_replacement(uniform_unlabelled[:, n_classes:], size[:, last])], dim=1)
+    return index.row_indices[torch.cat([start[:, :n_classes], start[:, last]], dim=1)[..., None] + offsets]
 
 
 def _scale_to_integers(uniform: Tensor, low: int, high: int) -> Tensor:

@@ -19,7 +19,7 @@ from protonet.datasets.dataset import Dataset
 from protonet.episodes.names import MAX_COUNT
 from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.errors import raise_input_error
-from protonet.sampling import ClassIndex, draw_distinct
+from protonet.sampling import ClassIndex, draw_without_replacement
 
 BYTES_PER_BLOCK = 2**24  #: Rows are read in blocks of at most this many bytes, but of at least one row.
 MAX_CLASSES_NAMED = 5  #: Maximum number of classes that a note lists by name.
@@ -47,7 +47,9 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
     The evaluated classes are ``class_ids`` (classes,). Each note counts the rows that equal another row of their class,
     a row of another evaluated class, or a row of a class that is not evaluated.
     """
-    pairs, counts = (group_equal_rows(data.x, data.release) * data.num_classes + data.y).unique(return_counts=True)
+    pairs, counts = (group_equal_rows(data.x, data.release_memory) * data.num_classes + data.y).unique(
+        return_counts=True
+    )
     classes, (_, group) = pairs % data.num_classes, (pairs // data.num_classes).unique(return_inverse=True)
     inside = torch.isin(classes, class_ids)  # (pairs of a group of equal rows and a class that has such rows,)
     n_inside = torch.bincount(group[inside], minlength=len(pairs))[group]  # classes with such rows
@@ -113,12 +115,12 @@ class FixedSplit(Sampler):
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows and a test row, and return the index unchanged."""
         check_int("shot", self.n_shot, low=1, high=MAX_COUNT)
-        if len(self.n_train) != len(index.size) or len(self.n_train) < 2:
-            got = f"{len(self.n_train)} for {len(index.size)}"
+        if len(self.n_train) != len(index.class_sizes) or len(self.n_train) < 2:
+            got = f"{len(self.n_train)} for {len(index.class_sizes)}"
             remedy = "Pass the counts of all classes."
             raise_input_error("n_train", "be one count for each of at least 2 classes", got, remedy)
         needed = 1 if self.allow_small else self.n_shot
-        for c, (n_train, size) in enumerate(zip(self.n_train, index.size.tolist(), strict=True)):
+        for c, (n_train, size) in enumerate(zip(self.n_train, index.class_sizes.tolist(), strict=True)):
             if n_train < needed:
                 remedy = "Ask for fewer shots, or take all rows of small classes (`allow_small`)."
                 got = f"class {class_names[c]!r} with {n_train}"
@@ -135,14 +137,16 @@ class FixedSplit(Sampler):
         """
         train = torch.tensor(self.n_train)
         shape = (n_episodes, len(train), self.n_shot)
-        offsets = draw_distinct(sample_uniform(seed, Stream.ROW, first, shape), train.expand(shape[:2]))
+        offsets = draw_without_replacement(sample_uniform(seed, Stream.ROW, first, shape), train.expand(shape[:2]))
         drawn = torch.arange(self.n_shot) < train[:, None]  # (classes, n_shot)
-        test = index.size - train
+        test = index.class_sizes - train
         slots = torch.arange(int(test.max()))
         is_test = slots < test[:, None]  # (classes, slots)
-        rows = index.rows[((index.start + train)[:, None] + slots).where(is_test, 0)].where(is_test, NO_ROW)
+        rows = index.row_indices[((index.class_starts + train)[:, None] + slots).where(is_test, 0)].where(
+            is_test, NO_ROW
+        )
         return SampledEpisodes(
-            index.rows[index.start[:, None] + offsets].where(drawn, NO_ROW),
+            index.row_indices[index.class_starts[:, None] + offsets].where(drawn, NO_ROW),
             rows.expand(n_episodes, -1, -1),
             torch.empty(n_episodes, 0, 0, dtype=torch.int64),
             torch.empty(n_episodes, len(train), 0, dtype=torch.int64),

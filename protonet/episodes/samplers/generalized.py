@@ -12,7 +12,7 @@ from protonet.episodes.samplers.batch import make_row_reader
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.sampler import NO_ROW, RowPool, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.errors import raise_input_error
-from protonet.sampling import ClassIndex, draw_distinct, index_class_rows, list_class_rows
+from protonet.sampling import ClassIndex, draw_without_replacement, index_class_rows, list_class_rows
 
 HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query, and not part of its mean. Our choice.
 
@@ -61,8 +61,8 @@ class Generalized(Sampler):
         Raises:
             InputError: A base class has only one row.
         """
-        if int(base.size.min()) < 2:
-            got = f"class {class_names[int(base.size.argmin())]!r} with one"
+        if int(base.class_sizes.min()) < 2:
+            got = f"class {class_names[int(base.class_sizes.argmin())]!r} with one"
             constraint = "have 2 rows, to learn from and to ask for"
             raise_input_error("base classes", constraint, got, "Leave it out.")
         seen, queries = [], []
@@ -90,9 +90,9 @@ class Generalized(Sampler):
             index_class_rows(list_class_rows(first) + list_class_rows(second))
             for first, second in ((base.by_class, pool.by_class), (base.dataset_rows, pool.dataset_rows))
         )
-        x = pool.take(known.rows).clone()
-        x[known.start[: len(means)].to(x.device)] = means.to(x.dtype)
-        by_class = known._replace(rows=torch.arange(len(x)))
+        x = pool.take(known.row_indices).clone()
+        x[known.class_starts[: len(means)].to(x.device)] = means.to(x.dtype)
+        by_class = known._replace(row_indices=torch.arange(len(x)))
         return replace(self, n_base=len(means)), RowPool(x, make_row_reader(x), by_class, dataset_rows)
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
@@ -100,10 +100,12 @@ class Generalized(Sampler):
 
         The index is returned unchanged.
         """
-        if not 0 < self.n_base < len(index.size) or bool((index.size[: self.n_base] < 2).any()):
+        if not 0 < self.n_base < len(index.class_sizes) or bool((index.class_sizes[: self.n_base] < 2).any()):
             remedy = "Add rows to the base classes."
             raise_input_error("n_base", "be classes of a mean and a query or more", self.n_base, remedy)
-        self.novel.validate(index.take(torch.arange(self.n_base, len(index.size))), class_names[self.n_base :])
+        self.novel.validate(
+            index.select_classes(torch.arange(self.n_base, len(index.class_sizes))), class_names[self.n_base :]
+        )
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
@@ -111,15 +113,15 @@ class Generalized(Sampler):
 
         The base classes come before the novel classes.
         """
-        novel_index = index.take(torch.arange(self.n_base, len(index.size)))
+        novel_index = index.select_classes(torch.arange(self.n_base, len(index.class_sizes)))
         novel = self.novel.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base, self.novel.n_query)
-        start, size = index.start[: self.n_base], index.size[: self.n_base] - 1
-        offsets = draw_distinct(sample_uniform(seed, Stream.QUERY, first, shape), size.expand(shape[:2]))
+        start, size = index.class_starts[: self.n_base], index.class_sizes[: self.n_base] - 1
+        offsets = draw_without_replacement(sample_uniform(seed, Stream.QUERY, first, shape), size.expand(shape[:2]))
         drawn = torch.arange(shape[2]) < size[:, None]
-        query = index.rows[start[:, None] + 1 + offsets].where(drawn, NO_ROW)
+        query = index.row_indices[start[:, None] + 1 + offsets].where(drawn, NO_ROW)
         support = torch.full((n_episodes, self.n_base, novel.support.shape[2]), NO_ROW)
-        support[:, :, 0] = index.rows[start]
+        support[:, :, 0] = index.row_indices[start]
         max_query = max(query.shape[2], novel.query.shape[2])
         queries = [F.pad(rows, (0, max_query - rows.shape[2]), value=NO_ROW) for rows in (query, novel.query)]
         support = torch.cat([support, novel.support], dim=1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from protonet.datasets.benchmarks import read_class_lists
 from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler, Stream, sample_uniform
 from protonet.errors import raise_input_error
-from protonet.sampling import ClassIndex, draw_distinct
+from protonet.sampling import ClassIndex, draw_without_replacement
 
 MIN_WAY, MAX_WAY = 5, 50  #: Minimum and maximum number of classes per episode.
 MAX_QUERY = 10  #: Maximum number of query rows per class.
@@ -74,15 +74,17 @@ class MetaDataset(Sampler):
 
         Each of the groups must have 5 or more of these classes.
         """
-        if len(index.size) < MIN_WAY:
+        if len(index.class_sizes) < MIN_WAY:
             remedy = "Add classes, or choose another protocol."
             constraint = f"be {MIN_WAY} or more, as Meta-Dataset's episodes have"
-            raise_input_error("classes", constraint, len(index.size), remedy)
-        smallest = int(index.size.argmin())
-        if index.size[smallest] < 2:
-            got = f"class {class_names[smallest]!r} with {int(index.size[smallest])}"
+            raise_input_error("classes", constraint, len(index.class_sizes), remedy)
+        smallest = int(index.class_sizes.argmin())
+        if index.class_sizes[smallest] < 2:
+            got = f"class {class_names[smallest]!r} with {int(index.class_sizes[smallest])}"
             raise_input_error("classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
-        if any(len(set(group)) < MIN_WAY or not set(group) <= set(range(len(index.size))) for group in self.groups):
+        if any(
+            len(set(group)) < MIN_WAY or not set(group) <= set(range(len(index.class_sizes))) for group in self.groups
+        ):
             remedy = "Pass those of `read_groups`."
             raise_input_error("groups", f"be of {MIN_WAY} known classes or more", "others", remedy)
         return index
@@ -90,12 +92,14 @@ class MetaDataset(Sampler):
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`."""
         classes, queries, shots = self._draw_sizes(index, seed, first, n_episodes)
-        size, start, drawn = index.size[classes], index.start[classes], shots > 0
+        size, start, drawn = index.class_sizes[classes], index.class_starts[classes], shots > 0
         slots = int((queries + shots).max()) if n_episodes else 0
         shape = (n_episodes, MAX_WAY, MAX_SUPPORT + MAX_QUERY)
         uniform_rows = sample_uniform(seed, Stream.ROW, first, shape)[..., :slots]
         rows = torch.full((n_episodes, MAX_WAY, slots), NO_ROW)
-        rows[drawn] = index.rows[start[drawn][:, None] + draw_distinct(uniform_rows[drawn], size[drawn])]
+        rows[drawn] = index.row_indices[
+            start[drawn][:, None] + draw_without_replacement(uniform_rows[drawn], size[drawn])
+        ]
         position = torch.arange(slots)
         is_support = position < shots[..., None]
         is_query = ~is_support & (position < (shots + queries)[..., None])
@@ -105,7 +109,7 @@ class MetaDataset(Sampler):
     def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
         """Find the classes and count the queries of the first episodes, see `Sampler.count`, without drawing rows."""
         classes, queries, _ = self._draw_sizes(index, seed, 0, n_episodes)
-        n_classes = len(index.size)
+        n_classes = len(index.class_sizes)
         class_mask = torch.zeros(n_episodes, n_classes + 1, dtype=torch.bool)
         class_mask.scatter_(1, classes.where(queries > 0, n_classes), value=True)
         return class_mask[:, :-1], queries.sum(dim=1)
@@ -123,17 +127,17 @@ class MetaDataset(Sampler):
         def uniform(stream: Stream, *shape: int) -> Tensor:
             return sample_uniform(seed, stream, first, (n_episodes, *shape))
 
-        groups = self.groups or (tuple(range(len(index.size))),)
+        groups = self.groups or (tuple(range(len(index.class_sizes))),)
         table = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, groups)), batch_first=True)  # (groups, classes)
         sizes = torch.tensor(list(map(len, groups)))
         group = (uniform(Stream.GROUP) * len(groups)).long()
         way = max_way = sizes[group].clamp_max(MAX_WAY)
         if not self.all_of_group:
             way = MIN_WAY + (uniform(Stream.WAY) * (max_way - MIN_WAY + 1)).long()
-        classes = table[group[:, None], draw_distinct(uniform(Stream.CLASS, MAX_WAY), sizes[group])]
+        classes = table[group[:, None], draw_without_replacement(uniform(Stream.CLASS, MAX_WAY), sizes[group])]
         drawn = torch.arange(MAX_WAY) < way[:, None]
         queries, shots = count_queries_and_shots(
-            index.size[classes], drawn, uniform(Stream.SHOT, 1), uniform(Stream.SIZE, MAX_WAY)
+            index.class_sizes[classes], drawn, uniform(Stream.SHOT, 1), uniform(Stream.SIZE, MAX_WAY)
         )
         return classes, queries, shots
 

@@ -11,7 +11,7 @@ from protonet.episodes.samplers.generalized import Generalized
 from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error
-from protonet.ui.command_line import parse_whole
+from protonet.ui.command_line import parse_integer
 
 #: Options that several protocols depend on.
 COMMON_OPTIONS = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
@@ -64,7 +64,7 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: C
     if len(set(shots)) < len(shots):
         raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
     if protocol == "fixed-split":  # the classes follow from the data
-        return {shot: FixedSplit(parse_whole("--shot", shot, low=1), (), options.allow_small) for shot in shots}
+        return {shot: FixedSplit(parse_integer("--shot", shot, low=1), (), options.allow_small) for shot in shots}
     settings = {shot: read_episode_config(options, shot) for shot in shots}
     if protocol == "generalized":
         return {shot: Generalized(setting) for shot, setting in settings.items()}
@@ -94,8 +94,8 @@ def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
     first, dash, last = text.partition("-")
     if not first or (dash and not last):
         raise_input_error(argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")
-    minimum = parse_whole(argument, first, low=low)
-    maximum = parse_whole(argument, last, low=low) if dash else minimum
+    minimum = parse_integer(argument, first, low=low)
+    maximum = parse_integer(argument, last, low=low) if dash else minimum
     if maximum < minimum:
         raise_input_error(argument, "be a number or a span such as 5-20", repr(text), "Write the smaller number first.")
     return minimum, maximum

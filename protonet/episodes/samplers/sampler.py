@@ -194,8 +194,8 @@ class Sampler(ABC):
             class_mask: (n_episodes, classes of the index) bool, whether the episode has a row of the class.
             queries: (n_episodes,) int64, the number of queries, without queries of open classes.
         """
-        n_classes, masks, queries = len(index.size), [], []
-        class_of = label_rows(index, int(index.rows.max()) + 2)  # the last entry is for NO_ROW
+        n_classes, masks, queries = len(index.class_sizes), [], []
+        class_of = label_rows(index, int(index.row_indices.max()) + 2)  # the last entry is for NO_ROW
         for first in range(0, n_episodes, EPISODES_PER_COUNT):
             n = min(EPISODES_PER_COUNT, n_episodes - first)
             sampled = self.sample(index, seed=seed, first=first, n_episodes=n)

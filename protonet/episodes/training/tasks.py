@@ -71,8 +71,8 @@ def select_side(argument: str, data: Dataset, side: str) -> Side:
         raise_input_error(argument, "have a split by class", "none", "Pass `split_seed` 0.")
     chosen = [c for c, side_of_class in enumerate(data.sides) if side_of_class == side]
     class_ids = torch.tensor(chosen, dtype=torch.int64)
-    index = index_classes(data.y).take(class_ids)
-    usable = int((index.size > 1).sum())
+    index = index_classes(data.y).select_classes(class_ids)
+    usable = int((index.class_sizes > 1).sum())
     if usable < 2:
         remedy = "Add classes or rows to that side; a random split needs 10 classes or more, and data without a split."
         raise_input_error(argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
@@ -149,7 +149,7 @@ def _evaluate(
     Arguments other than ``plan`` are as in `evaluate`.
     """
     n_shot = VALIDATION.n_shot if plan.objective == "prototypes" else plan.shot
-    n_way = plan.head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
+    n_way = plan.head_way or min(VALIDATION.n_way, int((index.class_sizes > n_shot).sum()))
     config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
     index = config.validate(index, ())
     n_episodes = VALIDATION.n_slow if plan.objective == "maml" else VALIDATION.n_episodes

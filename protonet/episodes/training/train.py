@@ -376,11 +376,11 @@ def _load_start(plan: TrainingPlan) -> nn.Module | None:
 
 def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
     """Raise an InputError if any base class, or too many validation classes, have fewer rows than an episode needs."""
-    needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
-    if (size := int(base.by_class.size[worst])) < needed:
+    needed, worst = plan.shot + plan.query, int(base.by_class.class_sizes.argmin())
+    if (size := int(base.by_class.class_sizes[worst])) < needed:
         limit = f"have {needed} rows per base class (`shot` + `query`)"
         raise_input_error("dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
-    usable = int((validation.by_class.size > plan.shot).sum())
+    usable = int((validation.by_class.class_sizes > plan.shot).sum())
     min_classes = plan.head_way or 2
     # Prototypes are validated with one row of each class.
     if plan.objective != "prototypes" and usable < min_classes:

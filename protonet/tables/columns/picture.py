@@ -26,7 +26,7 @@ class Picture(FittedColumn):
 
     #: The number of features of each image descriptor.
     sizes: tuple[int, ...] = field(default_factory=lambda: tuple(list_sizes().values()))
-    side: int = DESCRIPTORS.side  #: Side length in pixels to which pictures are resized for the descriptors.
+    side: int = DESCRIPTORS.picture_side  #: Side length in pixels to which pictures are resized for the descriptors.
     #: The embedding by a pretrained network. Its features precede the descriptors. None if there is no network.
     embedding: ColumnEmbedding | None = field(default=None, compare=False)
     show_progress: bool = field(default=False, compare=False, repr=False)  #: Whether to show a progress bar.
@@ -118,7 +118,7 @@ class Picture(FittedColumn):
         """Restore the column from the untrusted entries of a model file. Its network is not loaded yet."""
         sizes, side = stored.entry("sizes", list), stored.get_int("side", 2**15)
         embedding = ColumnEmbedding.restore(stored) if "representation" in stored.description else None
-        same = tuple(sizes) == tuple(list_sizes().values()) and side == DESCRIPTORS.side
+        same = tuple(sizes) == tuple(list_sizes().values()) and side == DESCRIPTORS.picture_side
         version = stored.entry("version", int)
         expect(same and version == DESCRIPTOR_VERSION, "features of pictures of another version")
         takes_pictures = embedding is None or embedding.record.modality == "picture"

@@ -9,28 +9,28 @@ from torch import Tensor
 
 from protonet.embeddings.pictures import descriptors
 from protonet.embeddings.pictures.descriptors import (
+    DESCRIPTOR_PART_SCALES,
     DESCRIPTORS,
-    PART_SCALES,
     describe_pictures,
     list_sizes,
-    make_filters,
+    morlet_filter_spectra,
 )
 from tests.embeddings.pictures.cases import draw
 
 
 def read(kind: str, seed: int) -> Tensor:
-    pixels = np.asarray(draw(kind, seed, DESCRIPTORS.side)).transpose(2, 0, 1)
+    pixels = np.asarray(draw(kind, seed, DESCRIPTORS.picture_side)).transpose(2, 0, 1)
     return torch.from_numpy(pixels.copy())
 
 
 def take(features: Tensor, name: str) -> Tensor:
-    names = list(PART_SCALES)
+    names = list(DESCRIPTOR_PART_SCALES)
     part: Tensor = features.split(list(list_sizes().values()), dim=1)[names.index(name)]
     return part
 
 
 def test_features_of_a_picture_do_not_depend_on_the_batch() -> None:
-    pixels = torch.stack([read("disc", index) for index in range(DESCRIPTORS.batch + 2)])
+    pixels = torch.stack([read("disc", index) for index in range(DESCRIPTORS.batch_size + 2)])
     pixels[0] = 255
     full = describe_pictures(pixels)
     assert full.shape == (len(pixels), sum(list_sizes().values()))
@@ -50,7 +50,7 @@ def test_grey_pictures_have_no_hue_and_colours_do_not_change_the_outline() -> No
 
 def test_texture_features_are_invariant_to_rotation() -> None:
     pixels = read("cross", 1)[None]
-    pixels[:, :, : DESCRIPTORS.side // 2] = 0
+    pixels[:, :, : DESCRIPTORS.picture_side // 2] = 0
     after = pixels.rot90(1, dims=(2, 3))
     first, second = describe_pictures(pixels), describe_pictures(after)
     for name, error in (("texture", 0.02), ("figure", 0.05), ("colours", 1e-5), ("hues", 1e-5), ("neighbours", 0.05)):
@@ -60,12 +60,12 @@ def test_texture_features_are_invariant_to_rotation() -> None:
 
 
 def test_responses_are_those_of_a_slow_convolution() -> None:
-    grey = torch.rand(1, DESCRIPTORS.side, DESCRIPTORS.side, generator=torch.Generator().manual_seed(0))
+    grey = torch.rand(1, DESCRIPTORS.picture_side, DESCRIPTORS.picture_side, generator=torch.Generator().manual_seed(0))
     first, second = descriptors._scattering_coefficients(grey)
-    spectrum, filters = torch.fft.fft2(grey), make_filters()
+    spectrum, filters = torch.fft.fft2(grey), morlet_filter_spectra()
     response = torch.fft.ifft2(spectrum * filters[1, 3]).abs()
-    expected = torch.nn.functional.adaptive_avg_pool2d(response, DESCRIPTORS.cells).flatten()
-    result = first.view(DESCRIPTORS.scales, DESCRIPTORS.orientations, -1)[1, 3]
+    expected = torch.nn.functional.adaptive_avg_pool2d(response, DESCRIPTORS.cells_per_side).flatten()
+    result = first.view(DESCRIPTORS.filter_scales, DESCRIPTORS.filter_orientations, -1)[1, 3]
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     # of the second scale, turned by 2, to the first one's at 3: the means are over every other pixel
     finer = torch.fft.ifft2(spectrum * filters[0, 3]).abs()
@@ -74,9 +74,9 @@ def test_responses_are_those_of_a_slow_convolution() -> None:
 
 
 def test_neighbours_of_a_light_spot_are_counted() -> None:
-    grey = torch.zeros(1, DESCRIPTORS.side, DESCRIPTORS.side)
+    grey = torch.zeros(1, DESCRIPTORS.picture_side, DESCRIPTORS.picture_side)
     grey[0, 20, 20] = 1.0
-    fractions = descriptors._compare_neighbours(grey)[0, :10].square() * DESCRIPTORS.side**2
+    fractions = descriptors._binary_pattern_histograms(grey)[0, :10].square() * DESCRIPTORS.picture_side**2
     # eight pixels have the spot beside them, one brighter neighbour or two where it lies between two
-    assert float(fractions[0]) == pytest.approx(DESCRIPTORS.side**2 - 8, abs=0.6)
+    assert float(fractions[0]) == pytest.approx(DESCRIPTORS.picture_side**2 - 8, abs=0.6)
     assert float(fractions[1:4].sum()) >= 7.5

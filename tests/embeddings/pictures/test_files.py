@@ -96,13 +96,13 @@ def test_embeddings_are_cached_by_content_and_settings(
     tmp_path: Path, paths: list[Path], exported: Path, embedding_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    compute = backbones.Backbone._compute
+    compute = backbones.Backbone._embed_files
 
     def count(self: Any, images: Any, **options: Any) -> Any:
         counted.append(len(images))
         return compute(self, images, **options)
 
-    monkeypatch.setattr(backbones.Backbone, "_compute", count)
+    monkeypatch.setattr(backbones.Backbone, "_embed_files", count)
     first = embed_pictures([*paths, paths[0]], exported)
     assert counted == [6]
     assert len(list(embedding_cache.iterdir())) == 1

@@ -48,7 +48,7 @@ def save(network: nn.Module, path: Path) -> Path:
 
 def embed(backbone: str, **settings: Any) -> Tensor:
     extractor = open_extractor(backbone, **settings)
-    return extractor.embed(torch.stack([extractor.prepare(picture) for picture in PICTURES]))
+    return extractor.embed(torch.stack([extractor.preprocess(picture) for picture in PICTURES]))
 
 
 @torch.no_grad()

@@ -17,8 +17,8 @@ from protonet.embeddings.pictures.reading import (
     are_pictures,
     check_pictures,
     detect_broken_pictures,
-    find_split,
     list_pictures,
+    locate_split_folder,
     map_pictures,
     read_pixels,
 )
@@ -35,16 +35,16 @@ def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> No
     result = list_pictures(root, labelled=True)
     names = [path.relative_to(root).as_posix() for path in result.paths]
     assert names == ["cross/0.png", "cross/1.png", "disc/0.jpg", "disc/1.jpg", "disc/deep/9.png"]
-    assert result.classes == ["cross"] * 2 + ["disc"] * 3
+    assert result.class_names == ["cross"] * 2 + ["disc"] * 3
     assert result.notes == [
         "left out: 1 pictures beside the class folders",
         "not read: 1 of 7 files: 1 .txt (cross/notes.txt)",
     ]
     everything = list_pictures(root, labelled=False)
-    assert everything.classes == ["", *result.classes]
+    assert everything.class_names == ["", *result.class_names]
     flat = list_pictures(root / "cross", labelled=False)
     assert [path.name for path in flat.paths] == ["0.png", "1.png"]
-    assert flat.classes is None
+    assert flat.class_names is None
     with pytest.raises(InputError, match="must be a file or folder that exists"):
         list_pictures(tmp_path / "none.png", labelled=False)
     assert are_pictures(tmp_path)
@@ -87,20 +87,20 @@ def test_system_files_and_empty_folders_are_skipped(tmp_path: Path, labelled: bo
         (root / name).write_bytes(b"no picture")
     (root / "bare" / "deep").mkdir(parents=True)
     result = list_pictures(root, labelled=labelled)
-    assert result.classes == ["cross"] * 2 + ["disc"] * 2
+    assert result.class_names == ["cross"] * 2 + ["disc"] * 2
     assert result.notes == ["left out: 2 class folders without a file: bare, empty"] * labelled
 
 
 def test_a_split_is_recognised_by_its_folders(tmp_path: Path) -> None:
     for part in ("Training", "val", "other"):
         write_folders(tmp_path / part, per_class=1)
-    assert find_split(tmp_path, "train").name == "Training"
-    assert find_split(tmp_path, "valid").name == find_split(tmp_path, "validation").name == "val"
-    assert find_split(tmp_path, "other").name == "other"
+    assert locate_split_folder(tmp_path, "train").name == "Training"
+    assert locate_split_folder(tmp_path, "valid").name == locate_split_folder(tmp_path, "validation").name == "val"
+    assert locate_split_folder(tmp_path, "other").name == "other"
     with pytest.raises(InputError, match=r"got test; .* has Training, other, val"):
-        find_split(tmp_path, "test")
+        locate_split_folder(tmp_path, "test")
     listing = list_pictures(tmp_path, labelled=True)
-    assert set(listing.classes or []) == {"Training", "val", "other"}
+    assert set(listing.class_names or []) == {"Training", "val", "other"}
     (note,) = listing.notes
     assert note.startswith("warning: Training, val look like a split")
     (tmp_path / "other").rename(tmp_path / "Training" / "other")
@@ -134,7 +134,7 @@ def test_names_that_are_not_utf8_become_text_and_paths_again(tmp_path: Path) -> 
     assert all(text.encode().decode().isprintable() for text in texts)
     assert len(set(texts)) == len(names) + 2
     assert [text_to_path(text) for text in texts] == result.paths
-    assert set(result.classes or []) == {"disc", "kr\\xe4he"}
+    assert set(result.class_names or []) == {"disc", "kr\\xe4he"}
     assert any("4 paths not in UTF-8" in note for note in result.notes)
 
 

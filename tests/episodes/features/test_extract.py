@@ -108,7 +108,7 @@ def test_maps_of_an_encoder_of_ours(command: Command) -> None:
     command("extract square.npz --backbone conv.safetensors -o maps.npz --maps")
     rows, maps = map_npz("rows.npz"), map_npz("maps.npz")
     assert torch.equal(rows.x, maps.x)  # this encoder has no mean over places
-    assert (rows.shape, maps.shape, maps.has_maps) == (None, (64, 2, 2), True)
+    assert (rows.shape, maps.shape, maps.has_feature_maps) == (None, (64, 2, 2), True)
     few = "--way 2 --query 3 --episodes 20 --method"
     assert "| frn " in command("--dataset maps.npz", few, "protonet frn")
     command.refuses("`--method` must find maps of a network; got none for frn", "--dataset rows.npz", few, "frn")

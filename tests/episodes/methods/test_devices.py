@@ -56,7 +56,7 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
         return module
 
     def send_base(base: BaseClasses) -> BaseClasses:
-        rows, index = to(base.take(torch.arange(len(base.by_class.rows)))), ClassIndex(*map(to, base.by_class))
+        rows, index = to(base.take(torch.arange(len(base.by_class.row_indices)))), ClassIndex(*map(to, base.by_class))
         return BaseClasses(lambda indices: rows[indices], index, to(base.mean), to(base.class_means))
 
     def send_trained(trained: TrainedEncoder) -> TrainedEncoder:

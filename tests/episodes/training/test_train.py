@@ -131,7 +131,7 @@ def test_an_interrupted_run_ends_in_the_same_tensors(
 def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(objective: str) -> None:
     path = train(f"--objective {objective} --way 2 --log log --steps 2")
     validation = make_data()
-    index = index_classes(validation.y).take(torch.tensor([3, 5]))
+    index = index_classes(validation.y).select_classes(torch.tensor([3, 5]))
     trained = load_trained(path, validation.get_rows, dim=64)
     x = embed_rows(trained.encoder, validation.get_rows, torch.arange(72))
     setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
