@@ -496,5 +496,5 @@ def _list_omniglot_characters(folder: Path) -> list[Path]:
     if not characters:
         constraint = f"hold {OMNIGLOT_BACKGROUND}/ALPHABET/CHARACTER/*.png and {OMNIGLOT_EVALUATION}/..."
         got = f"{folder} without characters" if folder.is_dir() else f"no folder {folder}"
-        raise_input_error("root", constraint, got, "Unpack both archives of Omniglot there.")
+        raise_input_error("root", constraint, got, "Unpack both archives there, or in omniglot-py.")
     return characters
