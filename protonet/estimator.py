@@ -411,9 +411,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """Cross-validate the last fit; raise an AttributeError if this is a copy, which has no training rows."""
         check_is_fitted(self)
         if self._solution is None:
-            raise AttributeError(
-                "a pickle, a copy or a file has no training rows to hold out: read this on the fitted model first"
-            )
+            raise AttributeError("a pickle, a copy or a file has no training rows: read this on the fitted model first")
         return cross_validate(self._solution, deadline=time.monotonic() + self.time_limit)
 
     def __getstate__(self) -> dict[str, object]:
