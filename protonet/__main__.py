@@ -58,9 +58,9 @@ def run_fit(options: FitOptions) -> None:
 
     The table is read before torch is imported, so that errors of the table are reported at once.
     """
-    from protonet.commands.rows import read_rows  # noqa: PLC0415 - imports NumPy
+    from protonet.commands.rows import read_table_rows  # noqa: PLC0415 - imports NumPy
 
-    rows = [read_rows(options)]
+    rows = [read_table_rows(options)]
     from protonet.commands.fit import train  # noqa: PLC0415 - imports torch
 
     train(options, rows.pop())  # which releases the table once it is encoded

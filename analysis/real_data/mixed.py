@@ -35,7 +35,7 @@ from analysis.shared.tables import Quantity, group_results, tabulate_methods, ta
 from protonet._text import count
 from protonet.commands.data import encode_table
 from protonet.commands.options import FitOptions
-from protonet.commands.rows import read_rows
+from protonet.commands.rows import read_table_rows
 from protonet.errors import raise_input_error
 from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
@@ -82,7 +82,7 @@ def fit_ours(split: MixedSplit, effort: str | ModelSearch = "default") -> Outcom
             cells = [[label, *row] for label, row in zip(labels, rows, strict=True)]
             write_csv(path, ["class of the row", *split.columns], cells)
         options = FitOptions(table=train, label="class of the row", representation=["none"])
-        data = encode_table(options, read_rows(options))
+        data = encode_table(options, read_table_rows(options))
         blocks = None if data.encoding is None else data.encoding.blocks
         network = fit_solution([(data.x, data.y)], effort=effort, column_indices=blocks).network
         table = open_table(test, ReadSpec(label="class of the row", columns=data.columns))

@@ -24,7 +24,7 @@ from protonet.commands.options import (
     ServeOptions,
     SuggestOptions,
     UpdateOptions,
-    get_flag,
+    get_option_name,
     is_positional,
     make_options,
     path_exists,
@@ -41,10 +41,10 @@ SERVER_PACKAGES = ("uvicorn", "httptools", "msgspec", "starlette", "prometheus_c
 class Command(NamedTuple):
     """A command of the command line, such as ``fit``: its options, and the texts of its help."""
 
-    options: type  #: The dataclass of its options, such as `FitOptions`.
+    options_type: type  #: The dataclass of its options, such as `FitOptions`.
     description: str  #: The text at the beginning of the help.
     examples: Sequence[str]  #: Example arguments, without ``protonet`` and the name, at the end of the help.
-    check: Callable[[argparse.Namespace], None] | None = None
+    check_options: Callable[[argparse.Namespace], None] | None = None
     """Raises an InputError if the parsed arguments are invalid, and may fill in defaults; None for no such check."""
 
     @property
@@ -69,23 +69,23 @@ def parse_command_line(name: str, arguments: Sequence[str] | None) -> Any:
     """
     command = COMMANDS[name]
     options = make_parser(name).parse_args(arguments)
-    for declared in fields(command.options):
+    for declared in fields(command.options_type):
         value, convert = getattr(options, declared.name), declared.metadata.get("parse")
         if convert is not None and isinstance(value, str):
-            setattr(options, declared.name, convert(get_flag(declared), value))
+            setattr(options, declared.name, convert(get_option_name(declared), value))
     if getattr(options, "split", None) is not None:
-        select_split(options)
-    if command.check is not None:
-        command.check(options)
+        apply_split_option(options)
+    if command.check_options is not None:
+        command.check_options(options)
     if name != "predict":
-        check_output_paths(options, command.options)
+        check_output_paths(options, command.options_type)
     for path in [getattr(options, "model", None), *getattr(options, "models", ())]:
         if path is not None:
             check_model_path(path, "--model" if name == "page" else "model")
     for path in (getattr(options, "table", None), getattr(options, "unlabelled", None)):
         if path is not None and str(path) != "-" and not (name == "predict" and path.is_dir()):
             check_table_path(path)
-    return make_options(command.options, options)
+    return make_options(command.options_type, options)
 
 
 def make_parser(name: str) -> CommandParser:
@@ -93,7 +93,7 @@ def make_parser(name: str) -> CommandParser:
     command, prog = COMMANDS[name], f"protonet {name}"
     parser = CommandParser(prog, command.description, [f"{prog} {example}" for example in command.examples])
     groups: dict[str, Any] = {"": parser}
-    for declared in fields(command.options):
+    for declared in fields(command.options_type):
         settings = {key: value for key, value in declared.metadata.items() if key not in {"parse", "suffixes"}}
         names, group, kind = settings.pop("names"), settings.pop("group"), str(declared.type)
         if group not in groups:
@@ -110,7 +110,7 @@ def make_parser(name: str) -> CommandParser:
             settings.setdefault("metavar", "FILE" if "Path" in kind else "N" if "int" in kind else "NAME")
         if kind.startswith("Sequence[str]"):
             settings["nargs"] = "+"
-        flags = sorted([get_flag(declared), *names], key=lambda flag: flag.startswith("--"))
+        flags = sorted([get_option_name(declared), *names], key=lambda flag: flag.startswith("--"))
         groups[group].add_argument(*flags, dest=declared.name, default=declared.default, **settings)
     return parser
 
@@ -136,14 +136,14 @@ def check_output_paths(options: object, kind: type) -> None:
             raise_input_error(f"--{name}", "be another file than the inputs", path, "Pass another path.")
 
 
-def check_packages(packages: Sequence[str], extra: str = "files") -> None:
+def require_packages(packages: Sequence[str], extra: str = "files") -> None:
     """Raise a MissingPackageError if a package cannot be imported; its message names the extra to install."""
     with optional_packages(extra):
         for package in packages:
             importlib.import_module(package)
 
 
-def check_rereadable(options: argparse.Namespace) -> None:
+def check_table_is_rereadable(options: argparse.Namespace) -> None:
     """Raise an InputError if the table is a model file, or is standard input, which cannot be read twice."""
     if str(options.table) == "-":
         raise_input_error("table", "be a file, since it is read twice", "standard input", "Save it to a file.")
@@ -166,7 +166,7 @@ def check_model_path(path: Path, argument: str = "model") -> None:
         raise_input_error(argument, must, f"the table {path}", "Pass a file that fit wrote.")
 
 
-def select_split(options: argparse.Namespace) -> None:
+def apply_split_option(options: argparse.Namespace) -> None:
     """Replace the folder of pictures in the parsed options by its subfolder that ``--split`` names, such as "train"."""
     from protonet.embeddings.pictures.reading import locate_split_folder  # noqa: PLC0415 - imports NumPy
 
@@ -185,12 +185,12 @@ def check_table_path(path: Path) -> None:
         open_table(path, ReadSpec(label=DEFAULT_LABEL, labelled=False))
 
 
-def check_fit(options: argparse.Namespace) -> None:
+def check_fit_options(options: argparse.Namespace) -> None:
     """Raise a MissingPackageError if ``fit`` is to write a model and safetensors is not installed."""
-    check_packages(["safetensors"] * (options.output is not None))
+    require_packages(["safetensors"] * (options.output is not None))
 
 
-def check_predict(options: argparse.Namespace) -> None:
+def check_predict_options(options: argparse.Namespace) -> None:
     """Check the options of ``predict`` for a single table.
 
     A folder is not checked here. Whether it is read as pictures or as Parquet files depends on the model, which is
@@ -207,37 +207,37 @@ def check_single_table(options: argparse.Namespace | PredictOptions) -> None:
     check_output_paths(options, PredictOptions)
 
 
-def check_update(options: argparse.Namespace) -> None:
+def check_update_options(options: argparse.Namespace) -> None:
     """Raise an InputError unless the options of ``update`` name the file to write."""
     if options.output is None and not options.in_place:
         remedy = "Pass -o FILE for a new file, or --in-place to overwrite the old one."
         raise_input_error("-o or --in-place", "name the file to write", "neither -o nor --in-place", remedy)
 
 
-def check_suggest(options: argparse.Namespace) -> None:
+def check_suggest_options(options: argparse.Namespace) -> None:
     """Check that the table of ``suggest`` can be read twice; a single positional argument becomes the table."""
     if options.table is None:
         options.model, options.table = None, options.model
-    check_rereadable(options)
+    check_table_is_rereadable(options)
 
 
-def check_explain(options: argparse.Namespace) -> None:
+def check_explain_options(options: argparse.Namespace) -> None:
     """Raise an InputError if an option of ``explain`` needs a table and none is given."""
     if options.table is None and (options.rows is not None or options.label or options.labels_file):
         must = "name a table for --rows, --label and --labels-file"
         raise_input_error("arguments", must, "none", "Pass it after the model.")
 
 
-def check_export(options: argparse.Namespace) -> None:
+def check_export_options(options: argparse.Namespace) -> None:
     """Raise an error if the options of ``export`` name no file to write, or if onnx is needed and not installed."""
     if options.onnx is None and options.pt2 is None:
         raise_input_error("--onnx or --pt2", "be given", "neither", "Name a file to write.")
-    check_packages(["onnx"] * (options.onnx is not None), "onnx")
+    require_packages(["onnx"] * (options.onnx is not None), "onnx")
 
 
-def check_page(options: argparse.Namespace) -> None:
+def check_page_options(options: argparse.Namespace) -> None:
     """Check the options and packages of ``page``, and set the default path of the labelled rows to be written."""
-    check_rereadable(options)
+    check_table_is_rereadable(options)
     if options.model is not None and (options.group or options.drop or options.column_type):
         must, remedy = "come without --group, --drop, --column-type", "The model fixes the columns."
         raise_input_error("--model", must, "both", remedy)
@@ -248,7 +248,7 @@ def check_page(options: argparse.Namespace) -> None:
 
 def check_server_packages(options: argparse.Namespace) -> None:
     """Raise a MissingPackageError if a package of the HTTP servers is not installed; the options are not used."""
-    check_packages(SERVER_PACKAGES, "page")
+    require_packages(SERVER_PACKAGES, "page")
 
 
 COMMANDS = {
@@ -260,7 +260,7 @@ COMMANDS = {
             "train.csv --label species --group patient --report fit.html",
             "texts.csv --classes classes.csv -o model.protonet  # no row has a label",
         ),
-        check_fit,
+        check_fit_options,
     ),
     "predict": Command(
         PredictOptions,
@@ -270,7 +270,7 @@ COMMANDS = {
             "model.protonet new.csv --unknown 0.05 --proba -o predicted.csv",
             "model.protonet tables/ --workers 4 -o predicted/  # Parquet files",
         ),
-        check_predict,
+        check_predict_options,
     ),
     "evaluate": Command(
         EvaluateOptions,
@@ -290,7 +290,7 @@ COMMANDS = {
             "model.protonet more.csv --in-place",
             "model.protonet more/ --in-place  # one folder of pictures per class",
         ),
-        check_update,
+        check_update_options,
     ),
     "suggest": Command(
         SuggestOptions,
@@ -301,7 +301,7 @@ COMMANDS = {
             "model.protonet unlabelled.csv -n 20 -o to_label.csv",
             "unlabelled.csv -n 10  # without a model",
         ),
-        check_suggest,
+        check_suggest_options,
     ),
     "explain": Command(
         ExplainOptions,
@@ -309,7 +309,7 @@ COMMANDS = {
         " (permutation importance), on a labelled table or, without one, on the held-out rows of fit. With --rows,"
         " explain single predictions: the nearest rows of fit, and the contribution of each column.",
         ("model.protonet", "model.protonet test.csv --json columns.json", "model.protonet new.csv --rows 2,7"),
-        check_explain,
+        check_explain_options,
     ),
     "info": Command(
         InfoOptions,
@@ -321,14 +321,14 @@ COMMANDS = {
         "Export a model: as an ONNX graph that maps features (n, dim) float32 to logits and probabilities, or as a"
         " torch.export program that maps features to logits.",
         ("model.protonet --onnx model.onnx", "wine.protonet --pt2 wine.pt2", "model.protonet --onnx model.onnx -q"),
-        check_export,
+        check_export_options,
     ),
     "page": Command(
         PageOptions,
         "Label rows in the browser, the most informative ones first; inspect, try and download the model. Each label is"
         " saved at once; the same command continues where it stopped.",
         ("unlabelled.csv", "pictures/ --classes cat,dog -o labelled.csv", "unlabelled.csv -m model.protonet"),
-        check_page,
+        check_page_options,
     ),
     "serve": Command(
         ServeOptions,

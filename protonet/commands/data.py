@@ -17,7 +17,7 @@ from torch import Tensor
 from protonet._io import JsonDict, progress_bar
 from protonet._text import count, to_printable
 from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
-from protonet.commands.rows import TableRows, get_column_types, warn_contradictions, warn_similar_names
+from protonet.commands.rows import TableRows, get_column_types, warn_contradictory_labels, warn_similar_names
 from protonet.embeddings.opening import RepresentationChoice
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.class_weights import balanced_class_weights
@@ -34,7 +34,7 @@ from protonet.tables.features import convert_to_training_formats, encode_block, 
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 
 #: Maximum number of blocks of rows that are processed at the same time, each by one thread.
-MAX_THREADS = 8
+MAX_BLOCK_THREADS = 8
 
 Result = TypeVar("Result")
 
@@ -82,7 +82,7 @@ def make_read_spec(
     )
 
 
-def read_labelled(
+def read_labelled_rows(
     options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None
 ) -> tuple[Table, RowBlock]:
     """Read all rows of a labelled table, given the options of a command and its model.
@@ -106,8 +106,8 @@ class EncodedTable(TrainingTable):
 
     positions: Sequence[int]  #: The position of each row in its file, such as its line number.
     position_format: str  #: A format string for positions, such as "line {}".
-    indices: Sequence[int]  #: The index of each row in the table, from 0; unlabelled rows are counted.
-    ids: list[str] | None  #: The identifier of each row; None if the option ``--id`` names no column.
+    row_indices: Sequence[int]  #: The index of each row in the table, from 0; unlabelled rows are counted.
+    row_ids: list[str] | None  #: The identifier of each row; None if the option ``--id`` names no column.
     group_names: list[str]  #: The names of the groups of rows, in ascending order; empty without groups.
     notes: list[str]  #: Notes and warnings for the user, one line each.
     missing_counts: list[int]  #: The number of missing cells of each feature column.
@@ -118,16 +118,16 @@ class EncodedTable(TrainingTable):
     missing_texts: frozenset[str]  #: Texts, in lower case, that mean a missing label or cell, such as "n/a".
 
     @property
-    def counts(self) -> list[int]:
+    def class_counts(self) -> list[int]:
         """The number of rows of each class."""
         return torch.bincount(self.y, minlength=len(self.classes)).tolist()
 
-    def index_groups(self, solution: Solution) -> dict[str, int]:
+    def map_group_names(self, solution: Solution) -> dict[str, int]:
         """Map the name of each group of rows to its index in the groups of the fitted ``solution``."""
         indices = [] if solution.merged_groups is None else solution.merged_groups.tolist()
         return dict(zip(self.group_names, indices, strict=True))
 
-    def locate_held_out(self, solution: Solution) -> Tensor:
+    def held_out_positions(self, solution: Solution) -> Tensor:
         """Get the position (held_out,) int64 in the file of each held-out row of cross-validation.
 
         Equal rows are merged into one held-out row, which has the position of the first of them.
@@ -138,12 +138,12 @@ class EncodedTable(TrainingTable):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class UnlabelledTable:
+class TableToLabel:
     """The encoded rows of a table, all or part of them without a label, for active learning."""
 
     x: Tensor  #: (n, dim) features, float32 or float64.
     table: Table  #: The table that was read, with its notes.
-    known: Tensor  #: (n,) bool, rows that already have a label and are not suggested.
+    has_label: Tensor  #: (n,) bool, rows that already have a label and are not suggested.
     encoding: Encoding | None = None  #: Maps the columns to features; None if the columns are the features.
     columns: tuple[str, ...] | None = None  #: The names of the feature columns; None if they have no names.
     notes: tuple[str, ...] = ()  #: Notes for the user about the columns, one line each.
@@ -152,9 +152,9 @@ class UnlabelledTable:
     uninformative: Tensor  #: (n,) bool, rows in which each cell is missing or unknown to the encoding.
 
     @property
-    def remaining(self) -> Tensor:
+    def unlabelled_indices(self) -> Tensor:
         """The indices (m,) int64 of the rows without a label."""
-        return (~self.known).nonzero().flatten()
+        return (~self.has_label).nonzero().flatten()
 
 
 class ColumnOverrides(NamedTuple):
@@ -177,7 +177,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         rows: The rows of the table.
         keep_cells: Whether the result also holds the cells of the feature columns, which only the report shows.
     """
-    table, block = rows.table, rows.block
+    table, block = rows.table, rows.labelled_block
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
     selection = RepresentationChoice.of(options.representation, shown=not options.quiet)
@@ -196,16 +196,16 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     features = torch.from_numpy(np.ascontiguousarray(encoded.x))
     labels = torch.from_numpy(rows.labels)
     unlabelled, unlabelled_positions = None, list[int]()
-    if rows.unlabelled is not None:
-        used = rows.unlabelled._replace(columns=_select_columns(table, rows.unlabelled, columns))
+    if rows.unlabelled_block is not None:
+        used = rows.unlabelled_block._replace(columns=_select_columns(table, rows.unlabelled_block, columns))
         x = encode_block(replace(table, columns=columns), used, encoding)
         unlabelled = torch.from_numpy(np.ascontiguousarray(x))
-        unlabelled_positions = list(rows.unlabelled.positions)
+        unlabelled_positions = list(rows.unlabelled_block.positions)
     elif rows.all_unlabelled:
         unlabelled, unlabelled_positions, features = features, list(block.positions), features[:0]
     names = embed_class_names(encoding, rows.classes, features, labels, rows.descriptions)
     if rows.all_unlabelled and names is None:
-        raise_no_labels(encoding, rows.classes)
+        raise_missing_labels(encoding, rows.classes)
     known = {*rows.labels.tolist(), *(() if names is None else names.labels.tolist())}
     lost = [str(name) for label, name in enumerate(rows.classes) if label not in known]
     notes = [*table.notes, *encoded.notes, *warn_similar_names(rows.classes)]
@@ -224,7 +224,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     informative = np.flatnonzero(~empty).tolist()
     given = [rows.classes[rows.labels[row]] for row in informative]
     locations = [table.position_format.format(positions[row]) for row in informative]
-    notes += warn_contradictions(features.numpy()[informative], given, locations)
+    notes += warn_contradictory_labels(features.numpy()[informative], given, locations)
     missing_texts = None if options.missing_values is None else options.missing_values.split(",")
     dropped = [*extra, *options.drop, *table.unused, *encoded.dropped]
     counts = np.bincount(rows.labels, minlength=len(rows.classes)).tolist()
@@ -248,8 +248,8 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         metadata=metadata,
         positions=positions,
         position_format=table.position_format,
-        indices=block.indices[: len(labels)],
-        ids=ids,
+        row_indices=block.indices[: len(labels)],
+        row_ids=ids,
         group_names=rows.group_names.tolist(),
         notes=notes,
         missing_counts=list(map(count_missing_cells, labelled)),
@@ -261,7 +261,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     )
 
 
-def raise_no_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
+def raise_missing_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
     """Raise an InputError that says why ``fit`` cannot use a table without labels.
 
     Without labels, a classifier can only compare texts to class names. The message says what is missing for that.
@@ -316,14 +316,14 @@ class UnlabelledRows:
             x = encode_block(self.table, block, self.data.encoding, "unlabelled")
             yield torch.from_numpy(np.ascontiguousarray(x))
 
-    def locate(self, row: int) -> str:
+    def format_location(self, row: int) -> str:
         """Format where unlabelled row number ``row``, in the order of iteration, is in its file, such as "line 2"."""
         if row < len(self.data.unlabelled_positions) or self.path is None:
             return self.data.position_format.format(self.positions[row])
         return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
 
 
-def read_unlabelled(
+def read_table_to_label(
     options: ReadOptions,
     path: Path,
     model: TablePipeline | None,
@@ -331,7 +331,7 @@ def read_unlabelled(
     overrides: ColumnOverrides = NO_OVERRIDES,
     *,
     allow_labelled: bool = False,
-) -> UnlabelledTable:
+) -> TableToLabel:
     """Read a table for active learning, and encode its rows as features.
 
     A model determines which columns are read and how they are encoded. Without a model, column types are inferred.
@@ -381,10 +381,10 @@ def read_unlabelled(
         rows = count(int(known.sum()), "row")
         notes.append(f"{rows} already labelled in {to_printable(label)}: not suggested")
     table.notes.extend(notes)
-    return UnlabelledTable(
+    return TableToLabel(
         x=torch.from_numpy(np.ascontiguousarray(x)),
         table=table,
-        known=torch.from_numpy(known),
+        has_label=torch.from_numpy(known),
         encoding=encoding,
         columns=columns,
         notes=column_notes,
@@ -456,7 +456,7 @@ def map_blocks(
         yield from map(function, blocks)
         return
     threads = torch.get_num_threads()
-    ahead = min(threads, MAX_THREADS)
+    ahead = min(threads, MAX_BLOCK_THREADS)
     torch.set_num_threads(1)
     try:
         bar = progress_bar(total=rows, unit="row", unit_scale=True, leave=False, shown=not quiet)

@@ -21,10 +21,10 @@ from protonet.commands.report import (
     compute_importance,
     compute_report_sections,
     evaluate_to_dict,
-    format_results,
+    format_evaluate_results,
     table_to_dict,
 )
-from protonet.commands.rows import check_spellings
+from protonet.commands.rows import check_class_spellings
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.search import FitProgress
@@ -39,8 +39,9 @@ class EvaluatedBlock(NamedTuple):
 
     logits: Tensor  #: (b, num_classes) logits.
     labels: Tensor  #: (b,) int64, class indices; -1 for a class that the model does not know.
-    unknown: Counter[str]  #: The number of rows of each class that the model does not know, by class name.
-    rows: tuple[Tensor, RowBlock] | None  #: The features (b, dim) and the block itself; None if no report is written.
+    unknown_labels: Counter[str]  #: The number of rows of each class that the model does not know, by class name.
+    report_rows: tuple[Tensor, RowBlock] | None
+    """The features (b, dim) and the block itself; None if no report is written."""
 
 
 def run(options: EvaluateOptions) -> None:
@@ -53,7 +54,7 @@ def run(options: EvaluateOptions) -> None:
     def evaluate_block(block: RowBlock) -> EvaluatedBlock:
         unknown = ~np.isin(block.labels.astype(str), list(map(str, model.classes)))
         names = Counter(block.labels[unknown].astype(str).tolist())
-        check_spellings(names, model.classes, "Spell them in the table as the model does.")
+        check_class_spellings(names, model.classes, "Spell them in the table as the model does.")
         labels = torch.full((len(unknown),), -1)
         if not unknown.all():
             labels[torch.from_numpy(~unknown)] = model.class_indices(block.labels[~unknown])
@@ -66,7 +67,7 @@ def run(options: EvaluateOptions) -> None:
     evaluated = list(blocks)
     logits = torch.cat([block.logits for block in evaluated])
     labels = torch.cat([block.labels for block in evaluated])
-    unknown = dict(sum((block.unknown for block in evaluated), Counter[str]()).most_common())
+    unknown = dict(sum((block.unknown_labels for block in evaluated), Counter[str]()).most_common())
     known = labels >= 0
     if not bool(known.any()):
         got, remedy = f"only {shorten_list(map(repr, unknown))}", "Name the column of the labels: --label."
@@ -74,16 +75,16 @@ def run(options: EvaluateOptions) -> None:
         raise_input_error("table", must, got, remedy)
     name = path_to_text(options.table.name)
     results = {"command": "evaluate", **evaluate_to_dict(name, model, logits, labels, unknown)}
-    print(format_results(results, model.classes[int(np.argmax(model.sample_counts))]), end="")
+    print(format_evaluate_results(results, model.classes[int(np.argmax(model.sample_counts))]), end="")
     show_notes(table.all_notes, quiet=options.quiet)
     if options.report is not None:
         with show_progress(quiet=options.quiet) as progress:
-            rows = [block.rows for block in evaluated if block.rows]
-            results |= compute_details(model, table, logits, labels, rows, progress)
+            rows = [block.report_rows for block in evaluated if block.report_rows]
+            results |= compute_evaluate_details(model, table, logits, labels, rows, progress)
     write_results(results, json_path=options.json, report_path=options.report)
 
 
-def compute_details(
+def compute_evaluate_details(
     model: TablePipeline,
     table: Table,
     logits: Tensor,
@@ -117,8 +118,8 @@ def compute_details(
         indices=range(len(labels)),
         locations=locations,
         ids=None,
-        names=names,
+        column_names=names,
         cells=cells,
     )
-    predictions = predictions.take(known.nonzero().flatten().tolist())
+    predictions = predictions.select(known.nonzero().flatten().tolist())
     return {"data": data, **compute_report_sections(predictions, logits[known], importance)}

@@ -10,9 +10,9 @@ import torch
 
 from protonet._io import JsonDict, show_progress, write_json
 from protonet._text import count, to_printable
-from protonet.commands.data import make_read_spec, open_pipeline, read_labelled
+from protonet.commands.data import make_read_spec, open_pipeline, read_labelled_rows
 from protonet.commands.options import ExplainOptions, show_notes
-from protonet.commands.rows import check_spellings
+from protonet.commands.rows import check_class_spellings
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.importance import RowExplanation, rank_columns_by_importance
@@ -23,7 +23,7 @@ from protonet.ui.text import format_table
 #: Maximum number of columns in the printed table of importances; the JSON file lists all columns.
 MAX_LISTED_COLUMNS = 30
 #: Maximum number of columns, and of characters of a cell, in the printed explanation of a row.
-MAX_ROW_COLUMNS, MAX_CELL_LENGTH = 5, 40
+MAX_EXPLANATION_COLUMNS, MAX_CELL_LENGTH = 5, 40
 
 
 def run(options: ExplainOptions) -> None:
@@ -33,10 +33,10 @@ def run(options: ExplainOptions) -> None:
     generator = torch.Generator().manual_seed(seed)
     if rows is None or options.table is None:
         results = compute_column_importance(options, model, generator)
-        print(format_columns(results), end="")
+        print(format_column_importance(results), end="")
     else:
         results = explain_rows(options, options.table, model, rows, generator)
-        print(format_rows(results), end="")
+        print(format_row_explanations(results), end="")
     if options.json is not None:
         write_json(options.json, {"seed": seed, **results})
 
@@ -50,8 +50,8 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
     if options.table is None:
         evaluated = model.cross_validation
     else:
-        table, block = read_labelled(options, options.table, model)
-        check_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
+        table, block = read_labelled_rows(options, options.table, model)
+        check_class_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
         labels, x = model.class_indices(block.labels), model.encode(table, block)
         model.predict_logits(x)  # raises if the embedding of a row overflows
         evaluated = model.evaluate_on_new_rows(torch.from_numpy(x), labels)
@@ -65,7 +65,7 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
     return {"table": None if options.table is None else path_to_text(options.table.name), **results}
 
 
-def format_columns(results: JsonDict) -> str:
+def format_column_importance(results: JsonDict) -> str:
     """Format the results of `compute_column_importance` as text with a table."""
     rows, columns, total = count(results["rows"], "row"), results["columns"], results["total_rows"]
     sample = f", a random sample of {total:,}" if results["rows"] < total else ""
@@ -102,7 +102,7 @@ def explain_rows(
         generator: Draws held-out rows; their cells replace those of an explained row to measure each contribution.
     """
     table = model.open_table(table_path, make_read_spec(options, model.read_spec, options.label))
-    x, cells, uninformative = read_rows(table, model, rows)
+    x, cells, uninformative = read_rows_at_positions(table, model, rows)
     ranked = model.predict_logits(x, uninformative).softmax(dim=1).sort(dim=1, descending=True, stable=True)
     show_notes(table.all_notes, quiet=options.quiet)
     with show_progress(quiet=options.quiet) as progress:
@@ -150,7 +150,7 @@ def explanation_to_dict(model: TablePipeline, explanation: RowExplanation, cells
     }
 
 
-def read_rows(
+def read_rows_at_positions(
     table: Table, model: TablePipeline, rows: Sequence[int]
 ) -> tuple[np.ndarray, list[list[str]], np.ndarray]:
     """Read and encode the rows at the given positions in the file, such as line numbers.
@@ -184,7 +184,7 @@ def read_rows(
     return np.stack(x), list(cells), np.array(empty)
 
 
-def format_rows(results: JsonDict) -> str:
+def format_row_explanations(results: JsonDict) -> str:
     """Format the results of `explain_rows` as text."""
     lines = []
     for row in results["rows"]:
@@ -196,7 +196,7 @@ def format_rows(results: JsonDict) -> str:
                 for neighbor in row["neighbors"]
             ]
             lines.append(f"  nearest rows of fit (class, cosine): {', '.join(near)}")
-            for column in row["columns"][:MAX_ROW_COLUMNS]:
+            for column in row["columns"][:MAX_EXPLANATION_COLUMNS]:
                 cell = to_printable(column["cell"][:MAX_CELL_LENGTH])
                 lines.append(f"  {column['contribution']:<+9.2g} {to_printable(column['name'])} = {cell}")
     if results["sample"]:

@@ -56,9 +56,9 @@ from protonet.ui.text import format_byte_count, format_column_types, format_prob
 #: Fraction of the time limit after which cross-validation stops, to leave time for the computations of a report.
 REPORT_START_FRACTION = 0.8
 #: Maximum number of groups of similar outliers among the unlabelled rows, and of rows of each group, to be printed.
-MAX_GROUPS, MAX_GROUP_ROWS = 5, 5
+MAX_LISTED_OUTLIER_GROUPS, MAX_LISTED_GROUP_ROWS = 5, 5
 #: Fraction of the time limit, and of the progress bar, for model selection; cross-validation takes the remainder.
-SOLVE_FRACTION = 0.6
+SOLVE_TIME_FRACTION = 0.6
 
 
 def train(options: FitOptions, rows: TableRows) -> None:
@@ -74,7 +74,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
             cross-validation, the model is written without its results, and the summary is printed.
         InputError: The options do not match the table.
     """
-    limit, output, started = options.time_limit, options.output, time.monotonic() - rows.seconds
+    limit, output, started = options.time_limit, options.output, time.monotonic() - rows.reading_seconds
     data = encode_table(options, rows, keep_cells=options.report is not None)
     if output is None:
         show_notes(["no model will be written: `output` names its file"], quiet=options.quiet)
@@ -89,10 +89,12 @@ def train(options: FitOptions, rows: TableRows) -> None:
         with show_progress(quiet=options.quiet) as show_stage:
 
             def show_part(part: int, stage: str, fraction: float) -> None:
-                begin, length = ((0, SOLVE_FRACTION), (SOLVE_FRACTION, 1 - SOLVE_FRACTION))[part]
+                begin, length = ((0, SOLVE_TIME_FRACTION), (SOLVE_TIME_FRACTION, 1 - SOLVE_TIME_FRACTION))[part]
                 show_stage(stage, begin + length * fraction)
 
-            solving = TIME_LIMIT if limit is None else max(0.0, SOLVE_FRACTION * (started + limit - time.monotonic()))
+            solving = (
+                TIME_LIMIT if limit is None else max(0.0, SOLVE_TIME_FRACTION * (started + limit - time.monotonic()))
+            )
             model, solution = TablePipeline.fit(
                 data,
                 unlabelled=unlabelled or None,
@@ -111,7 +113,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
             in_time = time.monotonic() < until
         if data.weights is not None:
             cv = restore_row_counts(cv, data.y, data.weights, name_samples)
-        groups, positions = data.index_groups(solution), data.locate_held_out(solution)
+        groups, positions = data.map_group_names(solution), data.held_out_positions(solution)
         model = model.with_cross_validation(cv, groups, hash_rows(data.x), positions)
         if output is not None:
             model.save(output)
@@ -119,7 +121,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
         if model is None or output is None:
             raise
         if data.weights is not None:
-            samples = torch.tensor(data.counts)
+            samples = torch.tensor(data.class_counts)
             set_sample_counts(solution.network, samples if name_samples is None else samples + name_samples)
         model.save(output)
         print(summarize_training(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
@@ -143,7 +145,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
             results |= unlabelled_to_dict(solution, unlabelled, outliers)
             if options.report is not None and len(cv.labels):
                 with show_progress(quiet=options.quiet) as progress:
-                    results |= compute_details(data, model, solution, cv, options.seed, deadline, progress)
+                    results |= compute_fit_details(data, model, solution, cv, options.seed, deadline, progress)
             write_results(results, json_path=options.json, report_path=options.report)
         print(format_next_step(output, options.representation))
     except KeyboardInterrupt:
@@ -170,7 +172,7 @@ def summarize_training(
         unlabelled: The unlabelled rows.
         outliers: Groups of similar outliers, as the indices of their unlabelled rows.
     """
-    counts = data.counts
+    counts = data.class_counts
     sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.is_fully_numeric:
         sizes[-1] += f" from {count(len(data.encoding.columns), 'column')}"
@@ -179,7 +181,7 @@ def summarize_training(
     lines = [f"{name}: {', '.join(sizes)}, {min(counts)}{upper} per class"]
     types = None if data.encoding is None else data.encoding.summary
     lines += [f"  {line}" for line in format_column_types(data.columns, types)]
-    lines += summarize_rows(solution.training_set)
+    lines += summarize_duplicates_and_sample(solution.training_set)
     if data.class_name_rows is not None:
         total = f"each as {count(round(data.class_name_rows.sample_count), 'sample')}"
         lines.append(f"the names of {count(len(data.class_name_rows.labels), 'class')} are training samples, {total}")
@@ -189,7 +191,7 @@ def summarize_training(
     return "\n".join(lines) + "\n"
 
 
-def summarize_rows(training_set: TrainingSet) -> list[str]:
+def summarize_duplicates_and_sample(training_set: TrainingSet) -> list[str]:
     """Format a line about duplicate rows, and one about the random subset to which a large table is reduced.
 
     A line is left out if the training set has no duplicates, or is not reduced.
@@ -273,11 +275,11 @@ def summarize_unlabelled(
     used = "used in training" if pooled.uses_unlabelled else "not used"
     lines = [f"{count(pool.n_unlabelled, 'unlabelled row')}{sampled}: {used} ({losses})"]
     if outliers:
-        sizes = [str(len(group)) for group in outliers[:MAX_GROUPS]]
+        sizes = [str(len(group)) for group in outliers[:MAX_LISTED_OUTLIER_GROUPS]]
         listed = ", ".join(sizes[:-1]) + " and " * (len(sizes) > 1) + sizes[-1]
         lines.append(f"possible new classes: {count(len(outliers), 'group')} of {listed} unlabelled rows:")
-        for group in outliers[:MAX_GROUPS]:
-            lines.append(f"  {', '.join(map(unlabelled.locate, group[:MAX_GROUP_ROWS]))}, ...")
+        for group in outliers[:MAX_LISTED_OUTLIER_GROUPS]:
+            lines.append(f"  {', '.join(map(unlabelled.format_location, group[:MAX_LISTED_GROUP_ROWS]))}, ...")
     return lines
 
 
@@ -295,19 +297,19 @@ def compare_with_baselines(cv: CrossValidation, solution: Solution, model: Table
     return compare_baselines(predict_held_out(cv), cv.labels, baselines, cv.evaluation_sample, balanced=balanced)
 
 
-def format_evaluation(cv: CrossValidation, compared: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
+def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
     """Format the results of cross-validation as text, with a table that compares the model with its baselines.
 
     Args:
         cv: The cross-validation.
-        compared: The results of `compare_baselines` that are shown.
+        comparisons: The results of `compare_baselines` that are shown.
         classes: The name of each class.
     """
     if not len(cv.labels):
         return "no cross-validation: no class has two distinct rows\n"
-    metrics, frequent = measure_cross_validation(cv), compared[1]
+    metrics, frequent = measure_cross_validation(cv), comparisons[1]
     rows = count(round(float(cv.weights.sum())), "row")
-    text = format_baselines(compared)
+    text = format_baselines(comparisons)
     if frequent["difference"] <= 0:
         text += f"warning: the model is not more accurate than the {frequent['name']}\n"
     text += f"{len(cv.folds)}-fold cross-validation on {rows}: {format_probability_metrics(vars(metrics))}"
@@ -315,7 +317,7 @@ def format_evaluation(cv: CrossValidation, compared: Sequence[JsonDict], classes
 
 
 def results_to_dict(
-    name: str, data: EncodedTable, model: TablePipeline, cv: CrossValidation, compared: Sequence[JsonDict]
+    name: str, data: EncodedTable, model: TablePipeline, cv: CrossValidation, comparisons: Sequence[JsonDict]
 ) -> JsonDict:
     """Convert the results of ``fit`` to a dict for JSON: the table and, if there are held-out rows, all metrics.
 
@@ -324,13 +326,13 @@ def results_to_dict(
         data: The encoded table.
         model: The fitted model.
         cv: The cross-validation.
-        compared: The results of `compare_with_baselines`.
+        comparisons: The results of `compare_with_baselines`.
     """
     table = table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
     results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(cv.labels):
         return results
-    return results | metrics_to_dict(name, data.classes, measure_cross_validation(cv)) | {"baselines": compared}
+    return results | metrics_to_dict(name, data.classes, measure_cross_validation(cv)) | {"baselines": comparisons}
 
 
 def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]) -> JsonDict:
@@ -347,11 +349,11 @@ def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers:
     before, after = (None, None) if pooled.held_out_losses is None else pooled.held_out_losses
     result: JsonDict = {"rows": pool.n_unlabelled, "sampled": len(pool.features), "used": pooled.uses_unlabelled}
     result |= {"log_loss_without": before, "log_loss_with": after, "decided": pooled.is_significant}
-    result["outlier_groups"] = [[unlabelled.locate(row) for row in group] for group in outliers]
+    result["outlier_groups"] = [[unlabelled.format_location(row) for row in group] for group in outliers]
     return {"unlabelled": result}
 
 
-def compute_details(
+def compute_fit_details(
     data: EncodedTable,
     model: TablePipeline,
     solution: Solution,
@@ -388,11 +390,11 @@ def compute_details(
     rows = EvaluatedRows(
         logits=logits,
         labels=data.y,
-        indices=data.indices,
+        indices=data.row_indices,
         locations=list(map(data.position_format.format, data.positions)),
-        ids=data.ids,
-        names=names,
+        ids=data.row_ids,
+        column_names=names,
         cells=data.cells,
     )
-    rows = rows.take(evaluated.tolist())
+    rows = rows.select(evaluated.tolist())
     return compute_report_sections(rows, repeated[held_out[evaluated]], importance) | {"learning": learning}

@@ -27,7 +27,7 @@ from protonet.errors import DISTRIBUTION_NAME, UserError, installed_version, opt
 from protonet.tables.table import format_names
 
 #: Name of the file in the output folder that records the model and options of its predictions.
-SETTINGS_FILE = "_predict.json"
+PREDICTION_SETTINGS_FILE = "_predict.json"
 #: Prefixes of the names of files and folders that hold no rows, by a convention of Hadoop.
 HIDDEN_PREFIXES = (".", "_")
 #: Time limit for a response of the Dask cluster, and time between two checks of local processes, in seconds.
@@ -41,18 +41,18 @@ class FileTask(NamedTuple):
 
     table: Path  #: The absolute path of the Parquet file, since workers may be on other machines.
     output: Path  #: The absolute path of the CSV file of its predictions.
-    rows: int  #: The number of rows of the Parquet file.
+    n_rows: int  #: The number of rows of the Parquet file.
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the output exists and is not older than the Parquet file."""
         return self.output.exists() and self.output.stat().st_mtime_ns >= self.table.stat().st_mtime_ns
 
 
 #: A callback that gets the number of rows that were finished since its last call; its exception ends the work.
-CountRows = Callable[[int], None]
-#: A function that writes the output of one file, calls `CountRows` on the way, and returns notes for the user.
-ProcessFile = Callable[[FileTask, CountRows], Sequence[str]]
+CountFinishedRows = Callable[[int], None]
+#: A function that writes the output of one file, calls `CountFinishedRows` on the way, and returns notes for the user.
+ProcessFile = Callable[[FileTask, CountFinishedRows], Sequence[str]]
 
 
 class StoppedError(Exception):
@@ -94,7 +94,7 @@ def list_file_tasks(folder: Path, output: Path) -> list[FileTask]:
     return tasks
 
 
-def claim_output_folder(output: Path, settings: JsonDict) -> None:
+def record_folder_settings(output: Path, settings: JsonDict) -> None:
     """Record in the output folder the model and options that it is used for.
 
     Args:
@@ -104,7 +104,7 @@ def claim_output_folder(output: Path, settings: JsonDict) -> None:
     Raises:
         InputError: The folder has predictions of another model or of other options.
     """
-    path, text = output / SETTINGS_FILE, json.dumps(settings, indent=1, sort_keys=True) + "\n"
+    path, text = output / PREDICTION_SETTINGS_FILE, json.dumps(settings, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
     if path.exists() or next(output.rglob("*.csv"), None) is not None:
@@ -113,11 +113,13 @@ def claim_output_folder(output: Path, settings: JsonDict) -> None:
     write_text(path, text)
 
 
-def run_file_tasks(work: ProcessFile, tasks: Sequence[FileTask], *, workers: int | str, quiet: bool) -> list[str]:
+def run_file_tasks(
+    process_file: ProcessFile, tasks: Sequence[FileTask], *, workers: int | str, quiet: bool
+) -> list[str]:
     """Process all files without a complete output, by local processes or on a Dask cluster.
 
     Args:
-        work: Processes one file.
+        process_file: Processes one file.
         tasks: All files; those that were finished by an earlier run are skipped.
         workers: The number of local processes, or the address of a Dask scheduler.
         quiet: Whether to show no progress bar.
@@ -125,29 +127,29 @@ def run_file_tasks(work: ProcessFile, tasks: Sequence[FileTask], *, workers: int
     Returns:
         The distinct notes for the user.
     """
-    left = [task for task in tasks if not task.done]
-    total = sum(task.rows for task in tasks)
+    left = [task for task in tasks if not task.is_done]
+    total = sum(task.n_rows for task in tasks)
     for task in left:
         task.output.parent.mkdir(parents=True, exist_ok=True)
     notes: dict[str, None] = {}
     if len(left) < len(tasks):
         notes[f"{count(len(tasks) - len(left), 'file')} of {len(tasks):,} were finished earlier"] = None
-    initial = total - sum(task.rows for task in left)
+    initial = total - sum(task.n_rows for task in left)
     bar = progress_bar(
         total=total, initial=initial, unit="row", unit_scale=True, leave=False, smoothing=0, shown=not quiet
     )
     with bar:
         if isinstance(workers, int):
-            done = _run_in_pool(work, left, min(workers, len(left)), bar.update)
+            done = _run_in_pool(process_file, left, min(workers, len(left)), bar.update)
         else:
-            done = _run_on_dask(work, left, workers, bar.update) if left else iter(())
+            done = _run_on_dask(process_file, left, workers, bar.update) if left else iter(())
         for lines in done:
             notes |= dict.fromkeys(lines)
     return list(notes)
 
 
 def _run_in_pool(
-    work: ProcessFile, tasks: Sequence[FileTask], n_processes: int, count_rows: CountRows
+    process_file: ProcessFile, tasks: Sequence[FileTask], n_processes: int, count_rows: CountFinishedRows
 ) -> Iterator[Sequence[str]]:
     """Process files by ``n_processes`` local processes of one thread, and yield the notes of each finished file."""
     if not tasks:
@@ -156,7 +158,7 @@ def _run_in_pool(
     rows, stop = context.Value("q", 0), context.Event()
     pool = ProcessPoolExecutor(n_processes, context, _initialize_process, (rows, stop))
     try:
-        waiting, seen = {pool.submit(_process_in_pool, work, task) for task in tasks}, 0
+        waiting, seen = {pool.submit(_process_in_pool, process_file, task) for task in tasks}, 0
         while waiting:
             done, waiting = wait(waiting, POLL_INTERVAL, FIRST_COMPLETED)
             now = rows.value
@@ -190,7 +192,7 @@ def _initialize_process(rows: object, stop: object) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _process_in_pool(work: ProcessFile, task: FileTask) -> Sequence[str]:
+def _process_in_pool(process_file: ProcessFile, task: FileTask) -> Sequence[str]:
     """Process a file in a local process, add its rows to the shared count, and return its notes."""
 
     def count_rows(rows: int) -> None:
@@ -199,19 +201,19 @@ def _process_in_pool(work: ProcessFile, task: FileTask) -> Sequence[str]:
         with _POOL_STATE["rows"].get_lock():
             _POOL_STATE["rows"].value += rows
 
-    return work(task, count_rows)
+    return process_file(task, count_rows)
 
 
 def _run_on_dask(
-    work: ProcessFile, tasks: Sequence[FileTask], address: str, count_rows: CountRows
+    process_file: ProcessFile, tasks: Sequence[FileTask], address: str, count_rows: CountFinishedRows
 ) -> Iterator[Sequence[str]]:
     """Process files on the Dask cluster at ``address``, and yield the notes of each finished file."""
     with optional_packages("dask"):
         from distributed import KilledWorker, as_completed  # noqa: PLC0415 - optional
 
     with _connect_to_dask(address) as client:
-        futures = client.map(partial(_process_on_worker, work), tasks, pure=False)
-        rows = {future.key: task.rows for future, task in zip(futures, tasks, strict=True)}
+        futures = client.map(partial(_process_on_worker, process_file), tasks, pure=False)
+        rows = {future.key: task.n_rows for future, task in zip(futures, tasks, strict=True)}
         try:
             for future in as_completed(futures, loop=client.loop):
                 notes = future.result()
@@ -226,9 +228,9 @@ def _run_on_dask(
             client.cancel(futures)
 
 
-def _process_on_worker(work: ProcessFile, task: FileTask) -> Sequence[str]:
+def _process_on_worker(process_file: ProcessFile, task: FileTask) -> Sequence[str]:
     """Process a file on a Dask worker and return its notes; skip it if a worker that was killed had finished it."""
-    return [] if task.done else work(task, lambda rows: None)
+    return [] if task.is_done else process_file(task, lambda rows: None)
 
 
 @contextmanager
@@ -269,7 +271,7 @@ def _connect_to_dask(address: str) -> Iterator[Any]:
         logger.setLevel(level)
 
 
-def add_file_name(error: UserError, task: FileTask) -> UserError:
+def add_file_name_to_error(error: UserError, task: FileTask) -> UserError:
     """Copy an error and add the name of the Parquet file of a task to its message, unless the message has it."""
     if task.table.name in str(error):
         return error

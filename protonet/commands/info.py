@@ -21,7 +21,7 @@ from protonet.ui.text import (
 )
 
 #: The heading in the printed text of each option of ``fit`` that the metadata of a model file record.
-FIT_SETTINGS = {
+FIT_OPTION_HEADINGS = {
     "label": "label",
     "effort": "effort",
     "seed": "seed",
@@ -69,7 +69,7 @@ def describe_model(path: Path, header: JsonDict) -> JsonDict:
         "columns": header["columns"],
         "column_types": format_column_types(header["columns"], header["column_summaries"]),
         "dropped": dropped if isinstance(dropped, list) else None,
-        **{name: metadata.get(name) for name in FIT_SETTINGS},
+        **{name: metadata.get(name) for name in FIT_OPTION_HEADINGS},
         "groups": len(groups) if isinstance(groups, dict) else None,
         "class_names": metadata.get("named") if isinstance(metadata.get("named"), dict) else None,
         "views": views if sound else None,
@@ -102,7 +102,7 @@ def format_contents(contents: JsonDict) -> str:
         count(contents["features"], "feature"),
         *([count(contents["groups"], "group")] if contents["groups"] else []),
     ]
-    facts = {heading: contents[name] for name, heading in FIT_SETTINGS.items() if contents[name] is not None}
+    facts = {heading: contents[name] for name, heading in FIT_OPTION_HEADINGS.items() if contents[name] is not None}
     facts["columns"] = None if columns is None or contents["column_types"] else shorten_list(columns, MAX_INFO_COLUMNS)
     facts["dropped"] = shorten_list(contents["dropped"] or (), MAX_INFO_COLUMNS) or None
     if contents["class_names"]:

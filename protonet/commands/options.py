@@ -64,14 +64,14 @@ def option(
     return field(default=default, metadata=extra | settings)
 
 
-def get_flag(declared: Field[Any]) -> str:
+def get_option_name(field: Field[Any]) -> str:
     """Get the name on the command line, such as ``--time-limit``, of the option that a dataclass field declares."""
-    return f"-{declared.name}" if len(declared.name) == 1 else f"--{declared.name.replace('_', '-')}"
+    return f"-{field.name}" if len(field.name) == 1 else f"--{field.name.replace('_', '-')}"
 
 
-def is_positional(declared: Field[Any]) -> bool:
+def is_positional(field: Field[Any]) -> bool:
     """Test whether a dataclass field declares a positional argument."""
-    return declared.default is MISSING
+    return field.default is MISSING
 
 
 def parse_rows(name: str, text: str) -> list[int]:
@@ -358,7 +358,11 @@ _OPTION_CLASSES = (
 )
 #: The name on the command line, such as "--drop", of each function argument that a message has in backquotes.
 COMMAND_LINE_NAMES = {
-    **{declared.name: get_flag(declared) for kind in (*_OPTION_CLASSES, ServeOptions) for declared in fields(kind)},
+    **{
+        declared.name: get_option_name(declared)
+        for kind in (*_OPTION_CLASSES, ServeOptions)
+        for declared in fields(kind)
+    },
     **{"ignored": "--drop", "labels": "--labels-file", "rate": "--unknown", "model": "model", "table": "table"},
     **dict.fromkeys(("path", "train_loader", "solution", "features", "x", "y"), "table"),
 }
@@ -379,9 +383,9 @@ def replace_argument_names(notes: Sequence[str]) -> list[str]:
     return [re.sub(r"`(\w+)`", lambda name: COMMAND_LINE_NAMES.get(name[1], name[0]), note) for note in notes]
 
 
-def make_options(kind: type[OptionsT], parsed: object) -> OptionsT:
+def make_options(options_type: type[OptionsT], parsed: object) -> OptionsT:
     """Create an options dataclass from an object with attributes of the same names, such as parsed arguments."""
-    return kind(**{declared.name: getattr(parsed, declared.name) for declared in fields(kind)})  # type: ignore[arg-type]
+    return options_type(**{declared.name: getattr(parsed, declared.name) for declared in fields(options_type)})  # type: ignore[arg-type]
 
 
 def to_command_line(options: object) -> list[str]:
@@ -394,7 +398,7 @@ def to_command_line(options: object) -> list[str]:
         elif value and value != declared.default:
             values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
             one = len(values) == 1 and str(values[0]).startswith("-")  # argparse would take it for an option
-            name = get_flag(declared)
+            name = get_option_name(declared)
             last += [f"{name}={values[0]}"] if one else [name, *map(str, values)]
     return arguments + last
 

@@ -24,11 +24,11 @@ from protonet._text import escape_formula
 from protonet.commands.arguments import check_single_table
 from protonet.commands.data import make_read_spec, map_blocks
 from protonet.commands.folder import (
-    CountRows,
+    CountFinishedRows,
     FileTask,
-    add_file_name,
-    claim_output_folder,
+    add_file_name_to_error,
     list_file_tasks,
+    record_folder_settings,
     run_file_tasks,
 )
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
@@ -43,12 +43,12 @@ from protonet.ui.command_line import check_output_path
 from protonet.ui.text import format_csv
 
 #: The class name that rejected rows have in the output.
-UNKNOWN_CLASS = "unknown"
+UNKNOWN_CLASS_NAME = "unknown"
 #: The name of the output column of row numbers.
 ROW_NUMBER_COLUMN = "row"
 
 
-class OutputSpec(NamedTuple):
+class PredictionOutputSpec(NamedTuple):
     """The columns of the CSV output of ``predict``, and the score below which rows are rejected."""
 
     threshold: float | None  #: Rows with at most this score get the class "unknown"; None to reject no row.
@@ -77,10 +77,10 @@ def run(options: PredictOptions) -> None:
     named = spec.keep_columns or model.metadata.get("id") is not None
     spec = spec._replace(picture_paths=not named and are_pictures(options.table))
     table = open_table(model, spec, options, options.table)
-    function, sequential = partial(format_predictions, model, table, spec), model.has_pretrained_encoder
+    function, sequential = partial(format_prediction_rows, model, table, spec), model.has_pretrained_encoder
 
     def write(file: BinaryIO) -> None:
-        file.write(format_header(model, spec, table.extra_columns).encode())
+        file.write(format_csv_header(model, spec, table.extra_columns).encode())
         for text in map_blocks(function, table.blocks, rows=table.n_rows, quiet=options.quiet, sequential=sequential):
             file.write(text.encode())
 
@@ -109,7 +109,7 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
     spec, digest = make_output_spec(model, options), hash_file(path)
     output = check_output_path("output", options.output, folder=True)
     tasks = list_file_tasks(options.table, output)
-    claim_output_folder(output, {"model": digest, **spec._asdict()})
+    record_folder_settings(output, {"model": digest, **spec._asdict()})
     names = None if options.representation is None else tuple(options.representation)
     model.attach_encoders(names, show_progress=False)  # fails before the processes start
     work = partial(predict_file, str(path), digest, names, spec)
@@ -121,7 +121,12 @@ def predict_folder(model: TablePipeline, options: PredictOptions) -> None:
 
 
 def predict_file(
-    path: str, digest: str, names: tuple[str, ...] | None, spec: OutputSpec, task: FileTask, count_rows: CountRows
+    path: str,
+    digest: str,
+    names: tuple[str, ...] | None,
+    spec: PredictionOutputSpec,
+    task: FileTask,
+    count_rows: CountFinishedRows,
 ) -> list[str]:
     """Classify the rows of one Parquet file of a folder by one thread, and write its output.
 
@@ -141,21 +146,21 @@ def predict_file(
     notes: list[str] = []
 
     def write(file: BinaryIO) -> None:
-        if not task.rows:
+        if not task.n_rows:
             columns = open_source(task.table).header if spec.keep_columns else [model.metadata.get("id")]
-            file.write(format_header(model, spec, [str(name) for name in columns or () if name]).encode())
+            file.write(format_csv_header(model, spec, [str(name) for name in columns or () if name]).encode())
         else:
             table = open_table(model, spec, ReadOptions(), task.table)
-            file.write(format_header(model, spec, table.extra_columns).encode())
+            file.write(format_csv_header(model, spec, table.extra_columns).encode())
             for block in table.blocks:
-                file.write(format_predictions(model, table, spec, block).encode())
+                file.write(format_prediction_rows(model, table, spec, block).encode())
                 count_rows(len(block.positions))
             notes.extend(table.all_notes)
 
     try:
         write_atomically(task.output, write)
     except InputError as error:
-        raise add_file_name(error, task) from None
+        raise add_file_name_to_error(error, task) from None
     return notes
 
 
@@ -179,13 +184,13 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_output_spec(model: TablePipeline, options: PredictOptions) -> OutputSpec:
+def make_output_spec(model: TablePipeline, options: PredictOptions) -> PredictionOutputSpec:
     """Create the specification of the output of ``predict`` from its options and the model."""
-    threshold = None if options.unknown is None else choose_threshold(model, options.unknown)
-    return OutputSpec(threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns)
+    threshold = None if options.unknown is None else choose_rejection_threshold(model, options.unknown)
+    return PredictionOutputSpec(threshold, options.proba, options.row_numbers, keep_columns=options.keep_columns)
 
 
-def open_table(model: TablePipeline, spec: OutputSpec, options: ReadOptions, path: Path) -> Table:
+def open_table(model: TablePipeline, spec: PredictionOutputSpec, options: ReadOptions, path: Path) -> Table:
     """Open the table at ``path`` for prediction.
 
     The columns that ``predict`` copies to its output, such as identifiers, are read as extra columns.
@@ -194,24 +199,24 @@ def open_table(model: TablePipeline, spec: OutputSpec, options: ReadOptions, pat
     return model.open_table(path, replace(read_spec, all_extra=spec.keep_columns))
 
 
-def choose_threshold(model: TablePipeline, rate: float) -> float:
+def choose_rejection_threshold(model: TablePipeline, false_rejection_rate: float) -> float:
     """Choose the score at and below which rows are rejected as unknown.
 
     Args:
         model: The model, with the scores of its held-out rows.
-        rate: The false-rejection rate: the fraction of rows of known classes that may be rejected.
+        false_rejection_rate: The false-rejection rate: the fraction of rows of known classes that may be rejected.
     """
-    if UNKNOWN_CLASS in map(str, model.classes):
-        got, remedy = f"one with a class {UNKNOWN_CLASS!r}", "Rename that class and fit it again."
-        raise_input_error("unknown", f"come with a model without a class {UNKNOWN_CLASS!r}", got, remedy)
+    if UNKNOWN_CLASS_NAME in map(str, model.classes):
+        got, remedy = f"one with a class {UNKNOWN_CLASS_NAME!r}", "Rename that class and fit it again."
+        raise_input_error("unknown", f"come with a model without a class {UNKNOWN_CLASS_NAME!r}", got, remedy)
     scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
         must, remedy = "come with a model that was cross-validated", "Fit it again, with two or more rows per class."
         raise_input_error("unknown", must, "one without held-out rows", remedy)
-    return rejection_threshold(torch.tensor(scores, dtype=torch.float64), rate)
+    return rejection_threshold(torch.tensor(scores, dtype=torch.float64), false_rejection_rate)
 
 
-def format_header(model: TablePipeline, spec: OutputSpec, extra: Sequence[str]) -> str:
+def format_csv_header(model: TablePipeline, spec: PredictionOutputSpec, extra: Sequence[str]) -> str:
     """Format the CSV header of the predictions; ``extra`` names the columns that are copied from the table.
 
     A column of predictions that would have the name of a copied column gets a suffix.
@@ -227,11 +232,13 @@ def format_header(model: TablePipeline, spec: OutputSpec, extra: Sequence[str]) 
     return format_csv([[*names[: spec.row_numbers], *first, *names[spec.row_numbers :]]])
 
 
-def predict_classes(names: Sequence[str], logits: Tensor, threshold: float | None) -> list[tuple[str, str]]:
+def format_predicted_classes(
+    class_names: Sequence[str], logits: Tensor, threshold: float | None
+) -> list[tuple[str, str]]:
     """Convert logits to the predicted class and its probability, as texts for the output.
 
     Args:
-        names: The name of each class.
+        class_names: The name of each class.
         logits: (n, num_classes) logits.
         threshold: The score at and below which a row is rejected; None to reject no row.
 
@@ -239,18 +246,18 @@ def predict_classes(names: Sequence[str], logits: Tensor, threshold: float | Non
         For each row, the class name and the formatted probability; ("unknown", "") for a rejected row.
     """
     probabilities, labels = (values.tolist() for values in logits.softmax(dim=1).max(dim=1))
-    rows = [(names[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]
+    rows = [(class_names[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]
     if threshold is not None:
         for row in (score_known(logits) <= threshold).nonzero().flatten().tolist():
-            rows[row] = (UNKNOWN_CLASS, "")
+            rows[row] = (UNKNOWN_CLASS_NAME, "")
     return rows
 
 
-def format_predictions(model: TablePipeline, table: Table, spec: OutputSpec, block: RowBlock) -> str:
+def format_prediction_rows(model: TablePipeline, table: Table, spec: PredictionOutputSpec, block: RowBlock) -> str:
     """Classify the rows of a block, and format their predictions and copied cells as lines of CSV."""
     names = [escape_formula(str(name)) for name in model.classes]
     logits = model.predict_logits(model.encode(table, block), block.uninformative)
-    lines = [[name, probability] for name, probability in predict_classes(names, logits, spec.threshold)]
+    lines = [[name, probability] for name, probability in format_predicted_classes(names, logits, spec.threshold)]
     if spec.all_probabilities:
         for line, row in zip(lines, logits.softmax(dim=1).tolist(), strict=True):
             line += [f"{probability:.6g}" for probability in row]

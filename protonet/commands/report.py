@@ -37,7 +37,7 @@ from protonet.tables.columns.parsing import format_cells
 from protonet.ui.text import MAX_LISTED_CLASSES, format_probability_metrics, format_table, format_with_interval
 
 #: Maximum number of class pairs in the printed list of the most frequent confusions.
-MAX_CONFUSIONS = 5
+MAX_LISTED_CONFUSIONS = 5
 
 
 def compare_baselines(
@@ -75,7 +75,7 @@ def compare_baselines(
     return results
 
 
-def format_baselines(compared: Sequence[JsonDict]) -> str:
+def format_baselines(comparisons: Sequence[JsonDict]) -> str:
     """Format the results of `compare_baselines` as a text table."""
     rows = [
         [
@@ -84,9 +84,9 @@ def format_baselines(compared: Sequence[JsonDict]) -> str:
             f"{100 * result['balanced_accuracy']:.2f}",
             f"{100 * result['difference']:+.2f} ±{100 * result['half_width']:.2f}" if "difference" in result else "",
         ]
-        for result in compared
+        for result in comparisons
     ]
-    balanced = any(result["compared_by"] == "balanced_accuracy" for result in compared)
+    balanced = any(result["compared_by"] == "balanced_accuracy" for result in comparisons)
     difference = f"{'balanced ' * balanced}difference to baseline, points"
     header = ["cross-validation", "accuracy, %", "95 % interval", "balanced accuracy, %", difference]
     return format_table(header, rows)
@@ -103,14 +103,14 @@ def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
     cells = cells[cells[:, 0] != cells[:, 1]]
     order = confusion[cells[:, 0], cells[:, 1]].argsort(descending=True, stable=True)
     lines = ["most frequent confusions:"]
-    for label, predicted in cells[order[:MAX_CONFUSIONS]].tolist():
+    for label, predicted in cells[order[:MAX_LISTED_CONFUSIONS]].tolist():
         pair = f"{to_printable(classes[label])} predicted as {to_printable(classes[predicted])}"
         lines.append(f"  {pair}: {confusion[label, predicted]} of {confusion[label].sum()}")
     return "\n".join(lines) + "\n" if len(lines) > 1 else "no confusions\n"
 
 
 def evaluate_to_dict(
-    name: str, model: TablePipeline, logits: Tensor, labels: Tensor, unknown: Mapping[str, int]
+    name: str, model: TablePipeline, logits: Tensor, labels: Tensor, unknown_labels: Mapping[str, int]
 ) -> JsonDict:
     """Compute the metrics of a model on a labelled table, as a dict for JSON.
 
@@ -119,11 +119,11 @@ def evaluate_to_dict(
         model: The evaluated model.
         logits: (n, num_classes) logits.
         labels: (n,) int64, class indices; -1 for classes that the model does not know.
-        unknown: The number of rows of each class that the model does not know, by class name.
+        unknown_labels: The number of rows of each class that the model does not know, by class name.
     """
     known, counts = labels >= 0, torch.tensor(model.sample_counts)
     metrics, scores, rows = measure(logits[known], labels[known]), score_known(logits), int(known.sum())
-    auroc = compute_auroc(scores[known], scores[~known]) if unknown else None
+    auroc = compute_auroc(scores[known], scores[~known]) if unknown_labels else None
     frequent, balanced = (
         {MOST_FREQUENT_CLASS: score_class_frequencies(counts, rows)},
         bool(model.metadata.get("balanced")),
@@ -131,27 +131,27 @@ def evaluate_to_dict(
     compared = compare_baselines(
         logits[known], labels[known], frequent, EvaluationSample.with_defaults(rows), balanced=balanced
     )
-    others = {"rows": sum(unknown.values()), "classes": dict(unknown), "auroc": auroc}
+    others = {"rows": sum(unknown_labels.values()), "classes": dict(unknown_labels), "auroc": auroc}
     return {**metrics_to_dict(name, model.classes, metrics), "baselines": compared, "unknown": others}
 
 
-def format_results(results: JsonDict, frequent: str | int) -> str:
-    """Format the result of `evaluate_to_dict` as text; ``frequent`` is the most frequent class of the training rows."""
+def format_evaluate_results(results: JsonDict, most_frequent_class: str | int) -> str:
+    """Format the result of `evaluate_to_dict` as text, with the most frequent class of the training rows."""
     accuracy, interval = format_with_interval(results["accuracy"], results["interval"])
     rows, unknown, names = results["rows"], results["unknown"], [entry["name"] for entry in results["classes"]]
     lines = [f"{results['table']}: accuracy {accuracy} % on {count(rows, 'row')}, 95 % interval {interval}"]
-    baseline = f"baseline, always {to_printable(frequent)} (the most frequent class of fit)"
+    baseline = f"baseline, always {to_printable(most_frequent_class)} (the most frequent class of fit)"
     lines.append(f"balanced accuracy {100 * results['balanced_accuracy']:.2f} %; {baseline}: ")
     lines[-1] += f"{100 * results['baselines'][1]['accuracy']:.2f} %"
     if unknown["auroc"] is not None:
         listed = shorten_list(map(to_printable, unknown["classes"]))
         others = f"{count(unknown['rows'], 'row')} of {count(len(unknown['classes']), 'unknown class')} ({listed})"
         lines.append(f"{others}: AUROC {100 * unknown['auroc']:.1f} % of the rejection score")
-    lines += [format_probability_metrics(results), format_classes(results)]
+    lines += [format_probability_metrics(results), format_class_metrics(results)]
     return "\n".join(lines) + format_confusions(torch.tensor(results["confusion"]), names)
 
 
-def format_classes(results: JsonDict) -> str:
+def format_class_metrics(results: JsonDict) -> str:
     """Format a table of recall, precision and F1 of each class, given the result of `evaluate_to_dict`.
 
     If there are more than `MAX_LISTED_CLASSES` classes, only those with the lowest F1 are shown.
@@ -220,11 +220,11 @@ def project_logits(logits: Tensor) -> Tensor:
 #: Number of bins of the reliability diagram. The calibration error has more, but each bin here is drawn.
 RELIABILITY_BINS = 10
 #: Maximum number of rows whose predictions the report has, and of suspicious labels that it lists.
-MAX_PREDICTIONS, MAX_LISTED_SUSPECTS = 2000, 100
+MAX_REPORTED_PREDICTIONS, MAX_LISTED_LABEL_ERRORS = 2000, 100
 #: Maximum number of columns that the report shows of a row, and of characters that it shows of a cell.
-MAX_CONTENT_COLUMNS, MAX_TEXT_LENGTH = 6, 40
+MAX_SHOWN_COLUMNS, MAX_SHOWN_CELL_LENGTH = 6, 40
 #: Approximate number of predictions to compute column importance, and time limit of the learning curve in seconds.
-IMPORTANCE_PREDICTIONS, LEARNING_SECONDS = 100_000, 60.0
+MAX_IMPORTANCE_PREDICTIONS, MAX_LEARNING_CURVE_SECONDS = 100_000, 60.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -236,10 +236,10 @@ class EvaluatedRows:
     indices: Sequence[int]  #: The index of each row in the table, from 0.
     locations: Sequence[str]  #: The location of each row in its file, such as "line 2".
     ids: Sequence[str] | None  #: The identifier of each row; None if no column has identifiers.
-    names: Sequence[str]  #: The name of each column.
+    column_names: Sequence[str]  #: The name of each column.
     cells: Sequence[np.ndarray]  #: The cells (n,) of each column.
 
-    def take(self, indices: Sequence[int]) -> EvaluatedRows:
+    def select(self, indices: Sequence[int]) -> EvaluatedRows:
         """Copy the rows at these indices, counted from 0 among these rows, in this order."""
         rows = torch.tensor(indices, dtype=torch.long)
         return replace(
@@ -253,37 +253,37 @@ class EvaluatedRows:
         )
 
 
-def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing: Sequence[int]) -> list[JsonDict]:
+def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing_counts: Sequence[int]) -> list[JsonDict]:
     """Convert columns to dicts for JSON, each with the name, the type and the number of missing cells of a column.
 
     Args:
         names: The name of each column.
         encoding: The encoding of the columns, which has their types; None for numbers.
-        missing: The number of missing cells of each column.
+        missing_counts: The number of missing cells of each column.
     """
     types = [column.summary() for column in list_columns(encoding, len(names))]
     return [
         {"name": name, "type": re.sub(r", \S+ % missing$", "", column_type), "missing": total}
-        for name, column_type, total in zip(names, types, missing, strict=True)
+        for name, column_type, total in zip(names, types, missing_counts, strict=True)
     ]
 
 
 def table_to_dict(
-    model: TablePipeline, labels: Tensor, rows: int, missing: Sequence[int], notes: Sequence[str]
+    model: TablePipeline, labels: Tensor, n_rows: int, missing_counts: Sequence[int], notes: Sequence[str]
 ) -> JsonDict:
     """Describe a table by a dict for JSON: its rows, rows per class, columns and notes.
 
     Args:
         model: The model, which has the names of the classes and columns.
         labels: (n,) int64, the class indices of the rows whose class the model knows.
-        rows: The number of all rows.
-        missing: The number of missing cells of each column.
+        n_rows: The number of all rows.
+        missing_counts: The number of missing cells of each column.
         notes: The notes and warnings about the table.
     """
     counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
-    columns = columns_to_dicts(model.column_names, model.encoding, missing)
-    return {"rows": rows, "classes": classes, "columns": columns, "notes": replace_argument_names(notes)}
+    columns = columns_to_dicts(model.column_names, model.encoding, missing_counts)
+    return {"rows": n_rows, "classes": classes, "columns": columns, "notes": replace_argument_names(notes)}
 
 
 def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
@@ -310,7 +310,7 @@ def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
 def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict]:
     """List the rows whose labels are most likely wrong, the most suspicious first, as dicts for JSON.
 
-    At most `MAX_LISTED_SUSPECTS` rows are listed. A "score" above 0 means that the label is probably wrong.
+    At most `MAX_LISTED_LABEL_ERRORS` rows are listed. A "score" above 0 means that the label is probably wrong.
 
     Args:
         rows: The labelled rows.
@@ -318,7 +318,7 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict
     """
     scores, p = score_label_errors(logits, rows.labels), logits.double().softmax(dim=1)
     other = p.scatter(1, rows.labels[:, None], -1.0).max(dim=1)
-    order = scores.argsort(descending=True, stable=True)[:MAX_LISTED_SUSPECTS].tolist()
+    order = scores.argsort(descending=True, stable=True)[:MAX_LISTED_LABEL_ERRORS].tolist()
     return [
         {
             "index": rows.indices[row],
@@ -337,24 +337,24 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict
 def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
     """Collect the rows, predictions and points of the report's scatter plot, as lists for JSON with an entry per row.
 
-    More than `MAX_PREDICTIONS` rows are reduced: half of the remaining ones are the most likely label errors, and the
-    others are evenly spaced in the table.
+    More than `MAX_REPORTED_PREDICTIONS` rows are reduced: half of the remaining ones are the most likely label errors,
+    and the others are evenly spaced in the table.
 
     Args:
         rows: The labelled rows and their predictions.
-        order: The indices of the columns, the most important first. Cells of the first `MAX_CONTENT_COLUMNS` are kept.
+        order: The indices of the columns, the most important first. Cells of the first `MAX_SHOWN_COLUMNS` are kept.
     """
     total, points = len(rows.labels), project_logits(rows.logits)
-    if total > MAX_PREDICTIONS:
+    if total > MAX_REPORTED_PREDICTIONS:
         ranked = score_label_errors(rows.logits, rows.labels).argsort(descending=True, stable=True).tolist()
-        half = MAX_PREDICTIONS // 2
+        half = MAX_REPORTED_PREDICTIONS // 2
         others = sorted(ranked[half:])
         chosen = sorted([*ranked[:half], *others[:: -(-len(others) // half)]])
-        rows, points = rows.take(chosen), points[torch.tensor(chosen)]
+        rows, points = rows.select(chosen), points[torch.tensor(chosen)]
     p, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
     points = points / points.abs().amax().clamp_min(1e-12)
-    shown = order[:MAX_CONTENT_COLUMNS] if rows.cells else []
-    texts = [[str(cell)[:MAX_TEXT_LENGTH] for cell in format_cells(rows.cells[column])] for column in shown]
+    shown = order[:MAX_SHOWN_COLUMNS] if rows.cells else []
+    texts = [[str(cell)[:MAX_SHOWN_CELL_LENGTH] for cell in format_cells(rows.cells[column])] for column in shown]
     return {
         "total": total,
         "index": list(rows.indices),
@@ -365,23 +365,18 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
         "probability": [round(probability, 6) for probability in p.tolist()],
         "x": [round(x, 4) for x in points[:, 0].tolist()],
         "y": [round(y, 4) for y in points[:, 1].tolist()],
-        "columns": [rows.names[column] for column in shown],
+        "columns": [rows.column_names[column] for column in shown],
         "cells": texts,
     }
 
 
 def compute_importance(
-    evaluated: CrossValidation,
-    names: Sequence[str],
-    sizes: Sequence[int],
-    seed: int,
-    deadline: float,
-    progress: FitProgress,
+    cv: CrossValidation, names: Sequence[str], sizes: Sequence[int], seed: int, deadline: float, progress: FitProgress
 ) -> JsonDict | None:
     """Compute the permutation importance of each column, as `rank_columns_by_importance` returns it.
 
     Args:
-        evaluated: The held-out rows, and the networks that predict them.
+        cv: The held-out rows, and the networks that predict them.
         names: The name of each column.
         sizes: The number of features of each column.
         seed: The seed of the permutations.
@@ -399,7 +394,7 @@ def compute_importance(
 
     generator = torch.Generator().manual_seed(seed)
     try:
-        return rank_columns_by_importance(evaluated, names, sizes, generator, check_deadline, IMPORTANCE_PREDICTIONS)
+        return rank_columns_by_importance(cv, names, sizes, generator, check_deadline, MAX_IMPORTANCE_PREDICTIONS)
     except (TimeoutError, FloatingPointError):
         return None
 
@@ -417,7 +412,7 @@ def compute_learning_curve(solution: Solution, cv: CrossValidation, deadline: fl
         A dict for JSON: "points" has the accuracies by rows per class, and "twice" the accuracy that is extrapolated to
         twice as many rows as there are, or None if it cannot be extrapolated.
     """
-    limit = min(deadline, time.monotonic() + LEARNING_SECONDS)
+    limit = min(deadline, time.monotonic() + MAX_LEARNING_CURVE_SECONDS)
     curve, sample = measure_learning_curve(solution, cv, deadline=limit, progress=progress), cv.evaluation_sample
     correct = curve.correct.double()
     accuracies = correct @ sample.weights / sample.weights.sum()
@@ -431,21 +426,24 @@ def compute_learning_curve(solution: Solution, cv: CrossValidation, deadline: fl
     return {"points": points, "twice": None if outlook is None else {"per_class": twice, **outlook._asdict()}}
 
 
-def compute_report_sections(rows: EvaluatedRows, repeated: Tensor, importance: JsonDict | None) -> JsonDict:
+def compute_report_sections(rows: EvaluatedRows, repeated_logits: Tensor, importance: JsonDict | None) -> JsonDict:
     """Compute the sections that the reports of ``fit`` and ``evaluate`` share, as a dict for JSON.
 
     The sections are the reliability diagram, the suspicious labels, the column importance and the predictions.
 
     Args:
         rows: The labelled rows and their predictions.
-        repeated: (n, num_classes) logits that score the labels, in ``fit`` the mean of repeated cross-validations.
+        repeated_logits: (n, num_classes) logits that score the labels, in ``fit`` the mean of repeated
+            cross-validations.
         importance: The result of `compute_importance`.
     """
-    columns = range(len(rows.names)) if importance is None else [column["index"] for column in importance["columns"]]
+    columns = (
+        range(len(rows.column_names)) if importance is None else [column["index"] for column in importance["columns"]]
+    )
     return {
         "reliability": compute_reliability(rows),
-        "wrong_labels": int((score_label_errors(repeated, rows.labels) > 0).sum()),
-        "suspects": rank_suspicious_labels(rows, repeated),
+        "wrong_labels": int((score_label_errors(repeated_logits, rows.labels) > 0).sum()),
+        "suspects": rank_suspicious_labels(rows, repeated_logits),
         "importance": importance,
         "predictions": collect_predictions(rows, columns),
     }

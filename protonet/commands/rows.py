@@ -27,7 +27,7 @@ from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_
 from protonet.ui.command_line import check_known_name
 
 #: Maximum number of sets of equal rows with different labels, and of rows of each set, that a warning lists.
-MAX_LISTED_CONTRADICTIONS = 3
+MAX_LISTED_CONTRADICTORY_ROWS = 3
 #: The form of integer labels in text files.
 _INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
 
@@ -43,7 +43,7 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
     return texts.astype(np.int64) if all(map(_INTEGER.fullmatch, np.unique(texts).tolist())) else texts
 
 
-def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dict[str, str]:
+def detect_respellings(names: Iterable[object], known_classes: Sequence[str | int]) -> dict[str, str]:
     """Find names that are another spelling of a known class.
 
     Two spellings of a class differ only in number format, case, spaces or Unicode form. If the classes are true and
@@ -51,12 +51,12 @@ def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dic
 
     Args:
         names: The names of classes; known classes among them are ignored.
-        known: The known classes.
+        known_classes: The known classes.
 
     Returns:
         The known class of each such name, by that name.
     """
-    texts = set(map(str, known))
+    texts = set(map(str, known_classes))
     are_booleans = sorted(BOOLEANS.get(text.casefold(), "") for text in texts) == ["0", "1"]
 
     def normalize(name: str) -> str | Decimal:
@@ -67,23 +67,23 @@ def find_respellings(names: Iterable[object], known: Sequence[str | int]) -> dic
     return {name: forms[normalize(name)] for name in sorted(unknown) if normalize(name) in forms}
 
 
-def check_spellings(names: Iterable[object], known: Sequence[str | int], remedy: str) -> None:
-    """Raise an InputError, with the remedy, if `find_respellings` finds other spellings of known classes."""
-    if respellings := find_respellings(names, known):
+def check_class_spellings(names: Iterable[object], known_classes: Sequence[str | int], remedy: str) -> None:
+    """Raise an InputError, with the remedy, if `detect_respellings` finds other spellings of known classes."""
+    if respellings := detect_respellings(names, known_classes):
         raise_input_error("table", "spell known classes as the model does", _format_respellings(respellings), remedy)
 
 
 def warn_similar_names(names: Sequence[str | int]) -> list[str]:
     """Return a warning about names that may be spellings of the same class; an empty list if there are none."""
     first = {_normalize_name(str(name)): name for name in reversed(names)}
-    respellings = find_respellings(names, [*first.values()])
+    respellings = detect_respellings(names, [*first.values()])
     if not respellings:
         return []
     return [f"warning: classes {_format_respellings(respellings)}; two spellings of one class?"]
 
 
 def _format_respellings(respellings: Mapping[str, str]) -> str:
-    """Format the first results of `find_respellings`; differences that cannot be seen are named."""
+    """Format the first results of `detect_respellings`; differences that cannot be seen are named."""
     pairs = []
     for name, known in respellings.items():
         visible = [unicodedata.normalize("NFC", " ".join(text.split())) for text in (name, known)]
@@ -106,7 +106,7 @@ def _normalize_name(name: str) -> str | Decimal:
     return " ".join(folded.split())
 
 
-def warn_contradictions(x: np.ndarray, labels: Sequence[str | int], locations: Sequence[str]) -> list[str]:
+def warn_contradictory_labels(x: np.ndarray, labels: Sequence[str | int], locations: Sequence[str]) -> list[str]:
     """Return a warning about equal rows with different labels; an empty list if there are none.
 
     Args:
@@ -122,21 +122,21 @@ def warn_contradictions(x: np.ndarray, labels: Sequence[str | int], locations: S
         return []
     total = sum(map(len, sets))
     shown = []
-    for rows in sets[:MAX_LISTED_CONTRADICTIONS]:
-        named = [f"{locations[row]} ({to_printable(labels[row])})" for row in rows[:MAX_LISTED_CONTRADICTIONS]]
-        shown.append(", ".join([*named, *["..."] * (len(rows) > MAX_LISTED_CONTRADICTIONS)]))
-    more = "; ..." * (len(sets) > MAX_LISTED_CONTRADICTIONS)
+    for rows in sets[:MAX_LISTED_CONTRADICTORY_ROWS]:
+        named = [f"{locations[row]} ({to_printable(labels[row])})" for row in rows[:MAX_LISTED_CONTRADICTORY_ROWS]]
+        shown.append(", ".join([*named, *["..."] * (len(rows) > MAX_LISTED_CONTRADICTORY_ROWS)]))
+    more = "; ..." * (len(sets) > MAX_LISTED_CONTRADICTORY_ROWS)
     return [f"warning: contradicting labels: {total} rows equal rows of another class: {'; '.join(shown)}{more}"]
 
 
 #: Maximum number of classes that all have a single row, or of numbers with fractions: more are probably no classes,
 #: but identifiers or measurements.
-MAX_SINGLETONS = 20
+MAX_SINGLE_ROW_CLASSES = 20
 #: Whole numbers are probably measurements, such as ages, if the median number of rows per class is at most this.
-MAX_ROWS_OF_RARE_CLASS = 3
+MAX_MEDIAN_ROWS_PER_CLASS = 3
 #: Such whole numbers must also have more distinct values than this fraction of the rows, or a difference of the largest
 #: and the smallest that is at least this multiple of the number of distinct values.
-LARGE_FRACTION, WIDE_SPAN = 0.5, 2
+MIN_DISTINCT_FRACTION, MIN_RANGE_MULTIPLE = 0.5, 2
 
 #: The names of the columns of a table of classes; the second is optional.
 CLASS_COLUMN, DESCRIPTION_COLUMN = "class", "description"
@@ -147,14 +147,15 @@ class TableRows:
     """The rows of the table of ``fit``, after their labels and groups were checked."""
 
     table: Table  #: The table that was read, with its notes.
-    block: RowBlock  #: The labelled rows; all rows if none is labelled.
-    unlabelled: RowBlock | None  #: The unlabelled rows of a partly labelled table; None if all or no rows have labels.
+    labelled_block: RowBlock  #: The labelled rows; all rows if none is labelled.
+    unlabelled_block: RowBlock | None
+    """The unlabelled rows of a partly labelled table; None if all or no rows have labels."""
     column_types: Mapping[str, str]  #: The types of columns that the user set, by name.
     classes: tuple[str, ...] | tuple[int, ...]  #: The names of the classes, in ascending order.
     labels: np.ndarray  #: (n,) int64, class indices.
     group_names: np.ndarray  #: (groups,) str, the names of the groups in ascending order; empty without groups.
     groups: np.ndarray | None  #: (n,) int64, the index in ``group_names`` of each row's group; None without groups.
-    seconds: float  #: The time that reading took, in seconds.
+    reading_seconds: float  #: The time that reading took, in seconds.
     descriptions: list[str]  #: The description of each class; "" for a class without one.
 
     @property
@@ -163,7 +164,7 @@ class TableRows:
         return not len(self.labels)
 
 
-def read_rows(options: FitOptions) -> TableRows:
+def read_table_rows(options: FitOptions) -> TableRows:
     """Read the table of ``fit``, and the classes of ``--classes``; raise an InputError if they are unusable."""
     started = time.monotonic()
     label = options.label or DEFAULT_LABEL
@@ -206,7 +207,7 @@ def read_rows(options: FitOptions) -> TableRows:
         unlabelled = None if options.drop_unlabelled else block.take(np.flatnonzero(missing))
     are_folders = are_pictures(options.table)
     allow_many = options.allow_many_classes or are_folders  # folders are classes
-    classes, indices = check_classes(labels, label, allow_many=allow_many, described=list(described))
+    classes, indices = determine_classes(labels, label, allow_many=allow_many, described_classes=list(described))
     for name, cells in zip(table.columns or (), block.columns, strict=bool(table.columns)):
         if types.get(name) == "picture":
             paths = [text_to_path(str(cell)) for cell in cells.tolist()]
@@ -219,14 +220,14 @@ def read_rows(options: FitOptions) -> TableRows:
         group_names, groups = np.unique(block.extra_columns[0], return_inverse=True)
     return TableRows(
         table=table,
-        block=block,
-        unlabelled=unlabelled,
+        labelled_block=block,
+        unlabelled_block=unlabelled,
         column_types=types,
         classes=classes,
         labels=indices,
         group_names=group_names,
         groups=groups,
-        seconds=time.monotonic() - started,
+        reading_seconds=time.monotonic() - started,
         descriptions=[described.get(str(name), "") for name in classes],
     )
 
@@ -294,8 +295,8 @@ def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
     return dict.fromkeys(names, "")
 
 
-def check_classes(
-    labels: np.ndarray, label: str, *, allow_many: bool, described: Sequence[str] = ()
+def determine_classes(
+    labels: np.ndarray, label: str, *, allow_many: bool, described_classes: Sequence[str] = ()
 ) -> tuple[tuple[str, ...] | tuple[int, ...], np.ndarray]:
     """Determine the classes of labels; raise an InputError if the labels look like identifiers or measurements.
 
@@ -303,33 +304,33 @@ def check_classes(
         labels: (n,) labels as read from the file.
         label: The name of the label column, for messages.
         allow_many: Whether to accept many classes with few rows each.
-        described: Classes that are listed in ``--classes``; they need not have rows.
+        described_classes: Classes that are listed in ``--classes``; they need not have rows.
 
     Returns:
         The class names in ascending order, and the class index (n,) int64 of each row.
     """
-    n, allow_many = len(labels), allow_many or bool(described)
-    if described:
-        labels = np.concatenate([labels.astype(str), np.array(described, str)])
+    n, allow_many = len(labels), allow_many or bool(described_classes)
+    if described_classes:
+        labels = np.concatenate([labels.astype(str), np.array(described_classes, str)])
     names, indices = np.unique(parse_integers(labels), return_inverse=True)
     indices = indices[:n]
     rows = np.bincount(indices, minlength=len(names))
     classes = tuple(names.tolist() if names.dtype.kind in "iu" else map(str, names.tolist()))
     if len(classes) < 2:
         listed = format_names(list(map(str, classes))) if classes else "no label"
-        got = listed if described else f"{listed} alone in {to_printable(label)}"
-        where = "classes" if described else "table"
+        got = listed if described_classes else f"{listed} alone in {to_printable(label)}"
+        where = "classes" if described_classes else "table"
         raise_input_error(where, "have at least 2 classes", got, "Add another one.")
     dubious = None
-    if not allow_many and len(classes) > MAX_SINGLETONS:
-        dubious = describe_dubious_classes(classes, rows, to_printable(label))
+    if not allow_many and len(classes) > MAX_SINGLE_ROW_CLASSES:
+        dubious = describe_unlikely_classes(classes, rows, to_printable(label))
     if dubious:
         remedy = "Name a column of classes with --label; regression is not supported. Or pass --allow-many-classes."
         raise_input_error("label", "name a column of classes", dubious, remedy)
     return classes, indices
 
 
-def describe_dubious_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -> str | None:
+def describe_unlikely_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -> str | None:
     """Describe why labels look like identifiers or measurements; return None if they look like classes.
 
     Args:
@@ -346,6 +347,9 @@ def describe_dubious_classes(classes: Sequence[str | int], rows: np.ndarray, lab
     got = f"numbers, such as {to_printable(classes[-1])}, in {label}"
     if any(value % 1 for value in values):
         return f"{len(classes)} {got}"
-    wide = max(values) - min(values) >= WIDE_SPAN * len(values) or len(values) > LARGE_FRACTION * rows.sum()
-    few = np.median(rows) <= MAX_ROWS_OF_RARE_CLASS
-    return f"{len(classes)} whole {got}, most with {MAX_ROWS_OF_RARE_CLASS} rows or fewer" if wide and few else None
+    wide = (
+        max(values) - min(values) >= MIN_RANGE_MULTIPLE * len(values)
+        or len(values) > MIN_DISTINCT_FRACTION * rows.sum()
+    )
+    few = np.median(rows) <= MAX_MEDIAN_ROWS_PER_CLASS
+    return f"{len(classes)} whole {got}, most with {MAX_MEDIAN_ROWS_PER_CLASS} rows or fewer" if wide and few else None

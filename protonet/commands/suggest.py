@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protonet._io import write_text
 from protonet._text import to_printable
-from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_unlabelled
+from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_table_to_label
 from protonet.commands.options import SuggestOptions, show_notes
 from protonet.embeddings.pictures.reading import are_pictures
 from protonet.fit.active import suggest_rows
@@ -16,13 +16,13 @@ def run(options: SuggestOptions) -> None:
     """Run ``suggest``: print the rows to label next, each with a reason, and write them with an empty label column."""
     model = None if options.model is None else open_pipeline(options, options.model, options.table)
     label = get_label_column(options.label, model)
-    rows = read_unlabelled(options, options.table, model, label)
+    rows = read_table_to_label(options, options.table, model, label)
     if model is None:
         chosen = suggest_rows(
-            None, rows.x, options.n, unlabelled_rows=rows.remaining, labelled_features=rows.x[rows.known]
+            None, rows.x, options.n, unlabelled_rows=rows.unlabelled_indices, labelled_features=rows.x[rows.has_label]
         )
     else:
-        chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.remaining)
+        chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.unlabelled_indices)
     has_pictures = are_pictures(options.table)
     if has_pictures or options.output is not None:
         header, table = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from protonet._text import count, shorten_list, to_printable
-from protonet.commands.data import open_pipeline, read_labelled
+from protonet.commands.data import open_pipeline, read_labelled_rows
 from protonet.commands.options import UpdateOptions, show_notes
 from protonet.commands.rows import (
-    MAX_LISTED_CONTRADICTIONS,
-    check_spellings,
+    MAX_LISTED_CONTRADICTORY_ROWS,
+    check_class_spellings,
     parse_integers,
-    warn_contradictions,
+    warn_contradictory_labels,
     warn_similar_names,
 )
 from protonet.fit.cross_validation import CrossValidation, detect_label_conflicts, is_held_out_row, predict_held_out
@@ -27,16 +27,16 @@ def run(options: UpdateOptions) -> None:
     """Run ``update``: add samples to a model, write the model, and print the change of accuracy on held-out rows."""
     model = open_pipeline(options, options.model, options.table, for_update=True)
     output = options.output or check_output_path("model", options.model)
-    table, block = read_labelled(options, options.table, model, model.metadata.get("group"))
+    table, block = read_labelled_rows(options, options.table, model, model.metadata.get("group"))
     x, labels, empty = model.encode(table, block), block.labels, model.is_uninformative(block)
     if not options.new_classes:
         remedy = "Spell them alike, or pass --new-classes if they are new classes."
-        check_spellings(np.unique(labels).tolist(), model.classes, remedy)
+        check_class_spellings(np.unique(labels).tolist(), model.classes, remedy)
     classes, old = extend_classes(model.classes, labels), model.cross_validation
     before = None if old is None else predict_held_out(old)  # before the update changes the networks
     informative = np.flatnonzero(~empty).tolist()
     locations = [table.position_format.format(block.positions[row]) for row in informative]
-    contradictions = warn_contradictions(x[informative], labels[informative].tolist(), locations)
+    contradictions = warn_contradictory_labels(x[informative], labels[informative].tolist(), locations)
     if old is not None:
         contradictions += warn_held_out_contradictions(
             old, x[informative], labels[informative].tolist(), classes, locations
@@ -66,10 +66,10 @@ def run(options: UpdateOptions) -> None:
         print(format_accuracy_change(before, predict_held_out(new_crossed), new_crossed.labels, names), end="")
 
 
-def extend_classes(known: Sequence[str | int], labels: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
+def extend_classes(classes: Sequence[str | int], labels: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
     """Append the new classes among labels (n,) to the known classes; return all as integers, or all as strings."""
-    texts = {str(name) for name in known}
-    names = [*known, *(name for name in np.unique(parse_integers(labels)).tolist() if str(name) not in texts)]
+    texts = {str(name) for name in classes}
+    names = [*classes, *(name for name in np.unique(parse_integers(labels)).tolist() if str(name) not in texts)]
     integers = tuple(name for name in names if type(name) is int)
     return integers if len(integers) == len(names) else tuple(map(str, names))
 
@@ -99,7 +99,11 @@ def warn_held_out_contradictions(
         if before >= 0
     ]
     rows = f"{count(len(named), 'row')} of another class than equal rows of fit"
-    return [f"warning: contradicting labels: {rows}: {shorten_list(named, MAX_LISTED_CONTRADICTIONS)}"] if named else []
+    return (
+        [f"warning: contradicting labels: {rows}: {shorten_list(named, MAX_LISTED_CONTRADICTORY_ROWS)}"]
+        if named
+        else []
+    )
 
 
 def format_accuracy_change(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:

@@ -43,7 +43,7 @@ from protonet.errors import UserError, raise_input_error
 from protonet.ui.command_line import write_bug_report
 
 #: Headers of every response.
-HEADERS = [
+RESPONSE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
@@ -52,13 +52,13 @@ HEADERS = [
 #: Name of the header of the content security policy, and its value for responses that are not pages.
 POLICY_HEADER, NO_CONTENT_POLICY = b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"
 #: Media types of bodies.
-JSON, HTML, CSV = "application/json", "text/html; charset=utf-8", "text/csv; charset=utf-8"
+JSON_TYPE, HTML_TYPE, CSV_TYPE = "application/json", "text/html; charset=utf-8", "text/csv; charset=utf-8"
 #: Names of this machine, which every server accepts in the header ``Host``.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "[::1]")
 #: Environment variables of the access token, and of a second one, which is accepted while clients move to a new token.
 TOKEN_VARIABLES = "PROTONET_TOKEN", "PROTONET_TOKEN_2"
 #: Paths that need no token.
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+TOKEN_FREE_PATHS = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 #: Error messages that replace those of Starlette, by HTTP status.
 STATUS_MESSAGES = {
     400: "`Host` must be a name of this server, or one of --allowed-hosts.",
@@ -66,7 +66,7 @@ STATUS_MESSAGES = {
     405: "This path takes another method.",
 }
 #: Matches values of the header ``X-Request-Id`` that are accepted from clients.
-REQUEST_ID = re.compile(rb"[\w.:/+=-]{1,128}")
+REQUEST_ID_PATTERN = re.compile(rb"[\w.:/+=-]{1,128}")
 
 
 class Error(msgspec.Struct):
@@ -80,15 +80,16 @@ class AccessPolicy:
     """Rules of access to a server, and its limits."""
 
     tokens: Sequence[str]  #: Accepted tokens, sent as a bearer or in the address (``?token=``).
-    hosts: Collection[str]  #: Accepted values of the header ``Host``; other values are rejected against DNS rebinding.
-    max_body: int  #: Maximal number of bytes of a request's body.
+    allowed_hosts: Collection[str]
+    """Accepted values of the header ``Host``; other values are rejected against DNS rebinding."""
+    max_body_bytes: int  #: Maximal number of bytes of a request's body.
     max_requests: int = 128  #: Maximal number of requests that are answered at a time.
-    timeout: float = 30.0  #: Maximal number of seconds until a response is ready.
-    origins: Sequence[str] = ()  #: Origins of other servers whose pages may send requests (CORS).
+    response_timeout: float = 30.0  #: Maximal number of seconds until a response is ready.
+    allowed_origins: Sequence[str] = ()  #: Origins of other servers whose pages may send requests (CORS).
     access_log: TextIO | None = None  #: The file that gets a line of JSON per request; None for no log.
     print_token: bool = False  #: Whether the printed address has the token, because the token is random.
-    active: int = field(default=0, init=False)  #: Number of requests that are being answered.
-    closing: bool = field(default=False, init=False)  #: Whether the server is stopping, and closes its connections.
+    active_requests: int = field(default=0, init=False)  #: Number of requests that are being answered.
+    is_closing: bool = field(default=False, init=False)  #: Whether the server is stopping, and closes its connections.
 
     @property
     def address_query(self) -> str:
@@ -96,34 +97,34 @@ class AccessPolicy:
         return f"?token={quote(self.tokens[0], safe='')}" if self.print_token else ""
 
 
-def make_policy(host: str, names: Sequence[str], max_body: int) -> AccessPolicy:
-    """Make the access policy of a server that listens on ``host`` and accepts further host ``names``.
+def make_access_policy(host: str, allowed_hosts: Sequence[str], max_body_bytes: int) -> AccessPolicy:
+    """Make the access policy of a server that listens on ``host`` and accepts further host ``allowed_hosts``.
 
     The tokens come from the environment variables `TOKEN_VARIABLES`; if both are empty, a random token is generated.
     """
-    for name in names:
+    for name in allowed_hosts:
         if not re.fullmatch(r"[^\s/:@\[\]]+|\[?[0-9a-fA-F:]+\]?", name):
             raise_input_error("allowed_hosts", "be host names without a port", repr(to_printable(name)), "Pass names.")
     tokens = [token for token in map(os.environ.get, TOKEN_VARIABLES) if token]
-    hosts = {name.lower() for name in (*LOCAL_HOSTS, host, *names)} - {"0.0.0.0", "::"}
-    return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body, print_token=not tokens)
+    hosts = {name.lower() for name in (*LOCAL_HOSTS, host, *allowed_hosts)} - {"0.0.0.0", "::"}
+    return AccessPolicy(tokens or [secrets.token_urlsafe(24)], hosts, max_body_bytes, print_token=not tokens)
 
 
 def create_app(
     policy: AccessPolicy,
     routes: Sequence[BaseRoute],
-    observe: Callable[[str, int, float], None] = lambda path, status, seconds: None,
+    record_response: Callable[[str, int, float], None] = lambda path, status, seconds: None,
 ) -> ASGIApp:
     """Create an ASGI application of routes behind the checks, limits and access log of a policy.
 
-    ``observe`` is called with the path, the status and the duration in seconds of each response.
+    ``record_response`` is called with the path, the status and the duration in seconds of each response.
     """
     app: ASGIApp = AccessMiddleware(Router(routes, redirect_slashes=False), policy)
-    app = TrustedHostMiddleware(app, list(policy.hosts), www_redirect=False)
-    app = RequestMiddleware(app, policy, observe)
-    if policy.origins:
+    app = TrustedHostMiddleware(app, list(policy.allowed_hosts), www_redirect=False)
+    app = RequestMiddleware(app, policy, record_response)
+    if policy.allowed_origins:
         headers, methods = ["Authorization", "X-Request-Id"], ["GET", "POST"]
-        app = CORSMiddleware(app, policy.origins, methods, headers, expose_headers=["X-Request-Id"])
+        app = CORSMiddleware(app, policy.allowed_origins, methods, headers, expose_headers=["X-Request-Id"])
     return app  # not `Starlette`, whose two layers for errors would cost a tenth of a request
 
 
@@ -133,13 +134,13 @@ class RequestMiddleware:
 
     app: ASGIApp
     policy: AccessPolicy
-    observe: Callable[[str, int, float], None]
+    record_response: Callable[[str, int, float], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request within the policy's time limit, and write it to the access log."""
         started, task, status, size, expired = time.perf_counter(), asyncio.current_task(), 0, 0, False
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
+        request_id = given if REQUEST_ID_PATTERN.fullmatch(given) else secrets.token_hex(8).encode()
 
         def expire() -> None:
             nonlocal expired
@@ -154,23 +155,27 @@ class RequestMiddleware:
                     allow = {name.decode(): value.decode() for name, value in headers if name == b"allow"}
                     raise HTTPException(message["status"], STATUS_MESSAGES[message["status"]], allow)
                 status = message["status"]
-                headers += [*HEADERS, (b"x-request-id", request_id)]
+                headers += [*RESPONSE_HEADERS, (b"x-request-id", request_id)]
                 if not any(name == POLICY_HEADER for name, _ in headers):
                     headers.append((POLICY_HEADER, NO_CONTENT_POLICY))
-                if self.policy.closing:
+                if self.policy.is_closing:
                     headers.append((b"connection", b"close"))
             else:
                 size += len(message.get("body", b""))
             await send(message)
 
-        timer = asyncio.get_running_loop().call_later(self.policy.timeout, expire)  # `wait_for` takes a task more
+        timer = asyncio.get_running_loop().call_later(
+            self.policy.response_timeout, expire
+        )  # `wait_for` takes a task more
         error: Exception | None = None
         try:
             await self.app(scope, receive, respond)
         except asyncio.CancelledError:
             if not expired:
                 raise
-            line = f"The answer must be ready within {self.policy.timeout:g} s; it was not. Send less, or later."
+            line = (
+                f"The answer must be ready within {self.policy.response_timeout:g} s; it was not. Send less, or later."
+            )
             error = HTTPException(503, line, {"retry-after": "1"})
         except ClientDisconnect:
             return
@@ -181,7 +186,7 @@ class RequestMiddleware:
         if error is not None and not status:
             await error_response(error)(scope, receive, respond)
         seconds = time.perf_counter() - started
-        self.observe(scope["path"], status, seconds)
+        self.record_response(scope["path"], status, seconds)
         if self.policy.access_log is not None:
             entry = {
                 "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
@@ -205,13 +210,13 @@ class AccessMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the headers of a request and the number of active requests, then pass the request on."""
-        policy, is_open, size = self.policy, scope["path"] in OPEN_PATHS, 0
+        policy, is_open, size = self.policy, scope["path"] in TOKEN_FREE_PATHS, 0
         headers = dict(reversed(scope["headers"]))
-        self.check_headers(headers, scope["query_string"], is_open=is_open)
+        self.check_headers(headers, scope["query_string"], needs_no_token=is_open)
         if is_open:
             await self.app(scope, receive, send)
             return
-        if policy.active >= policy.max_requests:
+        if policy.active_requests >= policy.max_requests:
             line = f"At most {policy.max_requests} requests are answered at a time. Try again later."
             raise HTTPException(429, line, {"retry-after": "1"})
 
@@ -219,35 +224,35 @@ class AccessMiddleware:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > policy.max_body:
-                raise HTTPException(413, f"`body` must have at most {policy.max_body:,} bytes; got more.")
+            if size > policy.max_body_bytes:
+                raise HTTPException(413, f"`body` must have at most {policy.max_body_bytes:,} bytes; got more.")
             return message
 
-        policy.active += 1
+        policy.active_requests += 1
         try:
             await self.app(scope, receive_counted, send)
         finally:
-            policy.active -= 1
+            policy.active_requests -= 1
 
-    def check_headers(self, headers: dict[bytes, bytes], query: bytes, *, is_open: bool) -> None:
+    def check_headers(self, headers: dict[bytes, bytes], query: bytes, *, needs_no_token: bool) -> None:
         """Raise an HTTPException unless origin, token, length and encoding are allowed; open paths need no token."""
         host, origin = headers.get(b"host", b"").lower().decode("latin-1"), headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in (
             f"http://{host}",
             f"https://{host}",  # behind TLS
-            *self.policy.origins,
+            *self.policy.allowed_origins,
         ):
             raise HTTPException(403, "`Origin` must be this server, or one of --cors-origins.")
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             given = parse_qs(query).get(b"token", [b""])[0] if b"token=" in query else b""
-        if not is_open and not any(hmac.compare_digest(given, token.encode()) for token in self.policy.tokens):
+        if not needs_no_token and not any(hmac.compare_digest(given, token.encode()) for token in self.policy.tokens):
             line = "`token` must be that of the server, as ?token=... or a bearer."
             raise HTTPException(401, line, {"www-authenticate": "Bearer"})
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 20 or int(length) > self.policy.max_body:
+        if not length.isdigit() or len(length) > 20 or int(length) > self.policy.max_body_bytes:
             got = to_printable(length[:20].decode("latin-1"))
-            raise HTTPException(413, f"`body` must have at most {self.policy.max_body:,} bytes; got {got}.")
+            raise HTTPException(413, f"`body` must have at most {self.policy.max_body_bytes:,} bytes; got {got}.")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise HTTPException(415, "`body` must not be compressed; got another content-encoding than identity.")
 
@@ -269,12 +274,12 @@ def error_response(error: Exception) -> Response:
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Make a response whose body is a value as JSON."""
-    return Response(msgspec.json.encode(value) + b"\n", status, headers, JSON)
+    return Response(msgspec.json.encode(value) + b"\n", status, headers, JSON_TYPE)
 
 
 def html_response(page: str, policy: str) -> Response:
     """Make a response whose body is an HTML page; ``policy`` is the page's content security policy."""
-    return Response(page, headers={POLICY_HEADER.decode(): policy}, media_type=HTML)
+    return Response(page, headers={POLICY_HEADER.decode(): policy}, media_type=HTML_TYPE)
 
 
 #: Maximal number of connections. A further one is accepted after the connection that was idle longest is closed.
@@ -282,7 +287,7 @@ MAX_CONNECTIONS = 1024
 #: Maximal bytes of the head of a request (its first line and headers), and of the trailers after a chunked body.
 MAX_HEAD_BYTES = 2**16
 #: Maximal seconds until the head of a request has arrived.
-HEAD_SECONDS = 10.0
+MAX_HEAD_SECONDS = 10.0
 #: Seconds that clients have to close their connections when the server stops.
 CLOSING_SECONDS = 1.0
 
@@ -298,13 +303,13 @@ class ConnectionState(ServerState):
         super().__init__()
         self.idle = OrderedDict[LimitedProtocol, float]()  # the longest idle first
 
-    def close_idle(self, now: float) -> None:
-        """Close the connections that have been idle for `HEAD_SECONDS` seconds or more at the time ``now``."""
+    def close_idle_connections(self, now: float) -> None:
+        """Close the connections that have been idle for `MAX_HEAD_SECONDS` seconds or more at the time ``now``."""
         while self.idle:
             connection, since = next(iter(self.idle.items()))
-            if now - since < HEAD_SECONDS:
+            if now - since < MAX_HEAD_SECONDS:
                 return
-            connection.time_out()
+            connection.close_idle_connection()
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -333,7 +338,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if counted and self.reading_head:
             self.head_bytes += len(data)
             if self.head_bytes > MAX_HEAD_BYTES:
-                self.reject_head()
+                self.reject_large_head()
 
     def on_message_begin(self) -> None:
         """Start counting the bytes of a request's head."""
@@ -344,7 +349,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Start the application on a request whose head is complete, unless the head is too large."""
         self.reading_head = False
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES:
-            self.reject_head()
+            self.reject_large_head()
             raise httptools.HttpParserError
         self.server_state.idle.pop(self, None)
         super().on_headers_complete()
@@ -380,20 +385,20 @@ class LimitedProtocol(HttpToolsProtocol):
         """Answer bytes that are not HTTP with an error as JSON."""
         self.reject(400, "The request must be HTTP/1.1.")
 
-    def reject_head(self) -> None:
+    def reject_large_head(self) -> None:
         """Reject a request whose head or trailers are too large."""
         self.reject(431, f"The head of a request, or its trailers, must have at most {MAX_HEAD_BYTES:,} bytes.")
 
-    def time_out(self) -> None:
+    def close_idle_connection(self) -> None:
         """Close an idle connection; if a part of a request has arrived, send an error first."""
         self.server_state.idle.pop(self, None)
         if self.head_bytes and not self.rejected:
-            self.reject(408, f"The head of a request must arrive within {HEAD_SECONDS:g} s.")
+            self.reject(408, f"The head of a request must arrive within {MAX_HEAD_SECONDS:g} s.")
         else:
             self.transport.abort()
 
     def reject(self, status: int, message: str) -> None:
-        """Send an error as JSON; the connection is closed when the client closes it, or after `HEAD_SECONDS`."""
+        """Send an error as JSON; the connection is closed when the client closes it, or after `MAX_HEAD_SECONDS`."""
         if self.rejected:
             return
         self.rejected = True
@@ -408,7 +413,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.server_state.idle[self] = self.loop.time()
 
 
-def open_socket(host: str, port: int) -> socket.socket:
+def open_listening_socket(host: str, port: int) -> socket.socket:
     """Open a listening TCP socket; raise an InputError if the address or the port cannot be used."""
     try:
         family = socket.getaddrinfo(host or "none", port, type=socket.SOCK_STREAM)[0][0]  # "" would be all addresses
@@ -433,20 +438,20 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that have been idle for too long; uvicorn calls this method ten times a second."""
-        self.server_state.close_idle(asyncio.get_running_loop().time())
+        self.server_state.close_idle_connections(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting connections, wait `CLOSING_SECONDS` for clients to close them, and answer pending requests."""
         for server in self.servers:
             server.close()
-        self.policy.closing, deadline = True, time.monotonic() + CLOSING_SECONDS
+        self.policy.is_closing, deadline = True, time.monotonic() + CLOSING_SECONDS
         while self.server_state.connections and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
 
 
-def raise_file_limit() -> None:
+def increase_open_file_limit() -> None:
     """Increase the limit on open files to twice `MAX_CONNECTIONS`, as far as the system allows."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415 - not on Windows
@@ -459,7 +464,7 @@ def raise_file_limit() -> None:
 
 def run_server(app: ASGIApp, policy: AccessPolicy, listening: socket.socket, title: str) -> None:
     """Print the title and the address of a server, and run the server until SIGTERM or Ctrl-C."""
-    raise_file_limit()
+    increase_open_file_limit()
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # the response describes the error
     gc.collect()
     gc.freeze()  # else each full collection visits all of torch, 100 ms in which no request is answered
@@ -473,7 +478,7 @@ def run_server(app: ASGIApp, policy: AccessPolicy, listening: socket.socket, tit
         log_level="critical",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(policy.timeout) + 1,
+        timeout_graceful_shutdown=int(policy.response_timeout) + 1,
     )
     host, port = listening.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host

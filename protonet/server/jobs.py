@@ -39,7 +39,7 @@ class PageJob:
     """A job on the labels at one time: computes metrics, or exports a model."""
 
     kind: str  #: "results" computes metrics; "export" also writes a model, its report and predictions.
-    version: int  #: The number of changes of labels before the job (`LabelQueue.version`).
+    labels_version: int  #: The number of changes of labels before the job (`LabelQueue.version`).
     rows: list[int]  #: The index of each labelled row.
     labelled: Sequence[Sequence[str]]  #: The header, and the cells and label of each labelled row.
     table: Sequence[Sequence[str]] | None  #: The header and the rows to predict; None to predict the table's file.
@@ -49,29 +49,29 @@ class PageJob:
 class JobRunner:
     """Runs jobs one at a time, and writes the files of the latest job to a temporary folder."""
 
-    labels: Path  #: The file of the labelled rows.
-    table: Path  #: The table to label.
-    label: str  #: The name of the column of labels.
-    model: Path | None  #: The file of a model to update; None to fit a new one.
-    columns: ColumnOverrides  #: The column types, dropped columns and groups that the user has set.
+    labels_path: Path  #: The file of the labelled rows.
+    table_path: Path  #: The table to label.
+    label_column: str  #: The name of the column of labels.
+    model_path: Path | None  #: The file of a model to update; None to fit a new one.
+    column_overrides: ColumnOverrides  #: The column types, dropped columns and groups that the user has set.
     read_options: ReadOptions  #: The options by which all commands read tables.
     metrics: JsonDict | None = None  #: The metrics of the last fit.
-    version: int = -1  #: The `PageJob.version` of the metrics; -1 before the first fit.
-    checked: int = 0  #: The number of labels in the last fit, or in the fit in progress.
-    error: str = ""  #: The error message of the last job; "" if it succeeded.
-    running: str = ""  #: The kind of the job in progress; "" if no job is in progress.
+    metrics_version: int = -1  #: The `PageJob.labels_version` of the metrics; -1 before the first fit.
+    n_fitted: int = 0  #: The number of labels in the last fit, or in the fit in progress.
+    error_message: str = ""  #: The error message of the last job; "" if it succeeded.
+    running_job: str = ""  #: The kind of the job in progress; "" if no job is in progress.
     folder: TemporaryDirectory[str] = field(default_factory=TemporaryDirectory)  #: The folder of exported files.
-    _next: PageJob | None = None  #: The job that waits for the end of the job in progress.
+    _waiting_job: PageJob | None = None  #: The job that waits for the end of the job in progress.
     _task: asyncio.Task[None] | None = None
 
     def start(self, job: PageJob) -> None:
         """Start a job or, if another one is in progress, start it afterwards; it replaces a job that waits."""
-        if self.running:
-            self._next = job
+        if self.running_job:
+            self._waiting_job = job
             return
-        self.running, self.error, self.checked = job.kind, "", len(job.rows)
-        folder, path = Path(self.folder.name), self.table
-        (folder / self.labels.name).write_text(format_csv(job.labelled), encoding="utf-8")
+        self.running_job, self.error_message, self.n_fitted = job.kind, "", len(job.rows)
+        folder, path = Path(self.folder.name), self.table_path
+        (folder / self.labels_path.name).write_text(format_csv(job.labelled), encoding="utf-8")
         if job.table is not None:
             path = folder / "table.csv"
             path.write_text(format_csv(job.table), encoding="utf-8")
@@ -95,12 +95,14 @@ class JobRunner:
         """
         model, report, predictions = (folder / file for file, _ in EXPORTED_FILES.values())
         reading = vars(replace(self.read_options, sheet=None))  # labels are CSV files, without sheets
-        sheet = {"sheet": self.read_options.sheet} if table == self.table else {}
+        sheet = {"sheet": self.read_options.sheet} if table == self.table_path else {}
         predict = PredictOptions(**reading | sheet, model=model, table=table, output=predictions, proba=True)
-        if self.model is None:
+        if self.model_path is None:
             return [self.make_fit_options(labels, report=report, output=model), predict]
-        update = UpdateOptions(**reading, model=self.model, table=labels, label=self.label, output=model)
-        evaluate = EvaluateOptions(**reading, model=self.model, table=labels, label=self.label, report=report)
+        update = UpdateOptions(**reading, model=self.model_path, table=labels, label=self.label_column, output=model)
+        evaluate = EvaluateOptions(
+            **reading, model=self.model_path, table=labels, label=self.label_column, report=report
+        )
         return [update, predict, evaluate]
 
     def make_fit_options(self, labels: Path, **options: Any) -> FitOptions:
@@ -108,21 +110,21 @@ class JobRunner:
         return FitOptions(
             **vars(replace(self.read_options, sheet=None)),
             table=labels,
-            label=self.label,
-            column_type=[f"{name}={column_type}" for name, column_type in self.columns.types.items()],
-            drop=self.columns.dropped,
-            group=self.columns.group,
+            label=self.label_column,
+            column_type=[f"{name}={column_type}" for name, column_type in self.column_overrides.types.items()],
+            drop=self.column_overrides.dropped,
+            group=self.column_overrides.group,
             **options,
         )
 
     def format_commands(self) -> list[str]:
         """Return the shell commands that write the files of all jobs to the current folder, for users to copy."""
-        return list(map(format_command, self.list_commands(self.labels, self.table, Path())))
+        return list(map(format_command, self.list_commands(self.labels_path, self.table_path, Path())))
 
     async def _run_job(self, job: PageJob, to_predict: Path) -> None:
         """Run the commands of a job one after the other, then start the waiting job, if there is one."""
         folder = Path(self.folder.name)
-        labels, metrics = folder / self.labels.name, folder / "metrics.json"
+        labels, metrics = folder / self.labels_path.name, folder / "metrics.json"
         if job.kind == "results":
             commands: list[ReadOptions] = [self.make_fit_options(labels, report=folder / "results.html", effort="fast")]
         else:
@@ -136,19 +138,19 @@ class JobRunner:
                     continue
                 await self._run_command(replace(command, json=metrics))
                 self.metrics = json.loads(metrics.read_text(encoding="utf-8")) | {"rows_of_table": job.rows}
-                self.version = job.version
+                self.metrics_version = job.labels_version
         except (RuntimeError, OSError) as error:
-            self.error = " ".join(str(error).split())
+            self.error_message = " ".join(str(error).split())
         finally:
-            self.running = ""
-        if self._next is not None:
-            following, self._next = self._next, None
+            self.running_job = ""
+        if self._waiting_job is not None:
+            following, self._waiting_job = self._waiting_job, None
             self.start(following)
 
     def list_exported(self) -> list[str]:
         """List the names of the exported files; the list is empty during an export."""
         made = [name for name, (file, _) in EXPORTED_FILES.items() if Path(self.folder.name, file).exists()]
-        return [] if self.running == "export" else made
+        return [] if self.running_job == "export" else made
 
     async def _run_command(self, options: ReadOptions) -> None:
         """Run a command in another process; if the command fails, raise a RuntimeError with its error message."""

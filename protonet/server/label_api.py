@@ -21,11 +21,11 @@ from starlette.types import ASGIApp
 from protonet._text import count, escape_control_chars
 from protonet.commands.data import (
     ColumnOverrides,
-    UnlabelledTable,
+    TableToLabel,
     get_label_column,
     open_pipeline,
     read_cells,
-    read_unlabelled,
+    read_table_to_label,
 )
 from protonet.commands.options import PageOptions, ReadOptions, make_options, replace_argument_names
 from protonet.commands.report import columns_to_dicts
@@ -43,32 +43,32 @@ from protonet.server.app import (
     create_app,
     html_response,
     json_response,
-    make_policy,
-    open_socket,
+    make_access_policy,
+    open_listening_socket,
     run_server,
 )
 from protonet.server.jobs import JobRunner, PageJob
 from protonet.server.label_queue import LabelQueue
-from protonet.server.labels import LabelFile, LabelSession, Uploads, extend_rows, find_similar_class, parse_classes
-from protonet.server.parsing import decode_json, parse_rows, read_upload
+from protonet.server.labels import LabelFile, LabelSession, UploadedRows, extend_rows, get_similar_class, parse_classes
+from protonet.server.parsing import decode_json, parse_body, read_upload
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.parsing import count_missing_cells, replace_missing
 from protonet.tables.formats import text_array
 from protonet.ui.html import format_page
 
 #: Maximal bytes of a body, such as a picture.
-MAX_BODY = 32 * 2**20
+MAX_BODY_BYTES = 32 * 2**20
 #: Maximal pixels per side of a picture on the page.
-PICTURE_SIDE = 640
+MAX_PICTURE_SIDE = 640
 #: Maximal number of columns of a table that the page describes, and of rows in one response or one action.
 MAX_DESCRIBED_COLUMNS, MAX_SELECTED_ROWS = 400, 200
 #: Number of new labels after which the cross-validated accuracy is computed again.
-CHECK_INTERVAL = 20
+ACCURACY_INTERVAL = 20
 #: Roles that the user can give a column: a type, "drop" or "group"; "" restores the inferred type. "picture" is not
 #: among them, because a client could then read any file whose path is in a cell.
 COLUMN_ROLES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "drop", "group")
 #: Keys of the metrics of a fit (``fit --json``) that are sent to the page.
-SHOWN_METRICS = (
+SHOWN_METRIC_KEYS = (
     "accuracy",
     "interval",
     "balanced_accuracy",
@@ -123,10 +123,10 @@ class LabelApi:
     title: str
     representation: Sequence[str] | None  #: Names of the encoders of texts and pictures, as typed by the user.
     #: Reads and encodes the table again with other column roles; None if an initial model determines the columns.
-    read_again: Callable[[ColumnOverrides], UnlabelledTable] | None
-    uploads: Uploads
+    reread_table: Callable[[ColumnOverrides], TableToLabel] | None
+    uploads: UploadedRows
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.
+    change_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.
 
     def create_app(self) -> ASGIApp:
         """Create the ASGI application that serves the page and its API."""
@@ -152,8 +152,8 @@ class LabelApi:
         }
         posts |= {"jobs": self.start_job, "labels": self.list_labels}
         uploads: dict[str, Handler] = {"/api/try": self.try_row, "/api/add_picture": self.add_picture}
-        gets: dict[str, Handler] = {"/": self.page, "/picture": self.show_picture, "/download": self.download}
-        gets |= {"/api/state": self.describe_state, "/api/map": self.project_rows, "/api/jobs": self.list_jobs}
+        gets: dict[str, Handler] = {"/": self.show_page, "/picture": self.show_picture, "/download": self.download}
+        gets |= {"/api/state": self.describe_table, "/api/map": self.project_rows, "/api/jobs": self.list_jobs}
         routes = [
             Route(f"/api/{name}", make_action_handler(answer), methods=["POST"]) for name, answer in posts.items()
         ]
@@ -170,11 +170,12 @@ class LabelApi:
 
         async def respond(action: ActionRequest) -> object:
             names = self.queue.session.names
-            similar = None if action.create or not action.name else find_similar_class(action.name, names)
+            similar = None if action.create or not action.name else get_similar_class(action.name, names)
             if similar is not None and (action.old is None or similar != action.old):
                 return {"similar": similar}
             change(action)
-            if len(self.queue.session.labelled) >= self.jobs.checked + CHECK_INTERVAL and not self.jobs.running:
+            n_labelled = len(self.queue.session.labelled)
+            if n_labelled >= self.jobs.n_fitted + ACCURACY_INTERVAL and not self.jobs.running_job:
                 self.start_job_on_labels("results")
             label = {} if action.row is None else {"label": self.queue.session.labels.get(action.row)}
             return self.queue.next_item(action.tab) | self.describe_accuracy() | label
@@ -186,8 +187,8 @@ class LabelApi:
         queue, session = self.queue, self.queue.session
         rows = {row: [*session.cells[row], label] for row, label in session.labels.items() if queue.has_picture(row)}
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
-        if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.table.is_file()):
-            table = [queue.header, *existing]
+        if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.table_path.is_file()):
+            table = [queue.column_names, *existing]
         self.jobs.start(PageJob(kind, queue.version, list(rows), [session.label_file.header, *rows.values()], table))
 
     def describe_accuracy(self) -> dict[str, object]:
@@ -199,8 +200,8 @@ class LabelApi:
         metrics, jobs = self.jobs.metrics or {}, self.jobs
         keys = ("accuracy", "interval")
         accuracy = {key: metrics[key] for key in keys} if metrics.get("accuracy") is not None else None
-        remaining = jobs.checked + CHECK_INTERVAL - len(self.queue.session.labelled)
-        return {"check": accuracy, "checked": jobs.checked, "next_check": 0 if jobs.running else max(remaining, 1)}
+        remaining = jobs.n_fitted + ACCURACY_INTERVAL - len(self.queue.session.labelled)
+        return {"check": accuracy, "checked": jobs.n_fitted, "next_check": 0 if jobs.running_job else max(remaining, 1)}
 
     async def list_labels(self, action: ActionRequest) -> object:
         """Answer with the labelled rows that match; rows that cross-validation predicts as another class come first."""
@@ -212,34 +213,34 @@ class LabelApi:
                 predictions[metrics["rows_of_table"][index]] = names[label], probability
         return self.queue.list_labels(predictions, action.name, action.text, action.person, limit=MAX_SELECTED_ROWS)
 
-    async def page(self, _: Request) -> object:
+    async def show_page(self, _: Request) -> object:
         """Answer with the HTML page; its script may send requests to this server only."""
         rules = "connect-src 'self'; img-src 'self' blob: data:"
         return html_response(*format_page("label.html", self.title, {}, ["page.css", "label.css"], "label.js", rules))
 
-    async def describe_state(self, _: object) -> object:
+    async def describe_table(self, _: object) -> object:
         """Answer with the columns of the table, notes on the table, and command lines that repeat an export."""
-        rows, header = self.queue.rows, list(self.queue.header)
+        rows, header = self.queue.latest_rows, list(self.queue.column_names)
         names = list(rows.columns or header)
         return {
             "header": header,
-            "picture": self.queue.picture,
-            "adds": "" if self.uploads.column is None else "pictures" if self.uploads.pictures else "texts",
+            "picture": self.queue.picture_column,
+            "adds": "" if self.uploads.content_column is None else "pictures" if self.uploads.are_pictures else "texts",
             "columns": await self.run_in_thread(self.describe_columns) if len(header) <= MAX_DESCRIBED_COLUMNS else [],
-            "choices": COLUMN_ROLES if self.read_again is not None and rows.columns is not None else [],
+            "choices": COLUMN_ROLES if self.reread_table is not None and rows.columns is not None else [],
             "used": names,
-            "added": str(self.uploads.rows.path),
-            "texts": self.queue.picture is None and len(names) == 1 and rows.encoding is not None,
+            "added": str(self.uploads.file.path),
+            "texts": self.queue.picture_column is None and len(names) == 1 and rows.encoding is not None,
             "notes": replace_argument_names([*rows.table.all_notes, *rows.notes]),
-            "table": str(self.jobs.table),
+            "table": str(self.jobs.table_path),
             "commands": self.jobs.format_commands(),
-            "output": str(self.jobs.labels),
+            "output": str(self.jobs.labels_path),
             "fixed": self.queue.fixed_classes,
         }
 
     def describe_columns(self) -> list[dict[str, object]]:
         """Return the name, type, number of missing cells and user-selected role of each column."""
-        rows, header, settings = self.queue.rows, list(self.queue.header), self.jobs.columns
+        rows, header, settings = self.queue.latest_rows, list(self.queue.column_names), self.jobs.column_overrides
         names, cells = list(rows.columns or header), self.queue.session.cells
         missing = {
             name: count_missing_cells(replace_missing(text_array([row[at] for row in cells], len(cells))))
@@ -255,15 +256,15 @@ class LabelApi:
 
     async def choose_columns(self, action: ActionRequest) -> object:
         """Set the role of a column (a type, "drop" or "group"), encode the table again, and start a new fit."""
-        name, choice, settings = str(action.column), str(action.choice), self.jobs.columns
-        if self.read_again is None:
+        name, choice, settings = str(action.column), str(action.choice), self.jobs.column_overrides
+        if self.reread_table is None:
             raise HTTPException(409, "The columns are those of the model. Start without -m to change them.")
-        if name not in self.queue.header:
+        if name not in self.queue.column_names:
             raise_input_error("column", "be one of the table", escape_control_chars(name)[:40], "Load the page again.")
         if choice not in COLUMN_ROLES:
             must = f"be one of {', '.join(COLUMN_ROLES[1:])}, or empty"
             raise_input_error("choice", must, escape_control_chars(choice)[:20], "Choose one.")
-        pictures = self.queue.picture is not None and name == self.queue.header[self.queue.picture]
+        pictures = self.queue.picture_column is not None and name == self.queue.column_names[self.queue.picture_column]
         if pictures and choice:
             raise HTTPException(
                 409, f"`column` must not be that of the pictures; got {escape_control_chars(name)[:40]}."
@@ -273,15 +274,15 @@ class LabelApi:
         group = name if choice == "group" else None if settings.group == name else settings.group
         if choice not in {"", "drop", "group"}:
             kinds[name] = choice
-        columns, read_again = ColumnOverrides(kinds, dropped, group), self.read_again
-        async with self.changing:
+        columns, read_again = ColumnOverrides(kinds, dropped, group), self.reread_table
+        async with self.change_lock:
             try:
                 rows = await self.run_in_thread(lambda: read_again(columns))
             except UserError as error:
                 raise rename_argument(error, "columns") from None
-            self.jobs.columns = columns
+            self.jobs.column_overrides = columns
             self.queue.replace_rows(rows)
-        return await self.describe_state(action)
+        return await self.describe_table(action)
 
     async def close_tab(self, action: ActionRequest) -> object:
         """Handle that a browser tab is closed: its row can be suggested to other tabs."""
@@ -307,11 +308,16 @@ class LabelApi:
     async def list_jobs(self, _: object) -> object:
         """Answer with the state of the jobs: running, error, metrics of the last fit, and names of exported files."""
         jobs = self.jobs
-        metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN_METRICS}
+        metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN_METRIC_KEYS}
         if metrics is not None and (rows := (jobs.metrics or {}).get("predictions")):
             metrics["rows"] = {key: rows[key] for key in ("index", "label", "predicted", "probability")}
-        state = {"running": jobs.running, "error": jobs.error, "ready": jobs.list_exported(), "metrics": metrics}
-        return state | {"fresh": jobs.version == self.queue.version} | self.queue.progress() | self.describe_accuracy()
+        state: dict[str, object] = {
+            "running": jobs.running_job,
+            "error": jobs.error_message,
+            "ready": jobs.list_exported(),
+        }
+        state |= {"metrics": metrics, "fresh": jobs.metrics_version == self.queue.version}
+        return state | self.queue.count_progress() | self.describe_accuracy()
 
     async def start_job(self, action: ActionRequest) -> object:
         """Start the job that an action names, and answer with the state of the jobs."""
@@ -327,7 +333,7 @@ class LabelApi:
             lambda: fitted.attach_encoders(self.representation, show_progress=False, use_cache=False)
         )
         media, body = await read_upload(request)
-        rows = await self.run_in_thread(lambda: parse_rows(model, media, body))
+        rows = await self.run_in_thread(lambda: parse_body(model, media, body))
         if len(rows.x) != 1:
             raise_input_error("body", "hold one row", len(rows.x), "Send one.")
         result = await self.run_in_thread(lambda: self.queue.try_row(model, rows))
@@ -349,24 +355,25 @@ class LabelApi:
             save: A function that saves uploaded rows, except those in the given texts (or paths) of the table. It
                 returns the cells of each saved row.
         """
-        async with self.changing:
-            queue, column = self.queue, self.uploads.column or 0
-            if queue.rows is not queue.session.rows:
+        async with self.change_lock:
+            queue, column = self.queue, self.uploads.content_column or 0
+            if queue.latest_rows is not queue.session.rows:
                 raise HTTPException(409, "The columns are being changed. Try again.")
             added = await self.run_in_thread(lambda: save({line[column] for line in queue.session.cells}))
             if added:
-                queue.add_rows(added, await self.run_in_thread(lambda: extend_rows(queue.rows, queue.header, added)))
-        return {"added": len(added)} | queue.progress() | self.describe_accuracy()
+                rows, names = queue.latest_rows, queue.column_names
+                queue.add_rows(added, await self.run_in_thread(lambda: extend_rows(rows, names, added)))
+        return {"added": len(added)} | queue.count_progress() | self.describe_accuracy()
 
     async def show_picture(self, request: Request) -> Response:
         """Answer with the picture of a row, decoded and encoded again as PNG."""
         row, cells = request.query_params.get("row", ""), self.queue.session.cells
-        if self.queue.picture is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
+        if self.queue.picture_column is None or not row.isdecimal() or len(row) > 9 or int(row) >= len(cells):
             raise HTTPException(404, "`row` must be one with a picture; got another one. Load the page again.")
-        path = text_to_path(cells[int(row)][self.queue.picture])
+        path = text_to_path(cells[int(row)][self.queue.picture_column])
         try:
             return Response(
-                await self.run_in_thread(lambda: convert_to_png(path, PICTURE_SIDE)), media_type="image/png"
+                await self.run_in_thread(lambda: convert_to_png(path, MAX_PICTURE_SIDE)), media_type="image/png"
             )
         except UNREADABLE_IMAGE_ERRORS as error:
             raise HTTPException(
@@ -376,7 +383,7 @@ class LabelApi:
     async def download(self, request: Request) -> Response:
         """Answer with an exported file, or with the file of labels."""
         name = request.query_params.get("file", "")
-        path, media = (self.jobs.labels, "text/csv") if name == "labelled" else self.jobs.get_file(name)
+        path, media = (self.jobs.labels_path, "text/csv") if name == "labelled" else self.jobs.get_file(name)
         title = "labelled.csv" if name == "labelled" else path.name
         return FileResponse(path, media_type=media, filename=title)
 
@@ -413,13 +420,13 @@ def require_row(action: ActionRequest) -> int:
 
 def run(options: PageOptions) -> None:
     """Serve the labelling page until SIGTERM or Ctrl-C."""
-    policy = replace(make_policy(options.host, options.allowed_hosts, MAX_BODY), timeout=120.0)
-    listening = open_socket(options.host, options.port)
+    policy = replace(make_access_policy(options.host, options.allowed_hosts, MAX_BODY_BYTES), response_timeout=120.0)
+    listening = open_listening_socket(options.host, options.port)
     model = None if options.model is None else open_pipeline(options, options.model, options.table)
     classes = parse_classes(options.classes, model)
     label = get_label_column(options.label, model)
     columns = ColumnOverrides(parse_column_types(options.column_type), tuple(options.drop), options.group)
-    rows = read_unlabelled(options, options.table, model, label, columns, allow_labelled=True)
+    rows = read_table_to_label(options, options.table, model, label, columns, allow_labelled=True)
     header, cells = read_cells(options, options.table, model, label)
     output = options.output
     with ExitStack() as stack:
@@ -428,19 +435,19 @@ def run(options: PageOptions) -> None:
         people = stack.enter_context(LabelFile(output.with_suffix(".by.csv"), ["by", *header, label], None, lazy=True))
         added = LabelFile(output.with_suffix(".added.csv"), [*header, "added"], ["added"], lazy=True)
         stack.enter_context(added)
-        if rows.known.any() and not answers.rows:  # labels of the table are reviewed like those of the page
-            labelled = rows.known.nonzero().flatten().tolist()
+        if rows.has_label.any() and not answers.rows:  # labels of the table are reviewed like those of the page
+            labelled = rows.has_label.nonzero().flatten().tolist()
             answers.replace_rows([[*cells[row], rows.labels[row]] for row in labelled])
         modalities = [] if rows.encoding is None else [column.modality for column in rows.encoding.columns]
         picture = header.index((rows.columns or ())[modalities.index("picture")]) if "picture" in modalities else None
         column = header.index((rows.columns or header)[0]) if len(modalities) == 1 and modalities[0] else None
-        uploads = Uploads(added, options.table, column, picture is not None)
+        uploads = UploadedRows(added, options.table, column, picture is not None)
 
-        def add_uploads(rows: UnlabelledTable) -> UnlabelledTable:
-            return extend_rows(replace(rows, known=torch.zeros_like(rows.known)), header, uploads.cells)
+        def add_uploads(rows: TableToLabel) -> TableToLabel:
+            return extend_rows(replace(rows, has_label=torch.zeros_like(rows.has_label)), header, uploads.cells)
 
-        def read_again(settings: ColumnOverrides) -> UnlabelledTable:
-            return add_uploads(read_unlabelled(options, options.table, None, label, settings, allow_labelled=True))
+        def read_again(settings: ColumnOverrides) -> TableToLabel:
+            return add_uploads(read_table_to_label(options, options.table, None, label, settings, allow_labelled=True))
 
         session = LabelSession(add_uploads(rows), [*cells, *uploads.cells], classes, model, answers)
         names = dict.fromkeys(row[-1] for row in answers.rows)
@@ -454,6 +461,6 @@ def run(options: PageOptions) -> None:
         title, again = path_to_text(options.table.name), None if model is not None else read_again
         api = LabelApi(queue, jobs, policy, title, options.representation, again, uploads)
         status = f"{count(len(session.cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
-        with queue.fitting(), jobs.folder:
+        with queue.fit_in_background(), jobs.folder:
             run_server(api.create_app(), policy, listening, status)
     print(f"{count(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from protonet._io import JsonDict
 from protonet._text import to_printable
-from protonet.commands.data import UnlabelledTable
-from protonet.commands.explain import MAX_ROW_COLUMNS
+from protonet.commands.data import TableToLabel
+from protonet.commands.explain import MAX_EXPLANATION_COLUMNS
 from protonet.commands.report import project_logits
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.fit.active import Suggestion
@@ -32,22 +32,22 @@ from protonet.server.parsing import ParsedRows
 from protonet.ui.command_line import write_bug_report
 
 #: Number of rows to label that are selected in advance, so that no client waits.
-N_SUGGESTED = 20
+N_SUGGESTED_ROWS = 20
 #: Number of new labels after which the network is fitted again; an initial model (``--model``) is never fitted again.
 REFIT_INTERVAL = 5
 #: Seconds since a client's last request, after which its unlabelled row is suggested to other clients.
-LEASE_SECONDS = 600.0
+MAX_LEASE_SECONDS = 600.0
 #: Limits of a response: most probable classes, similar labelled rows, points of the scatter plot, characters of a cell.
 MAX_LIKELY_CLASSES, MAX_SIMILAR_ROWS, MAX_MAP_ROWS, MAX_SHOWN_CHARACTERS = 9, 3, 100_000, 2000
 
 
 @dataclass
-class Lease:
+class RowLease:
     """The reservation of a row for one client, during which the row is not suggested to other clients."""
 
     row: int  #: Index of the row.
     reason: str  #: Why the row was suggested, as a phrase.
-    since: float  #: Time of the client's last request: `time.monotonic`, in seconds.
+    request_time: float  #: Time of the client's last request: `time.monotonic`, in seconds.
 
 
 @dataclass
@@ -58,38 +58,38 @@ class LabelQueue:
     """
 
     session: LabelSession  #: The table, its labels, and the network fitted last.
-    flags: LabelFile  #: The file of rows that users flagged as unusual; such rows are not suggested again.
-    people: LabelFile  #: The file of the person who gave each label; if a row has several lines, the last one counts.
-    header: Sequence[str]  #: The names of the table's columns.
-    picture: int | None = None  #: Index of the column of picture paths; None if the table has no pictures.
-    model: TablePipeline | None = None  #: The initial model, whose classes cannot be renamed; None to start with none.
+    flag_file: LabelFile  #: The file of rows that users flagged as unusual; such rows are not suggested again.
+    person_file: LabelFile  #: The file of the person who gave each label; the last line of a row counts.
+    column_names: Sequence[str]  #: The names of the table's columns.
+    picture_column: int | None = None  #: Index of the column of picture paths; None if the table has no pictures.
+    initial_model: TablePipeline | None = None  #: The model to start with, whose classes cannot be renamed, if any.
     version: int = 0  #: Number of changes of labels or features since the start.
-    missing: dict[int, str] = field(default_factory=dict)  #: Paths of pictures that no longer exist, by row index.
-    _leases: dict[str, Lease] = field(default_factory=dict)
+    missing_pictures: dict[int, str] = field(default_factory=dict)  #: Paths of lost pictures, by row index.
+    _leases: dict[str, RowLease] = field(default_factory=dict)
     _queue: list[Suggestion] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _changed: threading.Event = field(default_factory=threading.Event)
-    _ended: bool = False
+    _is_closed: bool = False
     _embedding: Tensor = field(init=False)  #: Embeddings (rows, dim) by the session's network.
-    _rows: UnlabelledTable | None = None  #: New features of all rows to which the network is not fitted yet, if any.
+    _rows: TableToLabel | None = None  #: New features of all rows to which the network is not fitted yet, if any.
 
     def __post_init__(self) -> None:
-        self._people = {tuple(cells): person for person, *cells, _ in self.people.rows}
-        flagged = {tuple(cells) for *cells, _ in self.flags.rows}
+        self._people = {tuple(cells): person for person, *cells, _ in self.person_file.rows}
+        flagged = {tuple(cells) for *cells, _ in self.flag_file.rows}
         self.session.skipped |= {row for row, cells in enumerate(self.session.cells) if tuple(cells) in flagged}
-        self.session.update_network(anew=True)
+        self.session.update_network(refit=True)
         self._embedding = embed(self.session.rows.x, self.session.network)
-        self._queue = self.session.suggest(N_SUGGESTED)
+        self._queue = self.session.suggest(N_SUGGESTED_ROWS)
 
     @contextmanager
-    def fitting(self) -> Iterator[None]:
+    def fit_in_background(self) -> Iterator[None]:
         """Start a thread that fits the network after each change of the labels; leaving the context ends the thread."""
         thread = threading.Thread(target=self._fit_loop, name="fitting")
         thread.start()
         try:
             yield
         finally:
-            self._ended = True
+            self._is_closed = True
             self._changed.set()
             thread.join()
 
@@ -103,20 +103,22 @@ class LabelQueue:
         lease = self._leases.get(client)
         if lease is None or not self._needs_label(lease.row):
             self._leases.pop(client, None)
-            self._leases = {tab: other for tab, other in self._leases.items() if now - other.since < LEASE_SECONDS}
+            self._leases = {
+                tab: other for tab, other in self._leases.items() if now - other.request_time < MAX_LEASE_SECONDS
+            }
             leased = {other.row for other in self._leases.values()}
             with self._lock:
                 self._queue = [suggestion for suggestion in self._queue if self._needs_label(suggestion.row)]
                 waiting = [suggestion for suggestion in self._queue if suggestion.row not in leased]
             if not waiting:  # if the thread has not suggested enough rows, take any
-                left = self.session.list_unlabelled().tolist()
+                left = self.session.list_unlabelled_rows().tolist()
                 others = (row for row in left if row not in leased and self._needs_label(row))
                 waiting = [Suggestion(row, "the next row of the table") for row in islice(others, 1)]
             if not waiting:
-                return self.progress() | {"row": None}
-            lease = self._leases[client] = Lease(*waiting[0], now)
-        lease.since = now
-        return self.progress() | {"reason": lease.reason} | self.describe_row(lease.row)
+                return self.count_progress() | {"row": None}
+            lease = self._leases[client] = RowLease(*waiting[0], now)
+        lease.request_time = now
+        return self.count_progress() | {"reason": lease.reason} | self.describe_row(lease.row)
 
     def label_row(self, client: str, row: int, name: str, person: str = "") -> None:
         """Save the class ``name`` as the label of a row, and the person who gave the label.
@@ -130,10 +132,10 @@ class LabelQueue:
                 self.session.add_label(row, name)
                 self._add_class(name)
                 self.session.skipped.discard(row)
-            self._note_change(client)
+            self._signal_change(client)
         self._record_person(row, name, person)
 
-    def add_rows(self, cells: Sequence[list[str]], rows: UnlabelledTable) -> None:
+    def add_rows(self, cells: Sequence[list[str]], rows: TableToLabel) -> None:
         """Append new rows with the given cells to the table; ``rows`` has the features of all rows, old and new."""
         with self._lock:
             self.session.cells.extend(cells)
@@ -142,7 +144,7 @@ class LabelQueue:
                 self._embedding = embed(rows.x, None)
             else:
                 self._embedding = torch.cat([embedding, embed(rows.x[len(embedding) :], network)])
-        self._note_change(None)
+        self._signal_change(None)
 
     def skip(self, client: str, row: int) -> None:
         """Skip an unlabelled row until the next start; the client is then offered another row."""
@@ -153,37 +155,37 @@ class LabelQueue:
     def flag(self, client: str, row: int) -> None:
         """Save a flag that an unlabelled row is unusual, and skip the row."""
         if not self._is_flagged(self._require_unlabelled(row)):
-            self.flags.add(self.session.cells[row], "flagged")
+            self.flag_file.add(self.session.cells[row], "flagged")
         self.skip(client, row)
 
-    def undo(self, client: str, row: int, seen: str | UnsetType | None = UNSET) -> None:
+    def undo(self, client: str, row: int, shown_label: str | UnsetType | None = UNSET) -> None:
         """Undo the label, flag or skip of a row, and suggest the row to the client again.
 
-        Raises an HTTPException if the row's label differs from ``seen``, the label on the client's page. ``seen`` is
-        None for an unlabelled row; UNSET omits this check.
+        Raises an HTTPException if the row's label differs from ``shown_label``, the label on the client's page, which
+        is None for an unlabelled row; UNSET omits this check.
         """
         cells = self.session.cells[self._require_row(row)]
-        self._require_unchanged(row, seen)
-        others = [line for line in self.flags.rows if line[:-1] != cells]
-        if len(others) < len(self.flags.rows):
-            self.flags.replace_rows(others)
+        self._require_unchanged_label(row, shown_label)
+        others = [line for line in self.flag_file.rows if line[:-1] != cells]
+        if len(others) < len(self.flag_file.rows):
+            self.flag_file.replace_rows(others)
         with self._lock:
             self.session.skipped.discard(row)
             if row in self.session.labelled:
                 self.session.change_label(row, None)
-        self._leases[client] = Lease(row, "its label was undone", time.monotonic())
-        self._note_change(None)
+        self._leases[client] = RowLease(row, "its label was undone", time.monotonic())
+        self._signal_change(None)
 
-    def relabel(self, row: int, name: str, person: str = "", seen: str | UnsetType | None = UNSET) -> None:
-        """Change the label of a labelled row to ``name``; raise an HTTPException if its label differs from ``seen``."""
+    def relabel(self, row: int, name: str, person: str = "", shown_label: str | UnsetType | None = UNSET) -> None:
+        """Change the label of a row to ``name``; raise an HTTPException if its label is not ``shown_label``."""
         name = validate_class_name(name, self.session.names)
         if self._require_row(row) not in self.session.labelled:
             raise HTTPException(409, f"`row` must be a labelled one; got {row}.")
-        self._require_unchanged(row, seen)
+        self._require_unchanged_label(row, shown_label)
         with self._lock:
             self.session.change_label(row, name)
             self._add_class(name)
-        self._note_change(None)
+        self._signal_change(None)
         self._record_person(row, name, person)
 
     def label_many(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
@@ -212,21 +214,21 @@ class LabelQueue:
             names[:] = [new if name == old else name for name in names if not (merged and name == old)]
             if merged:  # the indices of the classes have changed
                 self._reset_network()
-        self._note_change(None)
+        self._signal_change(None)
 
     def release(self, client: str) -> None:
         """End the reservation of a client's row, so that it can be suggested to other clients."""
         self._leases.pop(client, None)
 
-    def progress(self) -> dict[str, object]:
+    def count_progress(self) -> dict[str, object]:
         """Count the labelled, remaining and flagged rows and the labels per class; list pictures that do not exist."""
         counts = dict.fromkeys(self.session.names, 0) | Counter(name for *_, name in self.session.label_file.rows)
-        left = self.session.list_unlabelled().tolist()
+        left = self.session.list_unlabelled_rows().tolist()
         return {
             "answered": len(self.session.labelled),
-            "left": sum(row not in self.missing for row in left) if self.missing else len(left),
-            "flagged": len(self.flags.rows),
-            "missing": list(self.missing.values()),
+            "left": sum(row not in self.missing_pictures for row in left) if self.missing_pictures else len(left),
+            "flagged": len(self.flag_file.rows),
+            "missing": list(self.missing_pictures.values()),
             "classes": [{"name": name, "rows": rows} for name, rows in counts.items()],
         }
 
@@ -278,10 +280,10 @@ class LabelQueue:
         probabilities = dict(zip(names, values, strict=False))
         likely = [{"name": name, "probability": probabilities.get(name)} for name in names]
         likely.sort(key=lambda item: -probabilities.get(str(item["name"]), 0.0))
-        near = self.find_similar_rows(embedding[row], leave_out=row)
+        near = self.list_similar_rows(embedding[row], leave_out=row)
         return self.row_to_dict(row) | {"likely": likely[:MAX_LIKELY_CLASSES], "near": near}
 
-    def find_similar_rows(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, object]]:
+    def list_similar_rows(self, embedding: Tensor, *, leave_out: int = -1) -> list[dict[str, object]]:
         """Return the labelled rows, except row ``leave_out``, whose embeddings are nearest to an embedding (dim,)."""
         with self._lock:
             labels, others = self.session.labels, self._embedding
@@ -344,19 +346,19 @@ class LabelQueue:
             scores = compute_column_contributions(
                 model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes
             )
-            top = scores.abs().argsort(descending=True, stable=True)[:MAX_ROW_COLUMNS].tolist()
+            top = scores.abs().argsort(descending=True, stable=True)[:MAX_EXPLANATION_COLUMNS].tolist()
             support = [{"name": names[at], "support": float(scores[at])} for at in top]
-        near = self.find_similar_rows(model.network.embed(x)[0])
+        near = self.list_similar_rows(model.network.embed(x)[0])
         return {"likely": likely, "near": near, "farther": farther, "support": support}
 
     def build_model(self) -> TablePipeline:
         """Build a model with the network that was fitted last; raise an HTTPException if no network is fitted yet."""
         return self._to_model(*self._require_network("model"))
 
-    def _to_model(self, network: PrototypeNetwork, rows: UnlabelledTable) -> TablePipeline:
+    def _to_model(self, network: PrototypeNetwork, rows: TableToLabel) -> TablePipeline:
         """Build a model from a network; its metadata count, per class, labelled rows that have only missing cells."""
         names = tuple(self.session.names[: len(network.counts)])
-        metadata = {} if self.model is None else dict(self.model.metadata)
+        metadata = {} if self.initial_model is None else dict(self.initial_model.metadata)
         counts = parse_class_counts(metadata.get("uninformative"), len(names))
         for row, label in self.session.list_label_indices():
             if rows.uninformative[row] and label < len(names):
@@ -369,7 +371,7 @@ class LabelQueue:
             encoding=rows.encoding,
         )
 
-    def _predict(self, network: PrototypeNetwork, rows: UnlabelledTable, indices: Tensor) -> Tensor:
+    def _predict(self, network: PrototypeNetwork, rows: TableToLabel, indices: Tensor) -> Tensor:
         """Compute logits (n, num_classes) of the rows at ``indices`` (n,); empty rows get the class frequencies."""
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
         uninformative = rows.uninformative[indices]
@@ -380,19 +382,19 @@ class LabelQueue:
     @property
     def fixed_classes(self) -> Sequence[str]:
         """The names of the classes that cannot be renamed: those of the initial model, if there is one."""
-        return () if self.model is None else tuple(map(str, self.model.classes))
+        return () if self.initial_model is None else tuple(map(str, self.initial_model.classes))
 
     @property
-    def rows(self) -> UnlabelledTable:
+    def latest_rows(self) -> TableToLabel:
         """The latest features of all rows; the network may still have been fitted to earlier ones."""
         return self._rows or self.session.rows
 
-    def replace_rows(self, rows: UnlabelledTable) -> None:
+    def replace_rows(self, rows: TableToLabel) -> None:
         """Replace the features of all rows; the background thread then fits the network to the new ones."""
         self._rows = rows
-        self._note_change(None)
+        self._signal_change(None)
 
-    def _require_network(self, purpose: str) -> tuple[PrototypeNetwork, UnlabelledTable]:
+    def _require_network(self, purpose: str) -> tuple[PrototypeNetwork, TableToLabel]:
         """Return the network and the table; if no network is fitted, raise an HTTPException that names the purpose."""
         with self._lock:
             network, rows = self.session.network, self.session.rows
@@ -400,10 +402,10 @@ class LabelQueue:
             raise HTTPException(409, f"`{purpose}` needs labels of two classes. Label more rows.")
         return network, rows
 
-    def _require_unchanged(self, row: int, seen: str | UnsetType | None) -> None:
-        """Raise an HTTPException if a row's label differs from ``seen``, the label on a client's page, unless UNSET."""
+    def _require_unchanged_label(self, row: int, shown_label: str | UnsetType | None) -> None:
+        """Raise an HTTPException if a row's label differs from that on a client's page, unless the latter is UNSET."""
         label = self.session.labels.get(row)
-        if seen is not UNSET and seen != label:
+        if shown_label is not UNSET and shown_label != label:
             got = "no label any more" if label is None else f"the label {to_printable(label)[:40]!r} now"
             raise HTTPException(409, f"`row` must not have been changed elsewhere; {row} has {got}.")
 
@@ -411,30 +413,30 @@ class LabelQueue:
         """Save the person who gave a row its label."""
         cells = self.session.cells[row]
         if person != self._people.get(tuple(cells), ""):
-            self.people.add([person, *cells], label)
+            self.person_file.add([person, *cells], label)
             self._people[tuple(cells)] = person
 
     def _is_flagged(self, row: int) -> bool:
         """Test whether a row is flagged."""
-        return [*self.session.cells[row], "flagged"] in self.flags.rows
+        return [*self.session.cells[row], "flagged"] in self.flag_file.rows
 
     def _needs_label(self, row: int) -> bool:
         """Test whether a row still needs a label: it is neither skipped nor labelled, and its picture exists."""
         if row in self.session.skipped or row in self.session.labelled:
             return False
         if not self.has_picture(row):
-            self.missing[row] = self.session.cells[row][self.picture or 0]
+            self.missing_pictures[row] = self.session.cells[row][self.picture_column or 0]
             return False
-        self.missing.pop(row, None)
+        self.missing_pictures.pop(row, None)
         return True
 
     def has_picture(self, row: int) -> bool:
         """Test whether the picture of a row exists; true if rows have no pictures."""
-        return self.picture is None or text_to_path(self.session.cells[row][self.picture]).exists()
+        return self.picture_column is None or text_to_path(self.session.cells[row][self.picture_column]).exists()
 
     def _reset_network(self) -> None:
         """Discard the fitted network, because the classes have changed; the initial model, if any, stays in use."""
-        if self.model is not None:
+        if self.initial_model is not None:
             self.session.network = None
         else:
             self.session.replace_rows(self.session.rows)
@@ -452,11 +454,11 @@ class LabelQueue:
 
     def _require_row(self, row: int) -> int:
         """Return a row index unchanged; raise an HTTPException unless this row exists and may be labelled."""
-        if not 0 <= row < len(self.session.cells) or self.session.rows.known[row]:
+        if not 0 <= row < len(self.session.cells) or self.session.rows.has_label[row]:
             raise HTTPException(404, f"`row` must be an unlabelled row of the table; got {row}.")
         return row
 
-    def _note_change(self, client: str | None) -> None:
+    def _signal_change(self, client: str | None) -> None:
         """Wake the thread that fits the network to changed labels; release the row of ``client``, unless None."""
         if client is not None:
             self._leases.pop(client, None)
@@ -468,7 +470,7 @@ class LabelQueue:
         fitted = len(self.session.labelled)
         while True:
             self._changed.wait()
-            if self._ended:
+            if self._is_closed:
                 return
             self._changed.clear()
             try:
@@ -478,10 +480,10 @@ class LabelQueue:
                         self.session.replace_rows(rows)
                         self._embedding, self._rows = embedding, None if self._rows is rows else self._rows
                 with self._lock:
-                    answers, left = self.session.list_label_indices(), self.session.list_unlabelled()
+                    answers, left = self.session.list_label_indices(), self.session.list_unlabelled_rows()
                     names = list(self.session.names)
                 anew = abs(len(answers) - fitted) >= REFIT_INTERVAL
-                network = self.session.fit_network(answers, len(names), anew=anew)
+                network = self.session.fit_network(answers, len(names), refit=anew)
                 fitted = len(answers) if anew else fitted
                 embedding = embed(self.session.rows.x, network)
                 with self._lock:
@@ -491,7 +493,7 @@ class LabelQueue:
                     if len(embedding) != len(self.session.cells):  # rows were added in the meantime
                         continue
                     self.session.network, self._embedding = network, embedding
-                chosen = self.session.suggest(N_SUGGESTED, left)
+                chosen = self.session.suggest(N_SUGGESTED_ROWS, left)
                 with self._lock:
                     self._queue = chosen
             except Exception as error:  # the old network stays in use; no label is lost

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from protonet._io import write_atomically, write_text
 from protonet._text import escape_control_chars, to_printable, unescape_formula
-from protonet.commands.data import UnlabelledTable
+from protonet.commands.data import TableToLabel
 from protonet.embeddings.pictures.images import (
     SUFFIXES,
     UNREADABLE_IMAGE_ERRORS,
@@ -51,7 +51,7 @@ TYPICAL_ROWS_PER_CLASS = 2
 #: Maximal number of characters of a class name.
 MAX_CLASS_NAME_LENGTH = 100
 #: Minimal similarity (`difflib.SequenceMatcher.ratio`) of a new name to a class name to count as its misspelling.
-MIN_NAME_SIMILARITY = 0.85
+MIN_CLASS_NAME_SIMILARITY = 0.85
 #: Time limit of a refit in seconds.
 REFIT_TIME_LIMIT = 5.0
 
@@ -182,13 +182,14 @@ def parse_classes(text: str | None, model: TablePipeline | None) -> list[str]:
     return names
 
 
-def validate_class_name(name: object, known: Sequence[str]) -> str:
+def validate_class_name(name: object, classes: Sequence[str]) -> str:
     """Return a class name without surrounding spaces.
 
-    Raises an InputError unless the name is in ``known``, or is printable, short enough and not a missing value like NA.
+    Raises an InputError unless the name is in ``classes``, or is printable, short enough and not a missing value like
+    NA.
     """
     text = name.strip() if isinstance(name, str) else ""
-    if text in known:
+    if text in classes:
         return text
     if text.lower() in MISSING_TEXTS or len(text) > MAX_CLASS_NAME_LENGTH or not text.isprintable():
         must = f"be a printable name of up to {MAX_CLASS_NAME_LENGTH} characters that is no missing value"
@@ -196,16 +197,16 @@ def validate_class_name(name: object, known: Sequence[str]) -> str:
     return text
 
 
-def find_similar_class(name: str, known: Sequence[str]) -> str | None:
-    """Return the class of ``known`` that a name may be a misspelling of.
+def get_similar_class(name: str, classes: Sequence[str]) -> str | None:
+    """Return the class of ``classes`` that a name may be a misspelling of.
 
-    Return None if the name is itself in ``known``, or is not similar to any of them.
+    Return None if the name is itself in ``classes``, or is not similar to any of them.
     """
     name = name.strip()
-    if name in known:
+    if name in classes:
         return None
-    folded = {other.casefold(): other for other in known if re.findall(r"\d+", other) == re.findall(r"\d+", name)}
-    matches = difflib.get_close_matches(name.casefold(), folded, 1, MIN_NAME_SIMILARITY)
+    folded = {other.casefold(): other for other in classes if re.findall(r"\d+", other) == re.findall(r"\d+", name)}
+    matches = difflib.get_close_matches(name.casefold(), folded, 1, MIN_CLASS_NAME_SIMILARITY)
     return folded[matches[0]] if matches else None
 
 
@@ -225,7 +226,7 @@ class LabelSession:
 
     def __init__(
         self,
-        rows: UnlabelledTable,
+        rows: TableToLabel,
         cells: list[list[str]],
         classes: list[str],
         model: TablePipeline | None,
@@ -237,7 +238,7 @@ class LabelSession:
         self._fitted, self._learned = None if model is None else model.network, list[tuple[int, int]]()
         self._refits = model is None
         rows_of: dict[tuple[str, ...], list[int]] = {}
-        for row in sorted(range(len(cells)), key=lambda row: (bool(rows.known[row]), row), reverse=True):
+        for row in sorted(range(len(cells)), key=lambda row: (bool(rows.has_label[row]), row), reverse=True):
             rows_of.setdefault(tuple(cells[row]), []).append(row)
         self.labelled: list[int] = []  #: Indices of the labelled rows, in the order of the label file.
         for *values, name in answers.rows:
@@ -252,11 +253,11 @@ class LabelSession:
         """The label of each labelled row by its index, in the order of the label file."""
         return {row: label for row, (*_, label) in zip(self.labelled, self.label_file.rows, strict=True)}
 
-    def update_network(self, *, anew: bool = False) -> None:
+    def update_network(self, *, refit: bool = False) -> None:
         """Update the network with new labels, by `fit_network`."""
-        self.network = self.fit_network(self.list_label_indices(), len(self.names), anew=anew)
+        self.network = self.fit_network(self.list_label_indices(), len(self.names), refit=refit)
 
-    def replace_rows(self, rows: UnlabelledTable) -> None:
+    def replace_rows(self, rows: TableToLabel) -> None:
         """Replace the features of all rows, and discard the network."""
         self.rows, self.network, self._fitted, self._learned = rows, None, None, []
 
@@ -264,13 +265,13 @@ class LabelSession:
         """List the pair (row index, class index) of each label, in the order of the label file."""
         return [(row, self.names.index(label)) for row, label in self.labels.items()]
 
-    def fit_network(self, labels: list[tuple[int, int]], num_classes: int, *, anew: bool) -> PrototypeNetwork | None:
+    def fit_network(self, labels: list[tuple[int, int]], num_classes: int, *, refit: bool) -> PrototypeNetwork | None:
         """Return a network for labels, by adding them to the prototypes of the last fit, or by a new fit.
 
         Args:
             labels: The row index and the class index of each label.
             num_classes: The number of classes.
-            anew: Whether to fit again. It is ignored if the session has an initial model. A session without one also
+            refit: Whether to fit again. It is ignored if the session has an initial model. A session without one also
                 fits again if earlier labels or the classes have changed.
 
         Returns:
@@ -280,7 +281,7 @@ class LabelSession:
         y = torch.tensor([label for _, label in labels], dtype=torch.int64)
         fitted = self._fitted
         merged = fitted is None or len(fitted.counts) > num_classes
-        if self._refits and (anew or merged or self._learned != labels[: len(self._learned)]):
+        if self._refits and (refit or merged or self._learned != labels[: len(self._learned)]):
             self._fitted, self._learned = None, labels
             if len(y.unique()) > 1:
                 encoding = self.rows.encoding
@@ -291,26 +292,26 @@ class LabelSession:
             network.add_samples(x[first:], y[first:], num_classes=num_classes)
         return network
 
-    def list_unlabelled(self) -> Tensor:
+    def list_unlabelled_rows(self) -> Tensor:
         """Return the indices (n,) int64 of the rows that are neither labelled nor skipped."""
-        left = ~self.rows.known
+        left = ~self.rows.has_label
         left[[*self.labelled, *self.skipped]] = False
         return left.nonzero().flatten()
 
-    def suggest(self, n: int, left: Tensor | None = None) -> list[Suggestion]:
+    def suggest(self, n: int, candidates: Tensor | None = None) -> list[Suggestion]:
         """Suggest rows to label next: at first typical rows of the table, later the most informative rows.
 
         Args:
             n: Number of rows to suggest. There are fewer if fewer remain, and more while typical rows are missing.
-            left: Indices (m,) of the unlabelled rows; None to compute them.
+            candidates: Indices (m,) of the unlabelled rows; None to compute them.
         """
-        left = self.list_unlabelled() if left is None else left
+        candidates = self.list_unlabelled_rows() if candidates is None else candidates
         first = TYPICAL_ROWS_PER_CLASS * len(self.classes) - len(self.labelled)
-        if not len(left):
+        if not len(candidates):
             return []
         network = None if self._refits and first > 0 else self.network
-        n = min(len(left), n if network is not None else max(n, first))
-        return suggest_rows(network, self.rows.x, n, list(map(to_printable, self.names)), unlabelled_rows=left)
+        n = min(len(candidates), n if network is not None else max(n, first))
+        return suggest_rows(network, self.rows.x, n, list(map(to_printable, self.names)), unlabelled_rows=candidates)
 
     def add_label(self, row: int, name: str) -> None:
         """Add the label of a row to the file."""
@@ -347,55 +348,55 @@ MAX_ADDED_ROWS, MAX_UPLOADED_CHARACTERS = 10_000, 20_000
 
 
 @dataclass
-class Uploads:
+class UploadedRows:
     """Texts or pictures that users upload as new rows of a table.
 
     Several threads may add rows at the same time. A thread goes on after its request has timed out.
     """
 
-    rows: LabelFile  #: The file of uploaded rows, whose last column is "added".
-    table: Path  #: The table that the rows are added to.
-    column: int | None  #: Index of the column of texts or pictures; None if rows cannot be uploaded.
-    pictures: bool  #: Whether rows are pictures; otherwise, texts.
+    file: LabelFile  #: The file of uploaded rows, whose last column is "added".
+    table_path: Path  #: The table that the rows are added to.
+    content_column: int | None  #: Index of the column of texts or pictures; None if rows cannot be uploaded.
+    are_pictures: bool  #: Whether rows are pictures; otherwise, texts.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def cells(self) -> list[list[str]]:
         """The cells of each uploaded row."""
-        return [cells for *cells, _ in self.rows.rows]
+        return [cells for *cells, _ in self.file.rows]
 
     @property
     def folder(self) -> Path:
         """The folder of uploaded pictures, beside the file of labels."""
-        return self.rows.path.with_suffix("")
+        return self.file.path.with_suffix("")
 
-    def add_texts(self, text: str, known: set[str]) -> list[list[str]]:
-        """Save each line of a text as a new row, except empty lines and lines in ``known``, the texts of the table.
+    def add_texts(self, text: str, known_texts: set[str]) -> list[list[str]]:
+        """Save each line of a text as a new row, except empty lines and ``known_texts``, the texts of the table.
 
         Returns the cells of each new row. Raises an InputError if there are too many lines, or a line is too long.
         """
         self._require_modality(pictures=False)
         lines = [escape_control_chars(line.strip()) for line in text.splitlines()]
-        lines = [line for line in dict.fromkeys(lines) if line and line not in known]
+        lines = [line for line in dict.fromkeys(lines) if line and line not in known_texts]
         longest = max(map(len, lines), default=0)
-        if longest > MAX_UPLOADED_CHARACTERS or len(lines) + len(self.rows.rows) > MAX_ADDED_ROWS:
+        if longest > MAX_UPLOADED_CHARACTERS or len(lines) + len(self.file.rows) > MAX_ADDED_ROWS:
             must = f"have at most {MAX_ADDED_ROWS:,} lines of at most {MAX_UPLOADED_CHARACTERS:,} characters"
             raise_input_error("text", must, f"{len(lines):,} lines, one of {longest:,}", "Shorten it.")
         return self._save(lines)
 
-    def add_picture(self, name: str, content: bytes, known: set[str]) -> list[list[str]]:
+    def add_picture(self, name: str, content: bytes, known_paths: set[str]) -> list[list[str]]:
         """Save an uploaded picture in `folder`, and as a new row.
 
         Args:
             name: The file name on the user's computer.
             content: The bytes of the file.
-            known: The paths of the pictures that the table already has; they contain a checksum of the content.
+            known_paths: The paths of the pictures that the table already has; they contain a checksum of the content.
 
         Returns:
             The cells of the new row in a list, which is empty if the table already has the picture.
         """
         self._require_modality(pictures=True)
-        if self.folder.resolve().is_relative_to(self.table.resolve()):
+        if self.folder.resolve().is_relative_to(self.table_path.resolve()):
             raise HTTPException(409, "Pictures cannot be added inside of the folder of the table: pass another -o.")
         from PIL import Image  # noqa: PLC0415 - optional
 
@@ -409,7 +410,7 @@ class Uploads:
             raise_input_error("body", "be a picture that can be read", describe_image_error(error), "Leave it out.")
         stem = re.sub(r"[^\w-]+", "-", Path(name.replace("\\", "/")).stem)[:40].strip("-") or "picture"
         path = self.folder / f"{stem}-{hashlib.sha256(content).hexdigest()[:16]}{suffix}"
-        if path_to_text(path) in known:
+        if path_to_text(path) in known_paths:
             return []
         self.folder.mkdir(exist_ok=True)
         write_atomically(path, lambda file: file.write(content))
@@ -417,25 +418,25 @@ class Uploads:
 
     def _save(self, texts: Sequence[str]) -> list[list[str]]:
         """Save a row for each text (or path), unless it is saved already; return the cells of the rows of all texts."""
-        column = self.column or 0
-        rows = [[text if index == column else "" for index in range(len(self.rows.header) - 1)] for text in texts]
+        column = self.content_column or 0
+        rows = [[text if index == column else "" for index in range(len(self.file.header) - 1)] for text in texts]
         with self._lock:
             there = {cells[column] for cells in self.cells}
             for cells in rows:
                 if cells[column] not in there:
-                    self.rows.add(cells, "added")
+                    self.file.add(cells, "added")
         return rows
 
     def _require_modality(self, *, pictures: bool) -> None:
         """Raise an HTTPException unless more rows of the modality, pictures or else texts, can be uploaded."""
         kind = "pictures" if pictures else "texts"
-        if self.column is None or self.pictures is not pictures:
+        if self.content_column is None or self.are_pictures is not pictures:
             raise HTTPException(409, f"Rows can be added if {kind} are the only feature of the table.")
-        if len(self.rows.rows) >= MAX_ADDED_ROWS:
+        if len(self.file.rows) >= MAX_ADDED_ROWS:
             raise HTTPException(409, f"At most {MAX_ADDED_ROWS:,} rows can be added.")
 
 
-def extend_rows(rows: UnlabelledTable, header: Sequence[str], cells: Sequence[Sequence[str]]) -> UnlabelledTable:
+def extend_rows(rows: TableToLabel, header: Sequence[str], cells: Sequence[Sequence[str]]) -> TableToLabel:
     """Return a copy of an encoded table with new rows at its end; ``header`` names the columns of ``cells``."""
     n, start = len(cells), len(rows.x)
     if not n:
@@ -448,7 +449,7 @@ def extend_rows(rows: UnlabelledTable, header: Sequence[str], cells: Sequence[Se
     return replace(
         rows,
         x=torch.cat([rows.x, x]),
-        known=torch.cat([rows.known, torch.zeros(n, dtype=torch.bool)]),
+        has_label=torch.cat([rows.has_label, torch.zeros(n, dtype=torch.bool)]),
         positions=[*rows.positions, *range(start, start + n)],
         labels=[*rows.labels, *[""] * n] if len(rows.labels) else rows.labels,
         uninformative=torch.cat([rows.uninformative, torch.from_numpy(empty)]),

@@ -18,14 +18,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from torch import Tensor
 
-from protonet.commands.predict import predict_classes
+from protonet.commands.predict import format_predicted_classes
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.server.parsing import ParsedRows
 
 #: Number of seconds between two checks whether model files were replaced.
-RELOAD_INTERVAL = 0.25
+RELOAD_CHECK_INTERVAL = 0.25
 
 
 @dataclass
@@ -34,8 +34,8 @@ class HotModel:
 
     path: Path  #: The file of the model.
     representation: Sequence[str] | None  #: Names of the encoders of texts and pictures, as typed by the user.
-    reloads: int = 0  #: How often the file was loaded again.
-    failures: int = 0  #: How often the file was replaced by one that is not a model.
+    n_reloads: int = 0  #: How often the file was loaded again.
+    n_failed_reloads: int = 0  #: How often the file was replaced by one that is not a model.
     model: TablePipeline = field(init=False)  #: The model that was loaded last.
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class HotModel:
             self.representation, show_progress=False, use_cache=False
         )
 
-    def refresh(self) -> None:
+    def reload_if_replaced(self) -> None:
         """Load the file again if it was replaced; if that fails, keep the previous model and print a line on stderr."""
         stamp = self._read_stamp()
         if not stamp or stamp == self._stamp:
@@ -64,9 +64,9 @@ class HotModel:
         self._stamp = stamp
         try:
             self.model = self._load()
-            self.reloads += 1
+            self.n_reloads += 1
         except (UserError, OSError) as error:
-            self.failures += 1
+            self.n_failed_reloads += 1
             message = " ".join(str(error).split())
             print(f"protonet serve: {message} The previous model stays in use.", file=sys.stderr)
 
@@ -82,14 +82,14 @@ def open_models(paths: Sequence[Path], representation: Sequence[str] | None) -> 
 
 
 @contextmanager
-def reload_loop(models: Sequence[HotModel]) -> Iterator[None]:
+def reload_in_background(models: Sequence[HotModel]) -> Iterator[None]:
     """Check in a thread whether model files were replaced, and reload them, until the context is left."""
     stopped = Event()
 
     def check_files() -> None:
-        while not stopped.wait(RELOAD_INTERVAL):
+        while not stopped.wait(RELOAD_CHECK_INTERVAL):
             for model in models:
-                model.refresh()
+                model.reload_if_replaced()
 
     thread = Thread(target=check_files, daemon=True, name="reload")
     thread.start()
@@ -104,7 +104,7 @@ def reload_loop(models: Sequence[HotModel]) -> Iterator[None]:
 MAX_BATCH_ROWS = 1024
 #: Maximal expected seconds of a batch that is classified on the event loop. Slower batches run in a thread, which has
 #: a higher overhead.
-MAX_LOOP_SECONDS = 0.02
+MAX_EVENT_LOOP_SECONDS = 0.02
 
 #: The result of n rows: a pair (class, probability as text) for each row, and logits (n, num_classes). A row that is
 #: rejected as unknown has the class "unknown" and the probability "".
@@ -118,17 +118,17 @@ class PendingRequest(NamedTuple):
     rows: ParsedRows  #: The encoded rows.
     threshold: float | None  #: Rows with a score up to this value are rejected as unknown; None to reject no row.
     result: asyncio.Future[Classification]  #: Receives the result, or an exception.
-    key: tuple[object, ...]  #: Requests with equal keys may share a batch.
+    batch_key: tuple[object, ...]  #: Requests with equal keys may share a batch.
 
 
 @dataclass
-class Batcher:
+class RequestBatcher:
     """Classifies the rows of concurrent requests, one batch at a time."""
 
-    batches: int = 0  #: Number of batches so far.
+    n_batches: int = 0  #: Number of batches so far.
     _queue: deque[PendingRequest] = field(default_factory=deque)
     #: Seconds per row in the last batch of each network.
-    _seconds: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
+    _seconds_per_row: WeakKeyDictionary[PrototypeNetwork, float] = field(default_factory=WeakKeyDictionary)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _task: asyncio.Task[None] | None = None
 
@@ -154,19 +154,19 @@ class Batcher:
                     await asyncio.sleep(0)
             batch = [queue.popleft()]
             rows = len(batch[0].rows.x)
-            while queue and batch[0].key == queue[0].key and rows + len(queue[0].rows.x) <= MAX_BATCH_ROWS:
+            while queue and batch[0].batch_key == queue[0].batch_key and rows + len(queue[0].rows.x) <= MAX_BATCH_ROWS:
                 batch.append(queue.popleft())
                 rows += len(batch[-1].rows.x)
             batch = [item for item in batch if not item.result.done()]  # some may have timed out
             if not batch:
                 continue
             started, network = time.perf_counter(), batch[0].model.network
-            if rows * self._seconds.get(network, 1.0) < MAX_LOOP_SECONDS:
+            if rows * self._seconds_per_row.get(network, 1.0) < MAX_EVENT_LOOP_SECONDS:
                 results = classify_batch(batch)
             else:
                 results = await loop.run_in_executor(self._thread, classify_batch, batch)
-            self._seconds[network] = (time.perf_counter() - started) / rows
-            self.batches += 1
+            self._seconds_per_row[network] = (time.perf_counter() - started) / rows
+            self.n_batches += 1
             for item, result in zip(batch, results, strict=True):
                 if item.result.done():
                     continue
@@ -183,7 +183,7 @@ def classify_batch(batch: list[PendingRequest]) -> list[Classification | Excepti
     try:
         x = np.concatenate([item.rows.x for item in batch])
         logits = model.predict_logits(x, np.concatenate([item.rows.uninformative for item in batch]))
-        named = predict_classes(list(map(str, model.classes)), logits, batch[0].threshold)
+        named = format_predicted_classes(list(map(str, model.classes)), logits, batch[0].threshold)
     except UserError as error:
         if len(batch) > 1:
             return [classify_batch([item])[0] for item in batch]

@@ -26,7 +26,7 @@ from protonet._io import JsonDict
 from protonet._text import escape_control_chars, to_printable
 from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.pipeline import MAX_ROW_SCALE, TablePipeline
-from protonet.server.app import JSON
+from protonet.server.app import JSON_TYPE
 from protonet.tables.columns.ordered import MAX_FLOAT32
 from protonet.tables.columns.parsing import is_missing, is_missing_or_word, replace_missing
 from protonet.tables.features import convert_to_training_formats
@@ -37,18 +37,18 @@ from protonet.tables.table import describe_unused, format_names, make_table
 MAX_REQUEST_ROWS = 100_000
 #: Suffix of the temporary file that the body of a request is written to, by the body's media type.
 BODY_SUFFIXES = {
-    JSON: ".json",
+    JSON_TYPE: ".json",
     "text/csv": ".csv",
     "application/x-npy": ".npy",
     "application/octet-stream": ".npy",
     "image/*": ".png",
 }
 #: Media type of a form that uploads a file.
-MULTIPART = "multipart/form-data"
+MULTIPART_TYPE = "multipart/form-data"
 #: Format of the position of a row in messages.
-POSITION_FORMAT = "row {} (counted from 0)"
+ROW_POSITION_FORMAT = "row {} (counted from 0)"
 #: Python types that the JSON elements of a tensor may have, by the tensor's data type in KServe's protocol.
-DATATYPES: dict[str, tuple[type, ...]] = {
+KSERVE_DATATYPES: dict[str, tuple[type, ...]] = {
     "BOOL": (bool,),
     "BYTES": (str,),
     **{f"{kind}{bits}": (int, float) for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)},
@@ -56,16 +56,16 @@ DATATYPES: dict[str, tuple[type, ...]] = {
 }
 
 #: A cell of a row in JSON; None is a missing value.
-Cell = int | float | str | bool | None
+JsonCell = int | float | str | bool | None
 #: A row in JSON: a list of cells in the order of the model's columns, or a dict of cells by column name.
-Row = list[Cell] | dict[str, Cell]
+JsonRow = list[JsonCell] | dict[str, JsonCell]
 T = TypeVar("T")
 
 
 class PredictRequest(msgspec.Struct):
-    """A request for predictions. Each row is a list of cells, or an object of cells by column name (see `Row`)."""
+    """A request for predictions. Each row is a list of cells, or an object of cells by column name (see `JsonRow`)."""
 
-    rows: list[Row]
+    rows: list[JsonRow]
 
 
 class Tensor(msgspec.Struct, omit_defaults=True):
@@ -107,7 +107,9 @@ class ParsedRows(NamedTuple):
 
 JSON_REMEDY = "Send an object; a missing value is null, not NaN."
 #: Decodes the JSON body of a request for predictions: an object with rows, or a plain list of rows.
-ROWS_DECODER: msgspec.json.Decoder[PredictRequest | list[Row]] = msgspec.json.Decoder(PredictRequest | list[Row])
+ROWS_DECODER: msgspec.json.Decoder[PredictRequest | list[JsonRow]] = msgspec.json.Decoder(
+    PredictRequest | list[JsonRow]
+)
 
 
 def decode_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -128,7 +130,7 @@ def parse_media_type(header: str) -> str:
 async def read_upload(request: Request) -> tuple[str, bytes]:
     """Read the body of a request, and return its media type and bytes; a form is replaced by the file in it."""
     media = parse_media_type(request.headers.get("content-type", ""))
-    if media != MULTIPART:
+    if media != MULTIPART_TYPE:
         return media, await request.body()
     try:
         async with request.form(max_files=1, max_fields=1) as form:
@@ -136,7 +138,7 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
             if file is None or len(form) > 1:
                 raise HTTPException(400, "`body` must hold one file.")
             if isinstance(file, str):  # a form field without a file name
-                return JSON, file.encode()
+                return JSON_TYPE, file.encode()
             kinds = {suffix: media for media, suffix in reversed(BODY_SUFFIXES.items()) if "*" not in media}
             media, suffix = parse_media_type(file.content_type or ""), Path(file.filename or "").suffix.lower()
             return kinds.get(suffix, media) if media in {"", "application/octet-stream"} else media, await file.read()
@@ -147,11 +149,11 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
 def list_content_types(model: TablePipeline) -> list[str]:
     """List the media types that a model accepts as the body of a request, except that of forms."""
     if model.has_pictures:
-        return [JSON, *["image/*"] * (len(model.modalities) == 1)]
+        return [JSON_TYPE, *["image/*"] * (len(model.modalities) == 1)]
     return list(BODY_SUFFIXES)[:4]
 
 
-def max_magnitudes(model: TablePipeline) -> list[float]:
+def max_column_magnitudes(model: TablePipeline) -> list[float]:
     """Compute the maximal absolute value that is accepted in each column: a multiple of its scale in training."""
     limit = float(model.network.encoder.scale) * MAX_ROW_SCALE  # type: ignore[arg-type]
     plain = model.encoding is None or model.encoding.is_fully_numeric
@@ -160,25 +162,27 @@ def max_magnitudes(model: TablePipeline) -> list[float]:
     return [min(limit * scale, MAX_FLOAT32) for scale in scales]
 
 
-def parse_rows(model: TablePipeline, media: str, body: bytes) -> ParsedRows:
-    """Parse the body of a request, of media type ``media``, into rows for a model.
+def parse_body(model: TablePipeline, media_type: str, body: bytes) -> ParsedRows:
+    """Parse the body of a request, of media type ``media_type``, into rows for a model.
 
     Raises an HTTPException if the model does not accept the media type, and an InputError if the rows are wrong.
     """
-    kind = "image/*" if media.startswith("image/") else media
-    if kind == JSON:
+    kind = "image/*" if media_type.startswith("image/") else media_type
+    if kind == JSON_TYPE:
         return parse_json_rows(model, body)
     if kind not in list_content_types(model):
-        kinds = ", ".join([*list_content_types(model), MULTIPART])
+        kinds = ", ".join([*list_content_types(model), MULTIPART_TYPE])
         raise HTTPException(
-            415, f"`content-type` must be one of {kinds} for this model; got {to_printable(media)[:80] or None}."
+            415, f"`content-type` must be one of {kinds} for this model; got {to_printable(media_type)[:80] or None}."
         )
     if body[:2] == b"\x1f\x8b":
         raise HTTPException(415, "`body` must not be compressed; got gzip.")
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):
         path = Path(folder, f"body{BODY_SUFFIXES[kind]}")
         path.write_bytes(body)
-        return encode_columns(model, [text_array([str(path)], 1)]) if kind == "image/*" else parse_file(model, path)
+        return (
+            encode_columns(model, [text_array([str(path)], 1)]) if kind == "image/*" else parse_table_file(model, path)
+        )
 
 
 @contextmanager
@@ -193,14 +197,14 @@ def hide_temporary_paths(folder: str) -> Iterator[None]:
         raise type(error)(message.replace(f"{folder}/", "row "), argument="body") from None
 
 
-def parse_file(model: TablePipeline, path: Path) -> ParsedRows:
+def parse_table_file(model: TablePipeline, path: Path) -> ParsedRows:
     """Parse the rows of a CSV or NPY file in the same way as the command ``predict``."""
     table = model.open_table(path, model.read_spec)
     blocks = list(table.blocks)
     n = sum(len(block.positions) for block in blocks)
     check_row_count(n)
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
-    notes = [*table.all_notes, *describe_missing(model, columns)]
+    notes = [*table.all_notes, *format_missing_notes(model, columns)]
     marks = [block.uninformative for block in blocks if block.uninformative is not None]  # open_table marks all
     return ParsedRows(np.concatenate([model.encode(table, block) for block in blocks]), notes, np.concatenate(marks))
 
@@ -217,7 +221,7 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
     return parsed._replace(notes=[describe_unused(sorted(unused)), *parsed.notes]) if unused else parsed
 
 
-def _parse_cells(model: TablePipeline, body: bytes, rows: list[Row]) -> ParsedRows:
+def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> ParsedRows:
     """Parse the rows of a JSON ``body``, each a list of cells in the order of the columns, or a dict by column."""
     pictures = [modality == "picture" for modality in model.modalities]
     width = len(pictures)
@@ -255,14 +259,14 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> ParsedRows:
         if inputs[0].shape[1] != width:
             remedy = "Send all columns of the model, in its order."
             raise_input_error("inputs", f"have shape [rows, {width}]", inputs[0].shape, remedy)
-        cells = get_elements(inputs[0])
+        cells = flatten_tensor(inputs[0])
         columns = [cells[index::width] for index in range(width)]
     else:
         if not names or sorted(names) != sorted(tensor.name for tensor in inputs):
             got = ", ".join(map(to_printable, given))[:80] or "none"
             expected = ", ".join(names)[:200] or f"one tensor of shape [rows, {width}]"
             raise_input_error("inputs", f"hold each of {expected} once", got, "Ask /v2/models/NAME for its inputs.")
-        columns = [get_elements(given[name]) for name in names]
+        columns = [flatten_tensor(given[name]) for name in names]
         if len(set(map(len, columns))) > 1:
             must = "have shape [rows] or [rows, 1], each the same rows"
             raise_input_error("inputs", must, "others", "Send one cell per row.")
@@ -272,12 +276,12 @@ def parse_tensors(model: TablePipeline, inputs: list[Tensor]) -> ParsedRows:
     return encode_columns(model, list(map(to_column, columns)))
 
 
-def get_elements(tensor: Tensor) -> list[Cell]:
+def flatten_tensor(tensor: Tensor) -> list[JsonCell]:
     """Return the elements of a tensor as a flat list; raise an InputError if they contradict its data type or shape."""
-    kinds = DATATYPES.get(tensor.datatype)
+    kinds = KSERVE_DATATYPES.get(tensor.datatype)
     if kinds is None:
         got = to_printable(tensor.datatype)[:20]
-        raise_input_error("datatype", f"be one of {', '.join(DATATYPES)}", got, "Convert the tensor.")
+        raise_input_error("datatype", f"be one of {', '.join(KSERVE_DATATYPES)}", got, "Convert the tensor.")
     data = tensor.data
     for _ in tensor.shape:
         if data and all(isinstance(item, list) for item in data):
@@ -294,21 +298,21 @@ def get_elements(tensor: Tensor) -> list[Cell]:
 def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRows:
     """Encode the cells of each column, an array (n,), as features, with the same checks as for rows of a file."""
     columns = [replace_missing(cells, model.missing_texts) for cells in columns]
-    for index, (cells, limit) in enumerate(zip(columns, max_magnitudes(model), strict=True)):
+    for index, (cells, limit) in enumerate(zip(columns, max_column_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
         if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
             raise_input_error("body", must, "others", "Correct or drop the row.")
     table = convert_to_training_formats(
-        make_table(columns, model.columns, POSITION_FORMAT), model.encoding, argument="body"
+        make_table(columns, model.columns, ROW_POSITION_FORMAT), model.encoding, argument="body"
     )
-    table.notes.extend(describe_missing(model, columns))
+    table.notes.extend(format_missing_notes(model, columns))
     (block,) = model.mark_uninformative(table.blocks, table)
     assert block.uninformative is not None
     return ParsedRows(model.encode(table, block, "body"), table.notes, block.uninformative)
 
 
-def describe_missing(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[str]:
+def format_missing_notes(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[str]:
     """List a note with the number of missing cells per column; the list is empty if columns have no names."""
     counts = []
     for name, column, cells in zip(model.columns or (), model.fitted_columns, columns, strict=False):
@@ -324,25 +328,25 @@ def check_row_count(n: int) -> None:
         raise HTTPException(413, f"`body` must have at most {MAX_REQUEST_ROWS:,} rows; got more. Send them in parts.")
 
 
-def order_cells(row: Row, columns: Sequence[str] | None, number: int) -> list[Cell]:
+def order_cells(row: JsonRow, columns: Sequence[str] | None, row_number: int) -> list[JsonCell]:
     """Return the cells of a row in the order of the columns, without cells of other columns.
 
-    A list is returned unchanged. ``number`` is the index of the row in error messages.
+    A list is returned unchanged. ``row_number`` is the index of the row in error messages.
     """
     if not isinstance(row, dict):
         return row
     if columns is None:
         raise_input_error(
-            "body", "have lists as rows", f"an object as row {number}", "Send lists: columns have no names."
+            "body", "have lists as rows", f"an object as row {row_number}", "Send lists: columns have no names."
         )
     missing = [name for name in columns if name not in row]
     if missing:
-        got = f"row {number} without {format_names(missing)}"
+        got = f"row {row_number} without {format_names(missing)}"
         raise_input_error("body", "have the model's columns", got, "Send null for a missing cell.")
     return [row[name] for name in columns]
 
 
-def to_matrix(rows: Sequence[Row], width: int) -> np.ndarray | None:
+def to_matrix(rows: Sequence[JsonRow], width: int) -> np.ndarray | None:
     """Convert rows of numbers to an array (n, width), int64 or float64; return None if a cell is not a number."""
     try:
         cells = np.array(rows)
@@ -351,7 +355,7 @@ def to_matrix(rows: Sequence[Row], width: int) -> np.ndarray | None:
     return cells if cells.dtype.kind in "if" and cells.shape[1:] == (width,) else None
 
 
-def to_column(cells: Sequence[Cell]) -> np.ndarray:
+def to_column(cells: Sequence[JsonCell]) -> np.ndarray:
     """Convert the cells of a column to an array (n,) of numbers, NaN if missing, or of texts if one is not a number."""
     kinds = {type(cell) for cell in cells} - {type(None)}
     if kinds <= {int, float}:

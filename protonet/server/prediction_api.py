@@ -24,28 +24,28 @@ from starlette.types import ASGIApp
 
 from protonet._text import count, to_printable
 from protonet.commands.options import ServeOptions
-from protonet.commands.predict import OutputSpec, choose_threshold, format_header
+from protonet.commands.predict import PredictionOutputSpec, choose_rejection_threshold, format_csv_header
 from protonet.errors import raise_input_error
 from protonet.pipeline import TablePipeline
 from protonet.server import parsing, schemas
 from protonet.server.app import (
-    CSV,
-    JSON,
+    CSV_TYPE,
+    JSON_TYPE,
     AccessPolicy,
     create_app,
     html_response,
     json_response,
-    make_policy,
-    open_socket,
+    make_access_policy,
+    open_listening_socket,
     run_server,
 )
-from protonet.server.models import Batcher, Classification, HotModel, open_models, reload_loop
+from protonet.server.models import Classification, HotModel, RequestBatcher, open_models, reload_in_background
 from protonet.ui.html import format_page
 from protonet.ui.text import format_csv
 
 #: Maximal bytes of a JSON body that is parsed on the event loop. Larger ones are parsed in threads, so that small ones
 #: do not wait for them.
-SMALL_BODY_BYTES = 2**16
+MAX_EVENT_LOOP_BODY_BYTES = 2**16
 INFER_DECODER = msgspec.json.Decoder(parsing.InferRequest)
 #: A function of the parameters in the path of a GET request that returns the content of the response.
 GetHandler = Callable[..., msgspec.Struct | str]
@@ -56,13 +56,13 @@ class PredictionApi:
 
     def __init__(self, models: dict[str, HotModel], policy: AccessPolicy) -> None:
         self.models, self.policy = models, policy
-        self.batcher, self.parsers = Batcher(), ThreadPoolExecutor(2)
+        self.batcher, self.parsers = RequestBatcher(), ThreadPoolExecutor(2)
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("protonet_requests", "Requests for predictions", ["model", "status"], registry=registry)
         self.rows = Counter("protonet_rows", "Rows classified", ["model"], registry=registry)
         self.seconds = Histogram("protonet_request_seconds", "Seconds of a request for predictions", registry=registry)
         active = Gauge("protonet_requests_in_progress", "Requests that are being answered", registry=registry)
-        active.set_function(lambda: policy.active)
+        active.set_function(lambda: policy.active_requests)
         registry.register(self)
 
     def create_app(self) -> ASGIApp:
@@ -71,29 +71,29 @@ class PredictionApi:
             Route("/models/{name}/predict", self.predict, methods=["POST"]),
             Route("/v2/models/{name}/infer", self.infer, methods=["POST"]),
             *(Route(path, make_handler(read)) for path, read in self.documented_handlers.items()),
-            Route("/openapi.json", make_handler(self.openapi)),
-            Route("/docs", make_handler(self.docs)),
-            Route("/", make_handler(self.overview)),
+            Route("/openapi.json", make_handler(self.get_openapi)),
+            Route("/docs", make_handler(self.show_documentation)),
+            Route("/", make_handler(self.show_overview)),
         ]
-        return create_app(self.policy, routes, self.observe)
+        return create_app(self.policy, routes, self.record_response)
 
     @property
     def documented_handlers(self) -> dict[str, GetHandler]:
         """The handlers of the GET requests that the OpenAPI document describes, by path."""
         return {
-            "/healthz": self.live,
-            "/readyz": self.ready,
-            "/metrics": self.metrics,
+            "/healthz": self.get_liveness,
+            "/readyz": self.get_readiness,
+            "/metrics": self.get_metrics,
             "/models": self.list_models,
             "/models/{name}": self.get_model,
-            "/v2": self.server_metadata,
-            "/v2/health/live": self.live,
-            "/v2/health/ready": self.ready,
-            "/v2/models/{name}": self.model_metadata,
-            "/v2/models/{name}/ready": self.model_ready,
+            "/v2": self.get_server_metadata,
+            "/v2/health/live": self.get_liveness,
+            "/v2/health/ready": self.get_readiness,
+            "/v2/models/{name}": self.get_model_metadata,
+            "/v2/models/{name}/ready": self.get_model_readiness,
         }
 
-    def observe(self, path: str, status: int, seconds: float) -> None:
+    def record_response(self, path: str, status: int, seconds: float) -> None:
         """Add the status and the duration of a response to the metrics, if its request was for predictions."""
         *_, name, action = path.rsplit("/", 2)
         if action in {"predict", "infer"}:
@@ -102,15 +102,15 @@ class PredictionApi:
 
     def collect(self) -> list[CounterMetricFamily]:
         """Return counters of batches, reloads and failed reloads; the registry calls this when metrics are read."""
-        batches = CounterMetricFamily("protonet_batches", "Batches classified", value=self.batcher.batches)
+        batches = CounterMetricFamily("protonet_batches", "Batches classified", value=self.batcher.n_batches)
         reloads = CounterMetricFamily("protonet_reloads", "Model files read again", labels=["model"])
         failures = CounterMetricFamily("protonet_reload_failures", "Files that were not a model", labels=["model"])
         for name, hot in self.models.items():
-            reloads.add_metric([name], hot.reloads)
-            failures.add_metric([name], hot.failures)
+            reloads.add_metric([name], hot.n_reloads)
+            failures.add_metric([name], hot.n_failed_reloads)
         return [batches, reloads, failures]
 
-    def find_model(self, name: str) -> HotModel:
+    def get_model_by_name(self, name: str) -> HotModel:
         """Return the model with a name; raise an HTTPException if no model has the name."""
         if name not in self.models:
             raise HTTPException(
@@ -129,23 +129,23 @@ class PredictionApi:
     async def predict(self, request: Request) -> Response:
         """Answer a request for predictions with the class of each row, as JSON or CSV."""
         name = request.path_params["name"]
-        model = self.find_model(name).model
+        model = self.get_model_by_name(name).model
         query = parse_query(request)
         threshold = get_unknown_threshold(model, query.unknown)
         media, body = await parsing.read_upload(request)
         if (
-            media == JSON and len(body) <= SMALL_BODY_BYTES and not any(model.modalities)
+            media == JSON_TYPE and len(body) <= MAX_EVENT_LOOP_BODY_BYTES and not any(model.modalities)
         ):  # pictures and texts take long
-            rows = parsing.parse_rows(model, media, body)
+            rows = parsing.parse_body(model, media, body)
         else:
             loop = asyncio.get_running_loop()
-            rows = await loop.run_in_executor(self.parsers, parsing.parse_rows, model, media, body)
+            rows = await loop.run_in_executor(self.parsers, parsing.parse_body, model, media, body)
         named, logits = await self.classify(name, model, rows, threshold)
         probabilities = format_probabilities(logits) if query.proba else []
         if "text/csv" in request.headers.get("accept", ""):
             lines = [[*pair, *more] for pair, more in zip(named, probabilities or [[]] * len(named), strict=True)]
-            header = format_header(model, OutputSpec(threshold, bool(query.proba), row_numbers=False), [])
-            return Response(header + format_csv(lines), media_type=CSV)
+            header = format_csv_header(model, PredictionOutputSpec(threshold, bool(query.proba), row_numbers=False), [])
+            return Response(header + format_csv(lines), media_type=CSV_TYPE)
         classes = list(map(str, model.classes))
         predictions = [schemas.Prediction(label, float(value) if value else None) for label, value in named]
         for prediction, row in zip(predictions, probabilities, strict=False):
@@ -155,7 +155,7 @@ class PredictionApi:
     async def infer(self, request: Request) -> Response:
         """Answer a KServe request for predictions, whose rows are tensors, with output tensors."""
         name = request.path_params["name"]
-        model = self.find_model(name).model
+        model = self.get_model_by_name(name).model
         if "inference-header-content-length" in request.headers:
             raise HTTPException(400, "`body` must be JSON: the binary tensor extension is not supported.")
         body = parsing.decode_json(await request.body(), INFER_DECODER)
@@ -166,17 +166,17 @@ class PredictionApi:
         outputs = list(map(parsing.Tensor, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values(), data))
         return json_response(schemas.InferResponse(name, select_outputs(body, outputs), body.id))
 
-    def live(self) -> schemas.Live:
+    def get_liveness(self) -> schemas.Live:
         """Check that the process is alive."""
         return schemas.Live()
 
-    def ready(self) -> schemas.Ready:
+    def get_readiness(self) -> schemas.Ready:
         """Check that the server accepts requests; 503 while it stops."""
-        if self.policy.closing:
+        if self.policy.is_closing:
             raise HTTPException(503, "The server stops.", {"retry-after": "1"})
         return schemas.Ready()
 
-    def metrics(self) -> str:
+    def get_metrics(self) -> str:
         """Get the metrics in the text format of Prometheus."""
         return generate_latest(self.registry).decode()
 
@@ -186,47 +186,47 @@ class PredictionApi:
 
     def get_model(self, name: str) -> schemas.ModelInfo:
         """Describe one model."""
-        hot = self.find_model(name)
+        hot = self.get_model_by_name(name)
         model, held_out = hot.model, hot.model.metadata.get("held_out")
         return schemas.ModelInfo(
             name,
             list(map(str, model.classes)),
-            [schemas.Column(name, kind) for name, kind in schemas.describe_columns(model).items()],
+            [schemas.Column(name, kind) for name, kind in schemas.summarize_model_columns(model).items()],
             int(model.network.encoder.input_dim),  # type: ignore[arg-type]
             parsing.list_content_types(model),
             held_out if isinstance(held_out, dict) else None,
-            hot.reloads,
+            hot.n_reloads,
         )
 
-    def server_metadata(self) -> schemas.ServerMetadata:
+    def get_server_metadata(self) -> schemas.ServerMetadata:
         """Describe the server (KServe)."""
-        return schemas.ServerMetadata("protonet", schemas.VERSION, [])
+        return schemas.ServerMetadata("protonet", schemas.SERVER_VERSION, [])
 
-    def model_metadata(self, name: str) -> schemas.ModelMetadata:
+    def get_model_metadata(self, name: str) -> schemas.ModelMetadata:
         """Describe the inputs and outputs of a model (KServe)."""
-        model = self.find_model(name).model
+        model = self.get_model_by_name(name).model
         shapes = [-1], [-1], [-1, len(model.classes)]
         outputs = list(map(schemas.TensorMetadata, schemas.OUTPUT_DATATYPES, shapes, schemas.OUTPUT_DATATYPES.values()))
-        return schemas.ModelMetadata(name, "protonet", schemas.describe_inputs(model), outputs)
+        return schemas.ModelMetadata(name, "protonet", schemas.list_input_tensors(model), outputs)
 
-    def model_ready(self, name: str) -> schemas.Ready:
+    def get_model_readiness(self, name: str) -> schemas.Ready:
         """Check that a model takes requests (KServe)."""
-        self.find_model(name)
-        return self.ready()
+        self.get_model_by_name(name)
+        return self.get_readiness()
 
-    def openapi(self) -> dict[str, object]:
+    def get_openapi(self) -> dict[str, object]:
         """Build the OpenAPI document."""
         return schemas.build_openapi({name: hot.model for name, hot in self.models.items()}, self.documented_handlers)
 
-    def overview(self) -> Response:
+    def show_overview(self) -> Response:
         """Build an HTML page of the models, with their columns, classes and a request to copy."""
         examples = {name: format_curl_example(name, hot.model) for name, hot in self.models.items()}
         values = {"models": self.list_models().models, "examples": examples}
         return html_response(*format_page("served.html", "protonet serve", values))
 
-    def docs(self) -> Response:
+    def show_documentation(self) -> Response:
         """Build an HTML page that shows the OpenAPI document."""
-        return html_response(*format_page("api.html", "API", self.openapi()))
+        return html_response(*format_page("api.html", "API", self.get_openapi()))
 
 
 def make_handler(get_content: Callable[..., object]) -> Callable[[Request], Awaitable[Response]]:
@@ -275,7 +275,7 @@ def get_unknown_threshold(model: TablePipeline, rate: float | msgspec.UnsetType)
         raise_input_error(
             "unknown", f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", rate, "There are too few held-out rows for others."
         )
-    return choose_threshold(model, rate)
+    return choose_rejection_threshold(model, rate)
 
 
 def format_probabilities(logits: torch.Tensor) -> list[list[str]]:
@@ -304,12 +304,12 @@ def run(options: ServeOptions) -> None:
     if not any(hot.model.has_pretrained_encoder for hot in models.values()):
         torch.set_num_threads(1)  # as in predict; several threads slow small batches down
     policy = replace(
-        make_policy(options.host, options.allowed_hosts, options.max_megabytes * 2**20),
+        make_access_policy(options.host, options.allowed_hosts, options.max_megabytes * 2**20),
         max_requests=options.max_requests,
-        timeout=options.timeout,
-        origins=[origin.rstrip("/").lower() for origin in options.cors_origins],
+        response_timeout=options.timeout,
+        allowed_origins=[origin.rstrip("/").lower() for origin in options.cors_origins],
         access_log=open_access_log(options.access_log),
     )
-    listening = open_socket(options.host, options.port)
-    with reload_loop(list(models.values())):
+    listening = open_listening_socket(options.host, options.port)
+    with reload_in_background(list(models.values())):
         run_server(PredictionApi(models, policy).create_app(), policy, listening, f"{count(len(models), 'model')} at")

@@ -13,11 +13,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from protonet._io import JsonDict
 from protonet.errors import DISTRIBUTION_NAME, installed_version
 from protonet.pipeline import TablePipeline
-from protonet.server.app import CSV, JSON, OPEN_PATHS, Error
-from protonet.server.parsing import MULTIPART, Tensor, max_magnitudes
+from protonet.server.app import CSV_TYPE, JSON_TYPE, TOKEN_FREE_PATHS, Error
+from protonet.server.parsing import MULTIPART_TYPE, Tensor, max_column_magnitudes
 
 #: The version of the package.
-VERSION = installed_version(DISTRIBUTION_NAME) or "0"
+SERVER_VERSION = installed_version(DISTRIBUTION_NAME) or "0"
 
 
 class PredictQuery(Struct, forbid_unknown_fields=True):
@@ -118,7 +118,7 @@ class Ready(Struct):
 #: Data types of the output tensors in KServe's protocol, by the tensors' names.
 OUTPUT_DATATYPES = {"class": "BYTES", "probability": "FP64", "probabilities": "FP64"}
 #: By HTTP error status, a description, and whether the error can occur on paths that need no token.
-ERROR_STATUSES = {
+ERROR_STATUS_DESCRIPTIONS = {
     "400": ("The request does not fit", True),
     "401": ("No token, or a wrong one", False),
     "403": ("A page of another origin", True),
@@ -131,13 +131,13 @@ ERROR_STATUSES = {
     "503": ("No answer in time, or the server stops", True),
 }
 #: Regular expressions of example CSV cells, by the type in the JSON schema of the cell; dates are under ``anyOf``.
-CELL_PATTERNS = {
+EXAMPLE_CELL_PATTERNS = {
     "number": "-?[0-9]{1,6}",
     "string": "[0-9A-Za-z]{0,9}",
     "anyOf": "20[0-9]{2}-(0[1-9]|1[0-2])-[01][1-9]",
 }
 #: JSON types that are accepted in a cell of a text or category column.
-SCALAR_TYPES = ["string", "number", "boolean", "null"]
+CELL_JSON_TYPES = ["string", "number", "boolean", "null"]
 
 
 def build_openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callable[..., Struct | str]]) -> JsonDict:
@@ -150,13 +150,13 @@ def build_openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callab
     results = {path: get_type_hints(get)["return"] for path, get in gets.items()}
     types = list(dict.fromkeys([Error, PredictResponse, InferResponse, *results.values()]))
     references, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    content = {kind: {JSON: {"schema": schema}} for kind, schema in zip(types, references, strict=True)}
+    content = {kind: {JSON_TYPE: {"schema": schema}} for kind, schema in zip(types, references, strict=True)}
     content[str] = {"text/plain": {"schema": {"type": "string"}}}
 
     def operation(name: str, summary: str, result: JsonDict, *, secured: bool = True) -> JsonDict:
         errors = {
             status: {"description": text, "content": content[Error]}
-            for status, (text, always) in ERROR_STATUSES.items()
+            for status, (text, always) in ERROR_STATUS_DESCRIPTIONS.items()
             if secured or always
         }
         responses = {"200": {"description": "Success", "content": result}, **errors}
@@ -165,10 +165,10 @@ def build_openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callab
     paths: JsonDict = {}
     names = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "enum": list(models)}}
     for path, get in gets.items():
-        summary, secured = str(get.__doc__).partition(".")[0], path not in OPEN_PATHS
+        summary, secured = str(get.__doc__).partition(".")[0], path not in TOKEN_FREE_PATHS
         described = operation(re.sub(r"\W+", "_", path).strip("_"), summary, content[results[path]], secured=secured)
         paths[path] = {"get": described, **({"parameters": [names]} if "{name}" in path else {})}
-    predictions = content[PredictResponse] | {CSV.partition(";")[0]: {"schema": {"type": "string"}}}
+    predictions = content[PredictResponse] | {CSV_TYPE.partition(";")[0]: {"schema": {"type": "string"}}}
     for name, model in models.items():
         safe, text = re.sub(r"\W", "_", name), f"of {name}: {', '.join(map(str, model.classes))}"[:300]
         parameters: list[JsonDict] = [{"name": "proba", "in": "query", "schema": {"enum": [0, 1]}}]
@@ -179,12 +179,12 @@ def build_openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callab
         post = operation(f"predict_{safe}", f"Predict classes {text}", predictions)
         paths[f"/models/{quote(name)}/predict"] = {"post": post | {"parameters": parameters, "requestBody": body}}
         if not model.has_pictures:
-            body = {"required": True, "content": {JSON: {"schema": make_infer_schema(model)}}}
+            body = {"required": True, "content": {JSON_TYPE: {"schema": make_infer_schema(model)}}}
             infer = operation(f"infer_{safe}", f"Predict classes {text} (KServe)", content[InferResponse])
             paths[f"/v2/models/{quote(name)}/infer"] = {"post": infer | {"requestBody": body}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "protonet serve", "version": VERSION},
+        "info": {"title": "protonet serve", "version": SERVER_VERSION},
         "security": [{"bearer": []}],
         "components": {"schemas": components, "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}}},
         "paths": paths,
@@ -213,26 +213,26 @@ def make_array_schema(*items: JsonDict) -> JsonDict:
 
 def make_body_schemas(model: TablePipeline) -> JsonDict:
     """Make the JSON schema of each kind of request body that a model accepts, by media type."""
-    columns, cells = describe_columns(model), make_cell_schemas(model)
+    columns, cells = summarize_model_columns(model), make_cell_schemas(model)
     row = make_array_schema(*cells)
     if columns:
         named = {name: cell | {"description": columns[name]} for name, cell in zip(columns, cells, strict=True)}
-        row = {"anyOf": [row, make_object_schema(**named) | {"additionalProperties": {"type": SCALAR_TYPES}}]}
+        row = {"anyOf": [row, make_object_schema(**named) | {"additionalProperties": {"type": CELL_JSON_TYPES}}]}
     rows = make_object_schema(rows={"type": "array", "items": row, "minItems": 1})
     form = {
         "schema": make_object_schema(file=rows) | {"additionalProperties": False},
-        "encoding": {"file": {"contentType": JSON}},
+        "encoding": {"file": {"contentType": JSON_TYPE}},
     }
-    content: JsonDict = {JSON: {"schema": rows}, MULTIPART: form}
+    content: JsonDict = {JSON_TYPE: {"schema": rows}, MULTIPART_TYPE: form}
     binary = {"schema": {"type": "string", "format": "binary"}}
     if model.modalities == ["picture"]:
         content["image/*"] = binary
     elif not columns:
         content["application/x-npy"] = binary
     elif not model.has_pictures:
-        line = ",".join(CELL_PATTERNS["anyOf" if "anyOf" in cell else cell["type"][0]] for cell in cells)
+        line = ",".join(EXAMPLE_CELL_PATTERNS["anyOf" if "anyOf" in cell else cell["type"][0]] for cell in cells)
         text = {"type": "string", "pattern": f"^{','.join(map(re.escape, columns))}\n({line}\n)+$"}
-        content[CSV.partition(";")[0]] = {"schema": text}
+        content[CSV_TYPE.partition(";")[0]] = {"schema": text}
     return content
 
 
@@ -241,8 +241,8 @@ def make_infer_schema(model: TablePipeline) -> JsonDict:
 
     It is an example: for several rows, a schema cannot relate the length of ``data`` to ``shape``.
     """
-    text, inputs = {"type": ["string", "null"]}, describe_inputs(model)
-    cells = [text if cell == {"type": SCALAR_TYPES} else cell for cell in make_cell_schemas(model)]
+    text, inputs = {"type": ["string", "null"]}, list_input_tensors(model)
+    cells = [text if cell == {"type": CELL_JSON_TYPES} else cell for cell in make_cell_schemas(model)]
     tensors = []
     for index, tensor in enumerate(inputs):
         named = len(tensor.shape) == 1
@@ -262,7 +262,7 @@ def make_infer_schema(model: TablePipeline) -> JsonDict:
     return request | {"description": "One row, as an example: the first number of each shape is that of the rows."}
 
 
-def describe_inputs(model: TablePipeline) -> list[TensorMetadata]:
+def list_input_tensors(model: TablePipeline) -> list[TensorMetadata]:
     """List the input tensors of a model in KServe's protocol: one per column, or a single one if columns lack names."""
     inputs = [
         TensorMetadata(name, [-1], "FP64" if column.kind == "number" else "BYTES")
@@ -277,12 +277,12 @@ def make_cell_schemas(model: TablePipeline) -> list[JsonDict]:
     number = {"type": ["number"] if model.encoding is None else ["number", "null"]}
     date = {"anyOf": [{"type": ["string", "null"], "format": "date"}, {"const": ""}]}
     picture = {"type": "string", "contentEncoding": "base64", "format": "picture"}
-    for column, limit in zip(model.fitted_columns, max_magnitudes(model), strict=True):
+    for column, limit in zip(model.fitted_columns, max_column_magnitudes(model), strict=True):
         schemas: JsonDict = {"number": number | {"minimum": -limit, "maximum": limit}, "date": date, "picture": picture}
-        cells.append(schemas.get(column.modality or column.kind, {"type": SCALAR_TYPES}))
+        cells.append(schemas.get(column.modality or column.kind, {"type": CELL_JSON_TYPES}))
     return cells
 
 
-def describe_columns(model: TablePipeline) -> dict[str, str]:
+def summarize_model_columns(model: TablePipeline) -> dict[str, str]:
     """Return a summary of each column of a model by column name; the dict is empty if the columns have no names."""
     return {name: column.summary() for name, column in zip(model.columns or (), model.fitted_columns, strict=False)}

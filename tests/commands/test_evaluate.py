@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, classification_report, conf
 from torch import Tensor
 
 from protonet import solve
-from protonet.commands.rows import find_respellings
+from protonet.commands.rows import detect_respellings
 from protonet.files import Model, load_model, save_model
 from protonet.metrics import score_known
 from protonet.tables import formats
@@ -123,7 +123,7 @@ def test_spellings() -> None:
         (["1"], ["yes", "on"], {}),
     ]
     for names, known, expected in cases:
-        assert find_respellings(names, known) == expected, names
+        assert detect_respellings(names, known) == expected, names
 
 
 def test_errors(tmp_path: Path, model: str, run: Run) -> None:

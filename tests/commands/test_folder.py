@@ -246,13 +246,13 @@ def test_an_unreachable_cluster_is_an_error(
 
 
 def test_a_model_that_changes_is_refused(model: Path, tmp_path: Path) -> None:
-    from protonet.commands.predict import OutputSpec, predict_file
+    from protonet.commands.predict import PredictionOutputSpec, predict_file
     from protonet.embeddings.representation import hash_file
 
     other, digest = tmp_path / "m.safetensors", hash_file(model)
     save_model(other, replace(load_model(model), metadata={}))
     write_rows(tmp_path / "none.parquet", 0, 0)
     task = FileTask(tmp_path / "none.parquet", tmp_path / "none.csv", 0)
-    spec = OutputSpec(None, all_probabilities=False, row_numbers=False)
+    spec = PredictionOutputSpec(None, all_probabilities=False, row_numbers=False)
     with pytest.raises(InputError, match="`model` must remain unchanged"):
         predict_file(str(other), digest, None, spec, task, lambda rows: None)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from protonet import InputError
-from protonet.server.labels import LabelFile, Uploads
+from protonet.server.labels import LabelFile, UploadedRows
 from tests.browser import CHROMIUM, Browser
 from tests.commands.servers import TOKEN, start, wait_for_job
 
@@ -133,12 +133,12 @@ def test_pasted_texts_become_rows(texts: Path) -> None:
 def test_an_interrupted_upload_is_repeated(tmp_path: Path) -> None:
     """Rows that are on the disk, but not on the page, because the request failed later, are not saved twice."""
     with LabelFile(tmp_path / "out.added.csv", ["id", "note", "added"], ["added"], lazy=True) as file:
-        uploads = Uploads(file, tmp_path / "texts.csv", 1, pictures=False)
+        uploads = UploadedRows(file, tmp_path / "texts.csv", 1, are_pictures=False)
         for text in ("one\ntwo", "one\ntwo\nthree"):
-            assert uploads.add_texts(text, known={"zero"}) == [["", line] for line in text.splitlines()]
-        assert uploads.add_texts("zero", known={"zero"}) == []
+            assert uploads.add_texts(text, known_texts={"zero"}) == [["", line] for line in text.splitlines()]
+        assert uploads.add_texts("zero", known_texts={"zero"}) == []
         with pytest.raises(InputError, match=r"10,000 lines"):
-            uploads.add_texts("\n".join(map(str, range(10_000))), known=set())
+            uploads.add_texts("\n".join(map(str, range(10_000))), known_texts=set())
     assert [cells[1] for cells in read(tmp_path / "out.added.csv")[1:]] == ["one", "two", "three"]
 
 
@@ -146,9 +146,9 @@ def test_uploads_of_several_threads_are_saved_once(tmp_path: Path) -> None:
     """As when a request has timed out, whose thread goes on beside that of the repeated request."""
     lines = [f"text {number}" for number in range(8)]
     with LabelFile(tmp_path / "out.added.csv", ["note", "added"], ["added"], lazy=True) as file:
-        uploads = Uploads(file, tmp_path / "texts.csv", 0, pictures=False)
+        uploads = UploadedRows(file, tmp_path / "texts.csv", 0, are_pictures=False)
         with ThreadPoolExecutor(4) as pool:
-            added = list(pool.map(lambda _: uploads.add_texts("\n".join(lines), known=set()), range(4)))
+            added = list(pool.map(lambda _: uploads.add_texts("\n".join(lines), known_texts=set()), range(4)))
     assert added == [[[line] for line in lines]] * 4
     assert read(tmp_path / "out.added.csv")[1:] == [[line, "added"] for line in lines]
 

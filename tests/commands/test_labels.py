@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from protonet import InputError, PrototypeNetwork
-from protonet.commands.data import UnlabelledTable
+from protonet.commands.data import TableToLabel
 from protonet.pipeline import TablePipeline
 from protonet.server.labels import LabelFile, LabelSession, fit_labels, parse_classes
 from protonet.tables.table import Table
@@ -117,10 +117,10 @@ CELLS = [[f"{value:.6g}" for value in row] for row in X.tolist()]
 COLUMNS = ("p", "q", "r", "s")
 
 
-def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> UnlabelledTable:
+def make_rows(x: Tensor, columns: tuple[str, ...] = COLUMNS) -> TableToLabel:
     table = Table(columns=columns, position_format="row {}")
     none = torch.zeros(len(x), dtype=torch.bool)
-    return UnlabelledTable(x=x, table=table, known=none, positions=range(len(x)), uninformative=none)
+    return TableToLabel(x=x, table=table, has_label=none, positions=range(len(x)), uninformative=none)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ class TestSession:
             rows = [row for row, _ in first]
             for row in rows:
                 session.add_label(row, CLASSES[int(Y[row])])
-            session.update_network(anew=True)
+            session.update_network(refit=True)
             assert session.network is not None
             torch.testing.assert_close(session.network(X), fit_labels(X[rows], Y[rows], 2, None)(X))
             more = session.suggest(BATCH)
@@ -179,7 +179,7 @@ class TestSession:
                 session.add_label(row, "ant")
             assert LabelSession(rows, cells, CLASSES, None, answers).labelled == [0, 2]
             known = torch.tensor([True, False, False, True, False, False])
-            session = LabelSession(replace(rows, known=known), cells, CLASSES, None, answers)
+            session = LabelSession(replace(rows, has_label=known), cells, CLASSES, None, answers)
             assert session.labelled == [2, 4]
-            assert session.list_unlabelled().tolist() == [1, 5]
+            assert session.list_unlabelled_rows().tolist() == [1, 5]
             assert {row for row, _ in session.suggest(BATCH)} == {1, 5}

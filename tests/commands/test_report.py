@@ -189,7 +189,7 @@ def make_rows(n: int, classes: int = 3) -> EvaluatedRows:
         indices=range(n),
         locations=[f"line {index + 2}" for index in range(n)],
         ids=None,
-        names=["u", "v"],
+        column_names=["u", "v"],
         cells=cells,
     )
 

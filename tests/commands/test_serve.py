@@ -30,8 +30,8 @@ from starlette.types import ASGIApp, Message
 
 from protonet import InputError
 from protonet.pipeline import TablePipeline
-from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_policy
-from protonet.server.models import Batcher
+from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_access_policy
+from protonet.server.models import RequestBatcher
 from protonet.server.parsing import ParsedRows
 from tests.commands.cases import FAST, Run, do
 from tests.commands.noise import make_requests
@@ -251,12 +251,12 @@ def test_an_invalid_request_does_not_fail_the_rest_of_its_batch(folder: Path) ->
     sizes = [3, 1, 4]
 
     async def ask() -> tuple[list[Any], int]:
-        batches = Batcher()
+        batches = RequestBatcher()
         parts = np.split(x[:8], np.cumsum(sizes)[:-1])
         parts.insert(1, np.full((1, 5), 1e38, np.float32))
         rows = [ParsedRows(part, [], np.zeros(len(part), bool)) for part in [*parts, x[8:9].astype(np.float64)]]
         suggested = [batches.classify(model, part, None) for part in rows]
-        return await asyncio.gather(*suggested, return_exceptions=True), batches.batches
+        return await asyncio.gather(*suggested, return_exceptions=True), batches.n_batches
 
     (first, spoiled, second, third, other), done = asyncio.run(ask())
     assert isinstance(spoiled, InputError)
@@ -286,7 +286,10 @@ async def ask_app(app: ASGIApp, *parts: bytes, path: str = "/") -> tuple[int, di
 
 
 def test_limits_and_errors_have_a_status_and_a_message(capsys: pytest.CaptureFixture[str]) -> None:
-    policy, counted = AccessPolicy([TOKEN], {"localhost"}, max_body=10, max_requests=1, timeout=0.05), list[int]()
+    policy, counted = (
+        AccessPolicy([TOKEN], {"localhost"}, max_body_bytes=10, max_requests=1, response_timeout=0.05),
+        list[int](),
+    )
 
     async def echo(request: Request) -> Response:
         body = await request.body()
@@ -321,9 +324,9 @@ def test_limits_and_errors_have_a_status_and_a_message(capsys: pytest.CaptureFix
             assert headers[b"x-content-type-options"] == b"nosniff"
         result = await asyncio.gather(ask_app(app, b"short"), ask_app(app, b"short"))
         assert sorted(status for status, *_ in result) == [200, 429]
-        policy.closing = True
+        policy.is_closing = True
         assert (await ask_app(app, b"short"))[1][b"connection"] == b"close"
-        assert policy.active == 0
+        assert policy.active_requests == 0
 
     asyncio.run(ask())
     assert counted[:6] == [200, 503, 413, 507, 500, 404]
@@ -622,8 +625,8 @@ def test_tokens_origins_and_the_access_log(folder: Path, tmp_path: Path, monkeyp
 
 def test_a_token_is_printed_only_if_it_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROTONET_TOKEN", raising=False)
-    drawn = make_policy("127.0.0.1", [], 1)
+    drawn = make_access_policy("127.0.0.1", [], 1)
     assert drawn.tokens[0] in drawn.address_query
     monkeypatch.setenv("PROTONET_TOKEN", "given")
-    given = make_policy("127.0.0.1", [], 1)
+    given = make_access_policy("127.0.0.1", [], 1)
     assert (given.tokens, given.address_query) == (["given"], "")

@@ -12,7 +12,7 @@ import pytest
 
 from protonet.estimator import ProtoNetClassifier
 from protonet.pipeline import TablePipeline
-from protonet.server.parsing import parse_rows
+from protonet.server.parsing import parse_body
 from tests.commands.cases import FAST, Run, read_table
 from tests.commands.servers import start
 
@@ -59,7 +59,7 @@ def test_commands_and_the_server_count_uninformative_rows(model: Path, tmp_path:
     table = (tmp_path / "new.csv").read_bytes()
     cells = [[float(size) if size[:1].isdigit() else None, city or None] for size, city, _ in ROWS]
     for media, body in (("text/csv", table), ("application/json", json.dumps(cells).encode())):
-        rows = parse_rows(TablePipeline.load(model), media, body)
+        rows = parse_body(TablePipeline.load(model), media, body)
         assert rows.uninformative is not None
         assert rows.uninformative.tolist() == [uninformative for *_, uninformative in ROWS]
         assert any(NOTE in note for note in rows.notes)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from protonet.commands import fit as fit_command
-from protonet.commands.rows import check_classes, parse_integers, read_classes, warn_contradictions
+from protonet.commands.rows import determine_classes, parse_integers, read_classes, warn_contradictory_labels
 from protonet.commands.update import extend_classes
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
@@ -172,8 +172,8 @@ def test_measured_integers_are_not_classes_unless_allowed() -> None:
     for labels in cases:
         got = r"got \d\d whole numbers, such as \d\d, in age, most with 3 rows or fewer.*--allow-many-classes"
         with pytest.raises(InputError, match=f"^`label` must name a column of classes; {got}"):
-            check_classes(labels, "age", allow_many=False)
-        names, indices = check_classes(labels, "age", allow_many=True)
+            determine_classes(labels, "age", allow_many=False)
+        names, indices = determine_classes(labels, "age", allow_many=True)
         assert [str(names[index]) for index in indices.tolist()] == labels.astype(str).tolist(), labels
 
 
@@ -186,7 +186,7 @@ def test_classes_may_be_integers() -> None:
         np.concatenate([np.arange(0, 90, 5), np.arange(2)]),  # 20 classes at most
     ]
     for labels in cases:
-        names, indices = check_classes(labels, "kind", allow_many=False)
+        names, indices = determine_classes(labels, "kind", allow_many=False)
         assert len(names) == len(set(labels.tolist())), labels
         assert [str(names[index]) for index in indices.tolist()] == labels.astype(str).tolist(), labels
 
@@ -296,7 +296,7 @@ def test_sets_of_equal_rows_are_those_of_a_slow_search() -> None:
     x = np.concatenate([x, draw.normal(size=(400, 2)).astype(np.float32)])
     labels = draw.integers(0, 2, len(x)).tolist()
     expected = sum(any((x[i] == x[j]).all() and labels[i] != labels[j] for j in range(len(x))) for i in range(60))
-    (line,) = warn_contradictions(x, labels, list(map(str, range(len(x)))))
+    (line,) = warn_contradictory_labels(x, labels, list(map(str, range(len(x)))))
     assert f" {expected} rows equal" in line
 
 
@@ -343,11 +343,11 @@ def test_a_sample_of_many_rows_is_mentioned() -> None:
     n = ROW_SAMPLE.max_rows + 1000
     x = torch.randn(n, 2, generator=torch.Generator().manual_seed(0))
     problem, _ = prepare_training_set(x, (x[:, 0] > 0).long(), 2)
-    *_, line = fit_command.summarize_rows(problem)
+    *_, line = fit_command.summarize_duplicates_and_sample(problem)
     rows = len(problem.rows.labels)
     assert line == f"a sample of {rows:,} of {n:,} distinct rows is used, with the class frequencies of all rows"
     few, _ = prepare_training_set(x[:100], (x[:100, 0] > 0).long(), 2)
-    assert fit_command.summarize_rows(few) == []
+    assert fit_command.summarize_duplicates_and_sample(few) == []
 
 
 def make_shifted(seed: int, unit: float = 1.0) -> dict[str, Any]:
