@@ -57,6 +57,7 @@ HIDDEN_UNITS = 32  #: Number of units of each hidden layer of the prior.
 MIN_SPREAD = 1e-6
 #: Lower limit of the logarithm of a view's influence, which is its weight times its spread, as a fraction of the sum.
 MIN_LOG_INFLUENCE = -9.0
+MAX_TIE = 1e-6  #: Cosines whose difference is smaller count as equal.
 MAX_CORRELATED_ROWS = 512  #: Maximum number of rows, and of features in no order, for the mean correlation of features.
 #: Lower limit of the inverse temperature of cosines that are divided by their spread.
 MIN_PRIOR_INVERSE_TEMPERATURE = 0.05
@@ -133,6 +134,12 @@ def compute_row_statistics(rows: TrainingRows) -> Tensor:
     return torch.tensor(statistics, dtype=torch.float32).clamp(-12, 12)
 
 
+def _accuracy_with_ties(cosines: Tensor, labels: Tensor) -> Tensor:
+    """Compute the mean accuracy of cosines (n, classes) if ties for the largest one are broken at random."""
+    largest = cosines >= cosines.amax(dim=1, keepdim=True) - MAX_TIE
+    return (largest.gather(1, labels[:, None])[:, 0].double() / largest.sum(dim=1)).mean()
+
+
 def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
     """Compute the mean absolute correlation of standardized features (n, dim).
 
@@ -207,7 +214,7 @@ def build_prior_input(
         means = stacked_losses.mean(dim=1)
         best = int(means.argmin())
         error = (stacked_losses - stacked_losses[best]).std(dim=1, correction=0) / math.sqrt(n)
-        right = torch.stack([(view.argmax(dim=1) == labels).double().mean() for view in cosines])
+        right = torch.stack([_accuracy_with_ties(view, labels) for view in cosines])
         soft = weights_from_losses(cosines, losses)
         joint = fit_view_weights(cosines, labels, sizes, soft, weights)
         influences = [(view * spread / (view * spread).sum().clamp_min(1e-30)) for view in (soft, joint)]
@@ -241,7 +248,7 @@ def build_prior_input(
             (pull - (influences[1] * pull).sum()).clamp(-3, 3),
             alike,
         ]
-        mixed_right = float((mixed.argmax(dim=1) == targets).double().mean())
+        mixed_right = float(_accuracy_with_ties(mixed, targets))
         held_out = [
             1.0,
             math.log(n),

@@ -19,7 +19,16 @@ from protonet.losses import CHUNK_SIZE
 from protonet.views.config import Config, bounded_field, expect
 from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily, map_features
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, canonical_feature_order, select_evenly
+from protonet.views.view import (
+    Graph,
+    Source,
+    TrainingRows,
+    View,
+    ViewSpec,
+    canonical_feature_order,
+    number_by_first_row,
+    select_evenly,
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,8 @@ class ForestSpec:
         """
         device, rows = rows.features.device, rows.to(torch.device("cpu"))
         shifts = rows.shifts if self.shifted else (0,)
-        x, labels = shift_rows(rows.features, shifts), rows.labels.repeat(len(shifts))
+        numbers, classes = number_by_first_row(rows.labels)  # the first class wins ties
+        x, labels = shift_rows(rows.features, shifts), numbers.repeat(len(shifts))
         weights = rows.class_balanced_weights
         weights = torch.ones_like(labels, dtype=x.dtype) if weights is None else weights.to(x).repeat(len(shifts))
         generator = torch.Generator().manual_seed(FOREST.seed)
@@ -95,11 +105,11 @@ class ForestSpec:
         batches, n_nodes, depth = list[TreeNodes](), 0, 0
         for first in range(0, trees, batch):
             n_trees = min(batch, trees - first)
-            grown, levels = _grow_trees(x, labels, weights, blocks, rows.num_classes, n_trees, generator)
+            grown, levels = _grow_trees(x, labels, weights, blocks, len(classes), n_trees, generator)
             batches.append(grown._replace(root=grown.root + n_nodes, child=grown.child + n_nodes))
             n_nodes, depth = n_nodes + len(grown.child), max(depth, levels)
         nodes = TreeNodes(*map(torch.cat, zip(*batches, strict=True)))
-        nodes = _sort_nodes(nodes._replace(feature=columns[nodes.feature]))
+        nodes = _sort_nodes(nodes._replace(feature=columns[nodes.feature], label=classes[nodes.label]))
         config = ForestConfig(x.shape[1], len(nodes.child), len(nodes.root), depth, rows.num_classes)
         return ForestView(config, None, nodes._asdict()).to(device)
 
@@ -117,11 +127,16 @@ class ForestFamily(ViewFamily):
         return cls({"fast": 50, "best": 500}.get(effort, 200))
 
     def final_spec(self, spec: ViewSpec, weight: float) -> ViewSpec:
-        """Return the spec with fewer trees if the forest has little weight, so that its noise matters less."""
+        """Return the spec with fewer trees if the forest has little weight, so that its noise matters less.
+
+        The number is ``FOREST.min_trees`` times a power of two, since any other number of trees draws other splits: a
+        rounding error of the weight would change the forest.
+        """
         if not isinstance(spec, ForestSpec):
             return spec
-        trees = math.ceil(spec.max_trees * min(1.0, weight / FOREST.weight_of_full_forest))
-        return replace(spec, max_trees=min(spec.max_trees, max(FOREST.min_trees, trees)))
+        ratio = spec.max_trees * weight / (FOREST.weight_of_full_forest * FOREST.min_trees)
+        trees = FOREST.min_trees * 2 ** math.ceil(math.log2(max(1.0, ratio)))
+        return replace(spec, max_trees=min(spec.max_trees, trees))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
         """Evaluate the forests and yield their candidates; nothing is yielded if there are too many classes."""

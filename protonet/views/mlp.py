@@ -34,7 +34,16 @@ from protonet.views.evaluation import (
 )
 from protonet.views.linear import LinearSpec
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, ViewSpec, require_linear_map
+from protonet.views.view import (
+    Graph,
+    LinearMap,
+    Source,
+    TrainingRows,
+    View,
+    ViewSpec,
+    number_by_first_row,
+    require_linear_map,
+)
 
 #: Number of episodes that are sampled by one call, whose time hardly depends on it.
 EPISODES_PER_SAMPLING = 64
@@ -99,7 +108,7 @@ class MLPTrainingData(NamedTuple):
     """The training data of one MLP of an ensemble."""
 
     inputs: Tensor  #: (n, dim): the training rows, mapped by the affine map of a linear view.
-    labels: Tensor  #: (n,) int64.
+    labels: Tensor  #: (n,) int64: classes, numbered by their first rows.
     weights: Tensor | None = None
     """(n,) sample weights with a mean of 1 within each class, since episodes are class-balanced. If None, all are 1."""
 
@@ -110,7 +119,8 @@ def build_mlp_training_data(source: LinearMap, rows: TrainingRows, *, shifted: b
     z = torch.cat([source(part) for part in shift_rows(rows.features, shifts).split(CHUNK_SIZE)])
     weights = rows.class_balanced_weights
     weights = None if weights is None else weights.to(z.dtype).repeat(len(shifts))
-    return MLPTrainingData(z, rows.labels.repeat(len(shifts)), weights)
+    numbers, _ = number_by_first_row(rows.labels)  # classes have random initial proxies
+    return MLPTrainingData(z, numbers.repeat(len(shifts)), weights)
 
 
 def train_mlps(

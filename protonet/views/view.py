@@ -389,3 +389,20 @@ def canonical_feature_order(x: Tensor, blocks: Tensor) -> Tensor:
     by_block = by_key[blocks[by_key].argsort(stable=True)]
     order: Tensor = by_block[block_key[blocks[by_block]].argsort(stable=True)]
     return order
+
+
+def number_by_first_row(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Number classes in the order of their first rows, so that results do not depend on the given class indices.
+
+    Args:
+        labels: (n,) int64 classes of rows.
+
+    Returns:
+        The numbers (n,) int64 of the rows' classes, from 0, and the class (classes,) int64 of each number.
+    """
+    classes, index = labels.unique(return_inverse=True)
+    first_row = torch.full_like(classes, len(labels)).scatter_reduce_(
+        0, index, torch.arange(len(labels), device=labels.device), "amin"
+    )
+    order = first_row.argsort()
+    return order.argsort()[index], classes[order]

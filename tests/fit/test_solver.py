@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_wine
+from sklearn.datasets import load_breast_cancer, load_wine
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -87,6 +87,15 @@ def test_the_order_of_columns_changes_rounding_alone() -> None:
             solve([(x[few][:, columns], y[few])], effort="fast")(x[:, columns]) for columns in (slice(None), order)
         )
     torch.testing.assert_close(first.softmax(dim=1), second.softmax(dim=1), atol=1e-3, rtol=0)
+
+
+def test_the_indices_of_classes_change_rounding_alone() -> None:
+    x, y = (torch.from_numpy(values) for values in load_breast_cancer(return_X_y=True))
+    rng = np.random.default_rng(5)
+    few = torch.cat([torch.from_numpy(rng.permutation(np.flatnonzero(y == label))[:5]) for label in range(2)])
+    with torch.no_grad():  # forests have ties, and an MLP has initial proxies for the classes
+        first, second = (solve([(x[few], labels[few])])(x).softmax(dim=1) for labels in (y, 1 - y))
+    torch.testing.assert_close(first, second.flip(1), atol=1e-3, rtol=0)
 
 
 def test_global_state_is_unchanged() -> None:

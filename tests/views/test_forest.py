@@ -50,11 +50,11 @@ def test_a_forest_is_as_accurate_as_that_of_scikit_learn() -> None:
     assert ours > oracle.score(x[300:].numpy(), y[300:].numpy()) - 0.01
 
 
-def test_equal_rows_of_two_classes_go_to_the_majority_and_then_to_the_first() -> None:
+def test_equal_rows_of_two_classes_go_to_the_majority_and_then_to_the_class_of_the_first_row() -> None:
     x = torch.tensor([[0.0, 1.0]] * 5 + [[1.0, 1.0]] * 2)
     y = torch.tensor([2, 1, 1, 0, 2, 1, 0])
     view = grow(x, y, 3)
-    assert view(x).argmax(dim=1).tolist() == [1] * 5 + [0] * 2
+    assert view(x).argmax(dim=1).tolist() == [2] * 5 + [1] * 2
     assert view.config.depth == 1
     equal = grow(torch.ones(4, 2), torch.tensor([1, 1, 0, 2]), 3)
     torch.testing.assert_close(equal(torch.ones(1, 2)), torch.tensor([[0.0, 1.0, 0.0]]))

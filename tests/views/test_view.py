@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protonet.views import VIEW_FAMILIES
 from protonet.views.distances import batch_invariant_matmul
-from protonet.views.view import LinearMap, LinearMapConfig
+from protonet.views.view import LinearMap, LinearMapConfig, number_by_first_row
 from tests.model_cases import make_network
 from tests.strategies import blobs, seeds
 
@@ -89,3 +89,11 @@ def test_row_matmul_gives_a_row_the_same_digits_in_every_batch() -> None:
         for size in (16, 48, 128):
             some = torch.randint(0, 256, (size,), generator=draw)
             assert torch.equal(batch_invariant_matmul(rows[some], matrix), full[some]), columns
+
+
+def test_classes_are_numbered_by_their_first_rows() -> None:
+    labels = torch.tensor([7, 2, 7, 5, 2])
+    numbers, classes = number_by_first_row(labels)
+    assert numbers.tolist() == [0, 1, 0, 2, 1]
+    assert torch.equal(classes[numbers], labels)
+    assert torch.equal(number_by_first_row(9 - labels)[0], numbers)
