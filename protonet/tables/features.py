@@ -21,7 +21,12 @@ from protonet.tables.columns.parsing import COMMA_FIRST, COMMA_OVER_POINT, POINT
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
 from protonet.tables.formats import closest_match
-from protonet.tables.numeric_formats import describe_numeric_formats, detect_numeric_conversion, revise_format_order
+from protonet.tables.numeric_formats import (
+    describe_mixed_units,
+    describe_numeric_formats,
+    detect_numeric_conversion,
+    revise_format_order,
+)
 from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_leakage, detect_row_index
 from protonet.tables.table import RowBlock, Table
 
@@ -86,8 +91,9 @@ def fit_features(
     for name in dropped:
         hint = f" (if it holds pictures: `column_type` {name}=picture)" if _are_picture_paths(cells[name]) else ""
         reasons.setdefault(inferred[name].reason + hint, []).append(to_printable(name))
-    ambiguous_points = table.semicolons and decimal is None
-    notes = describe_numeric_formats(cells, _select_numeric_columns(inferred), ambiguous_points=ambiguous_points)
+    numeric = _select_numeric_columns(inferred)
+    notes = describe_numeric_formats(cells, numeric, ambiguous_points=table.semicolons and decimal is None)
+    notes += describe_mixed_units({name: cells[name] for name in cells if name not in {*numeric, *kinds}})
     notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     modalities = {inferred_type.modality for inferred_type in inferred.values()} - {None}
     notes += [hint for modality in sorted(map(str, modalities)) if (hint := selection.hint(modality))]

@@ -18,9 +18,11 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import (
     COMMA_FIRST,
+    MIN_PARSED_FRACTION,
     POINT_FIRST,
     detect_decimal_separators,
     have_ambiguous_points,
+    is_missing,
     parse_numeric,
 )
 from protonet.tables.columns.units import split_unit
@@ -28,7 +30,9 @@ from protonet.tables.table import RowBlock, Table
 
 #: The number format for each decimal mark.
 DECIMAL_FORMATS = {".": "point", ",": "comma"}
-CONVERTED_FORMATS = {"plain", "point", "comma"}  #: Number formats that may have another decimal mark in new rows.
+MARKS = ("point", "comma")  #: The formats of numbers by their decimal mark.
+MAX_MIXED_UNITS = 4  #: Maximum number of units of a column that gets a warning; more are probably parts of codes.
+CONVERTED_FORMATS = {"plain", *MARKS}  #: Number formats that may have another decimal mark in new rows.
 #: Maximum number of distinct cells of a column that are examined.
 MAX_EXAMINED_CELLS = 1000
 #: Smaller magnitudes of the numbers of a column are replaced by this one, so that their logarithm is finite.
@@ -99,6 +103,19 @@ def describe_numeric_formats(
     return [f"numbers with {meaning}: {', '.join(names[meaning])} ({examples[meaning]})" for meaning in names]
 
 
+def describe_mixed_units(columns: Mapping[str, np.ndarray]) -> list[str]:
+    """Format a warning about each column whose cells are numbers in several units, and which is not read as numbers."""
+    notes = []
+    for name, cells in columns.items():
+        distinct = _list_distinct(cells[~is_missing(cells)])[:MAX_EXAMINED_CELLS] if cells.dtype.kind == "O" else []
+        numbers = [cell for cell in distinct if not all(math.isnan(parse_numeric(cell, mark)) for mark in MARKS)]
+        units = sorted({split_unit(cell)[1] for cell in numbers} - {""})
+        if 1 < len(units) <= MAX_MIXED_UNITS and len(numbers) >= MIN_PARSED_FRACTION * len(distinct):
+            named = f"{to_printable(name)} has numbers in several units ({', '.join(map(to_printable, units))})"
+            notes.append(f"warning: {named}: they are not read as numbers; convert them to one unit")
+    return notes
+
+
 def detect_numeric_conversion(
     table: Table, block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None
 ) -> NumericConversion:
@@ -129,7 +146,7 @@ def detect_numeric_conversion(
     table_format = DECIMAL_FORMATS[decimal] if decimal else next(iter(certain)) if len(certain) == 1 else None
     if not certain and table_format is None:
         prefer_comma = "comma" in fitted or (table.semicolons and has_commas)
-        order = ("comma", "point") if prefer_comma else ("point", "comma")
+        order = MARKS[::-1] if prefer_comma else MARKS
         table_format = min(order, key=lambda candidate: _distance_to_training(texts.values(), candidate))
     formats, examples = dict[int, tuple[str, str]](), dict[str, str]()
     for index, (column, cells) in texts.items():

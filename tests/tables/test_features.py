@@ -143,3 +143,13 @@ def test_arrays(tmp_path: Path) -> None:
     assert features.x.shape == (N, 3)
     assert np.isfinite(features.x).all()
     assert isinstance(features.encoding.columns[1], Numeric)
+
+
+def test_numbers_in_several_units_get_a_warning() -> None:
+    mixed = [f"{value} {unit}" for value, unit in zip(range(N), repeat("kg", "g", "kg"), strict=True)]
+    streets = [f"{value} {chr(65 + value % 9)}" for value in range(N)]
+    columns = {"x": X, "weight": mixed, "street": streets, "price": [f"{value} kg" for value in range(N)]}
+    warnings = [note for note in fit(columns).notes if "several units" in note]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: weight has numbers in several units (g, kg)")
+    assert not any("several units" in note for note in fit(columns, {"weight": "text"}).notes)

@@ -46,8 +46,9 @@ class Encoding:
 
     @property
     def summary(self) -> list[str] | None:
-        """A one-line summary of each column; None if all columns are numbers without missing values."""
-        return None if self.is_fully_numeric else [column.summary() for column in self.columns]
+        """A one-line summary of each column; None if all columns are plain numbers without missing values."""
+        summaries = [column.summary() for column in self.columns]
+        return None if set(summaries) == {Numeric.kind} else summaries
 
     @property
     def sizes(self) -> list[int]:

@@ -44,6 +44,7 @@ SECONDS_PER_DAY = 86_400.0
 
 #: Two numbers in a cell, as in feet and inches or "3 4".
 _TWO_NUMBERS = re.compile(r"\d[\s'’]+\d")
+_TRAILING_MINUS = re.compile(r"^([\d.,]*[.,]\d+)-$")  # 5.00- of accounts; marks in school such as 2- are no numbers
 _ZERO_PADDED = re.compile(r"0\d+")
 _INTERVAL = re.compile(
     r"(?:(?P<below><=?|≤|under|below|up to|less than)|(?P<above>>=?|≥|over|above|from|more than|at least))?\s*"
@@ -70,9 +71,14 @@ _WORD_DURATION = re.compile(
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
 _COMPACT_DATE = re.compile(r"(?:19|20)\d{6}")  # other numbers of eight digits are not dates
 _TIME_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
+#: Formats of days that name the same day to everybody. They are read beside every other format.
+_CLEAR_DAYS = (
+    *("iso", "%Y/%m/%d", "%Y.%m.%d", "%d.%m.%Y", "%d.%m.%y", "%d-%b-%Y", "%d-%b-%y", "%d/%b/%Y", "%d. %b %Y"),
+    *("%d. %B %Y", "%d %b %Y", "%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y"),
+)
 _DAY_FORMATS = (
-    *("%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y", "%d.%m.%y"),
-    *("%d %b %Y", "%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%Y", "%d-%b-%y", "%b %Y", "%B %Y"),
+    *("%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y"),
+    *(*_CLEAR_DAYS[1:], "%b %Y", "%B %Y", "%Y-%m", "%m/%Y"),
 )
 #: Format of dates such as 20240306, which is only used beside other date formats: digits alone are numbers.
 COMPACT_DATE = "%Y%m%d"
@@ -211,6 +217,8 @@ def parse_formatted_number(cell: str, decimal: str, unit: str | None = None) -> 
     if text[:1] + text[-1:] == "()":  # accountants' negative numbers
         text = f"-{text[1:-1]}"
     text = "".join(char for char in text if not char.isspace() and char not in "'’").replace("−", "-")
+    if text[-1:] == "-":
+        text = _TRAILING_MINUS.sub(r"-\1", text)
     if not (POINT_NUMBER if decimal == "point" else COMMA_NUMBER).fullmatch(text):
         return math.nan
     return float(text.replace(",", "") if decimal == "point" else text.replace(".", "").replace(",", "."))
@@ -413,7 +421,7 @@ def parse_date(cell: str, date_format: str) -> float:
 def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
     """Parse the cells (n,) of a column of dates to days (n,) float64 since 1970; NaN for cells that are not dates.
 
-    ISO dates are accepted beside those of ``date_format``, unless that is a time of day.
+    Dates of which day and month are clear are accepted beside those of ``date_format``, unless that is a time of day.
     """
     if values.dtype.kind == "M":
         days = values.astype("datetime64[us]").astype(np.int64) / (1e6 * SECONDS_PER_DAY)
@@ -422,10 +430,12 @@ def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
     if values.dtype.kind != "O":
         return values / SECONDS_PER_DAY if is_time else np.full(len(values), math.nan)
 
+    any_clear_day = FORMAT_SEPARATOR.join(_CLEAR_DAYS)
+
     def parse(cell: str) -> float:
         days = parse_date(cell, date_format)
         if math.isnan(days):
-            return parse_plain(cell) / SECONDS_PER_DAY if is_time else parse_date(cell, "iso")
+            return parse_plain(cell) / SECONDS_PER_DAY if is_time else parse_date(cell, any_clear_day)
         return days
 
     return parse_distinct(parse, values)

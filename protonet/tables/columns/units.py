@@ -17,7 +17,7 @@ CURRENCIES = re.compile(_CURRENCIES)
 UNITS = re.compile(
     rf"(?i:[kmµμun]g|lbs?|oz|[kdcmµμn]m|in|ft|yd|mi|sqm|sqft|ha|cc|[dcmh]l|[kmg]?hz|[kmgt]b|[kmg]w|[kmg]?wh|[mk]v|mah?|"
     rf"[hkm]?pa|bar|psi|mmhg|k?cal|kj|db|m?mol|pp[mb]|rpm|bpm|mph|km?h|kph|px|ms|secs?|mins?|hrs?|yrs?)|"
-    rf"[ghlLmst]|{_CURRENCIES}"
+    rf"[dghlLmsty]|{_CURRENCIES}"
 )
 #: The last words of open intervals, which are no units.
 INTERVAL_WORDS = frozenset({"over", "more", "above"})
@@ -26,19 +26,21 @@ _UNIT = re.compile(
     r"(?P<space>\s?)(?<![^\W\d_])(?P<unit>(?P<base>(?:[^\W\d_²³]|\$)+)[23²³]?(?:/(?:100 ?)?[^\W\d_]+[23]?)?|°\w?)\.?$"
 )
 _CURRENCY = re.compile(r"(?P<sign>[-+−(]?)(?P<unit>[^\W\d_]+\$?)\.?\s*(?=[-+−.\d])")
-_APPROXIMATE = re.compile(r"^(?:[~≈]|(?:ca|circa|about|approx)\b\.?)\s*", re.IGNORECASE)
+# Signs of approximation, and bounds such as limits of detection.
+_APPROXIMATE = re.compile(r"^(?:[~≈≤≥]|[<>]=?|(?:ca|circa|about|approx)\b\.?)\s*", re.IGNORECASE)
 _SYMBOL = re.compile(r"[^\w\s.,+-]")
-_NO_CENTS = re.compile(r"(?<=\d)(?:[.,]|/)[-–—]+$")  # such as 5.- and 5/-
+_MARK = re.compile(r"(?<=\d)(?:[.,]|/)[-–—]+$|[*†‡]+$|\[\w{1,2}\]$")  # such as 5.- and 5/-, and marks of footnotes
 
 
 def split_unit(cell: str) -> tuple[str, str]:
     """Split a cell into the text of its number and its unit in lower case, such as "3" and "kg"; "" if it has none.
 
-    The unit may be a currency, a per cent sign, or any word after a space. Signs of approximation are removed.
+    The unit may be a currency, a per cent sign, or any word after a space. Signs of approximation, bounds and marks of
+    footnotes are removed.
     """
     if _BARE.fullmatch(cell):  # most cells: the other patterns are slow
         return cell, ""
-    text, unit = _NO_CENTS.sub("", _APPROXIMATE.sub("", cell)), ""
+    text, unit = _MARK.sub("", _APPROXIMATE.sub("", cell)), ""
     if (match := _UNIT.search(text)) and match["unit"].casefold() not in INTERVAL_WORDS:
         is_known = match["base"] is None or UNITS.fullmatch(match["base"])
         if is_known or (match["space"] and not any(map(str.isdecimal, match["unit"]))):
