@@ -362,7 +362,7 @@ def test_arrays_of_objects_may_hold_text() -> None:
     importances = model.feature_importances_
     assert importances.shape == (3,)
     assert importances.argmax() == 0
-    with pytest.raises(AttributeError, match="rows to hold out"):
+    with pytest.raises(AttributeError, match="has no training rows"):
         _ = copied.feature_importances_
 
 
