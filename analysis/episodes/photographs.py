@@ -25,7 +25,7 @@ from protonet.embeddings.pictures.images import SUFFIXES
 from protonet.embeddings.representation import hash_file
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.report import accuracy_heading, format_rate
-from protonet.episodes.evaluation.statistics import Rate
+from protonet.episodes.evaluation.statistics import MeasureMean
 from protonet.episodes.methods import METHODS
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_output_path
@@ -148,7 +148,7 @@ def hash_pictures(pictures: Sequence[tuple[Path, str]]) -> str:
 def tabulate(results: Mapping[str, Any], names: Sequence[str]) -> str:
     """Format a table of accuracies in percent with both intervals: a line per method, a column per setting."""
     columns = [result["methods"] for result in results.values()]
-    rates = [[Rate.read(methods[name]) for methods in columns] for name in names]
+    rates = [[MeasureMean.from_dict(methods[name]) for methods in columns] for name in names]
     lines = [[name, *map(format_rate, row)] for name, row in zip(names, rates, strict=True)]
     return format_table([accuracy_heading(chain.from_iterable(rates)), *results], lines)
 

@@ -27,12 +27,12 @@ from protonet.episodes.arguments import (
     TRACEBACK_HELP,
     IntegerOption,
     NumberOption,
-    read_compare,
-    read_extract,
-    read_paper,
-    read_train,
+    parse_compare_arguments,
+    parse_extract_arguments,
+    parse_paper_arguments,
+    parse_train_arguments,
 )
-from protonet.episodes.names import EVALUATE_PROG, NORMALIZATIONS, OPTION_NAMES, PAPER_OPTION_NAMES
+from protonet.episodes.names import EVALUATE_PROG, OPTION_NAMES, PAPER_OPTION_NAMES, ROW_NORMALIZATIONS
 from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import CommandParser, check_known_name, check_output_options, run_command
 
@@ -94,7 +94,7 @@ def make_parser() -> CommandParser:
     add("--split-seed", action=IntegerOption, low=0, help=SPLIT_SEED_HELP)
     add("--image-size", action=IntegerOption, low=1, help=IMAGE_SIZE_HELP)
     text = "of all rows, before any method: l2, to unit norm; cl2, less the base mean, then l2; z, each row's features "
-    add("--normalize", choices=NORMALIZATIONS, default="none", help=f"{text}to mean 0, variance 1")
+    add("--normalize", choices=ROW_NORMALIZATIONS, default="none", help=f"{text}to mean 0, variance 1")
     text = "take the base classes of this data set, in place of the evaluated one's; also .npy, rows without classes"
     add("--base", metavar="FILE", help=text)
     text = "embeddings of texts by class, such as CLIP's: .npz of x and y, the names of the data set's classes"
@@ -172,9 +172,9 @@ def run(arguments: Sequence[str] | None) -> None:
     if options.list_methods or options.list_presets or options.class_lists:
         from protonet.datasets.benchmarks import format_class_lists  # noqa: PLC0415 - as above
         from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415
-        from protonet.episodes.samplers.presets import list_presets  # noqa: PLC0415
+        from protonet.episodes.samplers.presets import format_presets  # noqa: PLC0415
 
-        write = list_methods if options.list_methods else list_presets if options.list_presets else format_class_lists
+        write = list_methods if options.list_methods else format_presets if options.list_presets else format_class_lists
         print(write(), end="")
         return
     preset: list[str] = []
@@ -189,12 +189,12 @@ def run(arguments: Sequence[str] | None) -> None:
         unset = argparse.Namespace(**dict.fromkeys(vars(options)))
         return {name for name, value in vars(parser.parse_args(some, unset)).items() if value is not None}
 
-    with _print_cause(options):
-        _evaluate(options, list_given(words), list_given(preset))
+    with _print_traceback_of_cause(options):
+        _run_evaluations(options, list_given(words), list_given(preset))
 
 
 @contextmanager
-def _print_cause(options: argparse.Namespace) -> Iterator[None]:
+def _print_traceback_of_cause(options: argparse.Namespace) -> Iterator[None]:
     """A context manager that, with ``--traceback``, prints the traceback of the error that caused an InputError."""
     try:
         yield
@@ -204,7 +204,7 @@ def _print_cause(options: argparse.Namespace) -> Iterator[None]:
         raise
 
 
-def _check_paths(options: argparse.Namespace) -> dict[str, Path]:
+def _check_path_options(options: argparse.Namespace) -> dict[str, Path]:
     """Check the options of an evaluation that name files to read and to write.
 
     Returns the path of each output file by the name of its option; no paths in other processes than the first.
@@ -238,27 +238,30 @@ def _check_paths(options: argparse.Namespace) -> dict[str, Path]:
     return outputs
 
 
-def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Collection[str]) -> None:
+def _run_evaluations(
+    options: argparse.Namespace, given_options: Collection[str], preset_options: Collection[str]
+) -> None:
     """Run the evaluations that the options describe: one for each data set and number of shots.
 
-    ``given`` are the names of the options on the command line, and ``preset`` those that ``--preset`` sets.
+    ``given_options`` are the names of the options on the command line, and ``preset_options`` those that
+    ``--preset_options`` sets.
     """
-    outputs = _check_paths(options)
+    outputs = _check_path_options(options)
     check_device("--device", options.device)
     from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - torch, as above
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
     from protonet.episodes.evaluation.suite import SUITE_OUTPUTS, SuiteMember, report_suite, run_suite  # noqa: PLC0415
     from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
     from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415
-    from protonet.episodes.samplers.options import read_samplers  # noqa: PLC0415
+    from protonet.episodes.samplers.options import make_samplers  # noqa: PLC0415
 
     methods = MethodsPlan(
-        chosen=[choose_method(text) for text in options.method if text != "all"],
-        every="all" in options.method,
-        tune=[choose_grid(text) for text in options.tune],
-        against=None if options.against is None else choose_method(options.against, "against"),
+        fixed_methods=[choose_method(text) for text in options.method if text != "all"],
+        all_methods="all" in options.method,
+        tuning_grids=[choose_grid(text) for text in options.tune],
+        reference_method=None if options.against is None else choose_method(options.against, "against"),
     )
-    samplers = read_samplers(options, given, preset)
+    samplers = make_samplers(options, given_options, preset_options)
     state = outputs.pop("state", None)
     is_one = len(options.dataset) * len(samplers) == 1  # otherwise `run_suite` checks a state file for each evaluation
     if is_one and state is not None and state.exists() and not options.resume:
@@ -295,23 +298,24 @@ def _evaluate(options: argparse.Namespace, given: Collection[str], preset: Colle
 class Subcommand:
     """A command other than the evaluation, whose module is imported after the arguments are checked."""
 
-    read: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks the command's arguments.
-    module: str  #: The module below `protonet.episodes`. A module NAME has a function run_NAME of the parsed options.
-    names: Mapping[str, str]  #: The command's option for each argument of a function, for error messages.
+    parse_arguments: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks the command's arguments.
+    module_name: str
+    """The module below `protonet.episodes`. A module NAME has a function run_NAME of the parsed options."""
+    argument_names: Mapping[str, str]  #: The command's option for each argument of a function, for error messages.
 
     def run(self, arguments: Sequence[str] | None) -> None:
         """Parse and check the command's arguments, import its module and run the command."""
-        options = self.read(arguments)
-        module = import_module(f"protonet.episodes.{self.module}")
-        with _print_cause(options):
-            getattr(module, f"run_{self.module.rpartition('.')[2]}")(options)
+        options = self.parse_arguments(arguments)
+        module = import_module(f"protonet.episodes.{self.module_name}")
+        with _print_traceback_of_cause(options):
+            getattr(module, f"run_{self.module_name.rpartition('.')[2]}")(options)
 
 
 SUBCOMMANDS = {
-    "train": Subcommand(read_train, "training.train", OPTION_NAMES),
-    "compare": Subcommand(read_compare, "evaluation.compare", OPTION_NAMES),
-    "extract": Subcommand(read_extract, "features.extract", OPTION_NAMES),
-    "paper": Subcommand(read_paper, "paper", PAPER_OPTION_NAMES),
+    "train": Subcommand(parse_train_arguments, "training.train", OPTION_NAMES),
+    "compare": Subcommand(parse_compare_arguments, "evaluation.compare", OPTION_NAMES),
+    "extract": Subcommand(parse_extract_arguments, "features.extract", OPTION_NAMES),
+    "paper": Subcommand(parse_paper_arguments, "paper", PAPER_OPTION_NAMES),
 }
 
 
@@ -320,7 +324,7 @@ def main(arguments: Sequence[str]) -> int:
     prog, command, names = EVALUATE_PROG, run, OPTION_NAMES
     if arguments and arguments[0] in SUBCOMMANDS:
         name, *arguments = arguments
-        prog, command, names = f"{prog} {name}", SUBCOMMANDS[name].run, {**SUBCOMMANDS[name].names}
+        prog, command, names = f"{prog} {name}", SUBCOMMANDS[name].run, {**SUBCOMMANDS[name].argument_names}
 
     def run_named(given: Sequence[str] | None) -> None:
         with renamed_arguments(**names):

@@ -21,10 +21,10 @@ from protonet.episodes.names import (
     EVALUATE_PROG,
     EXTRACT_PROG,
     HEAD_KINDS,
-    MAX_COUNT,
-    NORMALIZATIONS,
+    MAX_OPTION_COUNT,
     OBJECTIVES,
     PAPER_PROG,
+    ROW_NORMALIZATIONS,
     TRAIN_PROG,
     TrainingPlan,
 )
@@ -56,7 +56,8 @@ OBJECTIVE_DEFAULTS = {"protonet": {"way": 30, "query": 15, "episodes-per-step": 
     ("feat", "maml", "anil"), EPISODIC_DEFAULTS
 )
 INNER_LOOP_OPTIONS = ("inner_steps", "inner_rate", "first_order", "head")  #: Only MAML and ANIL have these options.
-BASIC_OPTIONS = ("way", "shot", "steps", "seed")  #: The ``INTEGER_OPTIONS`` that ``--help`` shows; ``--help-all`` all.
+#: The ``INTEGER_OPTIONS`` that ``--help`` shows; ``--help-all`` all.
+HELP_TRAIN_OPTIONS = ("way", "shot", "steps", "seed")
 TRAIN_EXAMPLES = (
     "python -m protonet.episodes train -o encoder.safetensors",
     "python -m protonet.episodes train --dataset cub:CUB_200_2011 --backbone resnet12 -o cub.safetensors",
@@ -137,10 +138,10 @@ def make_train_parser() -> CommandParser:
     add("--device", metavar="NAME", help="such as cpu or cuda (default: cuda where there is one)")
     episodes = parser.add_expert_group("episodes and validation").add_argument
     for name, (low, default, text) in INTEGER_OPTIONS.items():
-        high = 2**63 - 1 if name == "seed" else MAX_COUNT
+        high = 2**63 - 1 if name == "seed" else MAX_OPTION_COUNT
         other = f"; {OBJECTIVE_DEFAULTS['protonet'][name]} for protonet" if name in EPISODIC_DEFAULTS else ""
         other += f"; {EPISODIC_DEFAULTS[name]} for feat, maml, anil" if name in EPISODIC_DEFAULTS else ""
-        add_option = add if name in BASIC_OPTIONS else episodes
+        add_option = add if name in HELP_TRAIN_OPTIONS else episodes
         help_text = f"{text} (default {default}{other})"
         add_option(f"--{name}", action=IntegerOption, low=low, high=high, help=help_text)
 
@@ -169,7 +170,7 @@ def make_train_parser() -> CommandParser:
     return parser
 
 
-def read_train(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse and check the command line of ``train``.
 
     Args:
@@ -251,7 +252,7 @@ def make_compare_parser() -> CommandParser:
     return parser
 
 
-def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_compare_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse and check the command line of ``compare``; None takes the arguments of this process.
 
     Returns the options. Their attribute ``outputs`` has the paths of the files to write, by "latex" and "markdown".
@@ -269,11 +270,11 @@ def read_compare(arguments: Sequence[str] | None) -> argparse.Namespace:
         try:
             path.open("rb").close()
         except OSError as error:
-            raise_no_run(path, error)
+            raise_unreadable_run(path, error)
     return options
 
 
-def raise_no_run(path: Path, error: Exception) -> NoReturn:
+def raise_unreadable_run(path: Path, error: Exception) -> NoReturn:
     """Raise an InputError about a file for ``compare`` that is missing, or that an evaluation did not write."""
     if isinstance(error, FileNotFoundError):
         raise_missing_file(path, argument="FILE.json")
@@ -313,7 +314,7 @@ def make_paper_parser() -> CommandParser:
     return parser
 
 
-def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_paper_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse and check the command line of ``paper``, and create the output folder; None takes this process's arguments.
 
     Returns the options, with two more attributes: ``shots`` has the values of ``--shot`` as texts, and ``command`` is
@@ -324,7 +325,7 @@ def read_paper(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.shots = [str(parse_integer("--shot", shot, low=1)) for shot in options.shot.split(",")]
     if len(set(options.shots)) < len(options.shots):
         raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
-    check_known_name("--normalize", options.normalize, NORMALIZATIONS)
+    check_known_name("--normalize", options.normalize, ROW_NORMALIZATIONS)
     check_device("--device", options.device)
     with optional_packages():
         importlib.import_module("matplotlib")
@@ -368,7 +369,7 @@ def make_extract_parser() -> CommandParser:
     return parser
 
 
-def read_extract(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_extract_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse and check the command line of ``extract``; None takes the arguments of this process.
 
     Returns the options. Their ``output`` is a Path, and ``template`` is a list of at least one template.

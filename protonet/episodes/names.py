@@ -9,7 +9,7 @@ TRAIN_PROG = f"{EVALUATE_PROG} train"
 COMPARE_PROG = f"{EVALUATE_PROG} compare"
 EXTRACT_PROG = f"{EVALUATE_PROG} extract"
 PAPER_PROG = f"{EVALUATE_PROG} paper"
-MAX_COUNT = 10**6  #: The largest allowed number of classes and of rows per class.
+MAX_OPTION_COUNT = 10**6  #: The largest allowed number of classes and of rows per class.
 BACKBONES = ("mlp", "conv", "conv4", "resnet12")
 OBJECTIVES = ("prototypes", "protonet", "feat", "maml", "anil")
 #: Initial weights of the last layer of MAML and ANIL: "classes" for learned weights of each class, or "zero".
@@ -17,7 +17,7 @@ HEAD_KINDS = ("classes", "zero")
 ADAPTED_OBJECTIVES = ("maml", "anil")  #: Objectives that classify queries after gradient steps on the support.
 #: Normalisations of rows. none: no normalisation. l2: scale to unit norm. cl2: subtract the mean of the base classes'
 #: rows, then scale to unit norm. z: subtract the mean of the row's features, and divide by their standard deviation.
-NORMALIZATIONS = ("none", "l2", "cl2", "z")
+ROW_NORMALIZATIONS = ("none", "l2", "cl2", "z")
 _SAME_NAMES = (
     *("against", "allow_small", "backbone", "base", "dataset", "device", "distractors", "dropblock"),
     *("encoder", "episodes", "episodes_per_step", "first_order", "head", "hierarchy", "image_size"),

@@ -21,15 +21,21 @@ from protonet.episodes.evaluation.report import (
     explain_intervals,
     format_latex_cell,
     format_latex_table,
+    format_summary_tables,
     plot_accuracies,
-    tabulate,
 )
-from protonet.episodes.evaluation.statistics import Comparison, Evaluation, MethodSummary, Summary, adjust_holm
+from protonet.episodes.evaluation.statistics import (
+    Evaluation,
+    EvaluationSummary,
+    MethodComparison,
+    MethodSummary,
+    adjust_p_values,
+)
 from protonet.episodes.evaluation.suite import SuiteMember, run_suite
 from protonet.episodes.features.sources import RowsPlan, load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid
-from protonet.episodes.methods.keywords import parse_source
-from protonet.episodes.samplers.options import read_episode_config
+from protonet.episodes.methods.keywords import parse_source_section
+from protonet.episodes.samplers.options import make_episode_config
 from protonet.ui.text import format_table
 
 FIGURE_PANEL_SIZE = 4.2  #: The width of the figure's panel for each number of shots, in inches.
@@ -41,7 +47,9 @@ def run_paper(options: argparse.Namespace) -> None:
     grids = [choose_grid(options.own, "own"), *(choose_grid(text, "method") for text in others)]
     new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].key, keywords={})
     tuned = [grid for grid in grids if len(grid) > 1]
-    methods = MethodsPlan([grid[0] for grid in grids if len(grid) == 1], tune=tuned, against=new_method)
+    methods = MethodsPlan(
+        [grid[0] for grid in grids if len(grid) == 1], tuning_grids=tuned, reference_method=new_method
+    )
     rows = RowsPlan(
         options.dataset,
         image_size=options.image_size,
@@ -58,35 +66,36 @@ def run_paper(options: argparse.Namespace) -> None:
             EvaluationPlan(
                 rows=rows,
                 methods=methods,
-                sampler=read_episode_config(options, shot),
+                sampler=make_episode_config(options, shot),
                 n_episodes=options.episodes,
                 seed=options.seed,
                 device=options.device,
-                records=True,
+                save_predictions=True,
             ),
             {"json": folder / f"{shot}-shot.json"},
         )
         for shot in options.shots
     ]
-    paper = Paper(folder, options.command, grids)
+    paper = PaperWriter(folder, options.command, grids)
     run_suite(members, paper.write, state=folder / "state.npz", resume=True)
 
 
 @dataclass(frozen=True)
-class Paper:
+class PaperWriter:
     """Writes the tables, the figure and the appendix of a paper from its evaluations, one for each number of shots."""
 
     folder: Path  #: The folder to write to.
     command: str  #: The command line as text, for the appendix.
-    grids: Sequence[Sequence[ChosenMethod]]  #: For each method its candidate settings; the new method is the first.
+    method_grids: Sequence[Sequence[ChosenMethod]]
+    """For each method its candidate settings; the new method is the first."""
 
     def write(self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
         """Print the tables, one for each evaluation of ``members``, and write tables, figure and appendix."""
-        keys = {choice.name: choice.key for grid in self.grids for choice in grid if len(grid) > 1}
+        keys = {choice.name: choice.key for grid in self.method_grids for choice in grid if len(grid) > 1}
         summaries = adjust_summaries([rename_methods(evaluation.summary, keys) for evaluation in evaluations])
         tables = []
         for member, summary in zip(members, summaries, strict=True):
-            ((header, rows),) = tabulate(summary)
+            ((header, rows),) = format_summary_tables(summary)
             tables.append(([f"{member.shot}-shot", *header[1:]], rows))
         n_pairs = sum(len(summary.comparisons) for summary in summaries)
         notes = f"\np-values are of paired t tests, adjusted by Holm for these {n_pairs} comparisons together.\n"
@@ -95,14 +104,14 @@ class Paper:
         write_text(self.folder / "table.md", text)
         write_text(self.folder / "table.tex", "\n".join(format_latex_table(*table) for table in tables))
         write_figure(self.folder / "figure.pdf", dict(zip((member.shot for member in members), summaries, strict=True)))
-        paragraphs = self.describe(members, evaluations, n_pairs)
+        paragraphs = self.describe_experiments(members, evaluations, n_pairs)
         quoted = ((title, re.sub('"(.*?)"', r"``\1''", format_latex_cell(text))) for title, text in paragraphs)
         text = "\n".join(rf"\paragraph{{{title}.}} {text}" + "\n" for title, text in quoted)
         write_text(self.folder / "appendix.tex", text)
         for name in ("table.md", "table.tex", "figure.pdf", "appendix.tex"):
             print(f"wrote {self.folder / name}", file=sys.stderr)
 
-    def describe(
+    def describe_experiments(
         self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation], n_pairs: int
     ) -> Iterator[tuple[str, str]]:
         """Yield the paragraphs of the appendix as pairs (title, text); ``n_pairs`` is the number of paired tests."""
@@ -119,7 +128,7 @@ class Paper:
         text = f"{settings['way'][0]} classes of the {settings['side']} side, {shots} support rows of each, queries: "
         text += f"{queries}. {counts} episodes, drawn by seed {settings['seed']}: all methods have the same episodes."
         yield "Episodes", text + notes
-        methods = ". ".join(_describe_method(grid) for grid in self.grids)
+        methods = ". ".join(_describe_method(grid) for grid in self.method_grids)
         yield "Methods", f"{methods}. Settings that are not listed are the defaults of this software."
         if first.tuning:
             text = f"By the highest mean accuracy on the same {first.tuning[0].n_episodes:,} episodes of the kind "
@@ -127,7 +136,7 @@ class Paper:
             for member, evaluation in zip(members, evaluations, strict=True):
                 worth = [rate for tuning in evaluation.tuning for rate in tuning.accuracies.items()]
                 rates = ", ".join(f"{name} {100 * rate.mean:.2f}" for name, rate in worth)
-                chosen = ", ".join(tuning.chosen for tuning in evaluation.tuning)
+                chosen = ", ".join(tuning.best_method for tuning in evaluation.tuning)
                 text += f" {member.shot}-shot: {rates}; evaluated were {chosen}."
             yield "Choice of settings", text
         text = (
@@ -147,9 +156,9 @@ def _describe_method(grid: Sequence[ChosenMethod]) -> str:
     """
     choice = grid[0]
     name = choice.name if len(grid) == 1 else choice.key
-    origin = "" if choice.origin is None else f"; {choice.origin}"
+    origin = "" if choice.plugin_version is None else f"; {choice.plugin_version}"
     summary = (choice.spec.function.__doc__ or "").partition("\n")[0]
-    return f"{name}{origin}: {summary} {parse_source(choice.spec.function)}".rstrip(" .")
+    return f"{name}{origin}: {summary} {parse_source_section(choice.spec.function)}".rstrip(" .")
 
 
 def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
@@ -160,13 +169,13 @@ def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
     split = ", ".join(f"{sides[side]} {side}" for side in SPLIT_SIDES if sides[side]) or "without a split"
     drawn = "" if rows.split_seed is None else f", drawn by seed {rows.split_seed}"
     text = f"{rows.dataset}: {len(data.x):,} rows of {data.x.shape[1]} features in {data.num_classes} classes: "
-    text += f"{split}{drawn}. SHA-256 of the evaluated rows, class by class: {evaluation.data}."
+    text += f"{split}{drawn}. SHA-256 of the evaluated rows, class by class: {evaluation.data_hash}."
     text += "" if rows.encoder is None else f" Embedded by {rows.encoder}."
     text += "" if rows.base is None else f" Base classes are those of {rows.base}."
     return text + ("" if rows.normalize == "none" else f" All rows were normalized by {rows.normalize}.")
 
 
-def rename_methods(summary: Summary, keys: Mapping[str, str]) -> Summary:
+def rename_methods(summary: EvaluationSummary, keys: Mapping[str, str]) -> EvaluationSummary:
     """Return a summary in which methods are renamed by ``keys``, from old to new names; other names stay.
 
     The result has only accuracies and comparisons, no further measures.
@@ -176,23 +185,23 @@ def rename_methods(summary: Summary, keys: Mapping[str, str]) -> Summary:
         replace(pair, first=keys.get(pair.first, pair.first), second=keys.get(pair.second, pair.second))
         for pair in summary.comparisons
     ]
-    settings = {**summary.settings, "against": keys.get(summary.against or "", summary.against)}
-    return Summary(settings, summary.n_episodes, methods, pairs)
+    settings = {**summary.settings, "against": keys.get(summary.reference_method or "", summary.reference_method)}
+    return EvaluationSummary(settings, summary.n_episodes, methods, pairs)
 
 
-def adjust_summaries(summaries: Sequence[Summary]) -> list[Summary]:
+def adjust_summaries(summaries: Sequence[EvaluationSummary]) -> list[EvaluationSummary]:
     """Return summaries whose p-values are adjusted by Holm's procedure for the comparisons of all of them together."""
     pairs = [pair for summary in summaries for pair in summary.comparisons]
-    over_classes = iter(adjust_holm([pair.p_value_classes for pair in pairs]))
-    over_episodes = iter(adjust_holm([pair.p_value_episodes for pair in pairs]))
+    over_classes = iter(adjust_p_values([pair.p_value_classes for pair in pairs]))
+    over_episodes = iter(adjust_p_values([pair.p_value_episodes for pair in pairs]))
 
-    def adjust(pair: Comparison) -> Comparison:
+    def adjust(pair: MethodComparison) -> MethodComparison:
         return replace(pair, p_holm_classes=next(over_classes), p_holm_episodes=next(over_episodes))
 
     return [replace(summary, comparisons=[adjust(pair) for pair in summary.comparisons]) for summary in summaries]
 
 
-def write_figure(path: Path, summaries: Mapping[str, Summary]) -> None:
+def write_figure(path: Path, summaries: Mapping[str, EvaluationSummary]) -> None:
     """Plot the accuracies of all methods with intervals as a PDF file, with one panel per number of shots.
 
     ``summaries`` has the results by the number of shots, as text.

@@ -14,16 +14,17 @@ from typing import Any
 from protonet._text import to_printable
 from protonet.errors import InputError, raise_input_error
 
-PLUGIN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
+PLUGIN_PATTERN = re.compile(r"(?P<path>.+\.py)(:(?P<function>.*))?")
 
 
-def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any], str]:
+def load_plugin(argument: str, key: str, description: str) -> tuple[Callable[..., Any], str]:
     """Load a function from a user's Python file, by running the file.
 
     Args:
         argument: The argument that names the plug-in, for messages.
-        key: The plug-in, ``FILE.py:FUNCTION``, which matches ``PLUGIN``.
-        kind: A description of the expected function, such as "a function from pictures to embeddings", for messages.
+        key: The plug-in, ``FILE.py:FUNCTION``, which matches ``PLUGIN_PATTERN``.
+        description: A description of the expected function, such as "a function from pictures to embeddings", for
+            messages.
 
     Returns:
         The function; and the text "sha256 " with the SHA-256 of the file.
@@ -31,7 +32,7 @@ def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any],
     Raises:
         InputError: There is no such file or function, the file raises an error, or the object is no function.
     """
-    match = PLUGIN.fullmatch(key)
+    match = PLUGIN_PATTERN.fullmatch(key)
     assert match is not None
     path, function = Path(match["path"]), match["function"] or ""
     if not path.is_file():
@@ -52,15 +53,15 @@ def load_plugin(argument: str, key: str, kind: str) -> tuple[Callable[..., Any],
         remedy = f"It has {', '.join(defined)}." if defined else "It has none."
         raise_input_error(argument, "be a function of its file", repr(key), remedy)
     loaded = getattr(module, function)
-    check_callable(argument, key, loaded, kind)
+    check_callable(argument, key, loaded, description)
     return loaded, f"sha256 {digest}"
 
 
-def check_callable(argument: str, key: str, loaded: object, kind: str) -> None:
+def check_callable(argument: str, key: str, loaded: object, description: str) -> None:
     """Raise an InputError unless the object ``loaded`` is a function; other arguments are as in `load_plugin`."""
     if not callable(loaded) or isinstance(loaded, type):
         got = f"{'a class' if isinstance(loaded, type) else type(loaded).__name__} of {key}"
-        raise_input_error(argument, f"be {kind}", got, "Pass the name of a function.")
+        raise_input_error(argument, f"be {description}", got, "Pass the name of a function.")
 
 
 def wrap_plugin_error(

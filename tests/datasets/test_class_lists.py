@@ -18,7 +18,7 @@ from protonet.datasets.benchmarks import (
     simplify_class_name,
 )
 from protonet.datasets.dataset import SPLIT_SIDES
-from protonet.episodes.samplers.meta_dataset import MAX_LEAVES, read_groups
+from protonet.episodes.samplers.meta_dataset import MAX_NODE_CLASSES, read_class_groups
 from tests.datasets import trees
 from tests.episodes.command_cases import Command
 
@@ -80,9 +80,10 @@ def test_groups_of_imagenet_equal_a_search() -> None:
     forks = {
         leaves
         for node, leaves in below.items()
-        if 5 <= len(leaves) <= MAX_LEAVES and sum(bool(below.get(c, {c} & set(names))) for c in children[node]) > 1
+        if 5 <= len(leaves) <= MAX_NODE_CLASSES
+        and sum(bool(below.get(c, {c} & set(names))) for c in children[node]) > 1
     }
-    groups, full = read_groups("meta-ilsvrc-2012", names)
+    groups, full = read_class_groups("meta-ilsvrc-2012", names)
     assert full
     assert {frozenset(names[index] for index in group) for group in groups} == forks
 

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods import METHODS, Need
-from protonet.episodes.samplers.batch import BaseClasses, Episodes, make_row_reader, summarize_base
+from protonet.episodes.methods import METHODS, MethodInput
+from protonet.episodes.samplers.batch import BaseClasses, Episodes, make_row_reader, summarize_base_classes
 from protonet.sampling import index_classes
 
 TRAINED = {name: spec.objective for name, spec in METHODS.items() if "encoder" in spec.needs}
 
 
-def needing(need: Need) -> set[str]:
+def needing(need: MethodInput) -> set[str]:
     """List the methods that have ``need`` among their needs."""
     return {name for name, spec in METHODS.items() if need in spec.needs}
 
@@ -62,7 +62,7 @@ def make_base(*, dim: int = 12, seed: int = 0, dtype: torch.dtype = torch.float6
     labels = torch.arange(6).repeat_interleave(torch.arange(7, 13).repeat(1))
     centres = torch.randn(6, dim, generator=generator, dtype=dtype)
     x = centres[labels] + 0.5 * torch.randn(len(labels), dim, generator=generator, dtype=dtype)
-    return summarize_base(make_row_reader(x.abs() + 0.1), index_classes(labels))
+    return summarize_base_classes(make_row_reader(x.abs() + 0.1), index_classes(labels))
 
 
 def make_episodes(

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from protonet.episodes.training.tasks import Score
+from protonet.episodes.training.tasks import ValidationScore
 from tests.episodes.command_cases import Command
 
 
 @pytest.fixture
 def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ``train`` write an encoder although it is worse than the raw features, as it is after a few steps."""
-    baseline = Score(0, 0.0, 0.0)
+    baseline = ValidationScore(0, 0.0, 0.0)
     monkeypatch.setattr("protonet.episodes.training.train.score_raw_features", lambda *_: ("protonet", baseline))
 
 

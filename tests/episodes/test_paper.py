@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, adjust_holm, compare_method_pairs
+from protonet.episodes.evaluation.statistics import (
+    EvaluationSummary,
+    MeasureMean,
+    MethodSummary,
+    adjust_p_values,
+    compare_method_pairs,
+)
 from protonet.episodes.paper import adjust_summaries, rename_methods
 from protonet.episodes.samplers.batch import unpack_integers
 from tests.episodes.command_cases import Command
@@ -137,12 +143,12 @@ def test_errors_come_before_the_work(command: Command) -> None:
         assert not Path("calls").exists()
 
 
-def summary_of(seed: int) -> Summary:
+def summary_of(seed: int) -> EvaluationSummary:
     """Make a summary that compares a method with two others on a few episodes."""
     rows = torch.rand(3, 20, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     accuracies = dict(zip("abc", rows + torch.tensor([[0.4], [0.0], [0.2]]), strict=True))
-    methods = {name: MethodSummary(Rate.measure(values, None)) for name, values in accuracies.items()}
-    return Summary({"against": "a"}, 20, methods, compare_method_pairs(accuracies, against="a"))
+    methods = {name: MethodSummary(MeasureMean.from_values(values, None)) for name, values in accuracies.items()}
+    return EvaluationSummary({"against": "a"}, 20, methods, compare_method_pairs(accuracies, against="a"))
 
 
 def test_p_values_of_all_tables_are_adjusted_together() -> None:
@@ -150,7 +156,7 @@ def test_p_values_of_all_tables_are_adjusted_together() -> None:
     together = adjust_summaries([rename_methods(summary, {"b": "renamed"}) for summary in summaries])
     pairs = [pair for summary in summaries for pair in summary.comparisons]
     adjusted = [pair for summary in together for pair in summary.comparisons]
-    assert [pair.p_holm_episodes for pair in adjusted] == adjust_holm([pair.p_value_episodes for pair in pairs])
+    assert [pair.p_holm_episodes for pair in adjusted] == adjust_p_values([pair.p_value_episodes for pair in pairs])
     assert [pair.difference for pair in adjusted] == [pair.difference for pair in pairs]
     assert "renamed" in together[0].methods
     assert {pair.second for pair in together[0].comparisons} <= {"renamed", "c"}

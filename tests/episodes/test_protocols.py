@@ -102,7 +102,7 @@ def test_several_processes_give_the_same_bytes(command: Command) -> None:
     command(arguments[0], code=130)
     Path("limit").unlink()
     lines = ["import sys", "from protonet.episodes.__main__ import main"]
-    lines += ["from protonet.episodes.evaluation.distributed import join_group", "with join_group():"]
+    lines += ["from protonet.episodes.evaluation.distributed import join_process_group", "with join_process_group():"]
     lines += [f"    for number, options in enumerate({arguments!r}):"]
     lines += ["        if main([*options.split(), '--json', f'shared{number}.json']):", "            sys.exit(1)"]
     Path("all.py").write_text("\n".join(lines) + "\n", encoding="utf-8")

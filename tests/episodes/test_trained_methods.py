@@ -11,12 +11,12 @@ import torch
 
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
-from protonet.episodes.methods.choice import Resources, choose_methods, select_methods
-from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.networks.checkpoints import load_trained
+from protonet.episodes.methods.choice import AvailableInputs, choose_methods, select_methods
+from protonet.episodes.networks.backbones import embed_rows_in_batches
+from protonet.episodes.networks.checkpoints import load_trained_encoder
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
-from protonet.episodes.training.objectives import TRAINING_RECIPE
+from protonet.episodes.training.objectives import META_TRAINING
 from protonet.sampling import index_classes
 from tests.episodes.command_cases import Command
 from tests.episodes.meta_cases import SIDES, make_data, save_data
@@ -40,8 +40,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_data(tmp_path / "tiny.npz")
     save_data(tmp_path / "other.npz", dim=9)
     Path("mine.py").write_text(MINE, encoding="utf-8")
-    monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10, n_slow=2))
-    monkeypatch.setattr("protonet.episodes.training.train.TRAINING_RECIPE", replace(TRAINING_RECIPE, measured_rows=40))
+    monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10, n_slow_episodes=2))
+    monkeypatch.setattr("protonet.episodes.training.train.META_TRAINING", replace(META_TRAINING, batch_norm_rows=40))
     return tmp_path
 
 
@@ -57,8 +57,8 @@ def test_an_objective_is_trained_and_its_method_evaluated(command: Command, fold
     methods = ["protonet", objective, "finetune:steps=1", "mine.py:own"]
     accuracies = command.accuracies(train(command, objective), "--method", *methods)
     data = make_data()
-    trained = load_trained(folder / "a.safetensors", data.get_rows, dim=64)
-    x = embed_rows(trained.encoder, data.get_rows, torch.arange(72))
+    trained = load_trained_encoder(folder / "a.safetensors", data.get_rows, dim=64)
+    x = embed_rows_in_batches(trained.encoder, data.get_rows, torch.arange(72))
     index = index_classes(data.y).select_classes(torch.tensor([c for c, side in enumerate(SIDES) if side == "novel"]))
     scores = evaluate(x, index, choose_methods(methods), SETTING, n_episodes=5, trained=trained)
     assert accuracies == pytest.approx({name: float(score.accuracy.mean()) for name, score in scores.items()}, abs=1e-9)
@@ -82,11 +82,11 @@ def test_methods_refuse_encoders_that_do_not_fit(command: Command) -> None:
 
 
 def test_all_leaves_out_methods_of_other_objectives_and_other_ways() -> None:
-    given: dict[str, Any] = {"n_base": 2, "texts": True, "unlabelled": True, "maps": True, "means": False}
-    available = Resources(objective="anil", head_way=2, way=(2, 2), **given)
-    methods, notes = select_methods([], available, every=True)
+    given: dict[str, Any] = {"n_base_classes": 2, "has_texts": True, "has_unlabelled": True, "has_feature_maps": True}
+    available = AvailableInputs(objective="anil", head_way=2, way=(2, 2), has_class_means=False, **given)
+    methods, notes = select_methods([], available, all_methods=True)
     assert "Without an encoder of their objectives, feat, maml are left out." in notes
     assert methods.keys() == {name for name, spec in METHODS.items() if not spec.slow} - {"feat", "maml"}
-    methods, notes = select_methods([], replace(available, way=(3, 3)), every=True)
+    methods, notes = select_methods([], replace(available, way=(3, 3)), all_methods=True)
     assert "The head of the encoder is for another number of classes: anil are left out." in notes
     assert "anil" not in methods

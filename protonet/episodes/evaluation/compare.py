@@ -12,14 +12,20 @@ import torch
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.episodes.arguments import COMPARE_REMEDY, raise_no_run
-from protonet.episodes.evaluation.report import format_report, tabulate, write_tables
-from protonet.episodes.evaluation.statistics import MethodSummary, Rate, Summary, compare_method_pairs, read_class_mask
+from protonet.episodes.arguments import COMPARE_REMEDY, raise_unreadable_run
+from protonet.episodes.evaluation.report import format_report, format_summary_tables, write_tables
+from protonet.episodes.evaluation.statistics import (
+    EvaluationSummary,
+    MeasureMean,
+    MethodSummary,
+    compare_method_pairs,
+    restore_class_mask,
+)
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_known_name
 
 #: Settings that determine the episodes of a data set. Runs can be compared if these settings are equal.
-EPISODE_SETTINGS = (
+EPISODE_SETTING_NAMES = (
     *("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed", "protocol"),
     *("unlabelled", "distractors", "hierarchy", "base_classes"),
 )
@@ -29,13 +35,13 @@ EPISODE_SETTINGS = (
 class StoredRun:
     """The results of an evaluation, read from a file that its option ``--json`` wrote."""
 
-    path: Path  #: The file.
-    settings: Mapping[str, object]  #: The values of the settings in ``EPISODE_SETTINGS``.
-    data: str  #: A hash of the data set's rows, before encoder and normalisation.
+    run_path: Path  #: The file.
+    settings: Mapping[str, object]  #: The values of the settings in ``EPISODE_SETTING_NAMES``.
+    data_hash: str  #: A hash of the data set's rows, before encoder and normalisation.
     versions: Mapping[str, object]  #: The versions of packages by name.
     class_mask: Tensor  #: (episodes, classes) bool, whether each episode has each class.
-    queries: Tensor  #: (episodes,) float64, the number of queries.
-    right: dict[
+    query_counts: Tensor  #: (episodes,) float64, the number of queries.
+    correct_counts: dict[
         str, Tensor
     ]  #: For each method (episodes,) float64, the number of queries that it classifies correctly.
 
@@ -44,9 +50,9 @@ def run_compare(options: argparse.Namespace) -> None:
     """Run the command ``compare``: compare the runs that ``options`` name, print a table and write it to files."""
     runs = [read_run(Path(path)) for path in options.files]
     check_same_episodes(runs)
-    summary, notes = join_runs(runs, against=options.against)
+    summary, notes = compare_runs(runs, against=options.against)
     print("\n".join([*notes, "", format_report(summary)]), end="", flush=True)
-    write_tables(options.outputs, tabulate(summary))
+    write_tables(options.outputs, format_summary_tables(summary))
 
 
 def read_run(path: Path) -> StoredRun:
@@ -60,19 +66,19 @@ def read_run(path: Path) -> StoredRun:
         queries = torch.tensor(content["queries"], dtype=torch.float64).expand(n)
         right = {name: torch.tensor(counts, dtype=torch.float64) for name, counts in content["right"].items()}
         run = StoredRun(
-            path=path,
-            settings={name: content["settings"].get(name) for name in EPISODE_SETTINGS},
-            data=content["data"],
+            run_path=path,
+            settings={name: content["settings"].get(name) for name in EPISODE_SETTING_NAMES},
+            data_hash=content["data"],
             versions=dict(content["versions"]),
-            class_mask=read_class_mask(content),
-            queries=queries,
-            right=right,
+            class_mask=restore_class_mask(content),
+            query_counts=queries,
+            correct_counts=right,
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if isinstance(error, KeyError) and "runs" in content:
             got = f"{path} of {', '.join(content['runs'])}"
             raise_input_error("FILE.json", "be of one evaluation", got, "Run them one by one.")
-        raise_no_run(path, error)
+        raise_unreadable_run(path, error)
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
             got = f"others of {name} in {path}"
@@ -86,18 +92,18 @@ def check_same_episodes(runs: Sequence[StoredRun]) -> None:
     """Raise an InputError unless all runs are of the same episodes; the message names the first difference."""
     first = runs[0]
     for other in runs[1:]:
-        for name in EPISODE_SETTINGS:
+        for name in EPISODE_SETTING_NAMES:
             here, there = first.settings[name], other.settings[name]
             if here != there:
-                got = f"{name} {to_printable(here)} in {first.path} and {to_printable(there)} in {other.path}"
+                got = f"{name} {to_printable(here)} in {first.run_path} and {to_printable(there)} in {other.run_path}"
                 raise_input_error("FILE.json", "be of the same episodes", got, COMPARE_REMEDY)
-        n = min(len(first.queries), len(other.queries))
-        if first.data != other.data or not torch.equal(first.queries[:n], other.queries[:n]):
-            got = f"others in {first.path} and {other.path}"
+        n = min(len(first.query_counts), len(other.query_counts))
+        if first.data_hash != other.data_hash or not torch.equal(first.query_counts[:n], other.query_counts[:n]):
+            got = f"others in {first.run_path} and {other.run_path}"
             raise_input_error("FILE.json", "be of the same data", got, COMPARE_REMEDY)
 
 
-def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple[Summary, list[str]]:
+def compare_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple[EvaluationSummary, list[str]]:
     """Compare the methods of several runs on the episodes that all of them have.
 
     If runs have methods of the same name with different results, the paths of the files are added to the names.
@@ -112,24 +118,28 @@ def join_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple
     Raises:
         InputError: No run has the method ``against``.
     """
-    n = min(len(run.queries) for run in runs)
+    n = min(len(run.query_counts) for run in runs)
     accuracies: dict[str, Tensor] = {}
     for run in runs:
-        for name, counts in run.right.items():
-            alike = [torch.equal(counts[:n], other.right[name][:n]) for other in runs if name in other.right]
-            shown = name if all(alike) else f"{name} ({run.path})"
-            accuracies[shown] = counts[:n] / run.queries[:n]
+        for name, counts in run.correct_counts.items():
+            alike = [
+                torch.equal(counts[:n], other.correct_counts[name][:n])
+                for other in runs
+                if name in other.correct_counts
+            ]
+            shown = name if all(alike) else f"{name} ({run.run_path})"
+            accuracies[shown] = counts[:n] / run.query_counts[:n]
     if against is not None:
         check_known_name("against", against, accuracies)
     settings = {**runs[0].settings, "against": against}
     class_mask = runs[0].class_mask[:n]
-    methods = {name: MethodSummary(Rate.measure(values, class_mask)) for name, values in accuracies.items()}
+    methods = {name: MethodSummary(MeasureMean.from_values(values, class_mask)) for name, values in accuracies.items()}
     pairs = compare_method_pairs(accuracies, class_mask, against)
     notes = [f"{n:,} episodes of {class_mask.shape[1]} classes"]
-    if any(len(run.queries) > n for run in runs):
+    if any(len(run.query_counts) > n for run in runs):
         notes.append(f"The first {n:,} episodes are compared, which all files have.")
     for package, version in runs[0].versions.items():
         others = {str(run.versions.get(package)) for run in runs} - {str(version)}
         if others:
             notes.append(f"Versions of {package} differ: {version} and {', '.join(sorted(others))}.")
-    return Summary(settings, n, methods, pairs), notes
+    return EvaluationSummary(settings, n, methods, pairs), notes

@@ -9,7 +9,7 @@ from pathlib import Path
 from protonet._validation import check_device, check_int, check_number, check_type
 from protonet.datasets import Dataset
 from protonet.datasets.dataset import SPLIT_SIDES
-from protonet.episodes.evaluation.distributed import join_group
+from protonet.episodes.evaluation.distributed import join_process_group
 from protonet.episodes.evaluation.evaluate import check_methods
 from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan
 from protonet.episodes.evaluation.run import EvaluationRun, ShowProgress
@@ -17,7 +17,7 @@ from protonet.episodes.evaluation.statistics import Evaluation
 from protonet.episodes.features.sources import RowsPlan
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, make_plugin_method
-from protonet.episodes.names import NORMALIZATIONS
+from protonet.episodes.names import ROW_NORMALIZATIONS
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
 from protonet.episodes.samplers.sampler import Sampler
@@ -120,7 +120,7 @@ def evaluate_dataset(
     target_half_width = check_number("target_half_width", target_half_width, low=0)
     check_device("device", device)
     with renamed_arguments(**ARGUMENT_NAMES):
-        check_known_name("normalize", normalize, NORMALIZATIONS)
+        check_known_name("normalize", normalize, ROW_NORMALIZATIONS)
         if side is not None:
             check_known_name("side", side, (*SPLIT_SIDES, "all"))
         memory = data if isinstance(data, Dataset) else None
@@ -141,14 +141,14 @@ def evaluate_dataset(
         grids = [choose_grid(text, "tune") for text in tune]
         plan = EvaluationPlan(
             rows=rows,
-            methods=MethodsPlan(chosen, tune=grids, against=compared),
+            methods=MethodsPlan(chosen, tuning_grids=grids, reference_method=compared),
             sampler=config,
             n_episodes=n_episodes,
             target_half_width=target_half_width,
             seed=seed,
             device=device,
         )
-        with join_group() as group:
+        with join_process_group() as group:
             return EvaluationRun(plan, group, data=memory, progress=progress).evaluate()
 
 

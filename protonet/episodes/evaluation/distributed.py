@@ -27,19 +27,19 @@ class ProcessGroup(NamedTuple):
         return values
 
 
-def pick_device(name: str) -> torch.device:
+def get_process_device(name: str) -> torch.device:
     """Return the torch device of a name; for "cuda", the processes of torchrun are distributed over the GPUs."""
     rank = os.environ.get("LOCAL_RANK")
     return torch.device(f"cuda:{int(rank) % torch.cuda.device_count()}" if name == "cuda" and rank else name)
 
 
 @contextmanager
-def join_group(device: str = "cpu") -> Iterator[ProcessGroup]:
+def join_process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
     """Join the group of processes that torchrun started, and leave it on exit; without torchrun, be a group of one.
 
     A context manager, which yields the group. The processes communicate by nccl if ``device`` is a GPU, otherwise by
-    gloo. Inside another `join_group`, the group of the outer one is yielded: to leave and join again would fail while
-    other processes still use it.
+    gloo. Inside another `join_process_group`, the group of the outer one is yielded: to leave and join again would fail
+    while other processes still use it.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ProcessGroup()

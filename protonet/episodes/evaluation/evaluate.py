@@ -15,7 +15,7 @@ from torch import Tensor
 from protonet._validation import check_int, check_number, check_type
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup
-from protonet.episodes.evaluation.statistics import OPEN_SET_MEASURES, SIDE_MEASURES, half_width
+from protonet.episodes.evaluation.statistics import GENERALIZED_MEASURES, OPEN_SET_MEASURES, half_width
 from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.samplers.batch import (
@@ -28,7 +28,7 @@ from protonet.episodes.samplers.batch import (
     make_row_reader,
     split_by_size,
 )
-from protonet.episodes.samplers.sampler import RowReader, SampledEpisodes, Sampler, label_rows
+from protonet.episodes.samplers.sampler import RowReader, SampledEpisodes, Sampler, compute_row_classes
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.metrics import count_confidence_bins
 from protonet.sampling import ClassIndex
@@ -36,9 +36,9 @@ from protonet.sampling import ClassIndex
 EPISODES_PER_ROUND = 256  #: Episodes that one process samples and scores before it exchanges scores with the others.
 #: Largest number of episodes that are scored between two calls of ``progress``. Batch sizes are fixed, because batches
 #: of other sizes could round differently.
-BATCH_SIZE = 64
+MAX_EPISODES_PER_BATCH = 64
 #: The first batches end after these numbers of episodes. They are smaller, so that slow methods show progress early.
-FIRST_BATCH_ENDS = (1, 4, 16, 64)
+FIRST_EPISODE_BATCH_ENDS = (1, 4, 16, 64)
 #: If rows have fewer features than this, fast methods score ``EPISODES_PER_ROUND`` episodes per batch: the overhead per
 #: batch would take most of the time.
 MAX_NARROW_FEATURES = 160
@@ -48,7 +48,7 @@ MAX_NARROW_FEATURES = 160
 FEATURES_PER_BLOCK = 2**21
 #: The largest number of dot products (of queries with class means or support rows) that an inductive method computes at
 #: a time, to limit the memory.
-MAX_PRODUCTS = 2**27
+MAX_AUROC_COMPARISONS = 2**27
 MIN_QUERIES_PER_BLOCK = 1024  #: Inductive methods classify at least this many queries at a time.
 #: Number of floats in just under 32 MiB. Freeing an array of this size once makes glibc keep later arrays instead of
 #: returning them to the system.
@@ -58,7 +58,7 @@ COUNT_TOLERANCE = 1e-9  #: A tolerance for rounding errors in numbers of queries
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
+class EpisodeScores:
     """The scores of one method in each episode, in the order of the episodes' numbers.
 
     Known queries are those of the episode's classes; open queries are of other classes, and should be detected as such.
@@ -88,7 +88,7 @@ class Scores:
 
 #: A function that is called with the scores of all finished episodes: a list of batches in the order of the episodes.
 #: A batch maps the name of each method to the method's scores.
-ProgressCallback = Callable[[Sequence[Mapping[str, Scores]]], None]
+ProgressCallback = Callable[[Sequence[Mapping[str, EpisodeScores]]], None]
 
 
 def evaluate(
@@ -107,9 +107,9 @@ def evaluate(
     group: ProcessGroup | None = None,
     progress: ProgressCallback | None = None,
     take: RowReader | None = None,
-    earlier: Mapping[str, Scores] | None = None,
+    earlier: Mapping[str, EpisodeScores] | None = None,
     keep_predictions: bool = False,
-) -> dict[str, Scores]:
+) -> dict[str, EpisodeScores]:
     """Score several few-shot methods on the same episodes.
 
     Episodes are drawn on the CPU, and gathered, classified and scored on the device of the rows. The scores depend only
@@ -137,8 +137,8 @@ def evaluate(
         progress: Called after each batch of episodes; with several processes, after each exchange of scores.
         take: Reads rows of ``x`` by index, such as `protonet.datasets.Dataset.get_rows` of a memory-mapped file; None
             to index ``x``.
-        earlier: Scores that ``progress`` got in an earlier call with the same arguments, joined by `join_batches`.
-            Their episodes are not scored again, which does not change the result.
+        earlier: Scores that ``progress`` got in an earlier call with the same arguments, joined by
+            `concatenate_batches`. Their episodes are not scored again, which does not change the result.
         keep_predictions: Whether to keep the predicted class of each query. All episodes must then have the same number
             of queries.
 
@@ -154,40 +154,40 @@ def evaluate(
     n_episodes = check_int("n_episodes", n_episodes, low=1)
     target_half_width = check_number("target_half_width", target_half_width, low=0)
     _check_types(x, index, methods, config, has_take=take is not None)
-    expected = (len(index.class_sizes), x.shape[1])
+    expected = (len(index.size), x.shape[1])
     if texts is not None and (texts.shape != expected or not texts.is_floating_point()):
         got, remedy = f"{texts.dtype} of shape {tuple(texts.shape)}", "Pass one row per class."
         raise_input_error("texts", f"be floats of shape (classes, dim), {expected} here", got, remedy)
-    class_texts = None if texts is None else ClassTexts(texts, label_rows(index, len(x)))
-    index = config.validate(index, tuple(map(str, range(len(index.class_sizes)))))
+    class_texts = None if texts is None else ClassTexts(texts, compute_row_classes(index, len(x)))
+    index = config.validate(index, tuple(map(str, range(len(index.size)))))
     group, take = group or ProcessGroup(), take or make_row_reader(x)
     batch_size = choose_batch_size(methods, x)
-    finished: list[dict[str, Scores]] = [] if earlier is None else [dict(earlier)]
+    finished: list[dict[str, EpisodeScores]] = [] if earlier is None else [dict(earlier)]
     done = count_episodes(finished)
 
     def is_precise() -> bool:
         joined = {name: [batch[name].accuracy for batch in finished] for name in methods}
         return all(100 * half_width(torch.cat(accuracy)) < target_half_width for accuracy in joined.values())
 
-    def score_episodes(sampled: SampledEpisodes, first: int) -> dict[str, Scores]:
+    def score_episodes(sampled: SampledEpisodes, first: int) -> dict[str, EpisodeScores]:
         """Score all methods on sampled episodes, the first of which has the number ``first``."""
         positions: list[Tensor] = []
-        scored: dict[str, list[Scores]] = {name: [] for name in methods}
+        scored: dict[str, list[EpisodeScores]] = {name: [] for name in methods}
         for batch in split_by_size(sampled):
             rows = (batch.support, batch.query, batch.unlabelled)
             features_per_episode = sum(indices.shape[1] for indices in rows) * x.shape[1]
             size = max(1, FEATURES_PER_BLOCK // features_per_episode)
-            positions.append(batch.positions)
+            positions.append(batch.episode_positions)
             logits: dict[str, list[Tensor]] = {name: [] for name in methods}
-            for start in range(0, len(batch.positions), size):
+            for start in range(0, len(batch.episode_positions), size):
                 block = batch.select(slice(start, start + size))
                 episodes = gather_episodes(take, block, base, class_texts, trained, shape)
                 for name, method in methods.items():
-                    logits[name].append(_classify(name, method, episodes, first + block.positions, seed))
+                    logits[name].append(_classify_batch(name, method, episodes, first + block.episode_positions, seed))
             for name, blocks in logits.items():
                 scored[name].append(_score_logits(torch.cat(blocks), batch, config, keep=keep_predictions))
         order = torch.cat(positions).argsort()
-        return {name: join_scores(scores, order) for name, scores in scored.items()}
+        return {name: concatenate_scores(scores, order) for name, scores in scored.items()}
 
     with ExitStack() as stack, torch.no_grad():
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -198,9 +198,9 @@ def evaluate(
         for first in range(done // EPISODES_PER_ROUND, -(-n_episodes // EPISODES_PER_ROUND), group.world_size):
             begin = max(done, (first + group.rank) * EPISODES_PER_ROUND)
             end = min((first + group.rank + 1) * EPISODES_PER_ROUND, n_episodes)
-            batches: list[dict[str, Scores]] = []
+            batches: list[dict[str, EpisodeScores]] = []
             sampled = config.sample(index, seed=seed, first=begin, n_episodes=max(0, end - begin))
-            ends = [n for n in range(begin + 1, end + 1) if n == end or ends_batch(n, batch_size)]
+            ends = [n for n in range(begin + 1, end + 1) if n == end or is_batch_end(n, batch_size)]
             for start, stop in pairwise([begin, *ends]):
                 some = SampledEpisodes(*(rows[start - begin : stop - begin] for rows in sampled))
                 batches.append(score_episodes(some, start))
@@ -216,7 +216,7 @@ def evaluate(
                 progress([*finished])
             if is_done:
                 break
-    return join_batches(finished)
+    return concatenate_batches(finished)
 
 
 def _check_types(x: object, index: object, methods: object, config: object, *, has_take: bool) -> None:
@@ -236,7 +236,7 @@ def _check_types(x: object, index: object, methods: object, config: object, *, h
         raise_input_error("index", "be a ClassIndex, rows by class", type(index).__name__, remedy, kind=InputTypeError)
     check_methods(methods)
     check_type("config", config, Sampler, "an EpisodeConfig, or another sampler")
-    max_row = int(index.row_indices.max()) if len(index.row_indices) else -1
+    max_row = int(index.rows.max()) if len(index.rows) else -1
     if not has_take and max_row >= len(x):
         remedy = "Pass the index of these rows' labels."
         raise_input_error("index", f"have numbers of the {len(x)} rows of x", f"row {max_row}", remedy)
@@ -260,24 +260,24 @@ def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
 
     The number is larger for fast methods on rows ``x`` (n, dim) of few features.
     """
-    ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.origin is None]
+    ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.plugin_version is None]
     fast = len(ours) == len(methods) and not any(method.spec.slow for method in ours)
-    return EPISODES_PER_ROUND if fast and x.shape[1] < MAX_NARROW_FEATURES else BATCH_SIZE
+    return EPISODES_PER_ROUND if fast and x.shape[1] < MAX_NARROW_FEATURES else MAX_EPISODES_PER_BATCH
 
 
-def ends_batch(n_episodes: int, batch_size: int) -> bool:
-    """Test whether a batch of scores ends after the first ``n_episodes`` episodes, see ``FIRST_BATCH_ENDS``."""
-    return n_episodes in FIRST_BATCH_ENDS or n_episodes % batch_size == 0
+def is_batch_end(n_episodes: int, batch_size: int) -> bool:
+    """Test whether a batch of scores ends after the first ``n_episodes`` episodes, see ``FIRST_EPISODE_BATCH_ENDS``."""
+    return n_episodes in FIRST_EPISODE_BATCH_ENDS or n_episodes % batch_size == 0
 
 
-def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor, seed: int) -> Tensor:
+def _classify_batch(name: str, method: Method, episodes: Episodes, episode_ids: Tensor, seed: int) -> Tensor:
     """Run a method on a batch of episodes; return its logits (episodes, n_queries, n_way), checked.
 
     Inductive methods of the package get many queries block by block, to save memory. Methods from outside the package
     get a copy of the episodes with queries in random order, and may compute gradients. ``episode_ids`` (episodes,) are
     the numbers of the episodes.
     """
-    spec = method.spec if isinstance(method, ChosenMethod) and method.origin is None else method
+    spec = method.spec if isinstance(method, ChosenMethod) and method.plugin_version is None else method
     if not isinstance(spec, MethodSpec):
         hidden, positions = episodes.shuffle_rows(episode_ids, seed)
         with torch.enable_grad():
@@ -285,7 +285,7 @@ def _classify(name: str, method: Method, episodes: Episodes, episode_ids: Tensor
         return logits.gather(1, positions[..., None].expand_as(logits))
     n_episodes, n_queries = episodes.query.shape[:2]
     products_per_query = episodes.n_way + (0 if spec.takes_means else episodes.support.shape[1])
-    max_queries = max(MIN_QUERIES_PER_BLOCK, MAX_PRODUCTS // (n_episodes * products_per_query))
+    max_queries = max(MIN_QUERIES_PER_BLOCK, MAX_AUROC_COMPARISONS // (n_episodes * products_per_query))
     if n_queries <= max_queries or spec.transductive:
         return _check_logits(name, method(episodes), episodes, episode_ids)
     blocks = (method(episodes.select_queries(slice(at, at + max_queries))) for at in range(0, n_queries, max_queries))
@@ -317,7 +317,7 @@ def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Te
     return logits
 
 
-def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep: bool) -> Scores:
+def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep: bool) -> EpisodeScores:
     """Compute the scores of a method from its logits (episodes, n_queries, n_way), and copy them to the CPU.
 
     ``keep`` says whether to keep the predicted classes.
@@ -336,12 +336,12 @@ def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep:
         shots = torch.arange(shot[0], shot[1] + 1, device=logits.device)
         counts = (query_shots[:, :n_known, None] == shots).double()  # (episodes, n_known, shots)
         by_shot = (counts * right[..., None]).sum(dim=1) / counts.sum(dim=1)
-    scores = dict.fromkeys((*OPEN_SET_MEASURES, *SIDE_MEASURES), torch.full_like(accuracy, math.nan))
+    scores = dict.fromkeys((*OPEN_SET_MEASURES, *GENERALIZED_MEASURES), torch.full_like(accuracy, math.nan))
     if n_known < logits.shape[2]:
         highest = logits.amax(dim=1)
-        scores["auroc"] = compute_auroc(highest, n_known)
-        scores["fpr95"] = compute_fpr(highest, n_known)
-        scores["oscr"] = compute_auroc(highest, n_known, right)
+        scores["auroc"] = open_set_auroc(highest, n_known)
+        scores["fpr95"] = false_positive_rate(highest, n_known)
+        scores["oscr"] = open_set_auroc(highest, n_known, right)
     if config.n_base:  # base classes come first
         is_base = query_labels[:, :n_known] < config.n_base
         base, novel = ((right & side).sum(dim=1).double() / side.sum(dim=1) for side in (is_base, ~is_base))
@@ -351,10 +351,10 @@ def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep:
     scores |= {"accuracy": accuracy, "by_shot": by_shot, "predicted": predicted, "bins": bins}
     for name, values in scores.items():
         scores[name] = values.cpu()
-    return Scores(**scores)
+    return EpisodeScores(**scores)
 
 
-def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> Tensor:
+def open_set_auroc(scores: Tensor, n_known: int, correct: Tensor | None = None) -> Tensor:
     """Compute how well scores separate known from open queries: the area under the ROC curve, or the OSCR.
 
     The area is the fraction of pairs of a known and an open query in which the known one has the higher score; ties
@@ -363,27 +363,27 @@ def compute_auroc(scores: Tensor, n_known: int, right: Tensor | None = None) -> 
     Args:
         scores: (episodes, n_queries), known queries first.
         n_known: The number of known queries in each episode.
-        right: (episodes, n_known) bool, whether known queries are classified correctly, for the OSCR; None for the ROC
-            curve.
+        correct: (episodes, n_known) bool, whether known queries are classified correctly, for the OSCR; None for the
+            ROC curve.
 
     Returns:
         The area in each episode, (episodes,) float64 in [0, 1].
 
     Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
-        (1982), which equates the area with Mann and Whitney's statistic; for ``right`` Dhamija, Günther and Boult,
+        (1982), which equates the area with Mann and Whitney's statistic; for ``correct`` Dhamija, Günther and Boult,
         "Reducing network agnostophobia" (2018). https://arxiv.org/abs/1811.04110
     """
     difference = scores[:, :n_known, None] - scores[:, None, n_known:]  # (episodes, n_known, n_open_queries)
-    if right is None:
+    if correct is None:
         return 0.5 + 0.5 * difference.sign().mean(dim=(1, 2), dtype=torch.float64)
-    return 0.5 * ((1 + difference.sign()) * right[..., None]).mean(dim=(1, 2), dtype=torch.float64)
+    return 0.5 * ((1 + difference.sign()) * correct[..., None]).mean(dim=(1, 2), dtype=torch.float64)
 
 
-def compute_fpr(scores: Tensor, n_known: int) -> Tensor:
+def false_positive_rate(scores: Tensor, n_known: int) -> Tensor:
     """Compute the false positive rate of open queries at a true positive rate of 95 %, (episodes,) float64.
 
     It is the fraction of open queries whose score reaches the threshold that 95 % of the known queries reach. Arguments
-    are as in `compute_auroc`.
+    are as in `open_set_auroc`.
 
     Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
         https://arxiv.org/abs/1706.02690
@@ -393,12 +393,12 @@ def compute_fpr(scores: Tensor, n_known: int) -> Tensor:
     return (scores[:, n_known:] >= threshold).double().mean(dim=1)
 
 
-def count_episodes(batches: Sequence[Mapping[str, Scores]]) -> int:
+def count_episodes(batches: Sequence[Mapping[str, EpisodeScores]]) -> int:
     """Count the episodes in several batches of scores by method."""
     return sum(len(next(iter(batch.values())).accuracy) for batch in batches)
 
 
-def join_scores(batches: Sequence[Scores], order: Tensor | slice = slice(None)) -> Scores:
+def concatenate_scores(batches: Sequence[EpisodeScores], order: Tensor | slice = slice(None)) -> EpisodeScores:
     """Join the scores of one method on several batches of episodes.
 
     ``order`` has the index of each episode of the result among the joined episodes; by default they keep their order.
@@ -406,9 +406,9 @@ def join_scores(batches: Sequence[Scores], order: Tensor | slice = slice(None)) 
     by_episode = [name for name in vars(batches[0]) if name != "bins"]
     joined = {name: torch.cat([getattr(batch, name) for batch in batches])[order] for name in by_episode}
     # One after another, so that sums of sums are the same numbers.
-    return Scores(**joined, bins=reduce(torch.add, [batch.bins for batch in batches]))
+    return EpisodeScores(**joined, bins=reduce(torch.add, [batch.bins for batch in batches]))
 
 
-def join_batches(batches: Sequence[Mapping[str, Scores]]) -> dict[str, Scores]:
+def concatenate_batches(batches: Sequence[Mapping[str, EpisodeScores]]) -> dict[str, EpisodeScores]:
     """Concatenate the scores of all batches of episodes; each batch and the result map a method's name to scores."""
-    return {name: join_scores([batch[name] for batch in batches]) for name in batches[0]}
+    return {name: concatenate_scores([batch[name] for batch in batches]) for name in batches[0]}

@@ -9,26 +9,32 @@ import torch
 from torch import Tensor
 
 from protonet._text import count
-from protonet.episodes.evaluation.evaluate import Scores
+from protonet.episodes.evaluation.evaluate import EpisodeScores
 from protonet.episodes.evaluation.report import MEASURE_HEADINGS, explain_intervals, format_p_value
-from protonet.episodes.evaluation.statistics import SIDE_MEASURES, ClassAccuracy, Evaluation, Rate, Summary
+from protonet.episodes.evaluation.statistics import (
+    GENERALIZED_MEASURES,
+    ClassAccuracy,
+    Evaluation,
+    EvaluationSummary,
+    MeasureMean,
+)
 from protonet.ui.html import format_document
 from protonet.ui.text import format_interval, to_percent
 
 MAX_CLASSES_SHOWN = 100  #: At most this many classes are shown, the hardest first; the JSON file has all.
 MIN_EPISODES_PER_CLASS = 20  #: Classes in fewer episodes are not shown, because their accuracies differ by chance.
-QUANTILES = (0.05, 0.5, 0.95)  #: The quantiles of accuracies over episodes that are shown.
+ACCURACY_QUANTILES = (0.05, 0.5, 0.95)  #: The quantiles of accuracies over episodes that are shown.
 HISTOGRAM_BARS = 40  #: The number of bars of a histogram.
 
 
-def format_page(evaluation: Evaluation) -> str:
+def format_evaluation_page(evaluation: Evaluation) -> str:
     """Format an evaluation as an HTML page: tables, paired tests, accuracies by class and distributions."""
     summary = evaluation.summary
-    methods, kinds, best = summary.methods, summary.interval_kinds, summary.order[0]
+    methods, kinds, best = summary.methods, summary.interval_kinds, summary.methods_by_accuracy[0]
     rates = [method.accuracy for method in methods.values()]
     measures = ["auroc"] * bool(summary.settings["n_open_classes"])
-    measures += [side for side in SIDE_MEASURES if side in methods[best].measures]
-    against, pairs = summary.against, len(summary.comparisons)
+    measures += [side for side in GENERALIZED_MEASURES if side in methods[best].further_measures]
+    against, pairs = summary.reference_method, len(summary.comparisons)
     way, shot = ("-".join(map(str, dict.fromkeys(summary.settings[name]))) for name in ("way", "shot"))
     classes = [row for row in evaluation.by_class or () if row.episodes >= MIN_EPISODES_PER_CLASS]
     values = {
@@ -41,35 +47,37 @@ def format_page(evaluation: Evaluation) -> str:
         "family": count(pairs, "pair") if against is None else f"{count(pairs, 'comparison')} of {against}",
         "format_intervals": lambda rate: format_intervals(rate, kinds),
         "format_rates": format_rates,
-        "format_value": format_value,
+        "format_value": format_setting_value,
         "half_widths": format_half_widths,
         "intervals": [f"95 % interval over {kind}" for kind in kinds],
         "kind": f"{way}-way {shot}-shot",
         "limits": (
-            max(0.0, min(rate.mean - rate.widest for rate in rates)),
-            min(1.0, max(rate.mean + rate.widest for rate in rates)),
+            max(0.0, min(rate.mean - rate.widest_half_width for rate in rates)),
+            min(1.0, max(rate.mean + rate.widest_half_width for rate in rates)),
         ),
         "max_classes": MAX_CLASSES_SHOWN,
         "measured": {
-            name: format_rates(method.measures[measure] for measure in measures) for name, method in methods.items()
+            name: format_rates(method.further_measures[measure] for measure in measures)
+            for name, method in methods.items()
         },
         "measures": [MEASURE_HEADINGS[measure].removesuffix(", %") for measure in measures],
         "min_episodes": MIN_EPISODES_PER_CLASS,
         "notes": evaluation.notes,
-        "origin": list_origin(evaluation),
+        "origin": provenance_to_dict(evaluation),
         "over": kinds,
         "p_values": [f"p over {kind} (Holm)" for kind in kinds],
-        "pairs": list_pairs(summary),
-        "queries": [int(evaluation.queries.min()), int(evaluation.queries.max())],
-        "reach": max((abs(pair.difference) + pair.rate.widest for pair in summary.comparisons), default=0.0) or 1e-9,
-        "shots": [f"{shot}-shot" for shot in methods[best].by_shot],
-        "spreads": list_distributions(evaluation),
+        "pairs": pairs_to_dicts(summary),
+        "queries": [int(evaluation.query_counts.min()), int(evaluation.query_counts.max())],
+        "reach": max((abs(pair.difference) + pair.rate.widest_half_width for pair in summary.comparisons), default=0.0)
+        or 1e-9,
+        "shots": [f"{shot}-shot" for shot in methods[best].accuracy_by_shot],
+        "spreads": distributions_to_dicts(evaluation),
     }
-    return format_document("episodes.html", evaluation.title, evaluation.describe(), "protonet.episodes", values)
+    return format_document("episodes.html", evaluation.title, evaluation.to_dict(), "protonet.episodes", values)
 
 
 def compute_class_accuracies(
-    scores: Mapping[str, Scores], class_mask: Tensor, names: Sequence[str]
+    scores: Mapping[str, EpisodeScores], class_mask: Tensor, names: Sequence[str]
 ) -> list[ClassAccuracy]:
     """Compute for each class the mean accuracy of each method over the episodes that have the class.
 
@@ -91,29 +99,29 @@ def compute_class_accuracies(
     ]
 
 
-def format_half_widths(rate: Rate) -> str:
+def format_half_widths(rate: MeasureMean) -> str:
     """Format the half-widths of a rate's intervals in points, such as ", ±2.10, ±0.40"; that over classes is first.
 
     Half-widths that are NaN are left out.
     """
-    return "".join(f", ±{100 * half:.2f}" for half in rate.half_widths)
+    return "".join(f", ±{100 * half:.2f}" for half in rate.known_half_widths)
 
 
-def format_rates(rates: Iterable[Rate]) -> list[str]:
+def format_rates(rates: Iterable[MeasureMean]) -> list[str]:
     """Format each rate in percent with the half-widths of its intervals; "" for a rate that is NaN."""
     return [to_percent(rate.mean, 2) + format_half_widths(rate) if rate.is_known else "" for rate in rates]
 
 
-def format_intervals(rate: Rate, kinds: Sequence[str]) -> list[str]:
+def format_intervals(rate: MeasureMean, kinds: Sequence[str]) -> list[str]:
     """Format the 95 % intervals of a rate in percent, one for each of ``kinds``; "" for an interval that is NaN.
 
     ``kinds`` are of ``INTERVAL_KINDS``: over classes and over episodes.
     """
-    halves = [rate.half_width(kind) for kind in kinds]
+    halves = [rate.get_half_width(kind) for kind in kinds]
     return ["" if math.isnan(half) else format_interval((rate.mean - half, rate.mean + half), 2) for half in halves]
 
 
-def list_pairs(summary: Summary) -> list[dict[str, object]]:
+def pairs_to_dicts(summary: EvaluationSummary) -> list[dict[str, object]]:
     """List the paired differences between methods as values for the page's template, the largest difference first.
 
     ``first`` is the more accurate method of a pair, or the method ``against`` that all others are compared with.
@@ -121,23 +129,23 @@ def list_pairs(summary: Summary) -> list[dict[str, object]]:
     kinds, rows = summary.interval_kinds, []
     for pair in sorted(summary.comparisons, key=lambda pair: -abs(pair.difference)):
         names, lead = [pair.first, pair.second], pair.difference
-        if summary.against is None and lead < 0:
+        if summary.reference_method is None and lead < 0:
             names, lead = names[::-1], -lead
-        halves = [pair.rate.half_width(kind) for kind in kinds]
-        row = {"first": names[0], "second": names[1], "lead": lead, "widest": pair.rate.widest}
+        halves = [pair.rate.get_half_width(kind) for kind in kinds]
+        row = {"first": names[0], "second": names[1], "lead": lead, "widest": pair.rate.widest_half_width}
         row["halves"] = ["" if math.isnan(half) else f"±{100 * half:.2f}" for half in halves]
         row["p_values"] = [format_p_value(pair.get_p_value(kind)) for kind in kinds]
         rows.append(row)
     return rows
 
 
-def list_distributions(evaluation: Evaluation) -> list[dict[str, object]]:
+def distributions_to_dicts(evaluation: Evaluation) -> list[dict[str, object]]:
     """Describe how each method's accuracy varies over episodes: histogram, mean, standard deviation and quantiles.
 
     Returns one dictionary per method for the page's template, the most accurate method first.
     """
-    quantiles, rows = torch.tensor(QUANTILES, dtype=torch.float64), []
-    for name in evaluation.summary.order:
+    quantiles, rows = torch.tensor(ACCURACY_QUANTILES, dtype=torch.float64), []
+    for name in evaluation.summary.methods_by_accuracy:
         values = evaluation.accuracies[name]
         counts = (values * HISTOGRAM_BARS).long().clamp(max=HISTOGRAM_BARS - 1).bincount(minlength=HISTOGRAM_BARS)
         deviation = f"{100 * float(values.std()):.1f}" if len(values) > 1 else ""
@@ -146,22 +154,22 @@ def list_distributions(evaluation: Evaluation) -> list[dict[str, object]]:
     return rows
 
 
-def list_origin(evaluation: Evaluation) -> dict[str, object]:
+def provenance_to_dict(evaluation: Evaluation) -> dict[str, object]:
     """List the settings, versions and hashes that the results depend on, by their labels on the page."""
     return {
         **{f"setting {name.replace('_', '-')}": value for name, value in evaluation.summary.settings.items()},
-        "SHA-256 of the rows, class by class": evaluation.data,
+        "SHA-256 of the rows, class by class": evaluation.data_hash,
         **{f"version of {name}": value for name, value in evaluation.versions.items()},
-        **{f"SHA-256 of {name}": value for name, value in evaluation.plugins.items()},
+        **{f"SHA-256 of {name}": value for name, value in evaluation.plugin_versions.items()},
     }
 
 
-def format_value(value: object) -> str:
+def format_setting_value(value: object) -> str:
     """Format the value of a setting as text, such as "yes" for True, and with commas between the items of lists."""
     if value is None:
         return "none"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {format_value(item)}" for name, item in value.items())
+        return ", ".join(f"{name} {format_setting_value(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(format_value, dict.fromkeys(map(str, value)))) or "none"
+        return ", ".join(map(format_setting_value, dict.fromkeys(map(str, value)))) or "none"
     return {"True": "yes", "False": "no"}.get(str(value), str(value))

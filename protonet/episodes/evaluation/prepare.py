@@ -12,20 +12,20 @@ from torch import Tensor
 from protonet.datasets import Dataset
 from protonet.datasets.benchmarks import describe_class_list_difference
 from protonet.datasets.dataset import SPLIT_SIDES
-from protonet.episodes.evaluation.distributed import ProcessGroup, pick_device
-from protonet.episodes.evaluation.evaluate import ProgressCallback, Scores, evaluate
+from protonet.episodes.evaluation.distributed import ProcessGroup, get_process_device
+from protonet.episodes.evaluation.evaluate import EpisodeScores, ProgressCallback, evaluate
 from protonet.episodes.features.sources import (
     ROWS_PER_BLOCK,
     DataSources,
     RowsPlan,
-    load_data,
+    load_class_texts,
+    load_data_sources,
     load_source,
-    load_texts,
     normalize_rows,
 )
-from protonet.episodes.methods.choice import ChosenMethod, Resources, select_methods
-from protonet.episodes.networks.backbones import embed_rows
-from protonet.episodes.samplers.batch import BaseClasses, TrainedEncoder, make_row_reader, summarize_base
+from protonet.episodes.methods.choice import AvailableInputs, ChosenMethod, select_methods
+from protonet.episodes.networks.backbones import embed_rows_in_batches
+from protonet.episodes.samplers.batch import BaseClasses, TrainedEncoder, make_row_reader, summarize_base_classes
 from protonet.episodes.samplers.sampler import RowPool, RowReader, Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import ClassIndex, index_classes
@@ -37,24 +37,25 @@ MAX_TUNING_EPISODES = 500  #: Settings of methods are compared on at most this m
 class MethodsPlan:
     """The methods of an evaluation: those with fixed settings, those to tune, and the one to compare others with."""
 
-    chosen: Sequence[ChosenMethod]  #: The methods with fixed settings, in the order of the report.
-    every: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
+    fixed_methods: Sequence[ChosenMethod]  #: The methods with fixed settings, in the order of the report.
+    all_methods: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
     #: For each method to tune, the method with each of its candidate settings. The candidate that is best on validation
     #: classes is evaluated.
-    tune: Sequence[Sequence[ChosenMethod]] = ()
-    against: ChosenMethod | None = None  #: The method that all others are compared with; None compares all pairs.
+    tuning_grids: Sequence[Sequence[ChosenMethod]] = ()
+    reference_method: ChosenMethod | None = None
+    """The method that all others are compared with; None compares all pairs."""
 
     def add_tuned(self, best: Sequence[ChosenMethod]) -> MethodsPlan:
         """Return a plan that also evaluates the tuned methods ``best``, and the method that others are compared with.
 
         If the latter was tuned, its best settings take its place.
         """
-        chosen, against = [*self.chosen, *best], self.against
+        chosen, against = [*self.fixed_methods, *best], self.reference_method
         if against is not None:
             tuned = [choice for choice in best if choice.key == against.key and not against.keywords]
             against = (tuned or [against])[0]
             chosen.append(against)
-        return replace(self, chosen=chosen, against=against)
+        return replace(self, fixed_methods=chosen, reference_method=against)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +72,14 @@ class EvaluationPlan:
     seed: int = 0  #: Seed of the episodes.
     device: str = "cpu"  #: The device on which rows are embedded and classified.
     #: Whether to record the prediction and the row of each query. All episodes must then have the same size.
-    records: bool = False
+    save_predictions: bool = False
 
     def describe(self, side: str, sampler: Sampler) -> dict[str, object]:
         """Convert the settings to a dictionary for JSON, under the names of the command line.
 
         ``side`` is the evaluated side of the split, and ``sampler`` the protocol adapted to the data.
         """
-        against = self.methods.against
+        against = self.methods.reference_method
         rows = asdict(self.rows)
         if self.rows.validation_dataset is None:
             del rows["validation_dataset"]
@@ -90,10 +91,10 @@ class EvaluationPlan:
             "max_episodes": self.n_episodes,
             "target_half_width": self.target_half_width,
             "seed": self.seed,
-            "tune": [[choice.name for choice in grid] for grid in self.methods.tune],
+            "tune": [[choice.name for choice in grid] for grid in self.methods.tuning_grids],
             "against": None if against is None else against.name,
             **({} if self.device == "cpu" else {"device": self.device}),
-            **({"records": True} if self.records else {}),
+            **({"records": True} if self.save_predictions else {}),
         }
 
 
@@ -107,7 +108,7 @@ class PreparedEvaluation:
     n_classes: int
     class_ids: Tensor  #: (classes,) int64, the classes of ``data`` that episodes are drawn from.
     sampler: Sampler  #: The protocol that episodes are sampled by, adapted to the data.
-    pool: RowPool  #: The rows that episodes are drawn from, embedded and normalised.
+    row_pool: RowPool  #: The rows that episodes are drawn from, embedded and normalised.
     base: BaseClasses | None  #: The base classes, if a method uses them.
     texts: Tensor | None  #: (classes, dim) float32, embeddings of texts that name the classes.
     trained: TrainedEncoder | None  #: The encoder that embedded the rows, for methods that adapt it; otherwise None.
@@ -115,9 +116,11 @@ class PreparedEvaluation:
     notes: list[str]  #: Lines of text to print with the report.
 
     @property
-    def plugins(self) -> dict[str, str]:
+    def plugin_versions(self) -> dict[str, str]:
         """The version of each plug-in, such as a hash of its file, by name."""
-        return {choice.key: choice.origin for choice in self.methods.values() if choice.origin is not None}
+        return {
+            choice.key: choice.plugin_version for choice in self.methods.values() if choice.plugin_version is not None
+        }
 
     @property
     def hashed_tensors(self) -> list[Tensor]:
@@ -132,12 +135,12 @@ class PreparedEvaluation:
         plan: EvaluationPlan,
         group: ProcessGroup,
         progress: ProgressCallback,
-        earlier: Mapping[str, Scores] | None = None,
-    ) -> dict[str, Scores]:
+        earlier: Mapping[str, EpisodeScores] | None = None,
+    ) -> dict[str, EpisodeScores]:
         """Score all methods on the episodes of a plan; other arguments and the result are as in `evaluate`."""
         return evaluate(
-            self.pool.x,
-            self.pool.by_class,
+            self.row_pool.x,
+            self.row_pool.by_class,
             self.methods,
             self.sampler,
             seed=plan.seed,
@@ -149,53 +152,53 @@ class PreparedEvaluation:
             shape=self.data.shape if self.trained is None else None,
             group=group,
             progress=progress,
-            take=self.pool.take,
+            take=self.row_pool.read_rows,
             earlier=earlier,
-            keep_predictions=plan.records,
+            keep_predictions=plan.save_predictions,
         )
 
 
-class SourceRows(NamedTuple):
+class DatasetRows(NamedTuple):
     """Rows of a data set, all as they are or some of them embedded by an encoder."""
 
-    x: Tensor  #: (n, dim), the rows; on the device of the evaluation, unless ``read`` copies them there.
+    x: Tensor  #: (n, dim), the rows; on the device of the evaluation, unless ``read_rows`` copies them there.
     positions: Tensor  #: For each row of the data set its index in ``x``, int64; -1 if it was not embedded.
-    read: RowReader | None = None  #: Reads rows of a memory-mapped ``x`` by index; None if ``x`` is in memory.
+    read_rows: RowReader | None = None  #: Reads rows of a memory-mapped ``x`` by index; None if ``x`` is in memory.
     #: The encoder that embedded the rows, or None. Its ``take`` reads rows before their embedding by the indices of
     #: ``x``.
     trained: TrainedEncoder | None = None
 
-    def select(self, index: ClassIndex) -> RowPool:
+    def select_classes(self, index: ClassIndex) -> RowPool:
         """Return the pool of the rows of some classes, from which episodes are drawn.
 
         ``index`` has the rows of each class in the data set. Each pool has its own reader, because a method may use
         rows of two pools at a time.
         """
-        take = make_row_reader(self.x) if self.read is None else self.read
-        return RowPool(self.x, take, index._replace(row_indices=self.positions[index.row_indices]), index)
+        take = make_row_reader(self.x) if self.read_rows is None else self.read_rows
+        return RowPool(self.x, take, index._replace(rows=self.positions[index.rows]), index)
 
-    def summarize(self, index: ClassIndex) -> BaseClasses:
+    def summarize_base_classes(self, index: ClassIndex) -> BaseClasses:
         """Compute the means of some classes, which serve as base classes; ``index`` has their rows in the data set."""
-        pool = self.select(index)
-        return summarize_base(pool.take, pool.by_class)
+        pool = self.select_classes(index)
+        return summarize_base_classes(pool.read_rows, pool.by_class)
 
-    def normalize(self, kind: str, mean: Tensor | None) -> SourceRows:
+    def normalize(self, kind: str, mean: Tensor | None) -> DatasetRows:
         """Return the rows normalised by `normalize_rows`, at once or, if they are memory-mapped, when they are read."""
         if kind == "none":
             return self
-        if self.read is None:
+        if self.read_rows is None:
             return self._replace(x=torch.cat([normalize_rows(x, kind, mean) for x in self.x.split(ROWS_PER_BLOCK)]))
-        read = self.read
-        return self._replace(read=lambda rows: normalize_rows(read(rows), kind, mean))
+        read = self.read_rows
+        return self._replace(read_rows=lambda rows: normalize_rows(read(rows), kind, mean))
 
 
-def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> PreparedEvaluation:
+def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -> PreparedEvaluation:
     """Prepare an evaluation: select classes and methods by its plan, and embed and normalise their rows.
 
     Args:
         plan: The settings. Methods to tune are ignored.
-        sampler: The protocol of the episodes, from `load_data`.
-        sources: The data sets and the encoder, from `load_data`.
+        sampler: The protocol of the episodes, from `load_data_sources`.
+        sources: The data sets and the encoder, from `load_data_sources`.
 
     Raises:
         InputError: Data, protocol, encoder and methods do not fit together.
@@ -211,26 +214,24 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
     if sampler.adds_base_classes and not base_ids:
         remedy = "Pass `side` novel, of data with a split by class (`split_seed` 0 makes one)."
         raise_input_error("protocol", "find base classes, to be generalized", "none", remedy)
-    available = Resources(
-        n_base=len(base_ids),
+    available = AvailableInputs(
+        n_base_classes=len(base_ids),
         objective=None if training is None else training.objective,
         head_way=None if training is None else training.head_way,
         way=sampler.way,
-        texts=plan.rows.texts is not None,
-        unlabelled=sampler.n_unlabelled > 0,
-        means=sampler.adds_base_classes,
-        maps=data.has_feature_maps and training is None,
+        has_texts=plan.rows.texts is not None,
+        has_unlabelled=sampler.n_unlabelled > 0,
+        has_class_means=sampler.adds_base_classes,
+        has_feature_maps=data.has_feature_maps and training is None,
     )
-    methods, notes = select_methods(plan.methods.chosen, available, every=plan.methods.every)
+    methods, notes = select_methods(plan.methods.fixed_methods, available, all_methods=plan.methods.all_methods)
     chosen = [c for c, name in enumerate(sides) if side in ("all", name)]
     names = tuple(data.class_names[c] for c in chosen)
     index_of_all = index_classes(data.y)
     sampler, index, lines = sampler.choose_classes(index_of_all.select_classes(torch.tensor(chosen)), names)
     notes += lines
     if plan.rows.split_seed is None and data.sides is not None:
-        counts = dict(
-            zip(zip(data.class_names, data.sides, strict=True), index_of_all.class_sizes.tolist(), strict=True)
-        )
+        counts = dict(zip(zip(data.class_names, data.sides, strict=True), index_of_all.size.tolist(), strict=True))
         notes += describe_class_list_difference(plan.rows.dataset, counts)
     kind = plan.rows.normalize
     uses_base = sampler.adds_base_classes or any(choice.spec.uses_base for choice in methods.values())
@@ -248,32 +249,32 @@ def prepare_data(plan: EvaluationPlan, sampler: Sampler, sources: DataSources) -
         if sampler.adds_base_classes:
             notes.append("The encoder may have learned from the queries of base classes: their accuracy flatters it.")
     is_within = sources.base is data
-    device = pick_device(plan.device)
-    encoder = None if sources.trained is None else sources.trained.send(device)
+    device = get_process_device(plan.device)
+    encoder = None if sources.trained is None else sources.trained.to_device(device)
     rows = _open_rows(data, chosen + (base_ids if is_within else []), encoder, device)
     base, means, queries, mean = None, None, None, None
     if base_ids:
         base_rows = rows if is_within else _open_rows(sources.base, base_ids, encoder, device)
         base_index = index_classes(sources.base.y).select_classes(torch.tensor(base_ids))
         base_index, queries = sampler.hold_out(base_index, tuple(sources.base.class_names[c] for c in base_ids))
-        mean = base_rows.summarize(base_index).mean if kind == "cl2" else None
-        base = base_rows.normalize(kind, mean).summarize(base_index)
+        mean = base_rows.summarize_base_classes(base_index).mean if kind == "cl2" else None
+        base = base_rows.normalize(kind, mean).summarize_base_classes(base_index)
         means = base.class_means
     rows = rows.normalize(kind, mean)
-    base_pool = None if queries is None else rows.select(queries)
-    sampler, pool = sampler.join_base(rows.select(index), base_pool, means)
+    base_pool = None if queries is None else rows.select_classes(queries)
+    sampler, pool = sampler.join_base(rows.select_classes(index), base_pool, means)
     trained = None if sampler.adds_base_classes else rows.trained  # whose rows have other indices
-    class_ids, texts = data.y[pool.dataset_rows.row_indices[pool.dataset_rows.class_starts]], None
+    class_ids, texts = data.y[pool.dataset_rows.rows[pool.dataset_rows.start]], None
     if plan.rows.texts is not None:
         named = [data.class_names[c] for c in class_ids.tolist()]
-        texts = load_texts(plan.rows.texts, dim=pool.x.shape[1], names=named).to(device)
+        texts = load_class_texts(plan.rows.texts, dim=pool.x.shape[1], names=named).to(device)
     return PreparedEvaluation(
         data=data,
         side=side,
         n_classes=len(chosen) + sampler.n_base,
         class_ids=class_ids,
         sampler=sampler,
-        pool=pool,
+        row_pool=pool,
         base=base,
         texts=texts,
         trained=trained,
@@ -288,28 +289,28 @@ def prepare_tuning(
     """Prepare the evaluation by which settings of methods are chosen.
 
     It evaluates all candidate settings on validation classes or, for a fixed split, on validation rows. ``sampler`` and
-    ``sources`` are from `load_data`.
+    ``sources`` are from `load_data_sources`.
 
     Returns:
         The plan of this evaluation; and the evaluation, ready to run.
     """
-    candidates = MethodsPlan([choice for grid in plan.methods.tune for choice in grid])
+    candidates = MethodsPlan([choice for grid in plan.methods.tuning_grids for choice in grid])
     plan = replace(
         plan,
         methods=candidates,
         n_episodes=min(plan.n_episodes, MAX_TUNING_EPISODES),
         target_half_width=0.0,
-        records=False,
+        save_predictions=False,
     )
     if plan.rows.test_dataset is None:
-        plan = replace(plan, rows=_select_validation(plan.rows, sampler, sources))
+        plan = replace(plan, rows=_use_validation_classes(plan.rows, sampler, sources))
     else:
-        plan = replace(plan, rows=_replace_test(plan.rows, sampler))
-        sampler, sources = load_data(plan.rows, plan.sampler)
-    return plan, prepare_data(plan, sampler, sources)
+        plan = replace(plan, rows=_use_validation_rows_as_test(plan.rows, sampler))
+        sampler, sources = load_data_sources(plan.rows, plan.sampler)
+    return plan, prepare_evaluation(plan, sampler, sources)
 
 
-def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
+def _use_validation_rows_as_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
     """Return the settings with the validation rows of a fixed split in place of its test rows.
 
     An InputError is raised if there are none, or if a row is among both.
@@ -324,7 +325,7 @@ def _replace_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
     return replace(rows, test_dataset=rows.validation_dataset, validation_dataset=None)
 
 
-def _select_validation(rows: RowsPlan, sampler: Sampler, sources: DataSources) -> RowsPlan:
+def _use_validation_classes(rows: RowsPlan, sampler: Sampler, sources: DataSources) -> RowsPlan:
     """Return the settings with the validation classes as the evaluated side of the split.
 
     An InputError is raised if these are evaluated anyway, or are too few for an episode.
@@ -362,7 +363,7 @@ def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[
 
 def _open_rows(
     data: Dataset, class_ids: Sequence[int], trained: TrainedEncoder | None, device: torch.device
-) -> SourceRows:
+) -> DatasetRows:
     """Make the rows of a data set available on a device.
 
     With an encoder, the rows of ``class_ids`` are embedded. Without one, all rows are copied: at once, or when they are
@@ -371,10 +372,10 @@ def _open_rows(
     if trained is None:
         positions = torch.arange(len(data.x))
         if data.is_float_in_memory:
-            return SourceRows(data.x.to(device), positions)
-        return SourceRows(data.x, positions, lambda rows: data.get_rows(rows.cpu()).to(device))
+            return DatasetRows(data.x.to(device), positions)
+        return DatasetRows(data.x, positions, lambda rows: data.get_rows(rows.cpu()).to(device))
     take = make_row_reader(data.x) if data.is_float_in_memory else data.get_rows
     used = torch.isin(data.y, torch.tensor(class_ids)).nonzero().flatten()
     positions = torch.full((len(data.x),), -1).index_copy_(0, used, torch.arange(len(used)))
     trained = trained._replace(take=lambda rows: take(used[rows]))
-    return SourceRows(embed_rows(trained.encoder, take, used), positions, trained=trained)
+    return DatasetRows(embed_rows_in_batches(trained.encoder, take, used), positions, trained=trained)

@@ -16,21 +16,21 @@ import torch
 
 from protonet._io import write_text
 from protonet._validation import check_type
-from protonet.episodes.evaluation.evaluate import Scores
+from protonet.episodes.evaluation.evaluate import EpisodeScores
 from protonet.episodes.evaluation.statistics import (
+    GENERALIZED_MEASURES,
     INTERVAL_KINDS,
     OPEN_SET_MEASURES,
-    SIDE_MEASURES,
     Evaluation,
+    EvaluationSummary,
+    MeasureMean,
     MethodSummary,
-    Rate,
-    Summary,
     compare_method_pairs,
     list_interval_kinds,
 )
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.samplers.batch import Episodes
-from protonet.episodes.samplers.config import check_span
+from protonet.episodes.samplers.config import check_integer_range
 from protonet.errors import optional_packages
 from protonet.metrics import calibration_error
 from protonet.ui.text import format_table
@@ -38,7 +38,7 @@ from protonet.ui.text import format_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PLOT_SIZE = 4.6  #: The side of a plot, in inches.
+PLOT_PANEL_SIZE = 4.6  #: The side of a plot, in inches.
 TextTable = tuple[Sequence[str], Sequence[Sequence[str]]]  #: A table of texts as a pair: the header, and the rows.
 #: The LaTeX code of each special character.
 LATEX_ESCAPES = {character: rf"\{character}" for character in "&%$#_{}"} | {
@@ -49,7 +49,7 @@ LATEX_ESCAPES = {character: rf"\{character}" for character in "&%$#_{}"} | {
     "±": r"$\pm$",
 }
 #: Matches a table cell with a number, which may have a sign, an exponent, half-widths or a rank in brackets.
-NUMBER_CELL = re.compile(
+NUMBER_CELL_PATTERN = re.compile(
     r"(?P<value>[<+-]?[\d.]+)(e(?P<sign>[+-])0*(?P<exponent>\d+))?(?P<halves>( ±[\d.]+)*)(?P<rank> \([\d.]+\))?"
 )
 #: The column heading of each measure beside the accuracy.
@@ -73,11 +73,11 @@ INTERVAL_NOTES = {
 
 
 def summarize(
-    scores: Mapping[str, Scores],
+    scores: Mapping[str, EpisodeScores],
     shot: tuple[int, int],
     settings: Mapping[str, Any] = MappingProxyType({}),
     class_mask: torch.Tensor | None = None,
-) -> Summary:
+) -> EvaluationSummary:
     """Summarise the scores of several methods: mean accuracies with intervals, further measures, and paired tests.
 
     Args:
@@ -92,23 +92,23 @@ def summarize(
         The summary, for `format_report`.
     """
     check_type("scores", scores, Mapping, "a mapping from names to scores, from evaluate")
-    shot = check_span("shot", shot, low=1)
+    shot = check_integer_range("shot", shot, low=1)
     methods = {}
     for name, score in scores.items():
-        measures = OPEN_SET_MEASURES if score.harmonic.isnan().any() else OPEN_SET_MEASURES + SIDE_MEASURES
+        measures = OPEN_SET_MEASURES if score.harmonic.isnan().any() else OPEN_SET_MEASURES + GENERALIZED_MEASURES
         shots = zip(range(shot[0], shot[1] + 1), score.by_shot.unbind(1), strict=True)
         methods[name] = MethodSummary(
-            Rate.measure(score.accuracy, class_mask),
+            MeasureMean.from_values(score.accuracy, class_mask),
             calibration_error(score.bins),
-            {measure: Rate.measure(getattr(score, measure), class_mask) for measure in measures},
-            {n_shot: Rate.measure(column, class_mask) for n_shot, column in shots},
+            {measure: MeasureMean.from_values(getattr(score, measure), class_mask) for measure in measures},
+            {n_shot: MeasureMean.from_values(column, class_mask) for n_shot, column in shots},
         )
     accuracies = {name: score.accuracy for name, score in scores.items()}
     comparisons = compare_method_pairs(accuracies, class_mask, settings.get("against"))
-    return Summary(settings, len(next(iter(accuracies.values()))), methods, comparisons)
+    return EvaluationSummary(settings, len(next(iter(accuracies.values()))), methods, comparisons)
 
 
-def accuracy_heading(rates: Iterable[Rate]) -> str:
+def accuracy_heading(rates: Iterable[MeasureMean]) -> str:
     """Format the heading of a column of accuracies with half-widths of intervals: "accuracy, % ±classes ±episodes".
 
     Only intervals that any of the rates has are named.
@@ -122,11 +122,11 @@ def format_evaluation(evaluation: Evaluation) -> str:
     return "\n".join([evaluation.title, *evaluation.notes]) + "\n\n" + format_report(evaluation.summary)
 
 
-def format_report(summary: Summary) -> str:
+def format_report(summary: EvaluationSummary) -> str:
     """Format a summary, from `summarize`, as Markdown tables with explanations of the numbers."""
-    check_type("summary", summary, Summary, "a Summary, from summarize")
-    text = "\n".join(format_table(*table) for table in tabulate(summary))
-    n_pairs, against = len(summary.comparisons), summary.against
+    check_type("summary", summary, EvaluationSummary, "a Summary, from summarize")
+    text = "\n".join(format_table(*table) for table in format_summary_tables(summary))
+    n_pairs, against = len(summary.comparisons), summary.reference_method
     if n_pairs:
         family = f"{n_pairs} pair{'s' * (n_pairs > 1)} of methods"
         if against is not None:
@@ -142,27 +142,29 @@ def format_report(summary: Summary) -> str:
     return text + "The calibration error is that of the method's own probabilities, the softmax of its logits.\n"
 
 
-def explain_intervals(summary: Summary) -> str:
+def explain_intervals(summary: EvaluationSummary) -> str:
     """Return a text that explains what the intervals and p-values of a summary apply to, such as new classes."""
     if summary.settings.get("protocol") == "fixed-split":
         return INTERVAL_NOTES["supports"]
     return INTERVAL_NOTES["both" if "classes" in summary.interval_kinds else "episodes"]
 
 
-def tabulate(summary: Summary) -> list[TextTable]:
+def format_summary_tables(summary: EvaluationSummary) -> list[TextTable]:
     """Format a summary as tables of texts, with numbers in percent.
 
     The first table has a row per method, the most accurate first. A second table has accuracies by number of shots, if
     this varies between classes. Differences are between the best method and each other one. If the settings name a
     method ``against``, they are between this method and each other one.
     """
-    methods, order, against = summary.methods, summary.order, summary.against
+    methods, order, against = summary.methods, summary.methods_by_accuracy, summary.reference_method
     best, several = order[0], len(order) > 1
     kinds = summary.interval_kinds
     heading = accuracy_heading(method.accuracy for method in methods.values())
     calibrated = all(method.calibration_error is not None for method in methods.values())
     measures = [
-        name for name in MEASURE_HEADINGS if name in methods[best].measures and methods[best].measures[name].is_known
+        name
+        for name in MEASURE_HEADINGS
+        if name in methods[best].further_measures and methods[best].further_measures[name].is_known
     ]
     header = ["method", heading]
     if several:
@@ -177,11 +179,11 @@ def tabulate(summary: Summary) -> list[TextTable]:
         row += _format_difference(summary, against or best, name, signed=against is not None) if several else []
         if calibrated and method.calibration_error is not None:
             row.append(f"{100 * method.calibration_error:.1f}")
-        rows.append(row + [format_rate(method.measures[measure]) for measure in measures])
+        rows.append(row + [format_rate(method.further_measures[measure]) for measure in measures])
     tables: list[TextTable] = [(header, rows)]
-    shots = list(methods[best].by_shot)
+    shots = list(methods[best].accuracy_by_shot)
     if 1 < len(shots) <= MAX_SHOT_COLUMNS:
-        rows = [[name, *map(format_rate, methods[name].by_shot.values())] for name in order]
+        rows = [[name, *map(format_rate, methods[name].accuracy_by_shot.values())] for name in order]
         tables.append(([heading, *(f"{n_shot}-shot" for n_shot in shots)], rows))
     return tables
 
@@ -199,7 +201,7 @@ def format_latex_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def format_latex_cell(cell: str) -> str:
     """Format the text of a table cell as LaTeX: in mathematics if it is a number, otherwise with escapes."""
-    match = NUMBER_CELL.fullmatch(cell)
+    match = NUMBER_CELL_PATTERN.fullmatch(cell)
     if match is None:
         return "".join(LATEX_ESCAPES.get(character, character) for character in cell)
     power = "" if match["sign"] is None else rf" \times 10^{{{match['sign'].strip('+')}{match['exponent']}}}"
@@ -214,12 +216,12 @@ def write_tables(outputs: Mapping[str, Path], tables: Sequence[TextTable]) -> No
             write_text(outputs[kind], "\n".join(form(*table) for table in tables))
 
 
-def format_rate(rate: Rate) -> str:
+def format_rate(rate: MeasureMean) -> str:
     """Format a rate in percent with the half-widths of its intervals, such as "71.23 ±2.10 ±0.40"; "" if it is NaN."""
-    return " ±".join(f"{100 * value:.2f}" for value in (rate.mean, *rate.half_widths)) if rate.is_known else ""
+    return " ±".join(f"{100 * value:.2f}" for value in (rate.mean, *rate.known_half_widths)) if rate.is_known else ""
 
 
-def _format_difference(summary: Summary, best: str, name: str, *, signed: bool) -> list[str]:
+def _format_difference(summary: EvaluationSummary, best: str, name: str, *, signed: bool) -> list[str]:
     """Format the paired difference between two methods, and its adjusted p-values, as cells of a table.
 
     With ``signed``, it is the accuracy of ``best`` minus that of ``name``, otherwise its absolute value. The cells are
@@ -240,7 +242,7 @@ def format_p_value(p_value: float | None) -> str:
     return "<1e-300" if p_value < 1e-300 else f"{p_value:.2g}"
 
 
-def write_csv(path: Path, summary: Summary) -> None:
+def write_summary_csv(path: Path, summary: EvaluationSummary) -> None:
     """Write a summary as CSV, with one line for each number in it.
 
     The columns are method, measure, number of shots ("" for all classes), value and half-widths of its intervals.
@@ -248,28 +250,28 @@ def write_csv(path: Path, summary: Summary) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
 
-        def write(method: str, measure: str, n_shot: object, rate: Rate) -> None:
-            writer.writerow([method, measure, n_shot, *rate.describe().values()])
+        def write(method: str, measure: str, n_shot: object, rate: MeasureMean) -> None:
+            writer.writerow([method, measure, n_shot, *rate.to_dict().values()])
 
         writer.writerow(["method", "measure", "shot", "value", *(f"half_width_{kind}" for kind in INTERVAL_KINDS)])
         for name, method in summary.methods.items():
             write(name, "accuracy", "", method.accuracy)
             if method.calibration_error is not None:
-                write(name, "calibration_error", "", Rate(method.calibration_error))
-            for measure, rate in method.measures.items():
+                write(name, "calibration_error", "", MeasureMean(method.calibration_error))
+            for measure, rate in method.further_measures.items():
                 if rate.is_known:
                     write(name, measure, "", rate)
-            for n_shot, rate in method.by_shot.items():
+            for n_shot, rate in method.accuracy_by_shot.items():
                 write(name, "accuracy", n_shot, rate)
         for pair in summary.comparisons:
             write(pair.first, f"accuracy less {pair.second}'s", "", pair.rate)
             for kind in INTERVAL_KINDS:
                 p_value = pair.get_p_value(kind)
-                rate = Rate(math.nan if p_value is None else p_value)
+                rate = MeasureMean(math.nan if p_value is None else p_value)
                 write(pair.first, f"p over {kind} (Holm) against {pair.second}", "", rate)
 
 
-def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: torch.Tensor) -> None:
+def write_summary_plot(path: Path, summary: EvaluationSummary, episode: Episodes, query_labels: torch.Tensor) -> None:
     """Plot accuracies, paired differences if there are several methods, and an example episode, to an image file.
 
     Args:
@@ -281,8 +283,12 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     several = len(summary.methods) > 1
-    size = max(PLOT_SIZE, 0.42 * len(summary.methods))  # inches: one line of text per method
-    widths = [PLOT_SIZE, *[size] * several, PLOT_SIZE]  # the differences alone grow with the number of methods
+    size = max(PLOT_PANEL_SIZE, 0.42 * len(summary.methods))  # inches: one line of text per method
+    widths = [
+        PLOT_PANEL_SIZE,
+        *[size] * several,
+        PLOT_PANEL_SIZE,
+    ]  # the differences alone grow with the number of methods
     figure = Figure(figsize=(sum(widths) + 0.6 * len(widths), size), layout="constrained")
     axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     plot_accuracies(axes[0], summary.methods)
@@ -294,13 +300,13 @@ def write_plot(path: Path, summary: Summary, episode: Episodes, query_labels: to
 
 def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
     """Plot accuracies with 95 % intervals: as curves over the number of shots if it varies, otherwise by method."""
-    shots = list(next(iter(methods.values())).by_shot)
+    shots = list(next(iter(methods.values())).accuracy_by_shot)
     over = [f"over {kind}" for kind in list_interval_kinds(method.accuracy for method in methods.values())[:1]]
     if len(shots) > 1:
         for position, (name, method) in enumerate(methods.items()):
-            rates = method.by_shot.values()
+            rates = method.accuracy_by_shot.values()
             values = [100 * rate.mean for rate in rates]
-            halves = [100 * next(iter(rate.half_widths), 0.0) for rate in rates]
+            halves = [100 * next(iter(rate.known_half_widths), 0.0) for rate in rates]
             dash = ("-", "--", ":")[position // 10 % 3]  # there are ten colours
             axes.plot(shots, values, label=name, marker="o", markersize=3, linestyle=dash)
             low = [max(0.0, value - half) for value, half in zip(values, halves, strict=True)]
@@ -312,19 +318,19 @@ def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
         return
     names = sorted(methods, key=lambda name: methods[name].accuracy.mean)
     values = [100 * methods[name].accuracy.mean for name in names]
-    halves = [100 * next(iter(methods[name].accuracy.half_widths), 0.0) for name in names]
+    halves = [100 * next(iter(methods[name].accuracy.known_half_widths), 0.0) for name in names]
     axes.errorbar(values, range(len(names)), xerr=halves, fmt="o", capsize=3)
     title = " ".join(["accuracy, 95 % intervals", *over])
     axes.set(xlabel="accuracy, %", title=title, yticks=range(len(names)), yticklabels=names)
     axes.grid(axis="x", alpha=0.3)
 
 
-def _plot_differences(axes: Axes, summary: Summary) -> None:
+def _plot_differences(axes: Axes, summary: EvaluationSummary) -> None:
     """Plot the paired differences between methods as a heat map: accuracy of the row minus that of the column.
 
     A star marks p < 0.05, over classes if this p-value is known, otherwise over episodes.
     """
-    names = summary.order
+    names = summary.methods_by_accuracy
     grid = torch.zeros(len(names), len(names), dtype=torch.float64)
     stars_of: dict[tuple[int, int], str] = {}  # for all pairs, or for the pairs of one method
     for pair in summary.comparisons:

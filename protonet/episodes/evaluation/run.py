@@ -19,66 +19,70 @@ import torch
 from protonet._io import progress_bar, write_atomically, write_json, write_text
 from protonet._text import to_printable
 from protonet.datasets import Dataset
-from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
-from protonet.episodes.evaluation.evaluate import Scores, choose_batch_size, count_episodes, ends_batch, join_batches
-from protonet.episodes.evaluation.page import compute_class_accuracies, format_page
-from protonet.episodes.evaluation.prepare import EvaluationPlan, PreparedEvaluation, prepare_data, prepare_tuning
+from protonet.episodes.evaluation.distributed import ProcessGroup, join_process_group
+from protonet.episodes.evaluation.evaluate import (
+    EpisodeScores,
+    choose_batch_size,
+    concatenate_batches,
+    count_episodes,
+    is_batch_end,
+)
+from protonet.episodes.evaluation.page import compute_class_accuracies, format_evaluation_page
+from protonet.episodes.evaluation.prepare import EvaluationPlan, PreparedEvaluation, prepare_evaluation, prepare_tuning
 from protonet.episodes.evaluation.report import (
     format_evaluation,
     format_rate,
+    format_summary_tables,
     summarize,
-    tabulate,
-    write_csv,
-    write_plot,
+    write_summary_csv,
+    write_summary_plot,
     write_tables,
 )
-from protonet.episodes.evaluation.statistics import Evaluation, Rate, Tuning
-from protonet.episodes.features.sources import load_data
-from protonet.episodes.samplers.batch import gather_episodes, hash_rows, record_episodes, split_by_size
+from protonet.episodes.evaluation.statistics import Evaluation, MeasureMean, TuningResult
+from protonet.episodes.features.sources import load_data_sources
+from protonet.episodes.samplers.batch import gather_episodes, hash_class_rows, record_episodes, split_by_size
 from protonet.episodes.samplers.fixed_split import describe_duplicates
 from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packages, raise_input_error
 
 STATE_FORMAT, STATE_VERSION = "protonet.episodes", 5
 #: Settings that may change when a run is resumed, because the scores of an episode do not depend on them.
-FREE_SETTINGS = ("against", "max_episodes", "target_half_width")
-SECONDS_PER_UPDATE = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
-SECONDS_PER_SAVE = 10.0  #: Seconds between two writes of the state file.
+RESUMABLE_SETTING_CHANGES = ("against", "max_episodes", "target_half_width")
+PROGRESS_INTERVAL = 0.5  #: Seconds between two updates of the accuracy in the progress bar.
+STATE_SAVE_INTERVAL = 10.0  #: Seconds between two writes of the state file.
 #: A function that is called with the number of finished episodes and the number of all episodes.
 ShowProgress = Callable[[int, int], None]
 
 
-def describe_run(settings: Mapping[str, object], prepared: PreparedEvaluation) -> dict[str, object]:
+def describe_run_inputs(settings: Mapping[str, object], prepared: PreparedEvaluation) -> dict[str, object]:
     """Describe everything that scores depend on, to recognise whether a state file is of the same run.
 
     Returns values for JSON: settings, methods, plug-ins, versions of packages, and a hash of the data. The hash is of
     the row indices and 3 rows of each class, which is fast for large data.
     """
     digest = hashlib.sha256()
-    index = prepared.pool.by_class
-    positions = torch.cat(
-        [index.class_starts + offset for offset in (0, index.class_sizes // 2, index.class_sizes - 1)]
-    )
-    for tensor in (*index, prepared.pool.take(index.row_indices[positions]), *prepared.hashed_tensors):
+    index = prepared.row_pool.by_class
+    positions = torch.cat([index.start + offset for offset in (0, index.size // 2, index.size - 1)])
+    for tensor in (*index, prepared.row_pool.read_rows(index.rows[positions]), *prepared.hashed_tensors):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    run = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
-    run |= {"plugins": prepared.plugins, "methods": list(prepared.methods), "data": digest.hexdigest()}
-    described: dict[str, object] = json.loads(json.dumps(run | get_versions()))
+    run = {name: value for name, value in settings.items() if name not in RESUMABLE_SETTING_CHANGES}
+    run |= {"plugins": prepared.plugin_versions, "methods": list(prepared.methods), "data": digest.hexdigest()}
+    described: dict[str, object] = json.loads(json.dumps(run | get_package_versions()))
     return described
 
 
-def get_versions() -> dict[str, str | None]:
+def get_package_versions() -> dict[str, str | None]:
     """Return the versions of the installed packages that scores may depend on, by name."""
     packages = {"protonet": DISTRIBUTION_NAME, "torch": "torch", "numpy": "numpy"}
     return {name: installed_version(package) for name, package in packages.items()}
 
 
-def write_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping[str, Scores]]) -> None:
+def write_run_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping[str, EpisodeScores]]) -> None:
     """Write the scores of a run's finished episodes to a state file, atomically.
 
-    ``run`` is from `describe_run`, and ``batches`` are the scores by method of each finished batch of episodes.
+    ``run`` is from `describe_run_inputs`, and ``batches`` are the scores by method of each finished batch of episodes.
     """
     # The last batch is stored separately: a longer run scores it again if it is incomplete.
-    parts = [join_batches(batches[:-1]), batches[-1]] if len(batches) > 1 else batches
+    parts = [concatenate_batches(batches[:-1]), batches[-1]] if len(batches) > 1 else batches
     header = json.dumps({"format": STATE_FORMAT, "version": STATE_VERSION, "run": run, "parts": len(parts)})
     arrays = {
         f"{part}.{method_index}.{field}": tensor.numpy()
@@ -89,7 +93,7 @@ def write_state(path: Path, run: Mapping[str, object], batches: Sequence[Mapping
     write_atomically(path, lambda file: np.savez(file, header=np.array(header), **arrays))
 
 
-def read_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Scores]]:
+def read_run_state(path: Path, run: Mapping[str, object]) -> list[dict[str, EpisodeScores]]:
     """Read the scores of finished episodes from a state file; raise an InputError if it is of another run than ``run``.
 
     Returns one batch of scores by method, or two: all batches but the last one joined, and the last batch.
@@ -101,9 +105,9 @@ def read_state(path: Path, run: Mapping[str, object]) -> list[dict[str, Scores]]
                 raise ValueError("of another format")
             stored = header["run"]
 
-            def read_scores(part: int, method_index: int) -> Scores:
-                prefix, names = f"{part}.{method_index}.", [field.name for field in fields(Scores)]
-                return Scores(**{name: torch.from_numpy(arrays[prefix + name]) for name in names})
+            def read_scores(part: int, method_index: int) -> EpisodeScores:
+                prefix, names = f"{part}.{method_index}.", [field.name for field in fields(EpisodeScores)]
+                return EpisodeScores(**{name: torch.from_numpy(arrays[prefix + name]) for name in names})
 
             batches = [
                 {name: read_scores(part, index) for index, name in enumerate(stored["methods"])}
@@ -142,7 +146,7 @@ def run_evaluation(
     if "plot" in outputs:
         with optional_packages():
             import matplotlib as _  # noqa: F401, PLC0415 - raises before the work if the package is missing
-    with join_group() as group:
+    with join_process_group() as group:
         run = EvaluationRun(plan, group, state=state, resume=resume, by_class="report" in outputs)
         try:
             evaluation = run.evaluate()
@@ -187,18 +191,18 @@ class EvaluationRun:
     ) -> None:
         self.plan, self.group, self.state, self.resume = plan, group, state, resume
         self.progress, self.by_class = progress, by_class
-        self.sampler, self.sources = load_data(plan.rows, plan.sampler, data)
-        self.tunings: list[Tuning] = []
+        self.sampler, self.sources = load_data_sources(plan.rows, plan.sampler, data)
+        self.tunings: list[TuningResult] = []
         self.prepared: PreparedEvaluation | None = None
         self.run_progress: _RunProgress | None = None
 
     def evaluate(self) -> Evaluation:
         """Choose settings, score all methods on all episodes, and return the summarised results."""
         self.tunings = self._choose_settings()
-        best = {tuning.chosen for tuning in self.tunings}
-        candidates = [choice for grid in self.plan.methods.tune for choice in grid if choice.name in best]
+        best = {tuning.best_method for tuning in self.tunings}
+        candidates = [choice for grid in self.plan.methods.tuning_grids for choice in grid if choice.name in best]
         plan = replace(self.plan, methods=self.plan.methods.add_tuned(candidates))
-        self.prepared = prepare_data(plan, self.sampler, self.sources)
+        self.prepared = prepare_evaluation(plan, self.sampler, self.sources)
         self.prepared.notes.extend(map(str, self.tunings))
         progress = self.run_progress = _RunProgress(self, plan, self.prepared, self.state)
         scores = self.prepared.evaluate(plan, self.group, progress.show, progress.earlier)
@@ -210,12 +214,12 @@ class EvaluationRun:
         if self.run_progress is None:
             return None
         self.run_progress.close()
-        return self._summarize(join_batches(self.run_progress.finished)) if self.run_progress.finished else None
+        return self._summarize(concatenate_batches(self.run_progress.finished)) if self.run_progress.finished else None
 
-    def _choose_settings(self) -> list[Tuning]:
+    def _choose_settings(self) -> list[TuningResult]:
         """Evaluate the candidate settings of each method to tune on validation classes, and choose the best."""
         plan, state = self.plan, self.state
-        if not plan.methods.tune:
+        if not plan.methods.tuning_grids:
             return []
         path = None if state is None else state.with_name(f"{state.stem}-tune{state.suffix}")
         if path is not None and path.exists() and not self.resume and self.group.rank == 0:
@@ -224,18 +228,19 @@ class EvaluationRun:
         tuning, prepared = prepare_tuning(plan, self.sampler, self.sources)
         with closing(_RunProgress(self, tuning, prepared, path, "tune")) as progress:
             scores = prepared.evaluate(tuning, self.group, progress.show, progress.earlier)
-        n_classes = len(prepared.pool.by_class.class_sizes)
-        grids = plan.methods.tune
+        n_classes = len(prepared.row_pool.by_class.size)
+        grids = plan.methods.tuning_grids
         return [
-            Tuning.choose({choice.name: scores[choice.name].accuracy for choice in grid}, n_classes) for grid in grids
+            TuningResult.choose_best({choice.name: scores[choice.name].accuracy for choice in grid}, n_classes)
+            for grid in grids
         ]
 
-    def _summarize(self, scores: Mapping[str, Scores]) -> Evaluation:
+    def _summarize(self, scores: Mapping[str, EpisodeScores]) -> Evaluation:
         """Convert the scores of finished episodes to results: means with intervals, paired tests, notes and hashes."""
         assert self.prepared is not None
         assert self.run_progress is not None
         prepared, settings = self.prepared, self.run_progress.settings
-        sampler, index, seed = prepared.sampler, prepared.pool.by_class, settings["seed"]
+        sampler, index, seed = prepared.sampler, prepared.row_pool.by_class, settings["seed"]
         n_episodes = count_episodes([scores])
         class_mask, queries = sampler.count(index, seed=seed, n_episodes=n_episodes)
         varied = class_mask[:, sampler.n_base :]
@@ -244,17 +249,17 @@ class EvaluationRun:
         if settings.get("records"):
             predicted = {name: score.predicted for name, score in scores.items()}
             data = prepared.data
-            records = record_episodes(sampler, prepared.pool, data.y, data.class_names, predicted, seed)
+            records = record_episodes(sampler, prepared.row_pool, data.y, data.class_names, predicted, seed)
         return Evaluation(
             summary=summarize(scores, sampler.shot, settings, varied),
             tuning=self.tunings,
-            versions=get_versions(),
-            plugins=prepared.plugins,
-            data=hash_rows(prepared.data.get_rows, prepared.pool.dataset_rows),
-            queries=queries,
-            right={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
+            versions=get_package_versions(),
+            plugin_versions=prepared.plugin_versions,
+            data_hash=hash_class_rows(prepared.data.get_rows, prepared.row_pool.dataset_rows),
+            query_counts=queries,
+            correct_counts={name: (score.accuracy * queries).round().long() for name, score in scores.items()},
             class_mask=varied,
-            n_classes=len(index.class_sizes),
+            n_classes=len(index.size),
             title=_format_title(settings, prepared, n_episodes),
             notes=[*prepared.notes, *describe_duplicates(prepared.data, prepared.class_ids)],
             by_class=compute_class_accuracies(scores, class_mask, class_names) if self.by_class else None,
@@ -278,43 +283,45 @@ class _RunProgress:
     ) -> None:
         self.settings: Mapping[str, Any] = plan.describe(prepared.side, prepared.sampler)
         self.progress, self.group, self.path = run.progress, run.group, path
-        self.description, n_episodes = describe_run(self.settings, prepared), plan.n_episodes
-        self.finished: Sequence[Mapping[str, Scores]] = []
+        self.description, n_episodes = describe_run_inputs(self.settings, prepared), plan.n_episodes
+        self.finished: Sequence[Mapping[str, EpisodeScores]] = []
         if path is not None and run.resume and path.exists():
-            self.finished = read_state(path, self.description)
+            self.finished = read_run_state(path, self.description)
             n_scored = count_episodes(self.finished)
             if n_episodes < n_scored:
                 remedy = f"Pass {n_scored} or more."
                 raise_input_error("n_episodes", f"be at least the {n_scored} of {path}", n_episodes, remedy)
             # A batch that ended where the run did would be longer in a longer run, and round differently.
-            if n_scored < n_episodes and not ends_batch(n_scored, choose_batch_size(prepared.methods, prepared.pool.x)):
+            if n_scored < n_episodes and not is_batch_end(
+                n_scored, choose_batch_size(prepared.methods, prepared.row_pool.x)
+            ):
                 self.finished = self.finished[:-1]
-        self.earlier = join_batches(self.finished) if self.finished else None
+        self.earlier = concatenate_batches(self.finished) if self.finished else None
         self.shown = self.saved = time.monotonic()
         shown = self.group.rank == 0 and self.progress is True
         initial = count_episodes(self.finished)
         self.bar = progress_bar(total=n_episodes, desc=name, initial=initial, unit="episode", shown=shown)
 
-    def show(self, batches: Sequence[Mapping[str, Scores]]) -> None:
+    def show(self, batches: Sequence[Mapping[str, EpisodeScores]]) -> None:
         """Update the progress bar with the scores of all finished episodes, and save these from time to time."""
         self.finished = [*batches]
         now, name = time.monotonic(), next(iter(batches[0]))
-        if now - self.shown > SECONDS_PER_UPDATE:
+        if now - self.shown > PROGRESS_INTERVAL:
             accuracy = torch.cat([batch[name].accuracy for batch in batches])
-            self.bar.set_postfix_str(f"{name} {format_rate(Rate.measure(accuracy, None))} %", refresh=False)
+            self.bar.set_postfix_str(f"{name} {format_rate(MeasureMean.from_values(accuracy, None))} %", refresh=False)
             self.shown = now
         n_scored = count_episodes(batches)
         self.bar.update(n_scored - self.bar.n)
         if callable(self.progress) and self.group.rank == 0:
             self.progress(n_scored, self.settings["max_episodes"])
-        if now - self.saved > SECONDS_PER_SAVE:
+        if now - self.saved > STATE_SAVE_INTERVAL:
             self._save()
             self.saved = time.monotonic()
 
     def _save(self) -> None:
         """Write the scores of the finished episodes to the state file."""
         if self.path is not None and self.group.rank == 0 and self.finished:
-            write_state(self.path, self.description, self.finished)
+            write_run_state(self.path, self.description, self.finished)
 
     def close(self) -> None:
         """Close the progress bar, and save the scores of the finished episodes to the state file."""
@@ -326,24 +333,26 @@ def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[
     """Print the report of an evaluation, and write the files of ``outputs`` (paths by kind, as in `run_evaluation`)."""
     print(format_evaluation(evaluation), end="", flush=True)
     if "report" in outputs:
-        write_text(outputs["report"], format_page(evaluation))
+        write_text(outputs["report"], format_evaluation_page(evaluation))
     if "json" in outputs:
-        write_json(outputs["json"], evaluation.describe())
+        write_json(outputs["json"], evaluation.to_dict())
     if "csv" in outputs:
-        write_csv(outputs["csv"], evaluation.summary)
-    write_tables(outputs, tabulate(evaluation.summary))
+        write_summary_csv(outputs["csv"], evaluation.summary)
+    write_tables(outputs, format_summary_tables(evaluation.summary))
     if "plot" in outputs:
         assert run.prepared is not None
-        pool, sampler, seed = run.prepared.pool, run.prepared.sampler, run.plan.seed
+        pool, sampler, seed = run.prepared.row_pool, run.prepared.sampler, run.plan.seed
         part = next(split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=1)))
-        write_plot(outputs["plot"], evaluation.summary, gather_episodes(pool.take, part), part.query_labels)
+        write_summary_plot(
+            outputs["plot"], evaluation.summary, gather_episodes(pool.read_rows, part), part.query_labels
+        )
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)
 
 
 def _format_title(settings: Mapping[str, object], prepared: PreparedEvaluation, n_episodes: int) -> str:
     """Format the title of the report: data set, features, protocol, number of episodes and seed."""
-    features = str(settings["encoder"] or f"{prepared.pool.x.shape[1]} features")
+    features = str(settings["encoder"] or f"{prepared.row_pool.x.shape[1]} features")
     features += "" if settings["normalize"] == "none" else f" ({settings['normalize']})"
     title = f"{settings['dataset']}, {prepared.n_classes} classes, {features}: "
     return f"{title}{prepared.sampler.title()}, {n_episodes:,} episodes, seed {settings['seed']}"

@@ -11,22 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet.episodes.samplers.batch import Records
+from protonet.episodes.samplers.batch import EpisodeRecords
 
 #: What intervals and p-values apply to. Over classes: to other classes from the same distribution. Over episodes: to
 #: other episodes of the same classes.
 INTERVAL_KINDS = ("classes", "episodes")
-CONFIDENCE = 0.95  #: The level of all intervals.
+CONFIDENCE_LEVEL = 0.95  #: The level of all intervals.
 #: An interval over classes needs, for each class, at least this many episodes without the class.
-MIN_EPISODES_WITHOUT = 5
+MIN_EPISODES_WITHOUT_CLASS = 5
 ACCURACY_TOLERANCE = 1e-12  #: Smaller differences between accuracies count as rounding errors.
 #: Fields of `evaluate.Scores` that say how well queries of open classes (outside the episode) are detected.
 OPEN_SET_MEASURES = ("auroc", "fpr95", "oscr")
-SIDE_MEASURES = ("base", "novel", "harmonic")  #: Fields of `evaluate.Scores`: accuracies of base and novel classes.
+#: Fields of `evaluate.Scores`: accuracies of base and novel classes.
+GENERALIZED_MEASURES = ("base", "novel", "harmonic")
 
 
 @dataclass(frozen=True)
-class Rate:
+class MeasureMean:
     """The mean of a measure, such as the accuracy, over episodes, with 95 % intervals; unknown values are NaN."""
 
     mean: float  #: The mean over the episodes in which the measure is not NaN.
@@ -35,29 +36,29 @@ class Rate:
     n_episodes: int = 0  #: The number of episodes in which the measure is not NaN.
 
     @classmethod
-    def measure(cls, values: Tensor, class_mask: Tensor | None) -> Rate:
+    def from_values(cls, values: Tensor, class_mask: Tensor | None) -> MeasureMean:
         """Compute the mean and the intervals of a measure from its values (episodes,); NaN are ignored.
 
-        ``class_mask`` is as in `standard_error`; with None there is no interval over classes.
+        ``class_mask`` is as in `mean_standard_error`; with None there is no interval over classes.
         """
         over_classes = math.nan if class_mask is None else half_width(values, class_mask)
-        return cls(mean_of(values), over_classes, half_width(values), int((~values.isnan()).sum()))
+        return cls(nan_mean(values), over_classes, half_width(values), int((~values.isnan()).sum()))
 
     @classmethod
-    def read(cls, written: Mapping[str, Any]) -> Rate:
+    def from_dict(cls, written: Mapping[str, Any]) -> MeasureMean:
         """Convert the dictionary that `describe` returned, perhaps read from JSON, back to a rate."""
         widths = (written["half_width_classes"], written["half_width_episodes"])
         over_classes, over_episodes = (math.nan if width is None else float(width) for width in widths)
         return cls(float(written["accuracy"]), over_classes, over_episodes)
 
-    def half_width(self, kind: str) -> float:
+    def get_half_width(self, kind: str) -> float:
         """Return the half-width of the interval of a kind, "classes" or "episodes"; NaN if it is unknown."""
         return self.half_width_classes if kind == "classes" else self.half_width_episodes
 
     @property
-    def half_widths(self) -> list[float]:
+    def known_half_widths(self) -> list[float]:
         """The half-widths of the intervals that are known: over classes, then over episodes."""
-        return [half for half in map(self.half_width, INTERVAL_KINDS) if not math.isnan(half)]
+        return [half for half in map(self.get_half_width, INTERVAL_KINDS) if not math.isnan(half)]
 
     @property
     def is_known(self) -> bool:
@@ -65,22 +66,22 @@ class Rate:
         return not math.isnan(self.mean)
 
     @property
-    def widest(self) -> float:
+    def widest_half_width(self) -> float:
         """The half-width of the widest interval; 0 if no interval is known."""
-        return max(self.half_widths, default=0.0)
+        return max(self.known_half_widths, default=0.0)
 
-    def describe(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, float | None]:
         """Convert the mean and the half-widths to a dictionary for JSON, with None for NaN."""
-        values = {"accuracy": self.mean} | {f"half_width_{kind}": self.half_width(kind) for kind in INTERVAL_KINDS}
+        values = {"accuracy": self.mean} | {f"half_width_{kind}": self.get_half_width(kind) for kind in INTERVAL_KINDS}
         return {name: nan_to_none(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """The difference in accuracy between two methods on the same episodes, with intervals and paired t tests.
 
     Accuracies are in [0, 1]. If values over classes are unknown, the half-width is NaN: this is so if the classes of
-    each episode were not given, or if a class is in almost all episodes (see `standard_error`).
+    each episode were not given, or if a class is in almost all episodes (see `mean_standard_error`).
     """
 
     first: str  #: The first method's name.
@@ -95,17 +96,17 @@ class Comparison:
     p_holm_episodes: float  #: The p-value over episodes, adjusted likewise.
 
     @property
-    def rate(self) -> Rate:
+    def rate(self) -> MeasureMean:
         """The difference with the half-widths of its intervals."""
-        return Rate(self.difference, self.half_width_classes, self.half_width_episodes)
+        return MeasureMean(self.difference, self.half_width_classes, self.half_width_episodes)
 
     def get_p_value(self, kind: str) -> float | None:
         """Return the adjusted p-value of a kind, "classes" or "episodes"; None if it is unknown."""
-        return None if math.isnan(self.rate.half_width(kind)) else float(getattr(self, f"p_holm_{kind}"))
+        return None if math.isnan(self.rate.get_half_width(kind)) else float(getattr(self, f"p_holm_{kind}"))
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert the comparison to a dictionary for JSON, with None for unknown values."""
-        unknown = [kind for kind in INTERVAL_KINDS if math.isnan(self.rate.half_width(kind))]
+        unknown = [kind for kind in INTERVAL_KINDS if math.isnan(self.rate.get_half_width(kind))]
         return {name: None if name.rpartition("_")[2] in unknown else value for name, value in asdict(self).items()}
 
 
@@ -113,39 +114,41 @@ class Comparison:
 class MethodSummary:
     """The accuracy of a method over all episodes, and its further measures, in [0, 1]."""
 
-    accuracy: Rate  #: The accuracy on queries of the episode's classes, so without queries of open classes.
+    accuracy: MeasureMean  #: The accuracy on queries of the episode's classes, so without queries of open classes.
     calibration_error: float | None = None  #: The calibration error, or None if it is unknown.
-    #: Further measures by name, of ``OPEN_SET_MEASURES`` and ``SIDE_MEASURES``.
-    measures: Mapping[str, Rate] = field(default_factory=dict)
+    #: Further measures by name, of ``OPEN_SET_MEASURES`` and ``GENERALIZED_MEASURES``.
+    further_measures: Mapping[str, MeasureMean] = field(default_factory=dict)
     #: For each number of shots, the accuracy on classes with this number.
-    by_shot: Mapping[int, Rate] = field(default_factory=dict)
+    accuracy_by_shot: Mapping[int, MeasureMean] = field(default_factory=dict)
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert the accuracy and the further measures to a dictionary for JSON."""
-        measures = {name: rate.describe() for name, rate in self.measures.items()}
+        measures = {name: rate.to_dict() for name, rate in self.further_measures.items()}
         return {
-            **self.accuracy.describe(),
+            **self.accuracy.to_dict(),
             "calibration_error": self.calibration_error,
             **{name: values.pop("accuracy") for name, values in measures.items()},
             **{f"{name}_{half}": value for name, values in measures.items() for half, value in values.items()},
             "by_shot": {
-                str(n_shot): {**rate.describe(), "episodes": rate.n_episodes} for n_shot, rate in self.by_shot.items()
+                str(n_shot): {**rate.to_dict(), "episodes": rate.n_episodes}
+                for n_shot, rate in self.accuracy_by_shot.items()
             },
         }
 
 
 @dataclass(frozen=True)
-class Summary:
+class EvaluationSummary:
     """The results of one evaluation, or of a comparison of several runs: accuracies and paired tests of methods."""
 
     settings: Mapping[str, Any]  #: The settings of the evaluation, under the names of the command line.
     n_episodes: int  #: The number of episodes.
     methods: Mapping[str, MethodSummary]  #: The results of each method by name.
-    #: The paired tests of all pairs of methods; if the settings name ``against``, of this method with each other one.
-    comparisons: Sequence[Comparison]
+    #: The paired tests of all pairs of methods; if the settings name ``reference_method``, of this method with each
+    #: other one.
+    comparisons: Sequence[MethodComparison]
 
     @property
-    def order(self) -> list[str]:
+    def methods_by_accuracy(self) -> list[str]:
         """The names of the methods, the most accurate first."""
         return sorted(self.methods, key=lambda name: -self.methods[name].accuracy.mean)
 
@@ -155,59 +158,60 @@ class Summary:
         return list_interval_kinds(method.accuracy for method in self.methods.values())
 
     @property
-    def against(self) -> str | None:
+    def reference_method(self) -> str | None:
         """The method that is compared with each other method, or None if all pairs of methods are compared."""
         against: str | None = self.settings.get("against")
         return against
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert settings, accuracies and paired tests to a dictionary for JSON."""
         return {
             "settings": dict(self.settings),
             "episodes": self.n_episodes,
-            "methods": {name: method.describe() for name, method in self.methods.items()},
-            "comparisons": [pair.describe() for pair in self.comparisons],
+            "methods": {name: method.to_dict() for name, method in self.methods.items()},
+            "comparisons": [pair.to_dict() for pair in self.comparisons],
         }
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuningResult:
     """The accuracies of one method with several settings on validation classes, and the choice of the best settings."""
 
     #: The name of the method with the settings of the highest mean accuracy, such as "ridge:penalty=0.1"; the first one
     #: if several are equal.
-    chosen: str
-    accuracies: Mapping[str, Rate]  #: For each candidate, by the name of the method with its settings, the accuracy.
+    best_method: str
+    accuracies: Mapping[str, MeasureMean]
+    """For each candidate, by the name of the method with its settings, the accuracy."""
     n_classes: int  #: The number of validation classes.
 
     @classmethod
-    def choose(cls, accuracies: Mapping[str, Tensor], n_classes: int) -> Tuning:
+    def choose_best(cls, accuracies: Mapping[str, Tensor], n_classes: int) -> TuningResult:
         """Choose the settings with the highest mean accuracy.
 
         ``accuracies`` has the accuracies (episodes,) of each candidate on validation episodes, by name. ``n_classes``
         is the number of validation classes.
         """
-        rates = {name: Rate.measure(values, None) for name, values in accuracies.items()}
+        rates = {name: MeasureMean.from_values(values, None) for name, values in accuracies.items()}
         return cls(max(rates, key=lambda name: rates[name].mean), rates, n_classes)
 
     @property
     def n_episodes(self) -> int:
         """The number of validation episodes."""
-        return self.accuracies[self.chosen].n_episodes
+        return self.accuracies[self.best_method].n_episodes
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert the accuracies and the choice to a dictionary for JSON."""
         rates = {
             name: {"accuracy": rate.mean, "half_width": nan_to_none(rate.half_width_episodes)}
             for name, rate in self.accuracies.items()
         }
-        return {"chosen": self.chosen, "classes": self.n_classes, "episodes": self.n_episodes, "accuracies": rates}
+        return {"chosen": self.best_method, "classes": self.n_classes, "episodes": self.n_episodes, "accuracies": rates}
 
     def __str__(self) -> str:
         """Format the accuracies and the choice as one line."""
         rates = (f"{name} {100 * rate.mean:.2f}" for name, rate in self.accuracies.items())
         where = f"on {self.n_classes} validation classes, {self.n_episodes:,} episodes"
-        return f"{self.chosen} is the best of {len(self.accuracies)} settings {where}: {', '.join(rates)} %."
+        return f"{self.best_method} is the best of {len(self.accuracies)} settings {where}: {', '.join(rates)} %."
 
 
 @dataclass(frozen=True)
@@ -223,13 +227,13 @@ class ClassAccuracy:
 class Evaluation:
     """The results of an evaluation, including the counts of each episode that a later comparison of runs needs."""
 
-    summary: Summary  #: Settings, accuracies and paired tests.
-    tuning: Sequence[Tuning]  #: For each tuned method, the accuracies of its candidate settings and the choice.
+    summary: EvaluationSummary  #: Settings, accuracies and paired tests.
+    tuning: Sequence[TuningResult]  #: For each tuned method, the accuracies of its candidate settings and the choice.
     versions: Mapping[str, str | None]  #: The versions of packages by name.
-    plugins: Mapping[str, str]  #: The version of each plug-in, such as a hash of its file, by name.
-    data: str  #: A hash of the rows, class by class, before encoder and normalisation.
-    queries: Tensor  #: (episodes,) int64, the number of queries, without queries of open classes.
-    right: Mapping[
+    plugin_versions: Mapping[str, str]  #: The version of each plug-in, such as a hash of its file, by name.
+    data_hash: str  #: A hash of the rows, class by class, before encoder and normalisation.
+    query_counts: Tensor  #: (episodes,) int64, the number of queries, without queries of open classes.
+    correct_counts: Mapping[
         str, Tensor
     ]  #: For each method (episodes,) int64, the number of queries that it classifies correctly.
     #: (episodes, classes) bool, the classes of each episode, without base classes that all episodes have.
@@ -238,7 +242,7 @@ class Evaluation:
     title: str = ""  #: One line of text for the report that names data, protocol and seed.
     notes: Sequence[str] = ()  #: Further lines of text for the report.
     by_class: Sequence[ClassAccuracy] | None = None  #: Accuracies by class; None if no HTML report is written.
-    records: Records | None = None  #: The prediction for each query; None if predictions were not kept.
+    records: EpisodeRecords | None = None  #: The prediction for each query; None if predictions were not kept.
 
     @property
     def methods(self) -> Mapping[str, MethodSummary]:
@@ -248,25 +252,25 @@ class Evaluation:
     @property
     def accuracies(self) -> dict[str, Tensor]:
         """The accuracy of each method in each episode, (episodes,) float64 in [0, 1], by the method's name."""
-        return {name: right / self.queries.double() for name, right in self.right.items()}
+        return {name: right / self.query_counts.double() for name, right in self.correct_counts.items()}
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert all results to a dictionary for JSON, from which `compare` can compare runs."""
-        queries, ways = self.queries.tolist(), self.class_mask.sum(dim=1).tolist()
+        queries, ways = self.query_counts.tolist(), self.class_mask.sum(dim=1).tolist()
         by_class = {} if self.by_class is None else {"by_class": [asdict(accuracy) for accuracy in self.by_class]}
         return {
-            **self.summary.describe(),
-            "tuning": [tuning.describe() for tuning in self.tuning],
+            **self.summary.to_dict(),
+            "tuning": [tuning.to_dict() for tuning in self.tuning],
             "versions": dict(self.versions),
-            "plugins": dict(self.plugins),
-            "data": self.data,
+            "plugins": dict(self.plugin_versions),
+            "data": self.data_hash,
             "classes": self.n_classes,
             "queries": queries if len(set(queries)) > 1 else queries[0],
-            "right": {name: right.tolist() for name, right in self.right.items()},
+            "right": {name: right.tolist() for name, right in self.correct_counts.items()},
             "ways": ways if len(set(ways)) > 1 else ways[0],
             "class_indices": self.class_mask.nonzero()[:, 1].tolist(),  # of all episodes, in order
             **by_class,
-            **({} if self.records is None else {"records": self.records.describe()}),
+            **({} if self.records is None else {"records": self.records.to_dict()}),
         }
 
 
@@ -275,14 +279,14 @@ def nan_to_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def list_interval_kinds(rates: Iterable[Rate]) -> list[str]:
+def list_interval_kinds(rates: Iterable[MeasureMean]) -> list[str]:
     """List the kinds of intervals ("classes", "episodes") that are known for any of the rates."""
     rates = list(rates)
-    return [kind for kind in INTERVAL_KINDS if any(not math.isnan(rate.half_width(kind)) for rate in rates)]
+    return [kind for kind in INTERVAL_KINDS if any(not math.isnan(rate.get_half_width(kind)) for rate in rates)]
 
 
-def read_class_mask(written: Mapping[str, Any]) -> Tensor:
-    """Restore the mask of classes from the dictionary ``written`` by `Evaluation.describe`.
+def restore_class_mask(written: Mapping[str, Any]) -> Tensor:
+    """Restore the mask of classes from the dictionary ``written`` by `Evaluation.to_dict`.
 
     Returns (episodes, classes) bool, whether each episode has each class.
     """
@@ -296,9 +300,9 @@ def read_class_mask(written: Mapping[str, Any]) -> Tensor:
 def half_width(values: Tensor, class_mask: Tensor | None = None) -> float:
     """Compute half the width of the 95 % interval of the mean of values (n,), by Student's t distribution.
 
-    NaN are ignored; fewer than two values give NaN. ``class_mask`` is as in `standard_error`.
+    NaN are ignored; fewer than two values give NaN. ``class_mask`` is as in `mean_standard_error`.
     """
-    return _convert_to_half_width(*standard_error(values, class_mask))
+    return _convert_to_half_width(*mean_standard_error(values, class_mask))
 
 
 def _convert_to_half_width(error: float, freedom: int) -> float:
@@ -307,10 +311,10 @@ def _convert_to_half_width(error: float, freedom: int) -> float:
         return math.nan
     from scipy.special import stdtrit  # noqa: PLC0415 - slow to import
 
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+    return float(stdtrit(freedom, (1 + CONFIDENCE_LEVEL) / 2)) * error
 
 
-def standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[float, int]:
+def mean_standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[float, int]:
     """Estimate the standard error of a mean over episodes.
 
     Without a class mask, the error is over episodes: it applies to other episodes of the same classes. With a mask, it
@@ -326,7 +330,7 @@ def standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[fl
     Returns:
         The error, and the degrees of freedom of Student's t distribution: the number of episodes or classes minus one.
         The error is NaN for fewer than two values. Over classes it is also NaN if a class is missing in fewer than
-        ``MIN_EPISODES_WITHOUT`` episodes, or if episodes have unequal numbers of classes.
+        ``MIN_EPISODES_WITHOUT_CLASS`` episodes, or if episodes have unequal numbers of classes.
 
     Source: Arvesen, "Jackknifing U-statistics" (1969); that the estimate is not too low on average, Efron and Stein,
         "The jackknife estimate of variance" (1981). That intervals over episodes are too narrow for other data,
@@ -341,7 +345,7 @@ def standard_error(values: Tensor, class_mask: Tensor | None = None) -> tuple[fl
 
 
 def _jackknife(values: Tensor, class_mask: Tensor) -> list[tuple[float, int]]:
-    """Estimate the standard error over classes of the mean of each column of values (n, k), see `standard_error`.
+    """Estimate the standard error over classes of the mean of each column of values (n, k), see `mean_standard_error`.
 
     Returns a pair for each column: the error and its degrees of freedom.
     """
@@ -358,19 +362,19 @@ def _jackknife(values: Tensor, class_mask: Tensor) -> list[tuple[float, int]]:
     errors = (spread.clamp_min(0.0) * (n_classes - 1) / n_classes + variance / n).sqrt()
     # With unequal ways, episodes without a class have fewer ways, which moves their mean more than the class does.
     n_ways = class_mask.sum(dim=1).unique().numel()
-    unknown = (n < 2) | (drawn & (without < MIN_EPISODES_WITHOUT)).any(dim=0) | (n_ways > 1)
+    unknown = (n < 2) | (drawn & (without < MIN_EPISODES_WITHOUT_CLASS)).any(dim=0) | (n_ways > 1)
     freedom = (n_classes - 1).clamp_min(0).tolist()
     return list(zip(errors.masked_fill(unknown, math.nan).tolist(), freedom, strict=True))
 
 
-def mean_of(values: Tensor) -> float:
+def nan_mean(values: Tensor) -> float:
     """Compute the mean of the values (n,) that are not NaN; NaN if there are none."""
     return float(values.double().nanmean())
 
 
 def compare_method_pairs(
     accuracies: Mapping[str, Tensor], class_mask: Tensor | None = None, against: str | None = None
-) -> list[Comparison]:
+) -> list[MethodComparison]:
     """Compare methods in pairs by paired t tests, over episodes and over classes.
 
     Args:
@@ -391,10 +395,10 @@ def compare_method_pairs(
     differences = torch.stack([accuracies[first] - accuracies[second] for first, second in pairs], dim=1)
     unknown = [(math.nan,) * 3] * len(pairs)
     over_classes = unknown if class_mask is None else _run_t_tests(differences, _jackknife(differences, class_mask))
-    over_episodes = _run_t_tests(differences, list(map(standard_error, differences.unbind(1))))
-    means = map(mean_of, differences.unbind(1))
+    over_episodes = _run_t_tests(differences, list(map(mean_standard_error, differences.unbind(1))))
+    means = map(nan_mean, differences.unbind(1))
     rows = zip(pairs, means, over_classes, over_episodes, strict=True)
-    return [Comparison(*pair, mean, *classes, *episodes) for pair, mean, classes, episodes in rows]
+    return [MethodComparison(*pair, mean, *classes, *episodes) for pair, mean, classes, episodes in rows]
 
 
 def _run_t_tests(differences: Tensor, errors: Sequence[tuple[float, int]]) -> list[tuple[float, float, float]]:
@@ -407,14 +411,14 @@ def _run_t_tests(differences: Tensor, errors: Sequence[tuple[float, int]]) -> li
     p_values = []
     for column, (error, freedom) in zip(differences.unbind(1), errors, strict=True):
         if error > ACCURACY_TOLERANCE:
-            p_values.append(2 * float(stdtr(freedom, -abs(mean_of(column)) / error)))
+            p_values.append(2 * float(stdtr(freedom, -abs(nan_mean(column)) / error)))
         else:  # the test would divide by zero, or by NaN
             p_values.append(float(math.isnan(error) or float(column.abs().max()) <= ACCURACY_TOLERANCE))
     half_widths = [_convert_to_half_width(*error) for error in errors]
-    return list(zip(half_widths, p_values, adjust_holm(p_values), strict=True))
+    return list(zip(half_widths, p_values, adjust_p_values(p_values), strict=True))
 
 
-def adjust_holm(p_values: Sequence[float]) -> list[float]:
+def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values for multiple comparisons by Holm's step-down procedure; return them in the same order."""
     adjusted, highest, n = [0.0] * len(p_values), 0.0, len(p_values)
     for rank, position in enumerate(sorted(range(n), key=lambda position: p_values[position])):

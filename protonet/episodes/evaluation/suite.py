@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from protonet._io import write_json
-from protonet.episodes.evaluation.distributed import join_group
-from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare_data, prepare_tuning
+from protonet.episodes.evaluation.distributed import join_process_group
+from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare_evaluation, prepare_tuning
 from protonet.episodes.evaluation.report import TextTable, accuracy_heading, format_rate, write_tables
 from protonet.episodes.evaluation.run import run_evaluation
-from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, Rate, compare_method_pairs
-from protonet.episodes.features.sources import load_data
+from protonet.episodes.evaluation.statistics import INTERVAL_KINDS, Evaluation, MeasureMean, compare_method_pairs
+from protonet.episodes.features.sources import load_data_sources
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
 
@@ -46,21 +46,21 @@ ReportCallback = Callable[[Sequence[SuiteMember], Sequence[Evaluation]], None]
 
 
 @dataclass(frozen=True)
-class Average:
+class AverageOverDatasets:
     """A method's mean accuracy over several data sets, and its rank on each of them."""
 
     #: The mean accuracy. Its intervals apply to the same data sets, and take their errors as independent.
-    rate: Rate
+    mean_accuracy: MeasureMean
     ranks: Sequence[float]  #: The rank of the method on each data set, 1 being the best.
 
     @property
-    def rank(self) -> float:
+    def mean_rank(self) -> float:
         """The mean of the ranks over the data sets."""
         return sum(self.ranks) / len(self.ranks)
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert the mean accuracy and the ranks to a dictionary for JSON."""
-        return {**self.rate.describe(), "ranks": list(self.ranks), "rank": self.rank}
+        return {**self.mean_accuracy.to_dict(), "ranks": list(self.ranks), "rank": self.mean_rank}
 
 
 def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
@@ -85,13 +85,13 @@ def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: 
             raise_input_error("state", "be new files", f"{path}, which exists", remedy)
     for member in members:  # an error in any member's plan comes before the work
         if member.plan.rows.encoder is None:  # an encoder would have to embed all rows
-            loaded = load_data(member.plan.rows, member.plan.sampler)
-            prepare_data(member.plan, *loaded)
-            if member.plan.methods.tune:
+            loaded = load_data_sources(member.plan.rows, member.plan.sampler)
+            prepare_evaluation(member.plan, *loaded)
+            if member.plan.methods.tuning_grids:
                 prepare_tuning(member.plan, *loaded)
     finished: list[Evaluation] = []
     try:
-        with join_group():
+        with join_process_group():
             for member, path in zip(members, states, strict=True):
                 evaluation = run_evaluation(member.plan, member.outputs, state=path, resume=resume)
                 if evaluation is not None:  # in the first process
@@ -118,32 +118,32 @@ def report_suite(
     for member, evaluation in zip(members, evaluations, strict=True):
         by_shot.setdefault(member.shot, []).append(evaluation)
     averages = {shot: average_methods(group) for shot, group in by_shot.items()}
-    tables = list(tabulate_suite(members, evaluations, averages))
+    tables = list(format_suite_tables(members, evaluations, averages))
     print("\n".join(format_table(*table) for table in tables), end="")
     print(explain_ranks(members, evaluations), end="", flush=True)
     write_tables(outputs, tables)
     if "json" in outputs:
-        runs = {member.name: evaluation.describe() for member, evaluation in zip(members, evaluations, strict=True)}
-        means = {shot: {name: mean.describe() for name, mean in methods.items()} for shot, methods in averages.items()}
+        runs = {member.name: evaluation.to_dict() for member, evaluation in zip(members, evaluations, strict=True)}
+        means = {shot: {name: mean.to_dict() for name, mean in methods.items()} for shot, methods in averages.items()}
         write_json(outputs["json"], {"runs": runs, "averages": means})
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)
 
 
-def average_methods(evaluations: Sequence[Evaluation]) -> dict[str, Average]:
+def average_methods(evaluations: Sequence[Evaluation]) -> dict[str, AverageOverDatasets]:
     """Average the accuracy and the rank of each method over evaluations of several data sets, by the method's name.
 
     Methods that any of the evaluations lacks are left out.
     """
     ranks = [rank_methods(evaluation.accuracies) for evaluation in evaluations]
-    averages: dict[str, Average] = {}
+    averages: dict[str, AverageOverDatasets] = {}
     for name in evaluations[0].methods:
         if all(name in evaluation.methods for evaluation in evaluations):
             rates = [evaluation.methods[name].accuracy for evaluation in evaluations]
             mean = sum(rate.mean for rate in rates) / len(rates)
-            squares = (sum(rate.half_width(kind) ** 2 for rate in rates) for kind in INTERVAL_KINDS)
+            squares = (sum(rate.get_half_width(kind) ** 2 for rate in rates) for kind in INTERVAL_KINDS)
             halves = (square**0.5 / len(rates) for square in squares)
-            averages[name] = Average(Rate(mean, *halves), [ranked[name] for ranked in ranks])
+            averages[name] = AverageOverDatasets(MeasureMean(mean, *halves), [ranked[name] for ranked in ranks])
     return averages
 
 
@@ -169,8 +169,10 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
     return ranks
 
 
-def tabulate_suite(
-    members: Sequence[SuiteMember], evaluations: Sequence[Evaluation], averages: Mapping[str, Mapping[str, Average]]
+def format_suite_tables(
+    members: Sequence[SuiteMember],
+    evaluations: Sequence[Evaluation],
+    averages: Mapping[str, Mapping[str, AverageOverDatasets]],
 ) -> Iterator[TextTable]:
     """Yield the tables of a suite: for each number of shots a table with a column per data set, then a table of means.
 
@@ -194,18 +196,23 @@ def tabulate_suite(
         if len(datasets) > 1 or len(members) == 1:
             rows = []
             names = dict.fromkeys(name for methods in columns.values() for name in methods)
-            for name in sorted(names, key=lambda name: means[name].rank if name in means else torch.inf):
+            for name in sorted(names, key=lambda name: means[name].mean_rank if name in means else torch.inf):
                 cells = [format_rate(methods[name].accuracy) if name in methods else "" for methods in columns.values()]
                 if name in means and len(means) > 1:
                     cells = [f"{cell} ({rank:g})" for cell, rank in zip(cells, means[name].ranks, strict=True)]
-                average = [format_rate(means[name].rate), f"{means[name].rank:g}"] if name in means else ["", ""]
+                average = (
+                    [format_rate(means[name].mean_accuracy), f"{means[name].mean_rank:g}"]
+                    if name in means
+                    else ["", ""]
+                )
                 rows.append([name, *cells, *average])
             header = f"{shot}-shot " * bool(shot) + f"{head} (rank)"
             yield [header, *columns, "mean", "average rank"], rows
     if len(averages) > 1 and is_complete:
         names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.methods)
         columns_of = [
-            [format_rate(means[name].rate) if name in means else "" for name in names] for means in averages.values()
+            [format_rate(means[name].mean_accuracy) if name in means else "" for name in names]
+            for means in averages.values()
         ]
         rows = [list(row) for row in zip(names, *columns_of, strict=True)]
         yield ["mean " * (len(datasets) > 1) + head, *(f"{shot}-shot" for shot in averages)], rows

@@ -36,11 +36,11 @@ from protonet.embeddings.pictures.networks import PictureExtractor, open_extract
 from protonet.embeddings.pictures.reading import make_blank_picture, resize_picture
 from protonet.embeddings.representation import hash_file
 from protonet.episodes.arguments import PICTURE_BATCH_SIZE
-from protonet.episodes.features.sources import FOLDER_SIZE, load_source, locate_pictures
+from protonet.episodes.features.sources import FOLDER_IMAGE_SIZE, load_source, locate_pictures
 from protonet.episodes.networks.backbones import EMBED_BATCH_SIZE
 from protonet.episodes.networks.checkpoints import load_encoder
-from protonet.episodes.plugins import PLUGIN, load_plugin, wrap_plugin_error
-from protonet.episodes.samplers.batch import hash_rows
+from protonet.episodes.plugins import PLUGIN_PATTERN, load_plugin, wrap_plugin_error
+from protonet.episodes.samplers.batch import hash_class_rows
 from protonet.errors import optional_packages, raise_input_error
 from protonet.sampling import index_classes
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ROWS_PER_COPY = 1024  #: Rows that are copied at a time from the part file to the finished file.
-BATCHES_AHEAD = 2  #: Batches of pictures that are decoded while another one is embedded.
+PREFETCHED_BATCHES = 2  #: Batches of pictures that are decoded while another one is embedded.
 CHECKPOINT_SUFFIX = ".safetensors"  #: Suffix of the encoder files of ``train``.
 
 
@@ -59,19 +59,25 @@ class EmbeddingJob:
     labels: Sequence[str]  #: The class name of each row.
     sides: Sequence[str] | None = None  #: The side of each row's class in a split by class; None without a split.
     files: Sequence[str] | None = None  #: For each row the file or the text that is embedded; None for other rows.
-    #: Takes the index of the first row to embed, a multiple of ``step``. Yields the embeddings from this row on, in
-    #: blocks (step, dim) float32; the last block may be smaller.
-    embed: Callable[[int], Iterator[np.ndarray]]
-    step: int  #: Rows per block. A resumed run continues at the start of a block, with the same results.
-    made: Mapping[str, object]  #: The settings that determine the embeddings, for JSON.
-    state: str  #: A text, such as a hash, that changes if the data change.
+    #: Takes the index of the first row to embed, a multiple of ``batch_size``. Yields the embeddings from this row on,
+    #: in blocks (step, dim) float32; the last block may be smaller.
+    embed_from: Callable[[int], Iterator[np.ndarray]]
+    batch_size: int  #: Rows per block. A resumed run continues at the start of a block, with the same results.
+    provenance: Mapping[str, object]  #: The settings that determine the embeddings, for JSON.
+    source_hash: str  #: A text, such as a hash, that changes if the data change.
     #: (channels, height, width) if embeddings are flattened feature maps; otherwise None.
-    shape: tuple[int, int, int] | None = None
+    map_shape: tuple[int, int, int] | None = None
 
-    def hash(self) -> str:
+    def compute_hash(self) -> str:
         """Compute a hash of everything that determines the embeddings, to recognise the files of this job."""
-        identity: list[object] = [self.made, self.state, self.step, list(self.labels), list(self.sides or ())]
-        identity += [] if self.shape is None else [self.shape]
+        identity: list[object] = [
+            self.provenance,
+            self.source_hash,
+            self.batch_size,
+            list(self.labels),
+            list(self.sides or ()),
+        ]
+        identity += [] if self.map_shape is None else [self.map_shape]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
@@ -93,10 +99,10 @@ def write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
     Raises:
         InputError: The NPZ file or the part file is of another job, or embeddings are not finite.
     """
-    key, n = job.hash(), len(job.labels)
+    key, n = job.compute_hash(), len(job.labels)
     part = output.with_name(f"{output.name}.part")
     if output.exists():
-        finished = _read_key(output)
+        finished = _read_job_hash(output)
         if not resume or finished is None or finished[0] != key:
             _raise_output_exists(output, resume=resume)
         return finished[1]
@@ -104,10 +110,10 @@ def write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
         _raise_output_exists(part, resume=False)
     with part.open("a+b") as file:
         header = f"protonet extract {key}\n".encode()
-        dim, done = _open_part(file, part, header, n, job.step)
+        dim, done = _open_part_file(file, part, header, n, job.batch_size)
         try:
             with progress_bar(total=n, initial=done, unit="row") as bar:
-                for block in job.embed(done) if done < n else ():
+                for block in job.embed_from(done) if done < n else ():
                     if not dim:
                         dim = block.shape[1]
                         file.write(header + dim.to_bytes(4, "little"))
@@ -122,16 +128,16 @@ def write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
                     bar.update(len(block))
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"stopped after {done:,} of {n:,} rows; run again with --resume") from None
-        more = {"y": job.labels, "made": json.dumps(job.made), "key": key, "dim": dim}
-        more |= {"split": job.sides, "files": job.files, "maps": job.shape}
+        more = {"y": job.labels, "made": json.dumps(job.provenance), "key": key, "dim": dim}
+        more |= {"split": job.sides, "files": job.files, "maps": job.map_shape}
         arrays = {name: np.array(value) for name, value in more.items() if value is not None}
-        rows = _read_rows(file, len(header) + 4, dim, n)
+        rows = _read_embeddings(file, len(header) + 4, dim, n)
         write_atomically(output, lambda opened: write_npz(opened, (n, dim), "float32", rows, arrays))
     part.unlink()
     return dim
 
 
-def _open_part(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
+def _open_part_file(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
     """Read how far an interrupted job came, and cut incomplete rows off its part file.
 
     Returns the number of features and the number of finished rows; both are 0 if the file has no rows. An InputError is
@@ -151,7 +157,7 @@ def _open_part(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> 
     return dim, done
 
 
-def _read_rows(file: BinaryIO, start: int, dim: int, n: int) -> Iterator[np.ndarray]:
+def _read_embeddings(file: BinaryIO, start: int, dim: int, n: int) -> Iterator[np.ndarray]:
     """Yield the ``n`` embeddings in a part file, which begin at byte ``start``, in blocks (rows, dim) float32."""
     file.seek(start)
     for first in range(0, n, ROWS_PER_COPY):
@@ -159,7 +165,7 @@ def _read_rows(file: BinaryIO, start: int, dim: int, n: int) -> Iterator[np.ndar
         yield np.frombuffer(file.read(4 * dim * count), "<f4").reshape(count, dim)
 
 
-def _read_key(path: Path) -> tuple[str, int] | None:
+def _read_job_hash(path: Path) -> tuple[str, int] | None:
     """Read the hash of the job and the number of features from a finished NPZ file; None if it is another file."""
     try:
         with path.open("rb") as opened:
@@ -183,14 +189,18 @@ def run_extract(options: argparse.Namespace) -> None:
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
     if Path(options.backbone).suffix.lower() == CHECKPOINT_SUFFIX:
-        job = _plan_rows(options, device)
+        job = _make_row_job(options, device)
     else:
         image_set = None if options.texts else locate_pictures(options.data)
         if image_set is None and not options.texts:
             got = f"{options.data}, which is none"
             raise_input_error("data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
         extractor = _open_extractor(options, image_set, device)
-        job = _plan_texts(options, extractor) if image_set is None else _plan_pictures(image_set, options, extractor)
+        job = (
+            _make_text_job(options, extractor)
+            if image_set is None
+            else _make_picture_job(image_set, options, extractor)
+        )
     dim = write_embeddings(options.output, job, resume=options.resume)
     notes = describe_class_list_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
     print("".join(f"{note}\n" for note in notes), end="")
@@ -202,7 +212,7 @@ def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, dev
 
     It is a function of a user's file, a file with a network, or a network of a library by name.
     """
-    is_plugin = PLUGIN.fullmatch(options.backbone) is not None
+    is_plugin = PLUGIN_PATTERN.fullmatch(options.backbone) is not None
     got = f"`backbone` {options.backbone}"
     if options.image_size is not None and not is_plugin:
         constraint = "come with FILE.safetensors or FILE.py:FUNCTION"
@@ -213,12 +223,12 @@ def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, dev
     with optional_packages("pictures"):
         import PIL.Image as _  # noqa: F401, PLC0415 - optional
     if is_plugin:
-        size = options.image_size or (FOLDER_SIZE if image_set is None else image_set.size)
-        return open_plugin(options.backbone, size, device)
+        size = options.image_size or (FOLDER_IMAGE_SIZE if image_set is None else image_set.size)
+        return open_plugin_network(options.backbone, size, device)
     return open_extractor(options.backbone, weights=options.weights, device=device)
 
 
-def open_plugin(backbone: str, size: int, device: str) -> PictureExtractor:
+def open_plugin_network(backbone: str, size: int, device: str) -> PictureExtractor:
     """Open a function or a torch module of a user's file as a network that embeds pictures.
 
     The user's function must map RGB pictures (n, 3, size, size) float32 in [0, 1] to embeddings (n, dim) of a floating
@@ -248,7 +258,7 @@ def open_plugin(backbone: str, size: int, device: str) -> PictureExtractor:
     return PictureExtractor(prepare, embed, {"backbone": backbone, "weights": origin, "preprocessing": {"size": size}})
 
 
-def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
+def _make_picture_job(image_set: ImageSet, options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
     """Make the job that embeds a set of pictures, or computes their feature maps with the option ``--maps``.
 
     Pictures are read from their files; those of packed files are read from the cached file of `load_pictures`.
@@ -265,7 +275,7 @@ def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: 
     sides: Sequence[str] | None
     if image_set.is_packed:
         data = load_pictures(image_set)
-        labels, sides = _name_rows(data)
+        labels, sides = _list_row_labels(data)
 
         def take(start: int) -> Sequence[ImageSource]:
             pixels = data.x[start : start + batch].unflatten(1, data.shape or ()).permute(0, 2, 3, 1).numpy().copy()
@@ -288,7 +298,7 @@ def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             try:
                 while True:
-                    while len(waiting) <= BATCHES_AHEAD and (start := next(starts, None)) is not None:
+                    while len(waiting) <= PREFETCHED_BATCHES and (start := next(starts, None)) is not None:
                         waiting.append([pool.submit(prepare, picture) for picture in take(start)])
                     if not waiting:
                         return
@@ -301,7 +311,14 @@ def _plan_pictures(image_set: ImageSet, options: argparse.Namespace, extractor: 
         raise_input_error("data", "have at least 2 classes", len(set(labels)), "Add a folder of another class.")
     made, state = {"data": options.data, **extractor.settings}, hash_file_stamps(image_set, "")
     return EmbeddingJob(
-        labels=labels, sides=sides, files=files, embed=embed, step=batch, made=made, state=state, shape=shape
+        labels=labels,
+        sides=sides,
+        files=files,
+        embed_from=embed,
+        batch_size=batch,
+        provenance=made,
+        source_hash=state,
+        map_shape=shape,
     )
 
 
@@ -312,14 +329,14 @@ def _infer_map_shape(network: Callable[[Tensor], Tensor], x: Tensor) -> tuple[in
     return channels, height, width
 
 
-def _name_rows(data: Dataset) -> tuple[list[str], list[str] | None]:
+def _list_row_labels(data: Dataset) -> tuple[list[str], list[str] | None]:
     """Return two lists: the class name of each row, and the side of each row's class; None if there is no split."""
     labels = data.y.tolist()
     sides = None if data.sides is None else [data.sides[label] for label in labels]
     return [data.class_names[label] for label in labels], sides
 
 
-def _plan_rows(options: argparse.Namespace, device: str) -> EmbeddingJob:
+def _make_row_job(options: argparse.Namespace, device: str) -> EmbeddingJob:
     """Make the job that embeds the rows of a data set by a meta-trained encoder, a checkpoint of ``train``."""
     path = options.backbone
     if options.texts or options.weights:
@@ -339,11 +356,17 @@ def _plan_rows(options: argparse.Namespace, device: str) -> EmbeddingJob:
             with torch.no_grad():
                 yield encoder(data.get_rows(rows).float().to(device)).flatten(1).cpu().numpy()
 
-    labels, sides = _name_rows(data)
-    state = hash_rows(data.get_rows, index_classes(data.y))
+    labels, sides = _list_row_labels(data)
+    state = hash_class_rows(data.get_rows, index_classes(data.y))
     made = {"data": options.data, "backbone": path, "weights": hash_file(Path(path))}
     return EmbeddingJob(
-        labels=labels, sides=sides, embed=embed, step=EMBED_BATCH_SIZE, made=made, state=state, shape=shape
+        labels=labels,
+        sides=sides,
+        embed_from=embed,
+        batch_size=EMBED_BATCH_SIZE,
+        provenance=made,
+        source_hash=state,
+        map_shape=shape,
     )
 
 
@@ -356,7 +379,7 @@ def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
     return None if len(layers) == n_layers else nn.Sequential(*layers)
 
 
-def _plan_texts(options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
+def _make_text_job(options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
     """Make the job that embeds texts with the names of classes, such as "a photo of a NAME."."""
     embed_texts, data, templates = extractor.embed_texts, options.data, options.template
     if embed_texts is None:
@@ -378,7 +401,9 @@ def _plan_texts(options: argparse.Namespace, extractor: PictureExtractor) -> Emb
     labels = [label for label in classes for _ in templates]
     made = {"data": data, **extractor.settings, "templates": templates}
     step = PICTURE_BATCH_SIZE
-    return EmbeddingJob(labels=labels, files=texts, embed=embed, step=step, made=made, state=str(texts))
+    return EmbeddingJob(
+        labels=labels, files=texts, embed_from=embed, batch_size=step, provenance=made, source_hash=str(texts)
+    )
 
 
 def get_class_words(classes: Sequence[str], names: str | None) -> list[str]:

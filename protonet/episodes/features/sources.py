@@ -23,7 +23,7 @@ from protonet.datasets.features import FEATURE_READERS
 from protonet.datasets.layouts import detect_class_folders, detect_folders, detect_side_folders
 from protonet.datasets.pictures import ImageSet, load_pictures
 from protonet.datasets.synthetic import FAMILIES, sample_family
-from protonet.episodes.networks.checkpoints import load_trained
+from protonet.episodes.networks.checkpoints import load_trained_encoder
 from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error, renamed_arguments
@@ -32,11 +32,11 @@ from protonet.tables.arrays import READ_ERRORS
 from protonet.ui.command_line import check_known_name
 
 #: The size of data sets of synthetic families: classes, rows per class, features per row.
-SYNTHETIC_SIZES = {"num_classes": 64, "n_train": 100, "dim": 64}
-GREY_SIZE = 28  #: The default side of a folder's grey images, in pixels, as of glyphs.
-FOLDER_SIZE = 84  #: The default side of a folder's images in colour, in pixels, as in papers.
+SYNTHETIC_DATASET_SIZES = {"num_classes": 64, "n_train": 100, "dim": 64}
+GREY_IMAGE_SIZE = 28  #: The default side of a folder's grey images, in pixels, as of glyphs.
+FOLDER_IMAGE_SIZE = 84  #: The default side of a folder's images in colour, in pixels, as in papers.
 #: For each published data set of pictures, a function that locates its pictures in a folder.
-PUBLISHED: Mapping[str, Callable[[str], ImageSet]] = {
+PUBLISHED_DATASETS: Mapping[str, Callable[[str], ImageSet]] = {
     **{key: partial(locate_benchmark, key) for key in (*BENCHMARKS, *meta_dataset_keys())},
     "omniglot": locate_omniglot,
     "omniglot-rotations": partial(locate_omniglot, rotations=True),
@@ -61,9 +61,10 @@ class RowsPlan:
     image_size: int | None = None  #: Pixels per side of pictures, see `load_source`.
     split_seed: int | None = None  #: Seed of a random split by class, for data without a split; None for no such split.
     encoder: str | None = None  #: The path of a checkpoint of `train`; None to classify the features themselves.
-    normalize: str = "none"  #: The normalisation of rows, one of `protonet.episodes.names.NORMALIZATIONS`.
-    base: str | None = None  #: A data set of base classes, see `load_base`; None takes the base side of ``dataset``.
-    texts: str | None = None  #: A data set of embedded texts that name the classes, see `load_texts`.
+    normalize: str = "none"  #: The normalisation of rows, one of `protonet.episodes.names.ROW_NORMALIZATIONS`.
+    base: str | None = None
+    """A data set of base classes, see `load_base_dataset`; None takes the base side of ``dataset``."""
+    texts: str | None = None  #: A data set of embedded texts that name the classes, see `load_class_texts`.
 
 
 class DataSources(NamedTuple):
@@ -75,7 +76,7 @@ class DataSources(NamedTuple):
     is_trained_on_data: bool  #: Whether the encoder was trained on base classes of ``data``, with the same split.
 
 
-def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> tuple[Sampler, DataSources]:
+def load_data_sources(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> tuple[Sampler, DataSources]:
     """Load the data sets and the encoder that an evaluation needs.
 
     Args:
@@ -95,11 +96,11 @@ def load_data(rows: RowsPlan, sampler: Sampler, data: Dataset | None = None) -> 
         test = None if rows.test_dataset is None else load_source(rows.test_dataset, image_size=rows.image_size)
         sampler, data = sampler.join_test(data, test, (rows.dataset, rows.test_dataset or ""))
     dim = data.x.shape[1]
-    base = data if rows.base is None else load_base(rows.base, dim=dim, image_size=rows.image_size)
+    base = data if rows.base is None else load_base_dataset(rows.base, dim=dim, image_size=rows.image_size)
     if rows.encoder is None:
         return sampler, DataSources(data, base, None, is_trained_on_data=False)
     with renamed_arguments(path="encoder"):
-        trained = load_trained(rows.encoder, torch.clone, dim=dim)
+        trained = load_trained_encoder(rows.encoder, torch.clone, dim=dim)
     training = trained.plan
     is_trained_on_data = is_same_source(training.dataset, rows.dataset)
     if is_trained_on_data and training.split_seed != rows.split_seed:
@@ -123,13 +124,13 @@ def load_source(
             - ``synthetic:<family>``: 64 classes of 100 rows and 64 features (see `FAMILIES`). 5-way 1-shot, class means
               reach 94 % accuracy on ``isotropic``, 64 % on ``warped``, 46 % on ``subclusters``, and hardly more than
               chance on ``correlated`` and ``nuisance``, whose noise can be learned from other classes;
-            - ``<kind>:<root>``, with a kind of ``PUBLISHED``: published data sets of pictures, such as
+            - ``<kind>:<root>``, with a kind of ``PUBLISHED_DATASETS``: published data sets of pictures, such as
               `load_mini_imagenet`;
             - the path of an NPZ file, ``*.npz``: `map_npz`;
             - the path of features of another program, ``*.npy``, ``*.pt``, ``*.plk`` and others: `load_features`;
             - the path of a table, ``*.csv``: `load_csv`;
             - a folder of images by class, ``<root>/CLASS/*.png``: `load_images`, grey, at 28 x 28 pixels; with an
-              ``image_size`` in colour, as those of ``PUBLISHED`` are;
+              ``image_size`` in colour, as those of ``PUBLISHED_DATASETS`` are;
             - a folder with such folders in ``train``, ``val`` and ``test``, in colour, at 84 x 84 pixels.
         split_seed: Seed of a random split by class (`split_classes`), for data without a split; None for none.
         label: The column of a table that holds the classes.
@@ -168,28 +169,32 @@ def is_same_source(text: str, other: str) -> bool:
 
     def resolve(name: str) -> str:
         kind, colon, root = name.partition(":")
-        if colon and kind in PUBLISHED:
+        if colon and kind in PUBLISHED_DATASETS:
             return f"{kind}:{Path(root).resolve()}"
         return str(Path(name).resolve()) if Path(name).exists() else name
 
     return resolve(text) == resolve(other)
 
 
-def load_base(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
+def load_base_dataset(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
     """Load a data set whose classes serve as base classes; an InputError is raised unless it has ``dim`` features.
 
     ``text`` names a data set as for `load_source`, or is the path of an NPY file of rows without labels, which count as
     one class.
     """
     with renamed_arguments(text="base", path="base"):
-        data = _load_rows(Path(text)) if text.lower().endswith(".npy") else _load_by_name(text, "label", image_size)
+        data = (
+            _load_unlabelled_rows(Path(text))
+            if text.lower().endswith(".npy")
+            else _load_by_name(text, "label", image_size)
+        )
     if data.x.shape[1] != dim:
         got = f"{data.x.shape[1]} of {text}"
         raise_input_error("base", f"have {dim} features per row, as the data", got, "Pass features of one backbone.")
     return data
 
 
-def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
+def load_class_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
     """Load one embedding per class of a text that names the class, such as those of CLIP's text encoder.
 
     If a class has several embeddings (of several prompts), they are scaled to unit norm and averaged.
@@ -221,8 +226,8 @@ def load_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
     return F.normalize(torch.stack([F.normalize(prompts.float(), dim=1).mean(dim=0) for prompts in texts_of]), dim=1)
 
 
-def _load_rows(path: Path) -> Dataset:
-    """Load an NPY file of rows (n, ...) without labels as a data set of one class, for `load_base`."""
+def _load_unlabelled_rows(path: Path) -> Dataset:
+    """Load an NPY file of rows (n, ...) without labels as a data set of one class, for `load_base_dataset`."""
     try:
         x = np.load(path, allow_pickle=False)
     except READ_ERRORS as error:
@@ -239,16 +244,16 @@ def _load_rows(path: Path) -> Dataset:
 def locate_pictures(text: str) -> ImageSet | None:
     """Locate the pictures that ``text`` names, without reading them; return None if it names no pictures.
 
-    The text is ``KIND:ROOT`` with a kind of ``PUBLISHED``, or a folder of pictures by class. Pictures are RGB.
+    The text is ``KIND:ROOT`` with a kind of ``PUBLISHED_DATASETS``, or a folder of pictures by class. Pictures are RGB.
     """
     kind, _, root = text.partition(":")
-    if kind in PUBLISHED and root:
-        return PUBLISHED[kind](root)
+    if kind in PUBLISHED_DATASETS and root:
+        return PUBLISHED_DATASETS[kind](root)
     path = Path(text)
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
     layout = detect_folders(path) or detect_class_folders(path)
-    return ImageSet(name="source", root=path, files=layout[0], read=layout[1], size=FOLDER_SIZE)
+    return ImageSet(name="source", root=path, files=layout[0], read=layout[1], size=FOLDER_IMAGE_SIZE)
 
 
 def _load_by_name(text: str, label: str, image_size: int | None = None) -> Dataset:
@@ -262,7 +267,7 @@ def _load_by_name(text: str, label: str, image_size: int | None = None) -> Datas
         return by_name[text]()
     if kind == "synthetic" and colon:
         family = check_known_name("synthetic:", given, FAMILIES)
-        split = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC_SIZES)
+        split = sample_family(family, seed=0, n_val=0, n_test=1, **SYNTHETIC_DATASET_SIZES)
         return make_dataset("text", split.train_x, split.train_y.numpy())
     path = Path(text)
     if path.suffix.lower() == ".npz":
@@ -272,10 +277,14 @@ def _load_by_name(text: str, label: str, image_size: int | None = None) -> Datas
     if path.suffix.lower() in FEATURE_READERS:
         return datasets.load_features(path)
     if image_size is None and text and path.is_dir() and detect_side_folders(path) is None:
-        return datasets.load_images(path, size=GREY_SIZE)
+        return datasets.load_images(path, size=GREY_IMAGE_SIZE)
     pictures = locate_pictures(text)
     if pictures is None:
-        names = [*by_name, *(f"synthetic:{family}" for family in FAMILIES), *(f"{other}:<root>" for other in PUBLISHED)]
+        names = [
+            *by_name,
+            *(f"synthetic:{family}" for family in FAMILIES),
+            *(f"{other}:<root>" for other in PUBLISHED_DATASETS),
+        ]
         near = get_close_matches(text.lower(), names)
         listed = ", ".join([*near, *(name for name in names if name not in near)])
         remedy = f"Did you mean {near[0]}?" if near else "Pass a listed name, or a path that exists."
@@ -292,7 +301,7 @@ def normalize_rows(rows: Tensor, kind: str, mean: Tensor | None = None) -> Tenso
 
     Args:
         rows: The rows, (n, dim).
-        kind: "l2", "cl2" or "z", see ``NORMALIZATIONS``.
+        kind: "l2", "cl2" or "z", see ``ROW_NORMALIZATIONS``.
         mean: (dim,), the mean of the base classes' rows, which "cl2" subtracts; None for "l2" and "z".
 
     Returns:

@@ -52,7 +52,7 @@ __all__ = ["METHODS", "METHOD_ALIASES", "Method", "MethodSpec", "Need"]
 Method = Callable[[Episodes], Tensor]
 #: Inputs that a method may need in addition to support and queries: base classes, texts that name the classes,
 #: unlabelled rows, a meta-trained encoder, or rows that are feature maps (maps).
-Need = Literal["base", "texts", "unlabelled", "encoder", "maps"]
+MethodInput = Literal["base", "texts", "unlabelled", "encoder", "maps"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class MethodSpec:
 
     function: Callable[..., Tensor]  #: Maps a batch of episodes, and settings, to logits.
     transductive: bool = False  #: Whether the method classifies all queries of an episode together, not each alone.
-    needs: tuple[Need, ...] = ()  #: Inputs without which the method cannot run.
+    needs: tuple[MethodInput, ...] = ()  #: Inputs without which the method cannot run.
     uses_base: bool = False  #: Whether the method uses base classes, if there are any.
     #: Whether the method subtracts the mean of the base rows or, without base classes, of the support rows.
     centred: bool = False

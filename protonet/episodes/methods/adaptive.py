@@ -21,7 +21,7 @@ from protonet.selection.scoring import WEIGHTING
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY
 from protonet.views.linear import LINEAR_VIEW
 
-FLOATS_IN_CACHE = 2**18  #: Number of floats that are changed in place at a time, to fit into a core's cache.
+ADAPTIVE_FLOATS_IN_CACHE = 2**18  #: Number of floats that are changed in place at a time, to fit into a core's cache.
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AdaptiveSettings:
     #: This fraction of the features' mean standard deviation is added to the standard deviation of each feature.
     shrinkage: float = 0.1
     newton_steps: int = 12  #: Number of Newton steps in the fit of the temperature.
-    max_change: float = 1.0  #: Largest change of the temperature's logarithm in one Newton step.
+    max_log_step: float = 1.0  #: Largest change of the temperature's logarithm in one Newton step.
     #: The mixture has fitted weights if this many support rows per class, on average, can be left out: a class needs
     #: another row. Otherwise it has fixed weights.
     min_left_out: float = 0.5
@@ -53,9 +53,9 @@ ADAPTIVE_SETTINGS = AdaptiveSettings()
 class AdaptiveView(NamedTuple):
     """The class scores of a classifier on one feature map (view), and its weights in the mixture."""
 
-    left_out: Tensor  #: (episodes, n_support, n_way), scores of each support row by a fit without this row.
-    query: Tensor  #: (episodes, n_queries, n_way), scores of the queries.
-    prior: float  #: The weight, > 0, before the leave-one-out losses are considered.
+    left_out_scores: Tensor  #: (episodes, n_support, n_way), scores of each support row by a fit without this row.
+    query_scores: Tensor  #: (episodes, n_queries, n_way), scores of the queries.
+    prior_weight: float  #: The weight, > 0, before the leave-one-out losses are considered.
     fixed_weight: float = 0.0  #: The weight, >= 0, in a mixture with fixed weights.
 
 
@@ -92,14 +92,14 @@ def adaptive(episodes: Episodes) -> Tensor:
     # 1 for the support rows (episodes, n_support) whose class has another one: these can be left out.
     can_leave_out = (hot.sum(dim=1, keepdim=True) > 1).to(hot.dtype).mul(hot).sum(dim=2)
     # Classes come before rows: sums over a short last axis take many times as long.
-    left_out = torch.stack([view.left_out.transpose(1, 2) for view in views], dim=1)
+    left_out = torch.stack([view.left_out_scores.transpose(1, 2) for view in views], dim=1)
     true = hot.transpose(1, 2)[:, None]  # (episodes, 1, n_way, n_support); left_out has views in place of the 1
     # A class without its only row has no score.
     spread = _compute_spread(left_out, 1 - true * (1 - can_leave_out)[:, None, None])
     factor, losses = _fit_temperature(left_out / spread, true, can_leave_out[:, None])
     count = can_leave_out.sum(dim=1, keepdim=True)
     softness = (WEIGHTING.min_total_loss_scale / count.clamp_min(1)).clamp_min(WEIGHTING.loss_scale)
-    prior = hot.new_tensor([view.prior for view in views])
+    prior = hot.new_tensor([view.prior_weight for view in views])
     fitted = ((losses.amin(dim=1, keepdim=True) - losses) / softness).exp() * prior  # (episodes, views)
     fixed = hot.new_tensor([view.fixed_weight for view in views])
     enough = count >= ADAPTIVE_SETTINGS.min_left_out * n_way
@@ -108,7 +108,7 @@ def adaptive(episodes: Episodes) -> Tensor:
     mixed = (weights * left_out).sum(dim=1, keepdim=True)
     factor, _ = _fit_temperature(mixed, true, can_leave_out[:, None])
     factor = torch.where(enough, factor, ADAPTIVE_SETTINGS.fixed_spread)[:, :, None]
-    scores = (weights * torch.stack([view.query for view in views], dim=1)).sum(dim=1)
+    scores = (weights * torch.stack([view.query_scores for view in views], dim=1)).sum(dim=1)
     return factor * scores
 
 
@@ -204,7 +204,7 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
         slope = mean(average - true) + ridge * factor
         curvature = mean(weighted.mul_(scores).sum(dim=-2) - average.square()) + ridge
         change = slope / (curvature * factor).clamp_min(ADAPTIVE_SETTINGS.min_curvature)
-        log_factor = log_factor - change.clamp(-ADAPTIVE_SETTINGS.max_change, ADAPTIVE_SETTINGS.max_change)
+        log_factor = log_factor - change.clamp(-ADAPTIVE_SETTINGS.max_log_step, ADAPTIVE_SETTINGS.max_log_step)
     factor = log_factor.exp()
     losses = -((factor[..., None, None] * scores).log_softmax(dim=-2) * hot).sum(dim=-2)
     return factor, mean(losses)
@@ -216,7 +216,7 @@ def city_block_distances(a: Tensor, b: Tensor) -> Tensor:
     It takes less than half the time of `torch.cdist` if the smaller set comes first.
     """
     distances = b.new_empty(len(b), a.shape[1], b.shape[1])
-    size = max(1, FLOATS_IN_CACHE // max(1, b[0].numel()))
+    size = max(1, ADAPTIVE_FLOATS_IN_CACHE // max(1, b[0].numel()))
     for start in range(0, len(b), size):
         some = slice(start, start + size)
         for row in range(a.shape[1]):

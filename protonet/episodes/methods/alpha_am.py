@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import adam, one_hot, unit_rows
+from protonet.episodes.methods.common import join_unit_rows, minimize_by_adam, one_hot
 from protonet.episodes.methods.keywords import BelowOne, NonNegative, Positive, PositiveCount
-from protonet.episodes.methods.transport import POWER_OFFSET
+from protonet.episodes.methods.transport import POWER_TRANSFORM_OFFSET
 from protonet.episodes.samplers.batch import Episodes
 
 
@@ -29,7 +29,7 @@ class AlphaAmDefaults:
 
 
 DEFAULTS_BY_SHOTS = AlphaAmDefaults()
-MIN_DEGREE = 1e-12  #: Added to the sum of the edge weights of each row, as in the authors' code.
+MIN_NODE_DEGREE = 1e-12  #: Added to the sum of the edge weights of each row, as in the authors' code.
 #: Edges to centroids count as larger by this fraction when neighbours are selected, to break ties. Our own choice.
 CENTROID_BONUS = 1e-5
 MIN_VARIANCE = 1e-12  #: Lower bound of the variance of distances, for equal rows. Our own choice.
@@ -82,7 +82,7 @@ def alpha_am(
     n_neighbours = DEFAULTS_BY_SHOTS.n_neighbours[many] if n_neighbours is None else n_neighbours
     spread = DEFAULTS_BY_SHOTS.spread[many] if spread is None else spread
     n_support, n_way = episodes.support.shape[1], episodes.n_way
-    rows = _power_transform(episodes) if plc else unit_rows(episodes)
+    rows = _power_transform(episodes) if plc else join_unit_rows(episodes)
     row_distances = torch.cdist(rows, rows)
     hot = one_hot(episodes.support_labels, n_way, rows.dtype).transpose(1, 2)
     centroids = hot / hot.sum(dim=2, keepdim=True) @ rows[:, :n_support]
@@ -105,14 +105,14 @@ def alpha_am(
             loss = _compute_loss(logits(parameters), hot.transpose(1, 2), weights, alpha)
             return torch.autograd.grad(loss, parameters)[0]
 
-    parameters = adam(start, gradient, learning_rate=learning_rate, steps=steps - 1)
+    parameters = minimize_by_adam(start, gradient, learning_rate=learning_rate, steps=steps - 1)
     return logits(parameters)[:, n_support:]
 
 
 def _power_transform(episodes: Episodes) -> Tensor:
     """Apply the power transform to support and query rows, centre them on their mean, and scale them to unit norm."""
     rows = torch.cat([episodes.support, episodes.query], dim=1)
-    rows = F.normalize((rows.abs() + POWER_OFFSET).sqrt().copysign(rows), dim=2)
+    rows = F.normalize((rows.abs() + POWER_TRANSFORM_OFFSET).sqrt().copysign(rows), dim=2)
     return F.normalize(rows - rows.mean(dim=1, keepdim=True), dim=2)
 
 
@@ -139,7 +139,7 @@ def _build_graph(
     affinity = torch.zeros_like(affinity).scatter(2, near, affinity.gather(2, near))
     affinity = F.pad(affinity, (0, 0, n_way, 0))
     graph = weight * (affinity + affinity.transpose(1, 2)) / 2
-    root = (graph.sum(dim=2) + MIN_DEGREE).rsqrt()
+    root = (graph.sum(dim=2) + MIN_NODE_DEGREE).rsqrt()
     return root[:, :, None] * graph * root[:, None]
 
 

@@ -57,8 +57,8 @@ def distribution_calibration(
     base = episodes.base
     if base is None:
         raise_input_error("base", "be known", None, "Give the experiment base classes, or leave this method out.")
-    if n_nearest > len(base.by_class.class_sizes):
-        limit = f"be at most the number of base classes ({len(base.by_class.class_sizes)})"
+    if n_nearest > len(base.by_class.size):
+        limit = f"be at most the number of base classes ({len(base.by_class.size)})"
         raise_input_error("n_nearest", limit, n_nearest, "Ask for fewer.")
     max_episodes = max(1, MAX_SAMPLED_FEATURES // (episodes.n_way * n_samples * episodes.support.shape[2]))
     rows = (episodes.support, episodes.support_labels, episodes.query)
@@ -86,7 +86,7 @@ def _classify(
     episode = torch.arange(len(support), device=support.device).reshape(-1, 1, 1)
 
     generator = torch.Generator().manual_seed(seed)
-    shape = (n_nearest, n_samples, int(base.by_class.class_sizes.max()))
+    shape = (n_nearest, n_samples, int(base.by_class.size.max()))
     normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(support)
     common = torch.randn(n_samples, 1, generator=generator, dtype=torch.float64).to(support)
     samples = centres[episode, source] + spread**0.5 * common  # (episodes, n_way, n_samples, dim)
@@ -118,10 +118,10 @@ def _compute_deviations(base: BaseClasses, classes: Tensor, dtype: torch.dtype) 
     Deviations are divided by the square root of the number of rows minus 1, and padded with zeros. Standard normal
     numbers times the deviations of a class have its covariance (eq. 2), which is thus never computed.
     """
-    start, size = base.by_class.class_starts[classes, None], base.by_class.class_sizes[classes, None]
-    position = torch.arange(int(base.by_class.class_sizes.max()), device=size.device)
+    start, size = base.by_class.start[classes, None], base.by_class.size[classes, None]
+    position = torch.arange(int(base.by_class.size.max()), device=size.device)
     present = position < size  # (k, most rows)
-    rows = base.take(base.by_class.row_indices[start + position.where(present, 0)].flatten())
+    rows = base.take(base.by_class.rows[start + position.where(present, 0)].flatten())
     rows = rows.unflatten(0, present.shape).to(dtype)  # (k, most rows, dim)
     means = base.class_means[classes].to(dtype)
     weight: Tensor = present / (size - 1).clamp_min(1).sqrt()

@@ -13,16 +13,21 @@ from typing import NoReturn
 from torch import Tensor
 
 from protonet.episodes.methods import METHOD_ALIASES, METHODS, MethodSpec
-from protonet.episodes.methods.keywords import format_value, list_keywords, parse_keywords, parse_source
-from protonet.episodes.plugins import PLUGIN, check_callable, load_plugin, wrap_plugin_error
+from protonet.episodes.methods.keywords import (
+    format_setting,
+    list_method_settings,
+    parse_method_settings,
+    parse_source_section,
+)
+from protonet.episodes.plugins import PLUGIN_PATTERN, check_callable, load_plugin, wrap_plugin_error
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import InputError, InputTypeError, raise_input_error
 from protonet.ui.command_line import check_known_name
 
 ENTRY_POINT_GROUP = "protonet.methods"  #: The entry points by which a package offers methods.
 #: The syntax of a method as text: ``method[:setting=value...]``. The method of a plug-in is ``file.py:function``.
-METHOD_TEXT = re.compile(r"(?P<key>.+\.py(:[^:=]*)?|[^:]*)(?P<settings>(:[^:]*)*)")
-METHOD_KIND = "a function from episodes to logits"  #: The description of a method in messages.
+METHOD_TEXT_PATTERN = re.compile(r"(?P<key>.+\.py(:[^:=]*)?|[^:]*)(?P<settings>(:[^:]*)*)")
+METHOD_DESCRIPTION = "a function from episodes to logits"  #: The description of a method in messages.
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +38,15 @@ class ChosenMethod:
     key: str  #: The method's name without settings, as the user chose it.
     spec: MethodSpec  #: The method without settings.
     keywords: Mapping[str, object] = field(default_factory=dict)  #: Settings that differ from the defaults.
-    origin: str | None = None  #: The version of a plug-in, such as a hash of its file; None for methods of the package.
+    plugin_version: str | None = None
+    """The version of a plug-in, such as a hash of its file; None for methods of the package."""
 
     def __call__(self, episodes: Episodes) -> Tensor:
         """Compute logits (episodes, n_queries, n_way); errors of plug-ins and of given settings become InputErrors."""
         try:
             return self.spec(episodes, **self.keywords)
         except Exception as error:
-            if self.origin is None and (not self.keywords or isinstance(error, (InputError, InputTypeError))):
+            if self.plugin_version is None and (not self.keywords or isinstance(error, (InputError, InputTypeError))):
                 raise
             constraint, remedy = "run on every batch of episodes", "Correct it; `traceback` shows where it comes from."
             raise wrap_plugin_error(error, "method", constraint, self.name, remedy=remedy) from error
@@ -79,10 +85,14 @@ def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
     annotations are used. If the ``argument`` is ``tune``, fewer than two combinations raise an InputError.
     """
     choice, texts = _parse_text(text, argument)
-    known = list_keywords(choice.spec.function)
-    settings = {name: [*map(format_value, keyword.tried)] for name, keyword in known.items() if keyword.tried}
+    known = list_method_settings(choice.spec.function)
+    settings = {
+        name: [*map(format_setting, keyword.candidate_values)]
+        for name, keyword in known.items()
+        if keyword.candidate_values
+    }
     if texts:
-        many = {name for name, keyword in known.items() if keyword.kind.endswith("between")}
+        many = {name for name, keyword in known.items() if keyword.value_description.endswith("between")}
         settings = {name: value.split("/" if name.replace("-", "_") in many else ",") for name, value in texts.items()}
     grid = product(*settings.values())
     choices = [_add_settings(choice, dict(zip(settings, values, strict=True))) for values in grid]
@@ -94,10 +104,10 @@ def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
 
 def _parse_text(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str]]:
     """Split the text of a method into the method without settings, and the texts of its settings by name."""
-    parts = METHOD_TEXT.fullmatch(text)
+    parts = METHOD_TEXT_PATTERN.fullmatch(text)
     assert parts is not None, "it matches any text"
     key, settings = parts["key"], {}
-    choice = _find_method(key, argument)
+    choice = _look_up_method(key, argument)
     for part in parts["settings"].split(":")[1:]:
         name, equals, value = part.partition("=")
         if not equals or not name:
@@ -110,18 +120,18 @@ def _parse_text(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str]]
 
 def _add_settings(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
     """Parse the texts of settings, and add them to a method and to its name."""
-    keywords = parse_keywords(choice.key, choice.spec.function, texts)
-    shown = [f"{keyword.rstrip('_')}={format_value(value)}" for keyword, value in keywords.items()]
+    keywords = parse_method_settings(choice.key, choice.spec.function, texts)
+    shown = [f"{keyword.rstrip('_')}={format_setting(value)}" for keyword, value in keywords.items()]
     return replace(choice, name=":".join([choice.name, *shown]), keywords=keywords)
 
 
-def _find_method(key: str, option: str) -> ChosenMethod:
+def _look_up_method(key: str, option: str) -> ChosenMethod:
     """Look up a method by name, without settings: of this package, a user's file or an installed package."""
     if key in METHODS or key in METHOD_ALIASES:
         name = METHOD_ALIASES.get(key, key)
         return ChosenMethod(name, key, METHODS[name])
-    if PLUGIN.fullmatch(key):
-        return make_plugin_method(key, *load_plugin("method", key, METHOD_KIND))
+    if PLUGIN_PATTERN.fullmatch(key):
+        return make_plugin_method(key, *load_plugin("method", key, METHOD_DESCRIPTION))
     offered = _list_entry_points()
     check_known_name(option, key, [*METHODS, *METHOD_ALIASES, *offered, "FILE.py:FUNCTION"])
     try:
@@ -130,7 +140,7 @@ def _find_method(key: str, option: str) -> ChosenMethod:
         raise wrap_plugin_error(error, "method", "load", key) from error
     package = offered[key].dist
     version = "" if package is None else f"{package.name} {package.version}"
-    check_callable("method", key, function, METHOD_KIND)
+    check_callable("method", key, function, METHOD_DESCRIPTION)
     return make_plugin_method(key, function, version)
 
 
@@ -139,7 +149,7 @@ def make_plugin_method(key: str, function: Callable[..., Tensor], origin: str) -
 
     ``key`` is the name of the method, and ``origin`` its version, such as the hash of a file.
     """
-    return ChosenMethod(key, key, MethodSpec(function, transductive=True, uses_base=True), origin=origin)
+    return ChosenMethod(key, key, MethodSpec(function, transductive=True, uses_base=True), plugin_version=origin)
 
 
 def _list_entry_points() -> dict[str, EntryPoint]:
@@ -153,12 +163,19 @@ def list_methods() -> str:
     for name, spec in METHODS.items():
         summary = (spec.function.__doc__ or "").partition("\n")[0]
         lines += ["", f"{name} ({'transductive' if spec.transductive else 'inductive'}): {summary}"]
-        lines += _wrap_text(f"Source: {parse_source(spec.function)}", 2)
-        for keyword in list_keywords(spec.function).values():
+        lines += _wrap_text(f"Source: {parse_source_section(spec.function)}", 2)
+        for keyword in list_method_settings(spec.function).values():
             bound = "" if keyword.bound is None else f" {keyword.bound}"
-            tried = f"; --tune tries {' and '.join(map(format_value, keyword.tried))}" if keyword.tried else ""
-            lines.append(f"  {keyword.name}: {keyword.kind}{bound}, {format_value(keyword.default)} by default{tried}")
-            lines += _wrap_text(keyword.text, 6)
+            tried = (
+                f"; --tune tries {' and '.join(map(format_setting, keyword.candidate_values))}"
+                if keyword.candidate_values
+                else ""
+            )
+            lines.append(
+                f"  {keyword.name}: {keyword.value_description}{bound}, "
+                f"{format_setting(keyword.default)} by default{tried}"
+            )
+            lines += _wrap_text(keyword.description, 6)
     lines += ["", *(f"{alias}: another name of {name}" for alias, name in METHOD_ALIASES.items())]
     lines += [f"{name}: of the installed {point.value}" for name, point in _list_entry_points().items()]
     return "\n".join(lines) + "\n"
@@ -171,35 +188,35 @@ def _wrap_text(text: str, indent: int) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resources:
+class AvailableInputs:
     """The inputs that an evaluation has for methods in addition to support and queries."""
 
-    n_base: int  #: Number of base classes; 1 for base rows without labels, as in an NPY file.
+    n_base_classes: int  #: Number of base classes; 1 for base rows without labels, as in an NPY file.
     objective: str | None  #: The objective that the encoder was trained with; None without an encoder.
     head_way: int | None  #: The number of classes that the encoder's head needs; None for any number.
     way: tuple[int, int] | None  #: Minimum and maximum number of classes per episode, see `Sampler.way`.
-    texts: bool  #: Whether there are embeddings of texts that name the classes.
-    unlabelled: bool  #: Whether episodes have unlabelled rows.
-    maps: bool  #: Whether rows are feature maps of a network, with spatial positions.
-    means: bool  #: Whether episodes have base classes, which are given only by their means.
+    has_texts: bool  #: Whether there are embeddings of texts that name the classes.
+    has_unlabelled: bool  #: Whether episodes have unlabelled rows.
+    has_feature_maps: bool  #: Whether rows are feature maps of a network, with spatial positions.
+    has_class_means: bool  #: Whether episodes have base classes, which are given only by their means.
 
-    def list_missing(self, spec: MethodSpec) -> list[str]:
-        """List the reasons why a method cannot run: missing inputs, which are keys of ``REMEDIES``, "way" or "means".
+    def list_missing_inputs(self, spec: MethodSpec) -> list[str]:
+        """List why a method cannot run: keys of ``MISSING_INPUT_REMEDIES`` (missing inputs), "way" or "means".
 
         "way" is a head of the encoder for another number of classes. "means" is a method that needs more than the means
         of base classes.
         """
         has_encoder = self.objective is not None and spec.objective in (None, self.objective)
-        available = {"texts": self.texts, "encoder": has_encoder, "unlabelled": self.unlabelled}
-        available |= {"maps": self.maps, "base": self.n_base > 1}
-        missing = [need for need in REMEDIES if need in spec.needs and not available[need]]
+        available = {"texts": self.has_texts, "encoder": has_encoder, "unlabelled": self.has_unlabelled}
+        available |= {"maps": self.has_feature_maps, "base": self.n_base_classes > 1}
+        missing = [need for need in MISSING_INPUT_REMEDIES if need in spec.needs and not available[need]]
         uses_head = self.head_way is not None and spec.objective == self.objective is not None
         wrong_way = uses_head and self.way is not None and self.way != (self.head_way, self.head_way)
-        return missing + ["way"] * wrong_way + ["means"] * (self.means and not spec.takes_means)
+        return missing + ["way"] * wrong_way + ["means"] * (self.has_class_means and not spec.takes_means)
 
 
 #: The constraint and the remedy in the error message about each missing input.
-REMEDIES = {
+MISSING_INPUT_REMEDIES = {
     "texts": ("find texts that name the classes", "Pass `texts`, an NPZ file whose y are the names of the classes."),
     "encoder": ("find an encoder", "Pass the `encoder` of such a run."),
     "unlabelled": ("find unlabelled rows", "Pass `n_unlabelled` 5, with `n_distractors` 5 for rows of other classes."),
@@ -222,14 +239,14 @@ EXCLUSION_NOTES = {
 
 
 def select_methods(
-    chosen: Sequence[ChosenMethod], available: Resources, *, every: bool
+    chosen: Sequence[ChosenMethod], available: AvailableInputs, *, all_methods: bool
 ) -> tuple[dict[str, ChosenMethod], list[str]]:
     """Select the methods to evaluate, and check that their inputs are available.
 
     Args:
         chosen: The methods that the user chose.
         available: The inputs that the evaluation has.
-        every: Whether to put all methods of this package that can run before the chosen ones.
+        all_methods: Whether to put all methods of this package that can run before the chosen ones.
 
     Returns:
         methods: The methods by name.
@@ -238,29 +255,29 @@ def select_methods(
     Raises:
         InputError: A chosen method lacks an input.
     """
-    notes, all_methods = _choose_all(available) if every else ([], [])
-    choices = [*all_methods, *chosen]
+    notes, runnable = _select_all_runnable(available) if all_methods else ([], [])
+    choices = [*runnable, *chosen]
     for choice in choices:
-        for need in available.list_missing(choice.spec)[:1] if choice.origin is None else ():
+        for need in available.list_missing_inputs(choice.spec)[:1] if choice.plugin_version is None else ():
             _raise_missing_input(choice, need, available)
     notes += [f"{choice.key} is {choice.name}." for choice in choices if choice.key in METHOD_ALIASES]
     methods = {choice.name: choice for choice in choices}
-    ours = {name: choice.spec for name, choice in methods.items() if choice.origin is None}
+    ours = {name: choice.spec for name, choice in methods.items() if choice.plugin_version is None}
     ignoring = [name for name, spec in ours.items() if "unlabelled" not in spec.needs]
-    if available.unlabelled and ignoring:
+    if available.has_unlabelled and ignoring:
         notes.append(f"Unlabelled rows are ignored by {', '.join(ignoring)}.")
     centred = [name for name, spec in ours.items() if spec.centred]
-    if centred and not available.n_base:
+    if centred and not available.n_base_classes:
         notes.append(f"Without base classes, rows are centred on each episode's own support in {', '.join(centred)}.")
     return methods, notes
 
 
-def _choose_all(available: Resources) -> tuple[list[str], list[ChosenMethod]]:
+def _select_all_runnable(available: AvailableInputs) -> tuple[list[str], list[ChosenMethod]]:
     """Select all methods of this package that can run; return notes on the others, then the methods."""
     reasons: dict[str, list[str]] = {reason: [] for reason in EXCLUSION_NOTES}
     chosen = []
     for name, spec in METHODS.items():
-        missing = ["slow"] * spec.slow + available.list_missing(spec)
+        missing = ["slow"] * spec.slow + available.list_missing_inputs(spec)
         if missing:
             reasons.get(missing[0], []).append(name)
         else:
@@ -269,8 +286,8 @@ def _choose_all(available: Resources) -> tuple[list[str], list[ChosenMethod]]:
     return notes, chosen
 
 
-def _raise_missing_input(choice: ChosenMethod, need: str, available: Resources) -> NoReturn:
-    """Raise an InputError for a method that cannot run; ``need`` is the reason, from `Resources.list_missing`."""
+def _raise_missing_input(choice: ChosenMethod, need: str, available: AvailableInputs) -> NoReturn:
+    """Raise an InputError for a method that cannot run, given a reason from `AvailableInputs.list_missing_inputs`."""
     if need == "means":
         known = sorted(name for name, spec in METHODS.items() if spec.takes_means)
         constraint = "know a class by its mean, which is all that there is of base classes"
@@ -279,7 +296,7 @@ def _raise_missing_input(choice: ChosenMethod, need: str, available: Resources) 
         constraint = f"be {available.head_way} for {choice.key}, whose last layer has weights of as many classes"
         remedy = f"Pass {available.head_way}, or train with `head` zero, for any number."
         raise_input_error("way", constraint, "-".join(map(str, dict.fromkeys(available.way))), remedy)
-    constraint, remedy = REMEDIES[need]
+    constraint, remedy = MISSING_INPUT_REMEDIES[need]
     got = f"none for {choice.name}"
     if need == "encoder" and choice.spec.objective is not None:
         constraint += f" of the objective {choice.spec.objective}"

@@ -13,7 +13,8 @@ from protonet.episodes.methods.keywords import Count, NonNegative, Positive, Pos
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import raise_input_error
 
-MIN_FRACTION = 1e-6  #: Added to the classes' fractions of the queries before the logarithm, as in the authors' code.
+#: Added to the classes' fractions of the queries before the logarithm, as in the authors' code.
+MIN_CLASS_FRACTION = 1e-6
 
 
 def semi_kmeans(episodes: Episodes, *, temperature: Positive = 1.0, steps: Count = 1) -> Tensor:
@@ -201,7 +202,7 @@ def paddle(
         logits = weight * dual - distances / (2 * temperature)
         if step < n_steps - 1:
             assigned = logits.softmax(dim=1)
-            dual = (assigned.mean(dim=2, keepdim=True) + MIN_FRACTION).log()
+            dual = (assigned.mean(dim=2, keepdim=True) + MIN_CLASS_FRACTION).log()
             prototypes = (sums + assigned @ episodes.query) / (count + assigned.sum(dim=2, keepdim=True))
     return logits.transpose(1, 2)
 

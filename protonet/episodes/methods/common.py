@@ -13,19 +13,19 @@ from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
-class Rounding:
+class RoundingGuards:
     """Guards against rounding errors, in units of the dtype's machine epsilon. All values are our own choice."""
 
     #: Squared distances below this fraction of a row's squared norm are computed from differences of rows instead of
     #: inner products.
-    lost: float = 4096.0
+    max_lost_digits: float = 4096.0
     #: The jitter that is added to a Gram matrix's diagonal before its Cholesky factorisation, as a fraction of the
     #: diagonal's mean.
     jitter: float = 8
     jitter_growth: float = 10  #: The factor (not in epsilons) on the jitter each time that the factorisation fails.
 
 
-ROUNDING = Rounding()
+ROUNDING = RoundingGuards()
 
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
@@ -51,7 +51,7 @@ def support_means(episodes: Episodes) -> Tensor:
     return (hot / hot.sum(dim=1, keepdim=True)).transpose(1, 2) @ episodes.support
 
 
-def compute_centre(episodes: Episodes) -> Tensor:
+def compute_episode_centre(episodes: Episodes) -> Tensor:
     """Compute the mean that a method subtracts from all rows of an episode to centre them: (episodes, 1, dim).
 
     It is the mean of the base rows or, without base classes, of the episode's support rows. Without centring,
@@ -74,7 +74,7 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     norms = squared_norms(a)
     squares = squared_norms(b)[:, :, None] + norms[:, None, :]  # (episodes, m, n)
     distances = torch.baddbmm(squares, b, a.transpose(1, 2), alpha=-2).clamp_min_(0)  # (episodes, m, n)
-    lost = distances.amin(dim=1) < ROUNDING.lost * torch.finfo(a.dtype).eps * norms  # (episodes, n)
+    lost = distances.amin(dim=1) < ROUNDING.max_lost_digits * torch.finfo(a.dtype).eps * norms  # (episodes, n)
     if bool(lost.any()):  # rows far from zero but close together
         exact = torch.cdist(b, a, compute_mode="donot_use_mm_for_euclid_dist").square()
         distances = exact.where(lost[:, None], distances)
@@ -122,7 +122,7 @@ def reduce_to_span(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Adam:
+class AdamConstants:
     """The constants of Adam.
 
     The differences 1 - beta are constants of their own, because 1 - 0.9 is not exactly 0.1 in floating point.
@@ -135,15 +135,17 @@ class Adam:
     epsilon: float = 1e-8  #: Added to the root of the average squared gradient.
 
 
-ADAM = Adam()
+ADAM = AdamConstants()
 
 
-def unit_rows(episodes: Episodes) -> Tensor:
+def join_unit_rows(episodes: Episodes) -> Tensor:
     """Join support rows and queries, scaled to unit norm: (episodes, n_support + n_queries, dim), support first."""
     return F.normalize(torch.cat([episodes.support, episodes.query], dim=1), dim=2)
 
 
-def adam(weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate: float, steps: int) -> Tensor:
+def minimize_by_adam(
+    weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate: float, steps: int
+) -> Tensor:
     """Compute the weights after a number of steps of Adam that minimise a loss.
 
     Args:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import draw_orders, one_hot
 from protonet.episodes.methods.keywords import BelowOne, Count, Fraction, Positive, PositiveCount
-from protonet.episodes.methods.maps import split_positions
+from protonet.episodes.methods.maps import reshape_to_positions
 from protonet.episodes.methods.svm import INTERIOR_POINT, compute_max_step
 from protonet.episodes.samplers.batch import Episodes
 
-WEIGHT_OFFSET = 1e-3 + 1e-5  #: Added to the weights of positions, as in the authors' code.
+POSITION_WEIGHT_OFFSET = 1e-3 + 1e-5  #: Added to the weights of positions, as in the authors' code.
 #: Number of flows, one per pair of positions, that are computed at a time, to fit into processor caches.
 FLOWS_PER_BLOCK = 2**17
 
@@ -58,7 +58,7 @@ def deepemd(
         and structured classifiers" (2020), sec. 3, with the 1e-3 and 1e-5 that its code adds to weights.
         https://arxiv.org/abs/2003.06777
     """
-    support, query = split_positions(episodes)
+    support, query = reshape_to_positions(episodes)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype)  # (episodes, n_support, n_way)
     classes = torch.einsum("esw,espc->ewpc", hot / hot.sum(dim=1, keepdim=True), support)
     n_support = support.shape[1]
@@ -95,16 +95,16 @@ def compute_emd_logits(rows: Tensor, classes: Tensor, scale: float) -> Tensor:
     unit = [F.normalize(maps - maps.mean(dim=3, keepdim=True), dim=3) for maps in (rows, classes)]
     cosines = torch.einsum("enpc,ewqc->enwpq", *unit)
     with torch.no_grad():
-        supply = torch.einsum("enpc,ewc->enwp", rows, classes.mean(dim=2)).relu() + WEIGHT_OFFSET
-        demand = torch.einsum("ewqc,enc->enwq", classes, rows.mean(dim=2)).relu() + WEIGHT_OFFSET
+        supply = torch.einsum("enpc,ewc->enwp", rows, classes.mean(dim=2)).relu() + POSITION_WEIGHT_OFFSET
+        demand = torch.einsum("ewqc,enc->enwq", classes, rows.mean(dim=2)).relu() + POSITION_WEIGHT_OFFSET
         weights = (n_positions * weight / weight.sum(dim=3, keepdim=True) for weight in (supply, demand))
         n_problems = max(1, FLOWS_PER_BLOCK // n_positions**2)
         problems = (part.flatten(0, 2).split(n_problems) for part in (1 - cosines, *weights))
-        flows = torch.cat([solve_transport(*some) for some in zip(*problems, strict=True)]).view_as(cosines)
+        flows = torch.cat([solve_optimal_transport(*some) for some in zip(*problems, strict=True)]).view_as(cosines)
     return scale / n_positions * (cosines * flows).sum(dim=(3, 4))
 
 
-def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
+def solve_optimal_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     """Minimise ``sum(costs * flow)`` over flows >= 0 whose rows sum to the supply and whose columns to the demand.
 
     The algorithm is Mehrotra's predictor-corrector method. It starts at flows and dual prices that satisfy all
@@ -123,9 +123,9 @@ def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     flow = supply[:, :, None] * demand[:, None, :] / supply.sum(dim=1)[:, None, None]
     slack = costs - costs.amin(dim=(1, 2), keepdim=True) + 1  # the costs less the prices of both ends
     first = (flow * slack).mean(dim=(1, 2), keepdim=True)
-    for _ in range(INTERIOR_POINT.steps):
+    for _ in range(INTERIOR_POINT.max_steps):
         gap = (flow * slack).mean(dim=(1, 2), keepdim=True)
-        going = gap > INTERIOR_POINT.gap * first
+        going = gap > INTERIOR_POINT.max_duality_gap * first
         if not bool(going.any()):
             break
         barrier_ratio = flow / slack
@@ -142,13 +142,17 @@ def solve_transport(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
         predicted = predicted_flow * (slack + compute_max_step(slack, slack_step) * slack_step)
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         flow_step, slack_step = system.solve(flow * slack + flow_step * slack_step - centre)
-        flow = (flow + INTERIOR_POINT.boundary * compute_max_step(flow, flow_step) * flow_step).where(going, flow)
-        slack = (slack + INTERIOR_POINT.boundary * compute_max_step(slack, slack_step) * slack_step).where(going, slack)
+        flow = (flow + INTERIOR_POINT.boundary_fraction * compute_max_step(flow, flow_step) * flow_step).where(
+            going, flow
+        )
+        slack = (slack + INTERIOR_POINT.boundary_fraction * compute_max_step(slack, slack_step) * slack_step).where(
+            going, slack
+        )
     return flow
 
 
 class BarrierSystem(NamedTuple):
-    """The linear equations of one step of `solve_transport`, for each transport problem."""
+    """The linear equations of one step of `solve_optimal_transport`, for each transport problem."""
 
     slack: Tensor  #: (problems, n, m) > 0, the costs less the dual prices of both ends.
     barrier_ratio: Tensor  #: (problems, n, m), flows over slacks.

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from protonet.episodes.methods.common import adam, cosines, one_hot, support_means
+from protonet.episodes.methods.common import cosines, minimize_by_adam, one_hot, support_means
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_affine_maps, infer_image_shape, warp_images
-from protonet.episodes.networks.backbones import IMAGES, LinearHead, use_leading_statistics
+from protonet.episodes.networks.backbones import MIN_IMAGE_SIDES, LinearHead, use_leading_statistics
 from protonet.episodes.samplers.batch import Episodes, TrainedEncoder
 from protonet.errors import raise_input_error
 
-NamedWeights = Mapping[str, Tensor]  #: The weights of a network by name.
+WeightsByName = Mapping[str, Tensor]  #: The weights of a network by name.
 #: The values of the setting ``head`` of `finetune`.
 FINETUNE_HEADS = ("prototypes", "linear")
 #: Maximum numbers of features of rows, and of adapted weights of networks, in memory at a time.
@@ -70,11 +70,11 @@ def feat(episodes: Episodes, *, temperature: Positive = 0.1) -> Tensor:
     return cosines(episodes.query, prototypes) / temperature
 
 
-class InnerLoop(NamedTuple):
+class InnerLoopSettings(NamedTuple):
     """The settings of the gradient steps on an episode's support, the inner loop of MAML."""
 
     steps: int  #: The number of steps, >= 0.
-    rate: float  #: The learning rate, > 0.
+    step_size: float  #: The learning rate, > 0.
     #: Whether the gradients of the steps count as constants when the result is differentiated, as in first-order MAML.
     first_order: bool = False
 
@@ -145,13 +145,15 @@ def _classify_adapted(
     """
     assert isinstance(trained.head, LinearHead)
     steps = trained.plan.inner_steps if steps is None else steps
-    inner = InnerLoop(steps, trained.plan.inner_rate if rate is None else rate)
+    inner = InnerLoopSettings(steps, trained.plan.inner_rate if rate is None else rate)
     device = trained.head.weight.device
     rows = (tensor.to(device) for tensor in (support, episodes.support_labels, query))
     return classify_adapted(encoder, trained.head, *rows, n_way=episodes.n_way, inner=inner)
 
 
-def adapt(loss: Callable[[NamedWeights], Tensor], weights: NamedWeights, inner: InnerLoop) -> NamedWeights:
+def adapt_weights(
+    loss: Callable[[WeightsByName], Tensor], weights: WeightsByName, inner: InnerLoopSettings
+) -> WeightsByName:
     """Compute the weights after gradient steps ``weights - rate * gradient`` of a loss, as a differentiable function.
 
     Source: Finn, Abbeel and Levine (2017), eq. 1, and sec. 5.2 for the first order.
@@ -160,7 +162,7 @@ def adapt(loss: Callable[[NamedWeights], Tensor], weights: NamedWeights, inner: 
         gradients = grad(loss)(weights)
         if inner.first_order:
             gradients = {name: gradient.detach() for name, gradient in gradients.items()}
-        weights = {name: weight - inner.rate * gradients[name] for name, weight in weights.items()}
+        weights = {name: weight - inner.step_size * gradients[name] for name, weight in weights.items()}
     return weights
 
 
@@ -172,7 +174,7 @@ def classify_adapted(
     query: Tensor,
     *,
     n_way: int,
-    inner: InnerLoop,
+    inner: InnerLoopSettings,
 ) -> Tensor:
     """Classify the queries of each episode by encoder and head after gradient steps on its support.
 
@@ -196,10 +198,10 @@ def classify_adapted(
     weights |= {f"head.{name}": weight.to(support.dtype) for name, weight in head.begin(n_way).items()}
 
     def classify(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
-        def loss(weights: NamedWeights) -> Tensor:
+        def loss(weights: WeightsByName) -> Tensor:
             return F.cross_entropy(functional_call(network, dict(weights), support), labels)
 
-        adapted = adapt(loss, weights, inner)
+        adapted = adapt_weights(loss, weights, inner)
         rows = torch.cat([support, query]) if has_statistics else query
         logits: Tensor = functional_call(network, dict(adapted), rows)
         return logits[-len(query) :]
@@ -261,7 +263,7 @@ def finetune(
         weights["head"] = support.new_zeros(n_way, embedding_dim + 1)
     sizes = [weight.numel() for weight in weights.values()]
     start = torch.cat([weight.flatten() for weight in weights.values()])  # (weights,)
-    is_image, shape = trained.plan.backbone in IMAGES, infer_image_shape(dim)
+    is_image, shape = trained.plan.backbone in MIN_IMAGE_SIDES, infer_image_shape(dim)
 
     def classify(vector: Tensor, support: Tensor, hot: Tensor, rows: Tensor) -> Tensor:
         """Map one episode's weights (weights,), support (n_support, dim) and rows (n, dim) to logits (n, n_way)."""
@@ -285,11 +287,11 @@ def finetune(
             changed: Tensor = warp_images(support.flatten(0, 1), maps.repeat(len(support), 1, 1))
             return changed.reshape(support.shape)
         noise = torch.randn(n_support, dim, generator=generator).to(support.device)
-        return support + AUGMENTATION.noise * support.std(dim=1, correction=0, keepdim=True) * noise
+        return support + AUGMENTATION.noise_deviation * support.std(dim=1, correction=0, keepdim=True) * noise
 
     def tune(support: Tensor, hot: Tensor, query: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        tuned = adam(
+        tuned = minimize_by_adam(
             start.repeat(len(support), 1),
             lambda vectors: vmap(grad(loss))(vectors, support, hot, augment_support(support, generator)),
             learning_rate=learning_rate,

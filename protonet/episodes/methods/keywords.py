@@ -33,7 +33,7 @@ class Bound(NamedTuple):
             return f"{'>' if self.low_open else '>='} {self.low:g}"
         return f"in {'[('[self.low_open]}{self.low:g}, {self.high:g}{'])'[self.high_open]}"
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Test whether a number is in the range."""
         above = value > self.low if self.low_open else value >= self.low
         return above and (value < self.high if self.high_open else value <= self.high)
@@ -64,7 +64,7 @@ VALUE_PARSERS: dict[object, tuple[str, Callable[[str], object]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keyword:
+class MethodSetting:
     """A setting of a method: a keyword-only parameter."""
 
     name: str  #: The name of the setting on the command line.
@@ -72,11 +72,12 @@ class Keyword:
     type: object  #: A key of ``VALUE_PARSERS``, a tuple of such types, or a union of one of these with None.
     bound: Bound | None  #: The range of the number, or of each number of a tuple; None for any.
     default: object  #: The default value, or `inspect.Parameter.empty`.
-    text: str  #: The description in the docstring, in one line, or "".
-    tried: tuple[object, ...] = ()  #: The values to try, from the `SearchSpace` in the type; empty without it.
+    description: str  #: The description in the docstring, in one line, or "".
+    candidate_values: tuple[object, ...] = ()
+    """The values to try, from the `SearchSpace` in the type; empty without it."""
 
     @property
-    def kind(self) -> str:
+    def value_description(self) -> str:
         """A description of the values, such as "a whole number or none"."""
         if get_origin(self.type) is tuple:
             return f"{len(get_args(self.type))} numbers with commas between"
@@ -84,7 +85,7 @@ class Keyword:
         return VALUE_PARSERS[kind][0] + (" or none" if optional else "")
 
 
-def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
+def list_method_settings(method: Callable[..., object]) -> dict[str, MethodSetting]:
     """List the settings of a method by name: the keyword-only parameters whose values can be parsed from text.
 
     A parameter without a type hint has the type of its default.
@@ -103,14 +104,14 @@ def list_keywords(method: Callable[..., object]) -> dict[str, Keyword]:
         kind = hints.get(parameter, type(given.default))
         if given.kind is given.KEYWORD_ONLY and _is_parsable_type(kind):
             name, notes = parameter.rstrip("_"), list(_list_parameter_types(annotated.get(parameter)))
-            keywords[name] = Keyword(
+            keywords[name] = MethodSetting(
                 name=name,
                 parameter=parameter,
                 type=kind,
                 bound=next((note for note in notes if isinstance(note, Bound)), None),
                 default=given.default,
-                text=described.get(parameter, ""),
-                tried=next((note.values for note in notes if isinstance(note, SearchSpace)), ()),
+                description=described.get(parameter, ""),
+                candidate_values=next((note.values for note in notes if isinstance(note, SearchSpace)), ()),
             )
     return keywords
 
@@ -146,13 +147,13 @@ def describe_arguments(method: Callable[..., object]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in entries}
 
 
-def parse_source(method: Callable[..., object]) -> str:
+def parse_source_section(method: Callable[..., object]) -> str:
     """Parse the section ``Source:`` of a method's docstring; "" if there is none."""
     section = re.search(r"^Source: (.*?)(?=\n\n|\Z)", inspect.getdoc(method) or "", re.DOTALL | re.MULTILINE)
     return "" if section is None else " ".join(section[1].split())
 
 
-def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str, str]) -> dict[str, object]:
+def parse_method_settings(name: str, method: Callable[..., object], texts: Mapping[str, str]) -> dict[str, object]:
     """Parse the keyword arguments of a method from texts.
 
     Args:
@@ -166,7 +167,7 @@ def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str,
     Raises:
         InputError: The method has no such setting, or a value has the wrong type or is out of bounds.
     """
-    known = list_keywords(method)
+    known = list_method_settings(method)
     texts = {setting.replace("-", "_"): text for setting, text in texts.items()}
     for setting in texts:
         if setting not in known:
@@ -177,17 +178,17 @@ def parse_keywords(name: str, method: Callable[..., object], texts: Mapping[str,
     return {keyword.parameter: _parse_setting(name, keyword, text) for keyword, text in chosen}
 
 
-def _parse_setting(name: str, keyword: Keyword, text: str) -> object:
+def _parse_setting(name: str, keyword: MethodSetting, text: str) -> object:
     """Parse the value of a setting of the method ``name``, and check its bounds; raise an InputError otherwise."""
     got = f"{text!r} for {keyword.name} of {name}"
     try:
         value = _parse_value(keyword.type, text)
     except (KeyError, ValueError, OverflowError):
-        default = "" if keyword.default is inspect.Parameter.empty else f" such as {format_value(keyword.default)}"
-        remedy = f"Pass {keyword.kind}{default}."
-        raise_input_error("method", f"have settings of their kind, {keyword.kind}", got, remedy)
+        default = "" if keyword.default is inspect.Parameter.empty else f" such as {format_setting(keyword.default)}"
+        remedy = f"Pass {keyword.value_description}{default}."
+        raise_input_error("method", f"have settings of their kind, {keyword.value_description}", got, remedy)
     numbers = value if isinstance(value, tuple) else (value,)
-    if keyword.bound is not None and value is not None and not all(map(keyword.bound.holds, numbers)):
+    if keyword.bound is not None and value is not None and not all(map(keyword.bound.contains, numbers)):
         constraint = f"have settings within their bounds, {keyword.bound} here"
         raise_input_error("method", constraint, got, "Pass another value.")
     return value
@@ -206,10 +207,10 @@ def _parse_value(kind: object, text: str) -> object:
     return value
 
 
-def format_value(value: object) -> str:
+def format_setting(value: object) -> str:
     """Format a value as the text that it is parsed from, such as ``1,0.1``, ``none`` or ``true``."""
     if isinstance(value, tuple):
-        return ",".join(map(format_value, value))
+        return ",".join(map(format_setting, value))
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -15,7 +15,7 @@ from protonet.episodes.samplers.batch import Episodes
 
 #: Minimum ridge of `mahalanobis`, in machine epsilons times the trace of the covariance. A smaller ridge would be lost
 #: by rounding.
-MIN_RIDGE = 4
+MIN_RIDGE_IN_EPSILONS = 4
 
 
 def ridge_regression(
@@ -47,17 +47,17 @@ def ridge_regression(
 
 
 @dataclass(frozen=True)
-class LogisticNewton:
+class LogisticNewtonLimits:
     """The limits of Newton's method for logistic regression. All values are our own choice."""
 
-    steps: int = 30  #: Maximum number of Newton steps.
-    gradient_steps: int = 50  #: Maximum number of conjugate gradient steps per Newton step.
-    residual: float = 0.1  #: Conjugate gradients end once the residual is this fraction of the initial one.
-    halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
-    rounding: float = 8  #: Relative increases of the loss by fewer machine epsilons count as rounding errors.
+    max_steps: int = 30  #: Maximum number of Newton steps.
+    max_gradient_steps: int = 50  #: Maximum number of conjugate gradient steps per Newton step.
+    max_residual: float = 0.1  #: Conjugate gradients end once the residual is this fraction of the initial one.
+    max_halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
+    rounding_epsilons: float = 8  #: Relative increases of the loss by fewer machine epsilons count as rounding errors.
 
 
-LOGISTIC_NEWTON = LogisticNewton()
+LOGISTIC_NEWTON = LogisticNewtonLimits()
 
 
 def logistic_regression(
@@ -112,7 +112,7 @@ def fit_logistic(
     logits = torch.zeros_like(target)
     loss = _compute_objective(logits, target, weight, penalty)
     going = torch.ones_like(loss, dtype=torch.bool)  # (episodes, 1, 1): converged episodes stay as they are
-    for _ in range(LOGISTIC_NEWTON.steps):
+    for _ in range(LOGISTIC_NEWTON.max_steps):
         probability = logits.softmax(dim=2)
         gradient = _multiply_transpose(rows, probability - target) + penalty * weight
         # A constant on all classes changes no probability; conjugate gradients would follow one from rounding errors.
@@ -122,9 +122,9 @@ def fit_logistic(
         if not bool(going.any()):
             break
         size, change = going.to(rows.dtype), rows @ step
-        for _ in range(LOGISTIC_NEWTON.halvings):
+        for _ in range(LOGISTIC_NEWTON.max_halvings):
             trial = _compute_objective(logits + size * change, target, weight + size * step, penalty)
-            worse = trial > loss * (1 + LOGISTIC_NEWTON.rounding * torch.finfo(loss.dtype).eps)
+            worse = trial > loss * (1 + LOGISTIC_NEWTON.rounding_epsilons * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -142,8 +142,8 @@ def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: T
     """Solve Hessian @ step = -gradient, (episodes, dim, n_way), by conjugate gradients."""
     step, residual = torch.zeros_like(gradient), -gradient
     direction, square = residual, _inner_product(residual, residual)
-    enough = LOGISTIC_NEWTON.residual**2 * square
-    for _ in range(LOGISTIC_NEWTON.gradient_steps):
+    enough = LOGISTIC_NEWTON.max_residual**2 * square
+    for _ in range(LOGISTIC_NEWTON.max_gradient_steps):
         going = square > enough
         if not bool(going.any()):
             break
@@ -221,7 +221,7 @@ def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
     # (episodes, n_way, dim, dim)
     covariance = within.transpose(2, 3) @ within + (1 - class_weight)[..., None] * task[:, None]
     trace = covariance.diagonal(dim1=2, dim2=3).sum(dim=2)[..., None]
-    min_ridge = (MIN_RIDGE * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
+    min_ridge = (MIN_RIDGE_IN_EPSILONS * torch.finfo(support.dtype).eps * trace).clamp_min(ridge)
     factor = torch.linalg.cholesky(covariance + torch.diag_embed(min_ridge.expand(-1, -1, dim)))
     away = (query[:, None] - means[:, :, None]).transpose(2, 3)  # (episodes, n_way, dim, n_queries)
     whitened: Tensor = torch.linalg.solve_triangular(factor, away, upper=False)

@@ -20,7 +20,7 @@ DISTANCES_PER_BLOCK = 2**22
 COVARIANCES_PER_BLOCK = 2**24
 
 
-def split_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
+def reshape_to_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
     """Reshape the rows to feature maps with an axis of spatial positions, height times width.
 
     Returns:
@@ -64,7 +64,7 @@ def feature_map_reconstruction(
     Source: Wertheimer, Tang and Hariharan, "Few-shot classification with feature map reconstruction networks" (2021),
         eqs. 4 to 8. https://arxiv.org/abs/2012.01506
     """
-    support, query = split_positions(episodes)
+    support, query = reshape_to_positions(episodes)
     n_positions, channels = query.shape[2:]
     support, query = (maps.flatten(1, 2) / channels**0.5 for maps in (support, query))  # (episodes, ., channels)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype)  # (episodes, n_support, n_way)
@@ -105,7 +105,7 @@ def cross_transformers(episodes: Episodes, *, temperature: Positive | None = Non
     Source: Doersch, Gupta and Zisserman, "CrossTransformers: spatially-aware few-shot transfer" (2020), sec. 3.2,
         without its linear heads. https://arxiv.org/abs/2007.11498
     """
-    support, query = split_positions(episodes)
+    support, query = reshape_to_positions(episodes)
     n_positions, channels = query.shape[2:]
     support, query = support.flatten(1, 2), query.flatten(1, 2)  # (episodes, rows * positions, channels)
     labels = episodes.support_labels.repeat_interleave(n_positions, dim=1)
@@ -146,7 +146,7 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
     Source: Xie, Long, Lv, Wang and Li, "Joint distribution matters: deep Brownian distance covariance for few-shot
         classification" (2022), sec. 3. https://arxiv.org/abs/2204.04567
     """
-    support, query = split_positions(episodes)
+    support, query = reshape_to_positions(episodes)
     channels = support.shape[3]
     n_covariances = channels * (channels + 1) // 2  # of a row
     max_episodes = max(1, COVARIANCES_PER_BLOCK // (n_covariances * support.shape[1]))

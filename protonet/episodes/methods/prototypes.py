@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.episodes.methods.common import (
-    compute_centre,
+    compute_episode_centre,
     cosines,
     one_hot,
     squared_distances,
@@ -78,14 +78,14 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating. The function
-            centres them by `compute_centre`.
+            centres them by `compute_episode_centre`.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: minus the squared distances.
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "Centering" below it. https://arxiv.org/abs/1911.04623
     """
-    support, query, centre = episodes.support, episodes.query, compute_centre(episodes)
+    support, query, centre = episodes.support, episodes.query, compute_episode_centre(episodes)
     means = _average_directions(support - centre, episodes)
     # The many queries are not centred themselves: products with them follow from products with the queries.
     means_and_centre = torch.cat([means, centre], dim=1)
@@ -174,10 +174,10 @@ def clip_zero_shot(episodes: Episodes, *, temperature: Positive = 0.01) -> Tenso
     Source: Radford et al., "Learning transferable visual models from natural language supervision" (2021), sec. 3.1.
         https://arxiv.org/abs/2103.00020
     """
-    return cosines(episodes.query, get_texts(episodes)) / temperature
+    return cosines(episodes.query, get_class_text_embeddings(episodes)) / temperature
 
 
-def get_texts(episodes: Episodes) -> Tensor:
+def get_class_text_embeddings(episodes: Episodes) -> Tensor:
     """Get the embeddings of texts (episodes, n_way, dim); raise an InputError if there are none."""
     if episodes.texts is None:
         raise_input_error("texts", "be known", None, "Give the experiment `texts`, or leave this method out.")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import compute_centre, cosines, one_hot, squared_norms, support_means
+from protonet.episodes.methods.common import compute_episode_centre, cosines, one_hot, squared_norms, support_means
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
 
@@ -18,7 +18,7 @@ ASSIGNMENT_TOLERANCE = 1e-6  #: LaplacianShot's updates end once no assignment c
 
 
 def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre all rows by `compute_centre`, and scale the support rows to unit norm.
+    """Centre all rows by `compute_episode_centre`, and scale the support rows to unit norm.
 
     For speed, the queries are not scaled; the factors that would scale them are returned instead.
 
@@ -31,7 +31,7 @@ def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
         train_lshot.py) and Veilleux et al. (2021, bdcspn.yaml, laplacianshot.yaml). Their "L2N" is not enough without
         base classes: if cosines are nearly equal, the class whose rows have the largest weight gets nearly all queries.
     """
-    centre = compute_centre(episodes)
+    centre = compute_episode_centre(episodes)
     support, query = episodes.support - centre, episodes.query - centre
     norms: Tensor = torch.linalg.vector_norm(query, dim=2)[:, None]
     scale = 1 / norms.clamp_min(torch.finfo(query.dtype).tiny ** 0.5)
@@ -94,7 +94,7 @@ def bd_cspn(episodes: Episodes, *, temperature: Positive = 0.1, paper: bool = Fa
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; the function
-            centres rows by `compute_centre`, and scales them to unit norm.
+            centres rows by `compute_episode_centre`, and scales them to unit norm.
         temperature: > 0, divides half the squared distances, and the cosines in `rectify_prototypes`.
         paper: Whether to rectify by the paper's weights and classify by the cosine, as the paper does. The published
             code classifies by the nearest prototype.
@@ -130,7 +130,7 @@ def laplacian_shot(
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; the function
-            centres rows by `compute_centre`, and scales them to unit norm.
+            centres rows by `compute_episode_centre`, and scales them to unit norm.
         lambda_: Weight of the agreement with neighbours, >= 0. The paper chooses it in [0.1, 1.5] by validation. The
             authors' code uses 0.7 for most data sets at 1-shot.
         n_neighbours: Number of nearest queries of a query, without itself, >= 0. The authors' 3 includes the query. As

@@ -15,15 +15,15 @@ from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
-class SvmNewton:
+class SvmNewtonLimits:
     """The limits of Newton's method for linear SVMs. All values are our own choice."""
 
-    steps: int = 50  #: Maximum number of Newton steps.
-    halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
-    rounding: float = 8  #: Relative increases of the loss by fewer machine epsilons count as rounding errors.
+    max_steps: int = 50  #: Maximum number of Newton steps.
+    max_halvings: int = 20  #: Maximum number of times that a step is halved because it would increase the loss.
+    rounding_epsilons: float = 8  #: Relative increases of the loss by fewer machine epsilons count as rounding errors.
 
 
-SVM_NEWTON = SvmNewton()
+SVM_NEWTON = SvmNewtonLimits()
 
 
 def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor:
@@ -47,12 +47,12 @@ def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor
     rows = F.normalize(episodes.support.double(), dim=2)
     kernel = rows @ rows.transpose(1, 2) + 1  # (episodes, n_support, n_support)
     signs = 2 * one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2) - 1
-    dual = fit_machines(kernel[:, None], signs, inverse_penalty)  # (episodes, n_way, n_support)
+    dual = fit_binary_svms(kernel[:, None], signs, inverse_penalty)  # (episodes, n_way, n_support)
     dual = dual.to(episodes.query.dtype).transpose(1, 2)
     return cosines(episodes.query, episodes.support) @ dual + dual.sum(dim=1, keepdim=True)
 
 
-def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tensor:
+def fit_binary_svms(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tensor:
     """Fit binary SVMs with squared hinge loss by Newton's method.
 
     A step solves a least-squares problem on the rows whose margin is below 1. The minimum is found once these are the
@@ -71,18 +71,18 @@ def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tenso
     dual = torch.zeros_like(signs)
     outputs, loss = torch.zeros_like(signs), inverse_penalty * signs.square().sum(dim=-1, keepdim=True)
     going = torch.ones_like(loss, dtype=torch.bool)  # machines that have converged stay as they are
-    for _ in range(SVM_NEWTON.steps):
+    for _ in range(SVM_NEWTON.max_steps):
         near = (signs * outputs < 1).to(kernel.dtype)
         system = near[..., None] * kernel * near[..., None, :] + ridge
         step = torch.linalg.solve(system, (near * signs)[..., None])[..., 0] - dual
         change = (kernel @ step[..., None])[..., 0]
         size = going.to(kernel.dtype)
-        for _ in range(SVM_NEWTON.halvings):
+        for _ in range(SVM_NEWTON.max_halvings):
             new_dual, new_outputs = dual + size * step, outputs + size * change
             hinge = (1 - signs * new_outputs).clamp_min(0)
             new_loss = 0.5 * (new_dual * new_outputs).sum(dim=-1, keepdim=True)
             new_loss = new_loss + inverse_penalty * hinge.square().sum(dim=-1, keepdim=True)
-            worse = new_loss > loss * (1 + SVM_NEWTON.rounding * torch.finfo(loss.dtype).eps)
+            worse = new_loss > loss * (1 + SVM_NEWTON.rounding_epsilons * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -95,15 +95,15 @@ def fit_machines(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tenso
 
 
 @dataclass(frozen=True)
-class InteriorPoint:
+class InteriorPointLimits:
     """The limits of interior-point methods. All values are our own choice."""
 
-    steps: int = 40  #: Maximum number of steps.
-    gap: float = 1e-12  #: Steps end once the error is below this fraction of the initial error.
-    boundary: float = 0.995  #: Maximum fraction, below 1, of the way to the boundary that a step takes.
+    max_steps: int = 40  #: Maximum number of steps.
+    max_duality_gap: float = 1e-12  #: Steps end once the error is below this fraction of the initial error.
+    boundary_fraction: float = 0.995  #: Maximum fraction, below 1, of the way to the boundary that a step takes.
 
 
-INTERIOR_POINT = InteriorPoint()
+INTERIOR_POINT = InteriorPointLimits()
 
 
 def metaopt_svm(
@@ -162,7 +162,7 @@ def solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
     slack, multiplier = bound.clamp_min(1), torch.ones_like(bound)
     price = torch.zeros_like(bound[:, :1])  # (episodes, 1, n), multipliers of the rows' sums
     first: Tensor | None = None
-    for _ in range(INTERIOR_POINT.steps):
+    for _ in range(INTERIOR_POINT.max_steps):
         wrong_bound = dual_variables + slack - bound
         wrong_slope = dual_variables @ gram - hot + multiplier + price
         wrong_sum = dual_variables.sum(dim=1, keepdim=True)
@@ -170,28 +170,28 @@ def solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
         errors = [error.abs().amax(dim=(1, 2), keepdim=True) for error in (wrong_bound, wrong_slope, wrong_sum)]
         error = torch.cat([*errors, gap], dim=1).amax(dim=1, keepdim=True)
         first = error if first is None else first
-        going = error > INTERIOR_POINT.gap * first
+        going = error > INTERIOR_POINT.max_duality_gap * first
         if not bool(going.any()):
             break
         inverse = torch.linalg.inv(gram[:, None] + torch.diag_embed(multiplier / slack))  # (episodes, n_way, n, n)
         joint = torch.linalg.cholesky(inverse.sum(dim=1))
         system = KktSystem(
-            inverse=inverse,
-            joint=joint,
+            inverse_matrices=inverse,
+            joint_factor=joint,
             slack=slack,
             multiplier=multiplier,
-            wrong_bound=wrong_bound,
-            wrong_slope=wrong_slope,
-            wrong_sum=wrong_sum,
+            bound_residual=wrong_bound,
+            slope_residual=wrong_slope,
+            sum_residual=wrong_sum,
         )
         predictor = system.solve(slack * multiplier)
         size = system.max_step(predictor)
-        predicted = (slack + size * predictor.slack) * (multiplier + size * predictor.multiplier)
+        predicted = (slack + size * predictor.slack_change) * (multiplier + size * predictor.multiplier_change)
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
-        step = system.solve(slack * multiplier + predictor.slack * predictor.multiplier - centre)
-        size = INTERIOR_POINT.boundary * system.max_step(step) * going
-        dual_variables, price = dual_variables + size * step.dual_variables, price + size * step.price
-        slack, multiplier = slack + size * step.slack, multiplier + size * step.multiplier
+        step = system.solve(slack * multiplier + predictor.slack_change * predictor.multiplier_change - centre)
+        size = INTERIOR_POINT.boundary_fraction * system.max_step(step) * going
+        dual_variables, price = dual_variables + size * step.dual_variables, price + size * step.price_change
+        slack, multiplier = slack + size * step.slack_change, multiplier + size * step.multiplier_change
     return dual_variables
 
 
@@ -204,37 +204,39 @@ class KktStep(NamedTuple):
     """The changes of all variables in one step of `solve_quadratic_program`."""
 
     dual_variables: Tensor  #: (episodes, n_way, n), of the coefficients a.
-    price: Tensor  #: (episodes, 1, n), of the multipliers of the sums over classes.
-    slack: Tensor  #: (episodes, n_way, n), of the slacks ``limit * hot - a``.
-    multiplier: Tensor  #: (episodes, n_way, n), of the multipliers of the bounds ``a <= limit * hot``.
+    price_change: Tensor  #: (episodes, 1, n), of the multipliers of the sums over classes.
+    slack_change: Tensor  #: (episodes, n_way, n), of the slacks ``limit * hot - a``.
+    multiplier_change: Tensor  #: (episodes, n_way, n), of the multipliers of the bounds ``a <= limit * hot``.
 
 
 @dataclass(frozen=True, kw_only=True)
 class KktSystem:
     """The linear equations of one step of `solve_quadratic_program`."""
 
-    inverse: Tensor  #: (episodes, n_way, n, n), the inverse of each class's matrix: Gram plus diagonal.
-    joint: Tensor  #: (episodes, n, n), the Cholesky factor of the sum of the inverse matrices.
+    inverse_matrices: Tensor  #: (episodes, n_way, n, n), the inverse of each class's matrix: Gram plus diagonal.
+    joint_factor: Tensor  #: (episodes, n, n), the Cholesky factor of the sum of the inverse matrices.
     slack: Tensor  #: (episodes, n_way, n) > 0, the slacks of the bounds on the coefficients.
     multiplier: Tensor  #: (episodes, n_way, n) > 0, the multipliers of the bounds.
-    wrong_bound: Tensor  #: (episodes, n_way, n), the residuals of the bounds.
-    wrong_slope: Tensor  #: (episodes, n_way, n), the residuals of the gradient.
-    wrong_sum: Tensor  #: (episodes, 1, n), the residuals of the sums over classes.
+    bound_residual: Tensor  #: (episodes, n_way, n), the residuals of the bounds.
+    slope_residual: Tensor  #: (episodes, n_way, n), the residuals of the gradient.
+    sum_residual: Tensor  #: (episodes, 1, n), the residuals of the sums over classes.
 
     def solve(self, product: Tensor) -> KktStep:
         """Compute the step that removes all residuals and lowers the products slack * multiplier by ``product``."""
-        free = self._multiply_by_inverse((product - self.multiplier * self.wrong_bound) / self.slack - self.wrong_slope)
-        excess = (free.sum(dim=1, keepdim=True) + self.wrong_sum).transpose(1, 2)
-        price = torch.cholesky_solve(excess, self.joint).transpose(1, 2)
+        free = self._multiply_by_inverse(
+            (product - self.multiplier * self.bound_residual) / self.slack - self.slope_residual
+        )
+        excess = (free.sum(dim=1, keepdim=True) + self.sum_residual).transpose(1, 2)
+        price = torch.cholesky_solve(excess, self.joint_factor).transpose(1, 2)
         dual_variables = free - self._multiply_by_inverse(price.expand_as(free))
-        slack = -self.wrong_bound - dual_variables
+        slack = -self.bound_residual - dual_variables
         return KktStep(dual_variables, price, slack, -(product + self.multiplier * slack) / self.slack)
 
     def max_step(self, step: KktStep) -> Tensor:
         """Compute the largest fraction of a step, in [0, 1], that keeps slack and multiplier >= 0: (episodes, 1, 1)."""
         before = torch.cat([self.slack, self.multiplier], dim=1)
-        return compute_max_step(before, torch.cat([step.slack, step.multiplier], dim=1))
+        return compute_max_step(before, torch.cat([step.slack_change, step.multiplier_change], dim=1))
 
     def _multiply_by_inverse(self, right: Tensor) -> Tensor:
         """Multiply the inverse matrix of each class by its vector in ``right`` (episodes, n_way, n)."""
-        return (self.inverse @ right[..., None])[..., 0]
+        return (self.inverse_matrices @ right[..., None])[..., 0]

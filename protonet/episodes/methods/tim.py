@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import adam, one_hot, unit_rows
+from protonet.episodes.methods.common import join_unit_rows, minimize_by_adam, one_hot
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive, PositiveFraction, SearchSpace
 from protonet.episodes.samplers.batch import Episodes
 
@@ -51,7 +51,7 @@ def adaptation_gradient(
 
 
 @dataclass(frozen=True)
-class TunedAlpha:
+class AlphaTimDefaults:
     """The defaults of `alpha_tim` for alpha, by the number of support rows per class, from the authors' code."""
 
     one_shot: float = 2  #: For one support row per class.
@@ -59,7 +59,7 @@ class TunedAlpha:
     five_shots: float = 7  #: For five or more support rows per class, on average.
 
 
-TUNED_ALPHA = TunedAlpha()
+ALPHA_TIM_DEFAULTS = AlphaTimDefaults()
 
 
 def tim(
@@ -128,7 +128,7 @@ def alpha_tim(
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
             unit norm.
         alpha: The parameter alpha of the marginal and the conditional entropy, > 0; 1 gives Shannon's entropies. None
-            takes the value of `TunedAlpha`.
+            takes the value of `AlphaTimDefaults`.
         weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
             >= 0.
         temperature: > 0, divides half the squared distances.
@@ -143,7 +143,7 @@ def alpha_tim(
     """
     if alpha is None:
         shots = episodes.support.shape[1] / episodes.n_way
-        tuned = TUNED_ALPHA
+        tuned = ALPHA_TIM_DEFAULTS
         alpha = tuned.one_shot if shots <= 1 else tuned.five_shots if shots >= 5 else tuned.few_shots
     rows, labels, means = _prepare_rows(episodes)
 
@@ -152,7 +152,7 @@ def alpha_tim(
         g = adaptation_gradient(log_p, labels, weights, alpha=alpha) / temperature
         return torch.baddbmm(g.sum(dim=2, keepdim=True) * prototypes, g, rows, beta=-1)
 
-    prototypes = adam(means, gradient, learning_rate=learning_rate, steps=steps)
+    prototypes = minimize_by_adam(means, gradient, learning_rate=learning_rate, steps=steps)
     return _compute_logits(prototypes, rows, temperature)[..., labels.shape[2] :].transpose(1, 2)
 
 
@@ -164,7 +164,7 @@ def _prepare_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
         labels: (episodes, n_way, n_support), the one-hot labels of the support.
         means: (episodes, n_way, dim), the class means of the support.
     """
-    rows = unit_rows(episodes)
+    rows = join_unit_rows(episodes)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
     return rows, labels, (labels / labels.sum(dim=2, keepdim=True)) @ rows[:, : labels.shape[2]]
 
@@ -249,7 +249,7 @@ def transductive_finetune(
         eq. 8. https://arxiv.org/abs/1909.02729
     """
     n_support = episodes.support.shape[1]
-    rows = unit_rows(episodes)
+    rows = join_unit_rows(episodes)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
     imprinted = F.normalize(labels @ rows[:, :n_support], dim=2)
     # The bias is the weight of an added feature that is always 1.
@@ -261,5 +261,5 @@ def transductive_finetune(
     def gradient(layer: Tensor) -> Tensor:
         return adaptation_gradient(logits(layer).log_softmax(dim=1), labels, (1, 0, 1)) @ rows / temperature
 
-    layer = adam(imprinted, gradient, learning_rate=learning_rate, steps=steps)
+    layer = minimize_by_adam(imprinted, gradient, learning_rate=learning_rate, steps=steps)
     return logits(layer)[..., n_support:].transpose(1, 2)

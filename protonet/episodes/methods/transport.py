@@ -14,7 +14,7 @@ from protonet.episodes.samplers.batch import Episodes
 
 
 @dataclass(frozen=True)
-class Sinkhorn:
+class SinkhornLimits:
     """The stopping criteria of Sinkhorn's iterations in `compute_class_scales`, and a bound on their input."""
 
     tolerance: float = 1e-4  #: Iterations end once no class's scale changes by this fraction. Our own choice.
@@ -22,14 +22,14 @@ class Sinkhorn:
     #: Iterations also end once the relative change of each scale differs by at most this from the change before. If
     #: classes are far apart, scales drift at a constant rate for hundreds of iterations without an effect on the plan.
     #: The authors' code has such a criterion on row sums.
-    drift: float = 1e-6
+    max_drift: float = 1e-6
     min_exponent: float = -60  #: Minimum exponent of the kernel: exp(-60) is above 0 in float32. Our own choice.
 
 
-SINKHORN = Sinkhorn()
+SINKHORN = SinkhornLimits()
 MIN_ROW_NORM = 1e-12  #: Rows are divided by at least this norm.
 QUERY_FLOATS_IN_CACHE = 2**20  #: Number of floats of queries that are transformed and multiplied at a time.
-POWER_OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of PT-MAP's paper.
+POWER_TRANSFORM_OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of PT-MAP's paper.
 
 
 def pt_map(
@@ -113,14 +113,14 @@ def power_transform(rows: Tensor, beta: float) -> Tensor:
 
     Source: Hu, Gripon and Pateux (2020), eq. 1.
     """
-    rows = rows.abs().add_(POWER_OFFSET).pow_(beta).copysign_(rows)
+    rows = rows.abs().add_(POWER_TRANSFORM_OFFSET).pow_(beta).copysign_(rows)
     rows /= rows.norm(dim=2, keepdim=True)
     rows -= rows.mean(dim=1, keepdim=True)
     norms: Tensor = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
     return rows.div_(norms.clamp_min_(MIN_ROW_NORM))
 
 
-def compute_class_scales(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Tensor) -> Tensor:
+def compute_class_scales(kernel: Tensor, query_mass: Tensor, class_quota: Tensor, scale: Tensor) -> Tensor:
     """Compute the factor (episodes, n_way, 1) on each class with which a transport plan gives the class its quota.
 
     The plan is ``kernel`` times the factors, with each row then scaled to its mass. Sinkhorn's iterations end for each
@@ -128,18 +128,19 @@ def compute_class_scales(kernel: Tensor, mass: Tensor, quota: Tensor, scale: Ten
 
     Args:
         kernel: (episodes, n_way, rows), > 0, the affinity of classes and rows.
-        mass: (episodes, 1, rows), the sum over classes that each row has in the plan.
-        quota: (episodes, n_way, 1), the sum over rows that each class gets. The sums of quotas and masses are equal.
+        query_mass: (episodes, 1, rows), the sum over classes that each row has in the plan.
+        class_quota: (episodes, n_way, 1), the sum over rows that each class gets. The sums of quotas and masses are
+            equal.
         scale: (episodes, n_way, 1), > 0, the initial factors.
 
     Source: Cuturi, "Sinkhorn distances" (2013), alg. 1. https://arxiv.org/abs/1306.0895
     """
     last = torch.zeros_like(scale)
     for _ in range(SINKHORN.max_iterations):
-        row_scale = mass / (kernel * scale).sum(dim=1, keepdim=True)
-        following = quota / (kernel * row_scale).sum(dim=2, keepdim=True)
+        row_scale = query_mass / (kernel * scale).sum(dim=1, keepdim=True)
+        following = class_quota / (kernel * row_scale).sum(dim=2, keepdim=True)
         change = (following - scale) / following
-        far = (change.abs() > SINKHORN.tolerance) & ((change - last).abs() > SINKHORN.drift)
+        far = (change.abs() > SINKHORN.tolerance) & ((change - last).abs() > SINKHORN.max_drift)
         moving, last = far.any(dim=1, keepdim=True), change
         scale = torch.where(moving, following, scale)
         if not bool(moving.any()):
@@ -218,7 +219,7 @@ def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
     The result (episodes, n, k) is float64, centred and scaled to unit norm; k is ``n_dims`` or less.
     """
     rows = rows.double()
-    rows = F.normalize(rows.abs().add_(POWER_OFFSET).pow_(beta).copysign_(rows), dim=2)
+    rows = F.normalize(rows.abs().add_(POWER_TRANSFORM_OFFSET).pow_(beta).copysign_(rows), dim=2)
     values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
     n_singular = min(n_dims, *rows.shape[1:])
     rows = vectors[..., -n_singular:] * values[:, None, -n_singular:].clamp_min(0).sqrt()

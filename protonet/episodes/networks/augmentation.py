@@ -11,17 +11,18 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Augmentation:
+class AugmentationLimits:
     """Limits of the random changes to training rows. All values are our own choice."""
 
-    rotation: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
-    stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
-    shift: float = 0.15  #: Largest shift of an image along either axis, as a fraction of half the image's side.
-    noise: float = 0.3  #: Rows other than images: standard deviation of the noise, divided by that of each feature.
-    n_sampled: int = 4096  #: The features' standard deviations are estimated from about this many rows at most.
+    max_rotation: float = math.pi / 12  #: Largest rotation of an image to either side, in radians.
+    max_stretch: float = 0.2  #: Largest logarithm of an image's scale along either axis, and its largest shear.
+    max_shift: float = 0.15  #: Largest shift of an image along either axis, as a fraction of half the image's side.
+    noise_deviation: float = 0.3
+    """Rows other than images: standard deviation of the noise, divided by that of each feature."""
+    n_sampled_rows: int = 4096  #: The features' standard deviations are estimated from about this many rows at most.
 
 
-AUGMENTATION = Augmentation()
+AUGMENTATION = AugmentationLimits()
 
 
 def infer_image_shape(dim: int) -> tuple[int, int, int] | None:
@@ -50,15 +51,15 @@ def draw_affine_maps(n: int, generator: torch.Generator, *, flip: bool = False) 
     """
     limits = AUGMENTATION
     angle, shear, *scales, right, down = (2 * torch.rand(6, n, generator=generator) - 1).unbind()
-    cos, sin = (limits.rotation * angle).cos(), (limits.rotation * angle).sin()
+    cos, sin = (limits.max_rotation * angle).cos(), (limits.max_rotation * angle).sin()
     rotation = torch.stack([cos, -sin, sin, cos], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
     ones = torch.ones(n)
-    slant = torch.stack([ones, limits.stretch * shear, 0 * ones, ones], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
-    linear = rotation @ slant * (limits.stretch * torch.stack(scales, dim=1)).exp()[:, None]
+    slant = torch.stack([ones, limits.max_stretch * shear, 0 * ones, ones], dim=1).reshape(n, 2, 2)  # (n, 2, 2)
+    linear = rotation @ slant * (limits.max_stretch * torch.stack(scales, dim=1)).exp()[:, None]
     if flip:
         signs = 1 - 2 * torch.randint(2, (n, 1), generator=generator).float()
         linear = torch.stack([signs * linear[..., 0], linear[..., 1]], dim=2)  # (n, 2, 2)
-    return torch.cat([linear, limits.shift * torch.stack([right, down], dim=1)[..., None]], dim=2)
+    return torch.cat([linear, limits.max_shift * torch.stack([right, down], dim=1)[..., None]], dim=2)
 
 
 def warp_images(x: Tensor, maps: Tensor) -> Tensor:
@@ -94,6 +95,8 @@ def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *
     """
     rows_of_batch = slice(first, first + len(x))
     if spread is not None:
-        return x + AUGMENTATION.noise * spread * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
+        return (
+            x + AUGMENTATION.noise_deviation * spread * torch.randn(n, x.shape[1], generator=generator)[rows_of_batch]
+        )
     shape = infer_image_shape(x.shape[1])
     return warp_images(x, draw_affine_maps(n, generator, flip=shape is not None and shape[0] == 3)[rows_of_batch])

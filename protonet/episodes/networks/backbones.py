@@ -19,8 +19,8 @@ RESNET12_CHANNELS = (64, 160, 320, 640)  #: Channels of the four blocks of ResNe
 RELU_SLOPE = 0.1  #: Slope of the leaky ReLUs of ResNet-12.
 DROPBLOCK_SIZE = 5  #: Side of the squares that DropBlock drops, in pixels of the feature map.
 #: The backbones for square images, with the smallest side of an image in pixels that each can process.
-IMAGES = {"conv": 8, "conv4": 16, "resnet12": 16}
-EMBED_BATCH_SIZE = 1024  #: Rows that `embed_rows` embeds at a time.
+MIN_IMAGE_SIDES = {"conv": 8, "conv4": 16, "resnet12": 16}
+EMBED_BATCH_SIZE = 1024  #: Rows that `embed_rows_in_batches` embeds at a time.
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -120,7 +120,7 @@ class DropBlock(nn.Module):
         return x * mask * (mask.numel() / mask.sum().clamp_min(1))
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """A block of ResNet-12: three 3 x 3 convolutions beside a 1 x 1 convolution, then max pooling by 2."""
 
     def __init__(self, before: int, channels: int, drop: DropBlock) -> None:
@@ -165,7 +165,7 @@ def make_resnet12(shape: tuple[int, int, int], dropblock: float) -> nn.Sequentia
         feature maps.
     """
     drops = [DropBlock(dropblock, size) for size in (1, 1, DROPBLOCK_SIZE, DROPBLOCK_SIZE)]
-    blocks = map(Residual, (shape[0], *RESNET12_CHANNELS), RESNET12_CHANNELS, drops)
+    blocks = map(ResidualBlock, (shape[0], *RESNET12_CHANNELS), RESNET12_CHANNELS, drops)
     return nn.Sequential(nn.Unflatten(1, shape), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
@@ -192,8 +192,8 @@ def make_backbone(name: str, dim: int, generator: torch.Generator, *, dropblock:
         raise_input_error("name", f"be one of {', '.join(BACKBONES)}", repr(name), "Pick one of them.")
     channels, side, _ = shape = infer_image_shape(dim) or (0, 0, 0)
     grey_only = name == "conv"
-    if name in IMAGES and (side < IMAGES[name] or (grey_only and channels > 1)):
-        constraint = f"be the square of a side of {IMAGES[name]} pixels or more"
+    if name in MIN_IMAGE_SIDES and (side < MIN_IMAGE_SIDES[name] or (grey_only and channels > 1)):
+        constraint = f"be the square of a side of {MIN_IMAGE_SIDES[name]} pixels or more"
         constraint += "" if grey_only else ", or three times that"
         remedy = f"Use the mlp, or square {'grey' if grey_only else 'grey or RGB'} images."
         raise_input_error("dim", constraint, dim, remedy)
@@ -236,13 +236,13 @@ def _make_conv(side: int) -> nn.Sequential:
 
 
 @torch.no_grad()
-def embed_rows(encoder: nn.Module, take: RowReader, rows: Tensor) -> Tensor:
-    """Embed rows, which ``take`` reads by their indices ``rows`` (n,) int64, in batches of ``EMBED_BATCH_SIZE``.
+def embed_rows_in_batches(encoder: nn.Module, read_rows: RowReader, rows: Tensor) -> Tensor:
+    """Embed rows, which ``read_rows`` reads by their indices ``rows`` (n,) int64, in batches of ``EMBED_BATCH_SIZE``.
 
     Returns the embeddings (n, embedding_dim) float32, on the encoder's device.
     """
     device = next(encoder.parameters()).device
-    return torch.cat([encoder(take(chunk).to(device).float()) for chunk in rows.split(EMBED_BATCH_SIZE)])
+    return torch.cat([encoder(read_rows(chunk).to(device).float()) for chunk in rows.split(EMBED_BATCH_SIZE)])
 
 
 class SetTransformer(nn.Module):

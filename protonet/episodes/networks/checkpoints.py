@@ -19,8 +19,9 @@ from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packa
 
 CHECKPOINT_FORMAT = "protonet.episodes.train"  #: The key of the safetensors header under which the metadata are JSON.
 CHECKPOINT_VERSION = 4  #: The version of the format; files of other versions are not read.
-BEST_PREFIX = "best."  #: Names of the weights that were best on the validation classes begin with this prefix.
-HEAD_PREFIX = "head."  #: Names of the head's weights begin with this prefix, after ``BEST_PREFIX`` or another one.
+BEST_WEIGHTS_PREFIX = "best."  #: Names of the weights that were best on the validation classes begin with this prefix.
+#: Names of the head's weights begin with this prefix, after ``BEST_WEIGHTS_PREFIX`` or another one.
+HEAD_WEIGHTS_PREFIX = "head."
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, object]) -> None:
@@ -69,28 +70,28 @@ def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor],
     return tensors, metadata
 
 
-def select_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def select_by_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Select the tensors whose names begin with a prefix, and remove the prefix from the names."""
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def split_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split named weights in two: those of the encoder, and those of the head without the prefix ``HEAD_PREFIX``."""
-    encoder = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD_PREFIX)}
-    return encoder, select_prefix(tensors, HEAD_PREFIX)
+def split_encoder_and_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Split named weights in two: those of the encoder, and those of the head without their prefix."""
+    encoder = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD_WEIGHTS_PREFIX)}
+    return encoder, select_by_prefix(tensors, HEAD_WEIGHTS_PREFIX)
 
 
-def load_trained(path: str | Path, take: RowReader, *, dim: int | None = None) -> TrainedEncoder:
+def load_trained_encoder(path: str | Path, read_rows: RowReader, *, dim: int | None = None) -> TrainedEncoder:
     """Load the encoder and the head of a checkpoint, with the weights that were best on the validation classes.
 
     Args:
         path: The checkpoint file.
-        take: Reads the rows before their embedding by index, for methods that adapt the encoder.
+        read_rows: Reads the rows before their embedding by index, for methods that adapt the encoder.
         dim: The number of features that the encoder must be for; None for any number.
 
     Returns:
-        The encoder, the head, the settings of training and ``take``. Both modules are in evaluation mode, on the CPU,
-        without gradients.
+        The encoder, the head, the settings of training and ``read_rows``. Both modules are in evaluation mode, on the
+        CPU, without gradients.
 
     Raises:
         InputError: As in `read_checkpoint`; or the encoder is for another number of features.
@@ -101,15 +102,15 @@ def load_trained(path: str | Path, take: RowReader, *, dim: int | None = None) -
         remedy = "Pass data like those that it was trained on, pictures at the same `image_size`."
         raise_input_error("path", f"hold an encoder of {dim} features per row", plan.dim, remedy)
     encoder = make_backbone(plan.backbone, plan.dim, torch.Generator())
-    of_encoder, of_head = split_head(select_prefix(tensors, BEST_PREFIX))
+    of_encoder, of_head = split_encoder_and_head(select_by_prefix(tensors, BEST_WEIGHTS_PREFIX))
     encoder.load_state_dict(of_encoder)
     encoder.eval().requires_grad_(False)
     embedding_dim = encoder(torch.zeros(1, plan.dim)).shape[1]
     head = make_head(plan.objective, embedding_dim, torch.Generator(), n_way=plan.head_way)
     head.load_state_dict(of_head)
-    return TrainedEncoder(encoder, head.eval().requires_grad_(False), plan, take)
+    return TrainedEncoder(encoder, head.eval().requires_grad_(False), plan, read_rows)
 
 
 def load_encoder(path: str | Path, *, dim: int | None = None) -> nn.Module:
-    """Load only the encoder of a checkpoint; arguments, state and errors are as in `load_trained`."""
-    return load_trained(path, torch.clone, dim=dim).encoder
+    """Load only the encoder of a checkpoint; arguments, state and errors are as in `load_trained_encoder`."""
+    return load_trained_encoder(path, torch.clone, dim=dim).encoder

@@ -16,12 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protonet.episodes.names import TrainingPlan
-from protonet.episodes.samplers.sampler import RowPool, RowReader, SampledEpisodes, Sampler, Stream, sample_uniform
+from protonet.episodes.samplers.sampler import (
+    RandomStream,
+    RowPool,
+    RowReader,
+    SampledEpisodes,
+    Sampler,
+    sample_uniform_by_episode,
+)
 from protonet.sampling import ClassIndex, index_class_rows, list_class_rows
 
 #: Factors on an episode's four sizes, whose sum of products is one int64 that identifies the sizes. The sizes are the
 #: numbers of classes, of support rows, of queries without open classes, and of all queries.
-SIZE_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])
+EPISODE_SIZE_FACTORS = torch.tensor([1, 2**15, 2**30, 2**46])
 ROWS_PER_SUM = 8192  #: Number of rows that are summed or hashed at a time.
 
 
@@ -60,7 +67,7 @@ class TrainedEncoder(NamedTuple):
         support, query = rows.unflatten(0, indices.shape).tensor_split([self.support.shape[1]], dim=1)
         return support, query
 
-    def send(self, device: torch.device) -> TrainedEncoder:
+    def to_device(self, device: torch.device) -> TrainedEncoder:
         """Move encoder and head to a device, and return a `TrainedEncoder` with the moved modules."""
         return self._replace(encoder=self.encoder.to(device), head=self.head.to(device))
 
@@ -120,18 +127,18 @@ class Episodes:
         """
         first, device = int(episode_ids[0]), self.query.device
 
-        def draw_order(stream: Stream, n_rows: int) -> Tensor:
+        def draw_order(stream: RandomStream, n_rows: int) -> Tensor:
             """Draw a random order of the rows of each episode: (episodes, n_rows) int64."""
             shape = (int(episode_ids[-1]) - first + 1, n_rows)
-            return sample_uniform(seed, stream, first, shape)[episode_ids - first].argsort(dim=1)
+            return sample_uniform_by_episode(seed, stream, first, shape)[episode_ids - first].argsort(dim=1)
 
         def reorder(rows: Tensor, order: Tensor) -> Tensor:
             return rows.gather(1, order[..., None].expand_as(rows))
 
-        order, base = draw_order(Stream.QUERY_ORDER, self.query.shape[1]), self.base
+        order, base = draw_order(RandomStream.QUERY_ORDER, self.query.shape[1]), self.base
         unlabelled = self.unlabelled
         if unlabelled is not None:
-            unlabelled = reorder(unlabelled, draw_order(Stream.UNLABELLED_ORDER, unlabelled.shape[1]).to(device))
+            unlabelled = reorder(unlabelled, draw_order(RandomStream.UNLABELLED_ORDER, unlabelled.shape[1]).to(device))
         hidden = replace(
             self,
             support=self.support.clone(),
@@ -152,7 +159,7 @@ class EpisodeBatch:
     Open queries are queries of open classes, which have no support rows in the episode; their number is equal, too.
     """
 
-    positions: Tensor  #: (episodes,) int64, the position of each episode in its `SampledEpisodes`.
+    episode_positions: Tensor  #: (episodes,) int64, the position of each episode in its `SampledEpisodes`.
     support: Tensor  #: (episodes, n_support) int64 row indices.
     support_labels: Tensor  #: (episodes, n_support) int64 in [0, n_way), the class of each row in its episode.
     query: Tensor  #: (episodes, n_queries) int64 row indices; queries of open classes come last.
@@ -184,7 +191,7 @@ def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
     query_shots = F.pad(shots.repeat_interleave(max_query, dim=1), (0, n_open_queries))
     counts = (shots > 0).sum(dim=1), shots.sum(dim=1), (sampled.query >= 0).sum(dim=(1, 2)), (query >= 0).sum(dim=1)
     sizes = torch.stack(counts, dim=1)  # (episodes, 4)
-    _, kinds = torch.unique(sizes @ SIZE_FACTORS, return_inverse=True)  # far faster than unique rows
+    _, kinds = torch.unique(sizes @ EPISODE_SIZE_FACTORS, return_inverse=True)  # far faster than unique rows
     for kind in range(int(kinds.max()) + 1 if len(kinds) else 0):
         positions = (kinds == kind).nonzero().flatten()
         n_way, n_support, _, n_query = sizes[positions[0]].tolist()
@@ -192,7 +199,7 @@ def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
         support_slots = _list_filled_slots(support[positions], n_support)
         query_slots = _list_filled_slots(query[positions], n_query)
         yield EpisodeBatch(
-            positions=positions,
+            episode_positions=positions,
             support=support[positions].gather(1, support_slots),
             support_labels=support_labels[positions].gather(1, support_slots),
             query=query[positions].gather(1, query_slots),
@@ -231,17 +238,17 @@ class ClassTexts(NamedTuple):
     """Embeddings of texts that name the classes, one text per class, such as from CLIP."""
 
     embeddings: Tensor  #: (classes, dim) floating, the embedding of the text of each class.
-    class_of: Tensor  #: (rows of the data,) int64, the class of each row; -1 for rows of classes without a text.
+    text_classes: Tensor  #: (rows of the data,) int64, the class of each row; -1 for rows of classes without a text.
 
     def gather(self, batch: EpisodeBatch, dtype: torch.dtype) -> Tensor:
         """Look up the text embeddings of each episode's classes: (episodes, n_way, dim) of ``dtype``."""
         classes = torch.zeros(len(batch.support), batch.n_way, dtype=torch.int64)
-        classes.scatter_(1, batch.support_labels, self.class_of[batch.support])
+        classes.scatter_(1, batch.support_labels, self.text_classes[batch.support])
         return self.embeddings[classes.to(self.embeddings.device)].to(dtype)
 
 
 def gather_episodes(
-    take: RowReader,
+    read_rows: RowReader,
     batch: EpisodeBatch,
     base: BaseClasses | None = None,
     texts: ClassTexts | None = None,
@@ -251,7 +258,7 @@ def gather_episodes(
     """Gather the features of a batch of episodes, and combine them with the other inputs of methods.
 
     Args:
-        take: Maps row indices (k,) to features (k, dim).
+        read_rows: Maps row indices (k,) to features (k, dim).
         batch: The row indices and labels of the episodes.
         base: The base classes, or None.
         texts: The embeddings of texts that name the classes, or None.
@@ -262,7 +269,7 @@ def gather_episodes(
         The episodes, on the device of the features: float64 if the features are, otherwise float32.
     """
     rows = torch.cat([batch.support, batch.query, batch.unlabelled], dim=1)
-    features = take(rows.flatten()).unflatten(0, rows.shape)
+    features = read_rows(rows.flatten()).unflatten(0, rows.shape)
     features = features if features.dtype == torch.float64 else features.float()
     n_support = batch.support.shape[1]
     support, query, unlabelled = features.tensor_split([n_support, n_support + batch.query.shape[1]], dim=1)
@@ -279,35 +286,36 @@ def gather_episodes(
     )
 
 
-def summarize_base(take: RowReader, by_class: ClassIndex) -> BaseClasses:
+def summarize_base_classes(read_rows: RowReader, by_class: ClassIndex) -> BaseClasses:
     """Compute the mean of each base class and of all base rows, on the device of the rows.
 
-    ``take`` maps row indices of the data set to features, and ``by_class`` has the indices of the base rows. The result
-    numbers the base rows from 0, class by class: with the indices of the data set, a method could read any other row.
+    ``read_rows`` maps row indices of the data set to features, and ``by_class`` has the indices of the base rows. The
+    result numbers the base rows from 0, class by class: with the indices of the data set, a method could read any other
+    row.
     """
     means, pieces = [], list_class_rows(by_class)
     for rows in pieces:
-        sums = [take(some).to(torch.float64).sum(dim=0) for some in rows.split(ROWS_PER_SUM)]
+        sums = [read_rows(some).to(torch.float64).sum(dim=0) for some in rows.split(ROWS_PER_SUM)]
         means.append(torch.stack(sums).sum(dim=0) / len(rows))
     class_means = torch.stack(means)  # (base classes, dim)
-    fraction, device = by_class.class_sizes.double() / by_class.class_sizes.sum(), class_means.device
+    fraction, device = by_class.size.double() / by_class.size.sum(), class_means.device
     rows_of_base, *bounds = (tensor.to(device) for tensor in index_class_rows(pieces))
     new_index = ClassIndex(torch.arange(len(rows_of_base), device=device), *bounds)
     mean = (fraction.to(device) @ class_means).float()
-    return BaseClasses(lambda indices: take(rows_of_base[indices]), new_index, mean, class_means.float())
+    return BaseClasses(lambda indices: read_rows(rows_of_base[indices]), new_index, mean, class_means.float())
 
 
-def hash_rows(take: RowReader, by_class: ClassIndex) -> str:
+def hash_class_rows(read_rows: RowReader, by_class: ClassIndex) -> str:
     """Compute the SHA-256 of the class sizes and of the features of all rows, class by class, in hexadecimal."""
-    digest = hashlib.sha256(by_class.class_sizes.numpy().tobytes())
+    digest = hashlib.sha256(by_class.size.numpy().tobytes())
     for rows_of_class in list_class_rows(by_class):
         for rows in rows_of_class.split(ROWS_PER_SUM):
-            digest.update(take(rows).cpu().contiguous().numpy().tobytes())
+            digest.update(read_rows(rows).cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
 @dataclass(frozen=True)
-class Records:
+class EpisodeRecords:
     """The row indices, labels and predictions of episodes of equal sizes without open classes, as saved in JSON."""
 
     support: Tensor  #: (episodes, n_support) int64 indices into the data set, class by class.
@@ -316,18 +324,18 @@ class Records:
     classes: Tensor  #: (episodes, n_way) int64 indices into ``class_names``.
     class_names: tuple[str, ...]  #: Names of the data set's classes.
     #: For the name of each method, the predicted classes: (episodes, n_queries) integers in [0, n_way).
-    predicted: Mapping[str, Tensor]
+    predictions: Mapping[str, Tensor]
 
-    def describe(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Convert the records to a JSON object with arrays from `pack_integers`; `unpack_integers` decodes them."""
         arrays = {name: pack_integers(getattr(self, name)) for name in ("support", "query", "labels", "classes")}
-        predicted = {name: pack_integers(values) for name, values in self.predicted.items()}
+        predicted = {name: pack_integers(values) for name, values in self.predictions.items()}
         return {**arrays, "class_names": list(self.class_names), "predicted": predicted}
 
 
 def record_episodes(
     sampler: Sampler, pool: RowPool, y: Tensor, class_names: tuple[str, ...], predicted: Mapping[str, Tensor], seed: int
-) -> Records:
+) -> EpisodeRecords:
     """Draw the first episodes of a seed again, and combine their rows and labels with the predictions.
 
     Args:
@@ -341,10 +349,10 @@ def record_episodes(
     n_episodes = len(next(iter(predicted.values())))
     (batch,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
     row_of = torch.zeros(len(pool.x), dtype=torch.int64)
-    row_of[pool.by_class.row_indices] = pool.dataset_rows.row_indices
+    row_of[pool.by_class.rows] = pool.dataset_rows.rows
     support = row_of[batch.support]
     classes = y[support].view(n_episodes, batch.n_way, -1)[:, :, 0]
-    return Records(support, row_of[batch.query], batch.query_labels, classes, class_names, predicted)
+    return EpisodeRecords(support, row_of[batch.query], batch.query_labels, classes, class_names, predicted)
 
 
 def pack_integers(values: Tensor) -> dict[str, object]:

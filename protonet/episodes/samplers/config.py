@@ -12,8 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet._validation import check_int, check_number
-from protonet.episodes.names import MAX_COUNT
-from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler, Stream, sample_uniform
+from protonet.episodes.names import MAX_OPTION_COUNT
+from protonet.episodes.samplers.sampler import (
+    EMPTY_SLOT,
+    RandomStream,
+    SampledEpisodes,
+    Sampler,
+    sample_uniform_by_episode,
+)
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement
 
@@ -61,9 +67,9 @@ class EpisodeConfig(Sampler):
         chosen = self.validate(index, class_names)
         if not self.allow_small:
             return self, chosen, []
-        few = int((chosen.class_sizes < self.shot[1] + self.n_query).sum())
-        left_out = len(index.class_sizes) - len(chosen.class_sizes)
-        of_classes = f"{few} of {len(index.class_sizes)} classes"
+        few = int((chosen.size < self.shot[1] + self.n_query).sum())
+        left_out = len(index.size) - len(chosen.size)
+        of_classes = f"{few} of {len(index.size)} classes"
         return self, chosen, [f"{of_classes} have fewer rows than shot + query, {left_out} too few to be drawn."]
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
@@ -71,10 +77,10 @@ class EpisodeConfig(Sampler):
 
         With ``allow_small``, a class with too few rows is left out. Otherwise it raises an InputError.
         """
-        check_span("way", self.way, low=2)
-        check_span("shot", self.shot, low=1)
+        check_integer_range("way", self.way, low=2)
+        check_integer_range("shot", self.shot, low=1)
         for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
-            check_int(name, getattr(self, name), low=low, high=MAX_COUNT)
+            check_int(name, getattr(self, name), low=low, high=MAX_OPTION_COUNT)
         if self.n_distractors and not self.n_unlabelled:
             remedy = "Ask for unlabelled rows (`n_unlabelled`), or for no distractors."
             raise_input_error("n_distractors", "be 0 where there are no unlabelled rows", self.n_distractors, remedy)
@@ -83,16 +89,16 @@ class EpisodeConfig(Sampler):
         max_query = self.n_query * (1 if self.imbalance is None else self.way[1])
         needed = self.shot[1] + (1 if self.allow_small else max_query) + self.n_unlabelled
         if self.allow_small:
-            index = index.select_classes((index.class_sizes >= needed).nonzero().flatten())
-        if self.n_required_classes > len(index.class_sizes):
+            index = index.select_classes((index.size >= needed).nonzero().flatten())
+        if self.n_required_classes > len(index.size):
             others = {"open ones": self.n_open_classes, "distractors": self.n_distractors}
             beside = "".join(f" beside {n} {kind}" for kind, n in others.items() if n)
             remedy = "Ask for fewer classes, or another side of the split."
-            constraint = f"be at most the number of classes ({len(index.class_sizes)}{beside})"
+            constraint = f"be at most the number of classes ({len(index.size)}{beside})"
             raise_input_error("way", constraint, self.way[1], remedy)
-        if bool((index.class_sizes < needed).any()):
-            worst = int(index.class_sizes.argmin())
-            got = f"class {class_names[worst]!r} with {int(index.class_sizes[worst])}"
+        if bool((index.size < needed).any()):
+            worst = int(index.size.argmin())
+            got = f"class {class_names[worst]!r} with {int(index.size[worst])}"
             rows = "shot + query" + (" + unlabelled" if self.n_unlabelled else "")
             limit = f"have {needed} rows ({rows}{'' if self.imbalance is None else ', were all of one class'})"
             # The paper command records each query of episodes of equal sizes, and has no option for that.
@@ -104,45 +110,48 @@ class EpisodeConfig(Sampler):
         """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`."""
         max_way, max_shot, n_open = self.way[1], self.shot[1], self.n_open_classes
 
-        def uniform(stream: Stream, *shape: int) -> Tensor:
-            return sample_uniform(seed, stream, first, (n_episodes, *shape))
+        def uniform(stream: RandomStream, *shape: int) -> Tensor:
+            return sample_uniform_by_episode(seed, stream, first, (n_episodes, *shape))
 
-        way = _scale_to_integers(uniform(Stream.WAY), *self.way)
-        uniform_classes = [uniform(Stream.CLASS, max_way + n_open), uniform(Stream.DISTRACTOR, self.n_distractors)]
-        n_classes = torch.tensor(len(index.class_sizes)).expand(n_episodes)
+        way = _scale_to_integers(uniform(RandomStream.WAY), *self.way)
+        uniform_classes = [
+            uniform(RandomStream.CLASS, max_way + n_open),
+            uniform(RandomStream.DISTRACTOR, self.n_distractors),
+        ]
+        n_classes = torch.tensor(len(index.size)).expand(n_episodes)
         # (episodes, max_way + open classes + distractors); an episode has the first ``way`` of the ``max_way``
         classes = draw_without_replacement(torch.cat(uniform_classes, dim=1), n_classes)
-        size, start = index.class_sizes[classes], index.class_starts[classes]
+        size, start = index.size[classes], index.start[classes]
         drawn = torch.arange(max_way) < way[:, None]  # (episodes, max_way), the classes that the episode has
-        shots = _scale_to_integers(uniform(Stream.SHOT, max_way), *self.shot)
+        shots = _scale_to_integers(uniform(RandomStream.SHOT, max_way), *self.shot)
         shots = (shots if self.unequal else shots[:, :1].expand(-1, max_way)).where(drawn, 0)
         queries = torch.full_like(shots, self.n_query).where(drawn, 0)
         if self.imbalance is not None:
-            queries = _split_queries(uniform(Stream.QUERY, max_way), self.imbalance, drawn, way * self.n_query)
-        max_query = min(self.n_query * (1 if self.imbalance is None else max_way), int(index.class_sizes.max()))
+            queries = _split_queries(uniform(RandomStream.QUERY, max_way), self.imbalance, drawn, way * self.n_query)
+        max_query = min(self.n_query * (1 if self.imbalance is None else max_way), int(index.size.max()))
         queries = torch.minimum(queries, size[:, :max_way] - shots - self.n_unlabelled)
         open_queries = size[:, max_way : max_way + n_open].clamp_max(self.n_query)
         counts = torch.cat([queries.flatten(), open_queries.flatten(), torch.zeros(1, dtype=torch.int64)])
         slots = max_shot + int(counts.max())  # per class
-        uniform_rows = uniform(Stream.ROW, max_way + n_open, max_shot + max_query)[..., :slots]
+        uniform_rows = uniform(RandomStream.ROW, max_way + n_open, max_shot + max_query)[..., :slots]
         unlabelled = torch.empty(n_episodes, max_way + self.n_distractors, 0, dtype=torch.int64)
         if self.n_unlabelled:
-            uniform_unlabelled = uniform(Stream.UNLABELLED, max_way + self.n_distractors, self.n_unlabelled)
+            uniform_unlabelled = uniform(RandomStream.UNLABELLED, max_way + self.n_distractors, self.n_unlabelled)
             unlabelled = _draw_unlabelled(
                 index, uniform_rows[:, :max_way], uniform_unlabelled, shots + queries, size, start
             )
-            unlabelled[:, :max_way].masked_fill_(~drawn[..., None], NO_ROW)
+            unlabelled[:, :max_way].masked_fill_(~drawn[..., None], EMPTY_SLOT)
         size, start = size[:, : max_way + n_open], start[:, : max_way + n_open]
-        rows = index.row_indices[
+        rows = index.rows[
             start[..., None] + draw_without_replacement(uniform_rows, size)
         ]  # (episodes, max_way + n_open, slots)
         inside, outside, position = rows[:, :max_way], rows[:, max_way:], torch.arange(slots)
         is_support = position < shots[..., None]
         is_query = ~is_support & (position < (shots + queries)[..., None])
         return SampledEpisodes(
-            inside.where(is_support, NO_ROW)[..., :max_shot],
-            inside.where(is_query, NO_ROW)[..., self.shot[0] :],
-            outside.where(position < open_queries[..., None], NO_ROW)[..., : self.n_query],
+            inside.where(is_support, EMPTY_SLOT)[..., :max_shot],
+            inside.where(is_query, EMPTY_SLOT)[..., self.shot[0] :],
+            outside.where(position < open_queries[..., None], EMPTY_SLOT)[..., : self.n_query],
             unlabelled,
         )
 
@@ -162,13 +171,13 @@ class EpisodeConfig(Sampler):
         return f"{way}-way {shot}-shot {self.n_query}-query{kind}"
 
 
-def check_span(argument: str, value: object, *, low: int) -> tuple[int, int]:
+def check_integer_range(argument: str, value: object, *, low: int) -> tuple[int, int]:
     """Return a pair of integers >= ``low``, the smaller one first; raise an InputError for any other value."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         remedy = f"Pass ({value}, {value})." if isinstance(value, int) else f"Pass ({low}, {low})."
         constraint = "be a pair of whole numbers, (least, most)"
         raise_input_error(argument, constraint, repr(value), remedy, kind=InputTypeError)
-    minimum, maximum = (check_int(argument, end, low=low, high=MAX_COUNT) for end in value)
+    minimum, maximum = (check_int(argument, end, low=low, high=MAX_OPTION_COUNT) for end in value)
     if maximum < minimum:
         remedy = f"Pass ({maximum}, {minimum})."
         raise_input_error(argument, "have the smaller number first, (least, most)", repr(value), remedy)
@@ -201,7 +210,7 @@ def _draw_unlabelled(
     inside = draw_without_replacement(wide, size[:, :n_classes])[is_unlabelled].view(len(wide), n_classes, n_unlabelled)
     last = slice(size.shape[1] - n_distractors, None)
     offsets = torch.cat([inside, draw_without_replacement(uniform_unlabelled[:, n_classes:], size[:, last])], dim=1)
-    return index.row_indices[torch.cat([start[:, :n_classes], start[:, last]], dim=1)[..., None] + offsets]
+    return index.rows[torch.cat([start[:, :n_classes], start[:, last]], dim=1)[..., None] + offsets]
 
 
 def _scale_to_integers(uniform: Tensor, low: int, high: int) -> Tensor:

@@ -16,13 +16,19 @@ from torch import Tensor
 from protonet._text import count, shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset
-from protonet.episodes.names import MAX_COUNT
-from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler, Stream, sample_uniform
+from protonet.episodes.names import MAX_OPTION_COUNT
+from protonet.episodes.samplers.sampler import (
+    EMPTY_SLOT,
+    RandomStream,
+    SampledEpisodes,
+    Sampler,
+    sample_uniform_by_episode,
+)
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement
 
-BYTES_PER_BLOCK = 2**24  #: Rows are read in blocks of at most this many bytes, but of at least one row.
-MAX_CLASSES_NAMED = 5  #: Maximum number of classes that a note lists by name.
+BYTES_PER_COMPARISON_BLOCK = 2**24  #: Rows are read in blocks of at most this many bytes, but of at least one row.
+MAX_LISTED_CLASS_NAMES = 5  #: Maximum number of classes that a note lists by name.
 
 
 def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> Tensor:
@@ -33,7 +39,7 @@ def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> T
     """
     group_of: dict[bytes, int] = {}  # by the SHA-256 of a row
     groups: list[int] = []
-    for rows in torch.arange(len(x)).split(max(1, BYTES_PER_BLOCK // max(1, x.shape[1] * x.element_size()))):
+    for rows in torch.arange(len(x)).split(max(1, BYTES_PER_COMPARISON_BLOCK // max(1, x.shape[1] * x.element_size()))):
         block = x[rows]
         release()
         block = block + 0.0 if block.is_floating_point() else block
@@ -60,7 +66,7 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
 
     def name(chosen: Tensor) -> str:
         names = [data.class_names[c] for c in classes[chosen].unique().tolist()]
-        return f"{count(len(names), 'class')} ({shorten_list(names, MAX_CLASSES_NAMED)})"
+        return f"{count(len(names), 'class')} ({shorten_list(names, MAX_LISTED_CLASS_NAMES)})"
 
     if bool((copied := inside & (counts > 1)).any()):
         yield f"Equal to another row of its class, so queries may be copies of support rows: {describe(copied)}."
@@ -81,7 +87,7 @@ class FixedSplit(Sampler):
 
     n_shot: int  #: Support rows per class, >= 1.
     #: The number of training rows of each class, set by `join_test`. They come before the test rows of the class.
-    n_train: tuple[int, ...] = ()
+    n_training_rows: tuple[int, ...] = ()
     #: Whether a class may have fewer than ``n_shot`` training rows; all of them are then its support, as in the paper's
     #: code.
     allow_small: bool = False
@@ -94,7 +100,7 @@ class FixedSplit(Sampler):
     @property
     def n_required_classes(self) -> int:
         """The number of classes of the data set, as each episode has all of them."""
-        return len(self.n_train)
+        return len(self.n_training_rows)
 
     @property
     def way(self) -> tuple[int, int]:
@@ -102,25 +108,25 @@ class FixedSplit(Sampler):
         return self.n_required_classes, self.n_required_classes
 
     def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[FixedSplit, Dataset]:
-        """Join training and test rows by `join_split`.
+        """Join training and test rows by `join_training_and_test_rows`.
 
         Returns:
             sampler: A copy of this sampler with the number of training rows of each class.
             data: The training and test rows as one data set.
         """
         assert test is not None
-        data, n_train = join_split(data, test, names)
-        return replace(self, n_train=n_train), data
+        data, n_train = join_training_and_test_rows(data, test, names)
+        return replace(self, n_training_rows=n_train), data
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows and a test row, and return the index unchanged."""
-        check_int("shot", self.n_shot, low=1, high=MAX_COUNT)
-        if len(self.n_train) != len(index.class_sizes) or len(self.n_train) < 2:
-            got = f"{len(self.n_train)} for {len(index.class_sizes)}"
+        check_int("shot", self.n_shot, low=1, high=MAX_OPTION_COUNT)
+        if len(self.n_training_rows) != len(index.size) or len(self.n_training_rows) < 2:
+            got = f"{len(self.n_training_rows)} for {len(index.size)}"
             remedy = "Pass the counts of all classes."
             raise_input_error("n_train", "be one count for each of at least 2 classes", got, remedy)
         needed = 1 if self.allow_small else self.n_shot
-        for c, (n_train, size) in enumerate(zip(self.n_train, index.class_sizes.tolist(), strict=True)):
+        for c, (n_train, size) in enumerate(zip(self.n_training_rows, index.size.tolist(), strict=True)):
             if n_train < needed:
                 remedy = "Ask for fewer shots, or take all rows of small classes (`allow_small`)."
                 got = f"class {class_names[c]!r} with {n_train}"
@@ -135,18 +141,18 @@ class FixedSplit(Sampler):
 
         All episodes have the same queries.
         """
-        train = torch.tensor(self.n_train)
+        train = torch.tensor(self.n_training_rows)
         shape = (n_episodes, len(train), self.n_shot)
-        offsets = draw_without_replacement(sample_uniform(seed, Stream.ROW, first, shape), train.expand(shape[:2]))
+        offsets = draw_without_replacement(
+            sample_uniform_by_episode(seed, RandomStream.ROW, first, shape), train.expand(shape[:2])
+        )
         drawn = torch.arange(self.n_shot) < train[:, None]  # (classes, n_shot)
-        test = index.class_sizes - train
+        test = index.size - train
         slots = torch.arange(int(test.max()))
         is_test = slots < test[:, None]  # (classes, slots)
-        rows = index.row_indices[((index.class_starts + train)[:, None] + slots).where(is_test, 0)].where(
-            is_test, NO_ROW
-        )
+        rows = index.rows[((index.start + train)[:, None] + slots).where(is_test, 0)].where(is_test, EMPTY_SLOT)
         return SampledEpisodes(
-            index.row_indices[index.class_starts[:, None] + offsets].where(drawn, NO_ROW),
+            index.rows[index.start[:, None] + offsets].where(drawn, EMPTY_SLOT),
             rows.expand(n_episodes, -1, -1),
             torch.empty(n_episodes, 0, 0, dtype=torch.int64),
             torch.empty(n_episodes, len(train), 0, dtype=torch.int64),
@@ -168,7 +174,9 @@ class FixedSplit(Sampler):
         return f"all {self.n_required_classes} ways, {self.n_shot}-shot, queries of a fixed test split"
 
 
-def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[Dataset, tuple[int, ...]]:
+def join_training_and_test_rows(
+    train: Dataset, test: Dataset, names: tuple[str, str]
+) -> tuple[Dataset, tuple[int, ...]]:
     """Join training rows and test rows of the same classes to one data set.
 
     All rows are copied to memory.
@@ -180,7 +188,7 @@ def join_split(train: Dataset, test: Dataset, names: tuple[str, str]) -> tuple[D
 
     Returns:
         data: The training rows, then the test rows, with the classes of ``train``.
-        n_train: The number of training rows of each class.
+        n_training_rows: The number of training rows of each class.
 
     Raises:
         InputError: The data sets differ in their features or classes, or have a row in common.

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from protonet.episodes.samplers.batch import make_row_reader
 from protonet.episodes.samplers.config import EpisodeConfig
-from protonet.episodes.samplers.sampler import NO_ROW, RowPool, SampledEpisodes, Sampler, Stream, sample_uniform
+from protonet.episodes.samplers.sampler import (
+    EMPTY_SLOT,
+    RandomStream,
+    RowPool,
+    SampledEpisodes,
+    Sampler,
+    sample_uniform_by_episode,
+)
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement, index_class_rows, list_class_rows
 
@@ -18,7 +25,7 @@ HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query, and not part
 
 
 @dataclass(frozen=True)
-class Generalized(Sampler):
+class GeneralizedSampler(Sampler):
     """The sampler of generalised few-shot classification: episodes have novel classes and all base classes.
 
     The support of a base class is a single row: the mean of its rows that are not held out as queries.
@@ -47,7 +54,7 @@ class Generalized(Sampler):
 
     def choose_classes(
         self, index: ClassIndex, class_names: tuple[str, ...]
-    ) -> tuple[Generalized, ClassIndex, list[str]]:
+    ) -> tuple[GeneralizedSampler, ClassIndex, list[str]]:
         """Select the novel classes with enough rows; return this sampler, their rows by class, and no notes."""
         return self, self.novel.validate(index, class_names), []
 
@@ -61,8 +68,8 @@ class Generalized(Sampler):
         Raises:
             InputError: A base class has only one row.
         """
-        if int(base.class_sizes.min()) < 2:
-            got = f"class {class_names[int(base.class_sizes.argmin())]!r} with one"
+        if int(base.size.min()) < 2:
+            got = f"class {class_names[int(base.size.argmin())]!r} with one"
             constraint = "have 2 rows, to learn from and to ask for"
             raise_input_error("base classes", constraint, got, "Leave it out.")
         seen, queries = [], []
@@ -72,7 +79,9 @@ class Generalized(Sampler):
             queries.append(torch.cat([rows[~held_out][:1], rows[held_out]]))
         return index_class_rows(seen), index_class_rows(queries)
 
-    def join_base(self, pool: RowPool, base: RowPool | None, means: Tensor | None) -> tuple[Generalized, RowPool]:
+    def join_base(
+        self, pool: RowPool, base: RowPool | None, means: Tensor | None
+    ) -> tuple[GeneralizedSampler, RowPool]:
         """Join base classes and novel classes to one pool of rows, base classes first.
 
         Args:
@@ -90,9 +99,9 @@ class Generalized(Sampler):
             index_class_rows(list_class_rows(first) + list_class_rows(second))
             for first, second in ((base.by_class, pool.by_class), (base.dataset_rows, pool.dataset_rows))
         )
-        x = pool.take(known.row_indices).clone()
-        x[known.class_starts[: len(means)].to(x.device)] = means.to(x.dtype)
-        by_class = known._replace(row_indices=torch.arange(len(x)))
+        x = pool.read_rows(known.rows).clone()
+        x[known.start[: len(means)].to(x.device)] = means.to(x.dtype)
+        by_class = known._replace(rows=torch.arange(len(x)))
         return replace(self, n_base=len(means)), RowPool(x, make_row_reader(x), by_class, dataset_rows)
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
@@ -100,11 +109,11 @@ class Generalized(Sampler):
 
         The index is returned unchanged.
         """
-        if not 0 < self.n_base < len(index.class_sizes) or bool((index.class_sizes[: self.n_base] < 2).any()):
+        if not 0 < self.n_base < len(index.size) or bool((index.size[: self.n_base] < 2).any()):
             remedy = "Add rows to the base classes."
             raise_input_error("n_base", "be classes of a mean and a query or more", self.n_base, remedy)
         self.novel.validate(
-            index.select_classes(torch.arange(self.n_base, len(index.class_sizes))), class_names[self.n_base :]
+            index.select_classes(torch.arange(self.n_base, len(index.size))), class_names[self.n_base :]
         )
         return index
 
@@ -113,17 +122,19 @@ class Generalized(Sampler):
 
         The base classes come before the novel classes.
         """
-        novel_index = index.select_classes(torch.arange(self.n_base, len(index.class_sizes)))
+        novel_index = index.select_classes(torch.arange(self.n_base, len(index.size)))
         novel = self.novel.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base, self.novel.n_query)
-        start, size = index.class_starts[: self.n_base], index.class_sizes[: self.n_base] - 1
-        offsets = draw_without_replacement(sample_uniform(seed, Stream.QUERY, first, shape), size.expand(shape[:2]))
+        start, size = index.start[: self.n_base], index.size[: self.n_base] - 1
+        offsets = draw_without_replacement(
+            sample_uniform_by_episode(seed, RandomStream.QUERY, first, shape), size.expand(shape[:2])
+        )
         drawn = torch.arange(shape[2]) < size[:, None]
-        query = index.row_indices[start[:, None] + 1 + offsets].where(drawn, NO_ROW)
-        support = torch.full((n_episodes, self.n_base, novel.support.shape[2]), NO_ROW)
-        support[:, :, 0] = index.row_indices[start]
+        query = index.rows[start[:, None] + 1 + offsets].where(drawn, EMPTY_SLOT)
+        support = torch.full((n_episodes, self.n_base, novel.support.shape[2]), EMPTY_SLOT)
+        support[:, :, 0] = index.rows[start]
         max_query = max(query.shape[2], novel.query.shape[2])
-        queries = [F.pad(rows, (0, max_query - rows.shape[2]), value=NO_ROW) for rows in (query, novel.query)]
+        queries = [F.pad(rows, (0, max_query - rows.shape[2]), value=EMPTY_SLOT) for rows in (query, novel.query)]
         support = torch.cat([support, novel.support], dim=1)
         unlabelled = torch.empty(n_episodes, support.shape[1], 0, dtype=torch.int64)
         return SampledEpisodes(support, torch.cat(queries, dim=1), novel.open_query, unlabelled)

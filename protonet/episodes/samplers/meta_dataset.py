@@ -12,19 +12,26 @@ import torch
 from torch import Tensor
 
 from protonet.datasets.benchmarks import read_class_lists
-from protonet.episodes.samplers.sampler import NO_ROW, SampledEpisodes, Sampler, Stream, sample_uniform
+from protonet.episodes.samplers.sampler import (
+    EMPTY_SLOT,
+    RandomStream,
+    SampledEpisodes,
+    Sampler,
+    sample_uniform_by_episode,
+)
 from protonet.errors import raise_input_error
 from protonet.sampling import ClassIndex, draw_without_replacement
 
-MIN_WAY, MAX_WAY = 5, 50  #: Minimum and maximum number of classes per episode.
-MAX_QUERY = 10  #: Maximum number of query rows per class.
-MAX_SUPPORT = 500  #: Maximum number of support rows per episode.
+META_DATASET_MIN_WAY, META_DATASET_MAX_WAY = 5, 50  #: Minimum and maximum number of classes per episode.
+MAX_QUERIES_PER_CLASS = 10  #: Maximum number of query rows per class.
+MAX_SUPPORT_ROWS = 500  #: Maximum number of support rows per episode.
 #: A class counts as having at most this many rows when the number of support rows of an episode is drawn.
 MAX_ROWS_COUNTED = 100
-LOG_WEIGHT = math.log(2)  #: Logarithm of the largest random factor on the fraction of support rows of a class.
+#: Logarithm of the largest random factor on the fraction of support rows of a class.
+MAX_LOG_CLASS_WEIGHT = math.log(2)
 #: The remedy in error messages about a hierarchy.
 HIERARCHY_REMEDY = "Pass lines 'parent child', such as wordnet.is_a.txt, or names."
-MAX_LEAVES = 392  #: Maximum number of classes below a node of a hierarchy; nodes with more are not used.
+MAX_NODE_CLASSES = 392  #: Maximum number of classes below a node of a hierarchy; nodes with more are not used.
 
 
 @dataclass(frozen=True)
@@ -38,15 +45,17 @@ class MetaDataset(Sampler):
 
     #: Groups of class indices. All classes of an episode are from one group. If empty, all classes are one group.
     groups: tuple[tuple[int, ...], ...] = ()
-    #: Whether an episode has all classes of its group, up to ``MAX_WAY``, instead of a random number of them.
+    #: Whether an episode has all classes of its group, up to ``META_DATASET_MAX_WAY``, instead of a random number of
+    #: them.
     all_of_group: bool = False
-    #: The hierarchy from which `choose_classes` sets ``groups``, in a form of `read_groups`; None to keep ``groups``.
+    #: The hierarchy from which `choose_classes` sets ``groups``, in a form of `read_class_groups`; None to keep
+    #: ``groups``.
     hierarchy: str | None = None
 
     #: Support rows per class, from and to, in the report's table of accuracy by shots. Large classes may have more.
     shot = (1, MAX_ROWS_COUNTED)
-    way = (MIN_WAY, MAX_WAY)
-    n_required_classes = MIN_WAY
+    way = (META_DATASET_MIN_WAY, META_DATASET_MAX_WAY)
+    n_required_classes = META_DATASET_MIN_WAY
 
     @property
     def hashed_tensors(self) -> list[Tensor]:
@@ -65,7 +74,7 @@ class MetaDataset(Sampler):
         """
         sampler = self
         if self.hierarchy is not None:
-            groups, all_of_group = read_groups(self.hierarchy, class_names)
+            groups, all_of_group = read_class_groups(self.hierarchy, class_names)
             sampler = replace(self, groups=groups, all_of_group=all_of_group)
         return sampler, sampler.validate(index, class_names), []
 
@@ -74,42 +83,43 @@ class MetaDataset(Sampler):
 
         Each of the groups must have 5 or more of these classes.
         """
-        if len(index.class_sizes) < MIN_WAY:
+        if len(index.size) < META_DATASET_MIN_WAY:
             remedy = "Add classes, or choose another protocol."
-            constraint = f"be {MIN_WAY} or more, as Meta-Dataset's episodes have"
-            raise_input_error("classes", constraint, len(index.class_sizes), remedy)
-        smallest = int(index.class_sizes.argmin())
-        if index.class_sizes[smallest] < 2:
-            got = f"class {class_names[smallest]!r} with {int(index.class_sizes[smallest])}"
+            constraint = f"be {META_DATASET_MIN_WAY} or more, as Meta-Dataset's episodes have"
+            raise_input_error("classes", constraint, len(index.size), remedy)
+        smallest = int(index.size.argmin())
+        if index.size[smallest] < 2:
+            got = f"class {class_names[smallest]!r} with {int(index.size[smallest])}"
             raise_input_error("classes", "have 2 rows (shot + query)", got, "Leave small classes out.")
         if any(
-            len(set(group)) < MIN_WAY or not set(group) <= set(range(len(index.class_sizes))) for group in self.groups
+            len(set(group)) < META_DATASET_MIN_WAY or not set(group) <= set(range(len(index.size)))
+            for group in self.groups
         ):
-            remedy = "Pass those of `read_groups`."
-            raise_input_error("groups", f"be of {MIN_WAY} known classes or more", "others", remedy)
+            remedy = "Pass those of `read_class_groups`."
+            raise_input_error("groups", f"be of {META_DATASET_MIN_WAY} known classes or more", "others", remedy)
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
         """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`."""
         classes, queries, shots = self._draw_sizes(index, seed, first, n_episodes)
-        size, start, drawn = index.class_sizes[classes], index.class_starts[classes], shots > 0
+        size, start, drawn = index.size[classes], index.start[classes], shots > 0
         slots = int((queries + shots).max()) if n_episodes else 0
-        shape = (n_episodes, MAX_WAY, MAX_SUPPORT + MAX_QUERY)
-        uniform_rows = sample_uniform(seed, Stream.ROW, first, shape)[..., :slots]
-        rows = torch.full((n_episodes, MAX_WAY, slots), NO_ROW)
-        rows[drawn] = index.row_indices[
-            start[drawn][:, None] + draw_without_replacement(uniform_rows[drawn], size[drawn])
-        ]
+        shape = (n_episodes, META_DATASET_MAX_WAY, MAX_SUPPORT_ROWS + MAX_QUERIES_PER_CLASS)
+        uniform_rows = sample_uniform_by_episode(seed, RandomStream.ROW, first, shape)[..., :slots]
+        rows = torch.full((n_episodes, META_DATASET_MAX_WAY, slots), EMPTY_SLOT)
+        rows[drawn] = index.rows[start[drawn][:, None] + draw_without_replacement(uniform_rows[drawn], size[drawn])]
         position = torch.arange(slots)
         is_support = position < shots[..., None]
         is_query = ~is_support & (position < (shots + queries)[..., None])
-        nothing = torch.empty(n_episodes, MAX_WAY, 0, dtype=torch.int64)
-        return SampledEpisodes(rows.where(is_support, NO_ROW), rows.where(is_query, NO_ROW), nothing[:, :0], nothing)
+        nothing = torch.empty(n_episodes, META_DATASET_MAX_WAY, 0, dtype=torch.int64)
+        return SampledEpisodes(
+            rows.where(is_support, EMPTY_SLOT), rows.where(is_query, EMPTY_SLOT), nothing[:, :0], nothing
+        )
 
     def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
         """Find the classes and count the queries of the first episodes, see `Sampler.count`, without drawing rows."""
         classes, queries, _ = self._draw_sizes(index, seed, 0, n_episodes)
-        n_classes = len(index.class_sizes)
+        n_classes = len(index.size)
         class_mask = torch.zeros(n_episodes, n_classes + 1, dtype=torch.bool)
         class_mask.scatter_(1, classes.where(queries > 0, n_classes), value=True)
         return class_mask[:, :-1], queries.sum(dim=1)
@@ -118,26 +128,28 @@ class MetaDataset(Sampler):
         """Draw the classes of each episode, and how many queries and support rows each class has.
 
         Returns:
-            classes: (episodes, MAX_WAY) int64, distinct classes of one group. A class with 0 queries is not part of the
-                episode.
-            queries: (episodes, MAX_WAY) int64, the number of queries of each class.
-            shots: (episodes, MAX_WAY) int64, the number of support rows of each class.
+            classes: (episodes, META_DATASET_MAX_WAY) int64, distinct classes of one group. A class with 0 queries is
+                not part of the episode.
+            queries: (episodes, META_DATASET_MAX_WAY) int64, the number of queries of each class.
+            shots: (episodes, META_DATASET_MAX_WAY) int64, the number of support rows of each class.
         """
 
-        def uniform(stream: Stream, *shape: int) -> Tensor:
-            return sample_uniform(seed, stream, first, (n_episodes, *shape))
+        def uniform(stream: RandomStream, *shape: int) -> Tensor:
+            return sample_uniform_by_episode(seed, stream, first, (n_episodes, *shape))
 
-        groups = self.groups or (tuple(range(len(index.class_sizes))),)
+        groups = self.groups or (tuple(range(len(index.size))),)
         table = torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, groups)), batch_first=True)  # (groups, classes)
         sizes = torch.tensor(list(map(len, groups)))
-        group = (uniform(Stream.GROUP) * len(groups)).long()
-        way = max_way = sizes[group].clamp_max(MAX_WAY)
+        group = (uniform(RandomStream.GROUP) * len(groups)).long()
+        way = max_way = sizes[group].clamp_max(META_DATASET_MAX_WAY)
         if not self.all_of_group:
-            way = MIN_WAY + (uniform(Stream.WAY) * (max_way - MIN_WAY + 1)).long()
-        classes = table[group[:, None], draw_without_replacement(uniform(Stream.CLASS, MAX_WAY), sizes[group])]
-        drawn = torch.arange(MAX_WAY) < way[:, None]
+            way = META_DATASET_MIN_WAY + (uniform(RandomStream.WAY) * (max_way - META_DATASET_MIN_WAY + 1)).long()
+        classes = table[
+            group[:, None], draw_without_replacement(uniform(RandomStream.CLASS, META_DATASET_MAX_WAY), sizes[group])
+        ]
+        drawn = torch.arange(META_DATASET_MAX_WAY) < way[:, None]
         queries, shots = count_queries_and_shots(
-            index.class_sizes[classes], drawn, uniform(Stream.SHOT, 1), uniform(Stream.SIZE, MAX_WAY)
+            index.size[classes], drawn, uniform(RandomStream.SHOT, 1), uniform(RandomStream.SIZE, META_DATASET_MAX_WAY)
         )
         return classes, queries, shots
 
@@ -175,11 +187,13 @@ def count_queries_and_shots(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Te
     Source: Triantafillou et al. (2020), appendix A, equations of the sizes of query set, support set and K_c.
     """
     smallest = size.masked_fill(~drawn, torch.iinfo(torch.int64).max).amin(dim=1, keepdim=True)
-    queries = (smallest // 2).clamp_max(MAX_QUERY).expand_as(size).where(drawn, 0)
+    queries = (smallest // 2).clamp_max(MAX_QUERIES_PER_CLASS).expand_as(size).where(drawn, 0)
     left = (size - queries).where(drawn, 0)
     row_counts = (beta * left.clamp_max(MAX_ROWS_COUNTED) + 1).floor().where(drawn, 0.0)
-    total = _sum_in_order(row_counts).clamp_max(MAX_SUPPORT) - drawn.sum(dim=1, keepdim=True)  # less one of each class
-    weights = (size * ((2 * alpha - 1) * LOG_WEIGHT).exp()).where(drawn, 0.0)
+    total = _sum_in_order(row_counts).clamp_max(MAX_SUPPORT_ROWS) - drawn.sum(
+        dim=1, keepdim=True
+    )  # less one of each class
+    weights = (size * ((2 * alpha - 1) * MAX_LOG_CLASS_WEIGHT).exp()).where(drawn, 0.0)
     shots = (weights / _sum_in_order(weights) * total).floor().long() + 1
     return queries, shots.minimum(left).where(drawn, 0)
 
@@ -192,7 +206,7 @@ def _sum_in_order(values: Tensor) -> Tensor:
     return values.cumsum(dim=1)[:, -1:]
 
 
-def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, ...], ...], bool]:
+def read_class_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, ...], ...], bool]:
     """Group classes by their superclasses, or by the nodes of a hierarchy.
 
     Args:
@@ -211,7 +225,7 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
     """
     all_of_group = hierarchy != "names"
     if all_of_group:
-        nodes, max_classes = _read_nodes(hierarchy, names), MAX_LEAVES
+        nodes, max_classes = _read_nodes(hierarchy, names), MAX_NODE_CLASSES
     else:
         nodes, max_classes = {}, len(names)
         for class_id, name in enumerate(names):
@@ -221,10 +235,12 @@ def read_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple[int, 
                 got = f"{name!r} without a superclass"
                 raise_input_error("hierarchy", "be in the names of all classes", got, remedy)
             nodes.setdefault(superclass, set()).add(class_id)
-    groups = tuple(tuple(sorted(nodes[name])) for name in sorted(nodes) if MIN_WAY <= len(nodes[name]) <= max_classes)
+    groups = tuple(
+        tuple(sorted(nodes[name])) for name in sorted(nodes) if META_DATASET_MIN_WAY <= len(nodes[name]) <= max_classes
+    )
     if not groups:
         sizes = f"{max(map(len, nodes.values()), default=0)} at most"
-        raise_input_error("hierarchy", f"have a group of {MIN_WAY} classes", sizes, "Leave it out.")
+        raise_input_error("hierarchy", f"have a group of {META_DATASET_MIN_WAY} classes", sizes, "Leave it out.")
     return groups, all_of_group
 
 

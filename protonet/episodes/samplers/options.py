@@ -7,30 +7,32 @@ from collections.abc import Collection
 
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
-from protonet.episodes.samplers.generalized import Generalized
+from protonet.episodes.samplers.generalized import GeneralizedSampler
 from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import parse_integer
 
 #: Options that several protocols depend on.
-COMMON_OPTIONS = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
+COMMON_SAMPLER_OPTIONS = ("way", "shot", "query", "unequal", "imbalance", "allow_small")
 #: For each protocol, the options that its episodes depend on. Other options with this protocol raise an InputError.
 PROTOCOL_OPTIONS = {
-    "episodes": (*COMMON_OPTIONS, "n_open_classes", "unlabelled", "distractors", "side", "split_seed", "base"),
+    "episodes": (*COMMON_SAMPLER_OPTIONS, "n_open_classes", "unlabelled", "distractors", "side", "split_seed", "base"),
     "meta-dataset": ("hierarchy", "side", "split_seed", "base"),
-    "generalized": (*COMMON_OPTIONS, "side", "split_seed"),
+    "generalized": (*COMMON_SAMPLER_OPTIONS, "side", "split_seed"),
     "fixed-split": ("shot", "allow_small", "base"),
 }
 
 
-def read_samplers(options: argparse.Namespace, given: Collection[str], preset: Collection[str]) -> dict[str, Sampler]:
+def make_samplers(
+    options: argparse.Namespace, given_options: Collection[str], preset_options: Collection[str]
+) -> dict[str, Sampler]:
     """Create the samplers that the options of the command line describe, one for each number of shots.
 
     Args:
         options: The options of the command line and of the preset.
-        given: The names of the options that are on the command line.
-        preset: The names of the options that the preset sets.
+        given_options: The names of the options that are on the command line.
+        preset_options: The names of the options that the preset sets.
 
     Returns:
         The samplers by the text of their number of shots, such as "5" or "5-20". If the protocol draws the number of
@@ -52,10 +54,10 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: C
         is_all = name in {"way", "side"} and value == "all"  # as in a fixed split
         if name in PROTOCOL_OPTIONS[protocol] or is_all:
             continue
-        if name in given:
+        if name in given_options:
             remedy = "Leave it out." if name != "hierarchy" else "Pass --protocol meta-dataset."
             raise_input_error(option, f"be left out with {kind}", value, remedy)
-        if name in preset:
+        if name in preset_options:
             got = f"{options.preset}, which has {option} {value}"
             raise_input_error("--preset", f"have options that go with {kind}", got, "Leave one of the two out.")
     if protocol == "meta-dataset":
@@ -65,17 +67,17 @@ def read_samplers(options: argparse.Namespace, given: Collection[str], preset: C
         raise_input_error("--shot", "have each value once", repr(options.shot), "Leave one out.")
     if protocol == "fixed-split":  # the classes follow from the data
         return {shot: FixedSplit(parse_integer("--shot", shot, low=1), (), options.allow_small) for shot in shots}
-    settings = {shot: read_episode_config(options, shot) for shot in shots}
+    settings = {shot: make_episode_config(options, shot) for shot in shots}
     if protocol == "generalized":
-        return {shot: Generalized(setting) for shot, setting in settings.items()}
+        return {shot: GeneralizedSampler(setting) for shot, setting in settings.items()}
     return {**settings}
 
 
-def read_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig:
+def make_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig:
     """Create an `EpisodeConfig` from the options of the command line; ``shot`` is a number or a span such as 5-20."""
     return EpisodeConfig(
-        way=parse_span("--way", options.way, low=2),
-        shot=parse_span("--shot", shot, low=1),
+        way=parse_integer_range("--way", options.way, low=2),
+        shot=parse_integer_range("--shot", shot, low=1),
         n_query=options.query,
         unequal=options.unequal,
         imbalance=options.imbalance,
@@ -86,7 +88,7 @@ def read_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig
     )
 
 
-def parse_span(argument: str, text: str, *, low: int) -> tuple[int, int]:
+def parse_integer_range(argument: str, text: str, *, low: int) -> tuple[int, int]:
     """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20).
 
     Any other text and numbers below ``low`` raise an InputError that names the ``argument``.

@@ -16,24 +16,24 @@ class Preset:
 
 
 #: Options of 5-way episodes with 1 and 5 shots and 15 queries per class.
-FIVE_WAY = "--way 5 --shot 1,5 --query 15"
+FIVE_WAY_OPTIONS = "--way 5 --shot 1,5 --query 15"
 #: The presets by their names on the command line.
 PRESETS = {
     "mini-imagenet": Preset(
         "5-way, 1 and 5 shots, 15 queries, 600 episodes: mini-ImageNet, CUB and similar sets",
         "Ravi and Larochelle, Optimization as a model for few-shot learning (2017), sec. 5.1",
-        f"{FIVE_WAY} --episodes 600",
+        f"{FIVE_WAY_OPTIONS} --episodes 600",
     ),
     "metaopt": Preset(
         "5-way, 1 and 5 shots, 15 queries, 1,000 episodes: tieredImageNet, CIFAR-FS, FC100, Omniglot (also --way 20)",
         "Lee et al., Meta-learning with differentiable convex optimization (2019), its code's test.py; Snell et al., "
         "Prototypical networks for few-shot learning (2017), sec. 3.1 and its code",
-        f"{FIVE_WAY} --episodes 1000",
+        f"{FIVE_WAY_OPTIONS} --episodes 1000",
     ),
     "simpleshot": Preset(
         "5-way, 1 and 5 shots, 15 queries, 10,000 episodes",
         "Wang et al., SimpleShot (2019), sec. 4.1; Boudiaf et al., TIM (2020)",
-        f"{FIVE_WAY} --episodes 10000",
+        f"{FIVE_WAY_OPTIONS} --episodes 10000",
     ),
     "dirichlet": Preset(
         "5-way, 1, 5, 10 and 20 shots, 75 queries by Dirichlet shares of 2, 10,000 episodes",
@@ -43,7 +43,7 @@ PRESETS = {
     "open-set": Preset(
         "5-way, 1 and 5 shots, 15 queries of each class and of 5 open ones, 500 episodes",
         "Boudiaf et al., Open-set likelihood maximization for few-shot learning (2023), its code's inference.py",
-        f"{FIVE_WAY} --n-open-classes 5 --episodes 500",
+        f"{FIVE_WAY_OPTIONS} --n-open-classes 5 --episodes 500",
     ),
     "bscd-fsl": Preset(
         "5-way, 5, 20 and 50 shots, 15 queries, 600 episodes: CropDiseases, EuroSAT, ISIC, ChestX",
@@ -68,7 +68,7 @@ PRESETS = {
 }
 
 
-def list_presets() -> str:
+def format_presets() -> str:
     """Format all presets with their options and sources as text, for ``--list-presets``."""
     lines = ["A preset sets options; options on the command line take precedence: --preset bscd-fsl --shot 5."]
     for name, preset in PRESETS.items():

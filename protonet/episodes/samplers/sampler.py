@@ -21,11 +21,11 @@ from protonet.sampling import ClassIndex, list_class_rows
 #: A function from row indices (k,) int64, on any device, to features (k, dim) of any floating dtype. The next call may
 #: overwrite the features. Methods compute on the device of the features; episodes are drawn on the CPU.
 RowReader = Callable[[Tensor], Tensor]
-NO_ROW = -1  #: The row index in empty slots of `SampledEpisodes`.
+EMPTY_SLOT = -1  #: The row index in empty slots of `SampledEpisodes`.
 EPISODES_PER_COUNT = 256  #: Number of episodes that `Sampler.count` samples at a time, as an evaluation does.
 
 
-class Stream(IntEnum):
+class RandomStream(IntEnum):
     """Independent streams of random numbers, one for each quantity that a sampler draws.
 
     Drawing more queries, for example, does not change the classes of an episode.
@@ -47,7 +47,7 @@ class Stream(IntEnum):
 class SampledEpisodes(NamedTuple):
     """Row indices of a batch of episodes, int64.
 
-    Slots are for the largest number of classes, support rows and queries; empty slots have ``NO_ROW``.
+    Slots are for the largest number of classes, support rows and queries; empty slots have ``EMPTY_SLOT``.
     """
 
     support: Tensor  #: (episodes, max_way, max_shot), the support rows of each class.
@@ -61,8 +61,8 @@ class SampledEpisodes(NamedTuple):
 class RowPool(NamedTuple):
     """Rows that episodes are drawn from."""
 
-    x: Tensor  #: (n, dim) floating, features before normalisation. Methods get the features from ``take`` instead.
-    take: RowReader  #: Maps indices of rows of ``x`` to their normalised features.
+    x: Tensor  #: (n, dim) floating, features before normalisation. Methods get the features from ``read_rows`` instead.
+    read_rows: RowReader  #: Maps indices of rows of ``x`` to their normalised features.
     by_class: ClassIndex  #: The rows of each class that episodes may have, as indices into ``x``.
     dataset_rows: ClassIndex  #: The rows of ``by_class`` in the same order, as indices into the data set.
 
@@ -194,8 +194,8 @@ class Sampler(ABC):
             class_mask: (n_episodes, classes of the index) bool, whether the episode has a row of the class.
             queries: (n_episodes,) int64, the number of queries, without queries of open classes.
         """
-        n_classes, masks, queries = len(index.class_sizes), [], []
-        class_of = label_rows(index, int(index.row_indices.max()) + 2)  # the last entry is for NO_ROW
+        n_classes, masks, queries = len(index.size), [], []
+        class_of = compute_row_classes(index, int(index.rows.max()) + 2)  # the last entry is for EMPTY_SLOT
         for first in range(0, n_episodes, EPISODES_PER_COUNT):
             n = min(EPISODES_PER_COUNT, n_episodes - first)
             sampled = self.sample(index, seed=seed, first=first, n_episodes=n)
@@ -214,7 +214,7 @@ class Sampler(ABC):
         """Describe the settings in a few words."""
 
 
-def label_rows(index: ClassIndex, n_rows: int) -> Tensor:
+def compute_row_classes(index: ClassIndex, n_rows: int) -> Tensor:
     """Compute the class (n_rows,) int64 of each row 0 to ``n_rows - 1``; -1 for rows that are not in the index."""
     classes = torch.full((n_rows,), -1)
     for c, rows in enumerate(list_class_rows(index)):
@@ -222,7 +222,7 @@ def label_rows(index: ClassIndex, n_rows: int) -> Tensor:
     return classes
 
 
-def sample_uniform(seed: int, stream: Stream, first: int, shape: tuple[int, ...]) -> Tensor:
+def sample_uniform_by_episode(seed: int, stream: RandomStream, first: int, shape: tuple[int, ...]) -> Tensor:
     """Sample uniform float64 numbers in [0, 1) of ``shape`` (episodes, ...), for episodes numbered from ``first`` on.
 
     The numbers of an episode depend only on the seed, the stream and the number of the episode, not on the batch.

@@ -1,6 +1,6 @@
 """Objectives of meta-training: losses on episodes, for prototypes, prototypical networks, FEAT, MAML and ANIL.
 
-Each objective is a subclass of `Learner`, which holds the encoder and all modules that are trained with it.
+Each objective is a subclass of `MetaLearner`, which holds the encoder and all modules that are trained with it.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protonet.episodes.methods.encoders import InnerLoop, classify_adapted
+from protonet.episodes.methods.encoders import InnerLoopSettings, classify_adapted
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.backbones import LinearHead, make_backbone, make_head
 from protonet.losses import cosine_cross_entropy, episodic_loss
 
 
 @dataclass(frozen=True)
-class TrainingRecipe:
+class MetaTrainingConstants:
     """Constants of meta-training, the same in all runs. All values are our own choice, unless a source is named."""
 
     weight_decay: float = 1e-2  #: Weight decay of AdamW on the encoder's weights; head and proxies have none.
     temperature: float = 0.1  #: The divisor of the cosines in all losses of cosines.
-    smoothing: float = 0.1  #: Label smoothing in the losses of prototypes and proxies, in [0, 1).
-    contrast: float = 0.1  #: The factor on FEAT's contrastive loss, one of the values in its authors' code.
+    label_smoothing: float = 0.1  #: Label smoothing in the losses of prototypes and proxies, in [0, 1).
+    contrastive_weight: float = 0.1  #: The factor on FEAT's contrastive loss, one of the values in its authors' code.
     #: Decay per step of the exponential moving average of the weights. The averaged weights are validated and kept.
     average_decay: float = 0.99
     #: In step t the decay is at most t / (t + average_delay), so that the initial weights are forgotten soon.
     average_delay: int = 9
     #: The statistics of batch normalisation are measured on at least this many training rows.
-    measured_rows: int = 2048
+    batch_norm_rows: int = 2048
 
 
-TRAINING_RECIPE = TrainingRecipe()
-LOSSES = ("episodic_loss", "contrastive_loss", "cross_entropy")  #: The names of losses in the log.
+META_TRAINING = MetaTrainingConstants()
+LOSS_NAMES = ("episodic_loss", "contrastive_loss", "cross_entropy")  #: The names of losses in the log.
 
 
-class Learner(nn.Module):
+class MetaLearner(nn.Module):
     """An objective of meta-training: the modules that are trained, and their losses on a batch of episodes.
 
     Args:
@@ -48,7 +48,8 @@ class Learner(nn.Module):
             loss of cosines to these; otherwise None.
     """
 
-    losses: tuple[str, ...] = ("episodic_loss",)  #: The names of the losses that `forward` returns, from ``LOSSES``.
+    losses: tuple[str, ...] = ("episodic_loss",)
+    """The names of the losses that `forward` returns, from ``LOSS_NAMES``."""
 
     def __init__(self, plan: TrainingPlan, encoder: nn.Module, head: nn.Module, proxies: Tensor | None = None) -> None:
         super().__init__()
@@ -79,25 +80,25 @@ class Learner(nn.Module):
         ``unit`` (n, embedding_dim) are embeddings of unit norm, and ``targets`` their base classes.
         """
         assert self.proxies is not None
-        temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
+        temperature, smoothing = META_TRAINING.temperature, META_TRAINING.label_smoothing
         return cosine_cross_entropy(unit, targets.flatten(), self.proxies, temperature=temperature, smoothing=smoothing)
 
 
-class PrototypeLearner(Learner):
+class PrototypeLearner(MetaLearner):
     """The default objective: cross-entropy of cosines to class prototypes, and of cosines to a proxy per base class."""
 
     losses = ("episodic_loss", "cross_entropy")
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute two losses, as in `Learner.forward`: of the cosines to prototypes, and of the cosines to proxies."""
+        """Compute two losses, as in `MetaLearner.forward`: of the cosines to prototypes and of those to proxies."""
         unit = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)
-        temperature, smoothing = TRAINING_RECIPE.temperature, TRAINING_RECIPE.smoothing
+        temperature, smoothing = META_TRAINING.temperature, META_TRAINING.label_smoothing
         rows = unit.unflatten(0, x.shape[:3])
         episodic = episodic_loss(rows, n_shot=n_shot, temperature=temperature, smoothing=smoothing)
         return torch.stack([episodic, self.compute_proxy_loss(unit, targets)])
 
 
-class ProtoNetLearner(Learner):
+class ProtoNetLearner(MetaLearner):
     """The objective of prototypical networks: cross-entropy of squared Euclidean distances to class means.
 
     There are no proxies, no temperature and no label smoothing, and embeddings are not normalised.
@@ -107,7 +108,7 @@ class ProtoNetLearner(Learner):
     """
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute one loss, the cross-entropy of the queries, as in `Learner.forward`."""
+        """Compute one loss, the cross-entropy of the queries, as in `MetaLearner.forward`."""
         del targets
         rows = self.embed(x)
         prototypes = rows[:, :, :n_shot].mean(dim=2)  # (episodes, n_way, embedding_dim)
@@ -117,7 +118,7 @@ class ProtoNetLearner(Learner):
         return F.cross_entropy(logits.flatten(0, 2), labels.flatten())[None]
 
 
-class FeatLearner(Learner):
+class FeatLearner(MetaLearner):
     """The objective of FEAT, whose transformer adapts the prototypes of an episode to each other.
 
     A loss of cosines to one learned vector per base class (proxy) is added. It replaces the paper's training of a
@@ -127,17 +128,17 @@ class FeatLearner(Learner):
         and 9, with cosines. https://arxiv.org/abs/1812.03664
     """
 
-    losses = LOSSES
+    losses = LOSS_NAMES
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute three losses, as in `Learner.forward`: episodic, contrastive times its factor, and of the proxies."""
+        """Compute three losses, as in `MetaLearner.forward`: episodic, weighted contrastive, and of the proxies."""
         embeddings = self.encoder(x.flatten(0, 2))
         rows = embeddings.unflatten(0, x.shape[:3])
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)
         centres = self.head(rows.flatten(0, 1)).mean(dim=1).unflatten(0, x.shape[:2])  # of support and queries together
         episodic, contrastive = _cross_entropy(rows[:, :, n_shot:], adapted), _cross_entropy(rows, centres)
         proxy_loss = self.compute_proxy_loss(F.normalize(embeddings, dim=1), targets)
-        return torch.stack([episodic, TRAINING_RECIPE.contrast * contrastive, proxy_loss])
+        return torch.stack([episodic, META_TRAINING.contrastive_weight * contrastive, proxy_loss])
 
 
 def _cross_entropy(rows: Tensor, prototypes: Tensor) -> Tensor:
@@ -147,17 +148,17 @@ def _cross_entropy(rows: Tensor, prototypes: Tensor) -> Tensor:
     """
     cosines = F.normalize(rows.flatten(1, 2), dim=2) @ F.normalize(prototypes, dim=2).transpose(1, 2)
     labels = torch.arange(rows.shape[1], device=rows.device).repeat_interleave(rows.shape[2])
-    return F.cross_entropy((cosines / TRAINING_RECIPE.temperature).flatten(0, 1), labels.repeat(len(rows)))
+    return F.cross_entropy((cosines / META_TRAINING.temperature).flatten(0, 1), labels.repeat(len(rows)))
 
 
-class AdaptedLearner(Learner):
+class AdaptedLearner(MetaLearner):
     """The objective of MAML and ANIL: cross-entropy of the queries after gradient steps on the support.
 
     The steps change all weights in MAML, and the last layer in ANIL.
     """
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute one loss, the cross-entropy of the queries after the gradient steps, as in `Learner.forward`."""
+        """Compute one loss, the cross-entropy of the queries after the gradient steps, as in `MetaLearner.forward`."""
         del targets
         assert isinstance(self.head, LinearHead)
         plan, n_way, encoder, rows = self.plan, x.shape[1], self.encoder, x
@@ -166,13 +167,13 @@ class AdaptedLearner(Learner):
         support, query = rows[:, :, :n_shot].flatten(1, 2), rows[:, :, n_shot:].flatten(1, 2)
         labels = torch.arange(n_way, device=x.device)
         support_labels = labels.repeat_interleave(n_shot).expand(len(x), -1)
-        inner = InnerLoop(plan.inner_steps, plan.inner_rate, plan.first_order)
+        inner = InnerLoopSettings(plan.inner_steps, plan.inner_rate, plan.first_order)
         logits = classify_adapted(encoder, self.head, support, support_labels, query, n_way=n_way, inner=inner)
         query_labels = labels.repeat_interleave(rows.shape[2] - n_shot).repeat(len(x))
         return F.cross_entropy(logits.flatten(0, 1), query_labels)[None]
 
 
-LEARNERS: dict[str, type[Learner]] = {
+LEARNER_TYPES: dict[str, type[MetaLearner]] = {
     "prototypes": PrototypeLearner,
     "protonet": ProtoNetLearner,
     "feat": FeatLearner,
@@ -181,13 +182,13 @@ LEARNERS: dict[str, type[Learner]] = {
 }
 
 
-def make_learner(plan: TrainingPlan, generator: torch.Generator) -> Learner:
+def make_learner(plan: TrainingPlan, generator: torch.Generator) -> MetaLearner:
     """Make the untrained learner of a plan's objective, on the CPU; ``generator`` draws the initial weights."""
     encoder = make_backbone(plan.backbone, plan.dim, generator, dropblock=plan.dropblock)
     with torch.no_grad():
         embedding_dim = encoder.eval()(torch.zeros(1, plan.dim)).shape[1]
     encoder.train()
-    learner, proxies = LEARNERS[plan.objective], None
+    learner, proxies = LEARNER_TYPES[plan.objective], None
     if "cross_entropy" in learner.losses:
         proxies = torch.randn(plan.classes, embedding_dim, generator=generator) / embedding_dim**0.5
     head = make_head(plan.objective, embedding_dim, generator, n_way=plan.head_way)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.evaluation.distributed import ProcessGroup
 from protonet.episodes.evaluation.evaluate import evaluate
-from protonet.episodes.evaluation.statistics import half_width, mean_of
+from protonet.episodes.evaluation.statistics import half_width, nan_mean
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.methods.prototypes import protonet_cosine
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import AUGMENTATION, augment_rows
-from protonet.episodes.networks.backbones import IMAGES, embed_rows
+from protonet.episodes.networks.backbones import MIN_IMAGE_SIDES, embed_rows_in_batches
 from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.sampler import RowReader
@@ -27,11 +27,11 @@ from protonet.sampling import ClassIndex, index_classes
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationEpisodes:
     """The sizes of validation episodes. Every validation uses the same episodes. All values are our own choice."""
 
     n_episodes: int = 600  #: The number of episodes.
-    n_slow: int = 200  #: The number of episodes for MAML, which adapts the whole network in each.
+    n_slow_episodes: int = 200  #: The number of episodes for MAML, which adapts the whole network in each.
     #: Classes per episode, or all validation classes if they are fewer. If `TrainingPlan.head_way` limits the head to
     #: a number of classes, this number is used.
     n_way: int = 5
@@ -39,11 +39,11 @@ class Validation:
     n_query: int = 15  #: Query rows per class, or all remaining rows if they are fewer.
 
 
-VALIDATION = Validation()
+VALIDATION = ValidationEpisodes()
 RAW_METHODS = ("protonet", "protonet-cosine")  #: An encoder must be more accurate than these methods on raw features.
 
 
-class Score(NamedTuple):
+class ValidationScore(NamedTuple):
     """The accuracy of an encoder on the validation episodes."""
 
     step: int  #: The number of training steps before the validation.
@@ -51,18 +51,18 @@ class Score(NamedTuple):
     half_width: float  #: Half the width of the accuracy's 95 % interval.
 
 
-class Side(NamedTuple):
+class SplitSide(NamedTuple):
     """The rows and classes on one side of a data set's split by class, such as the base classes."""
 
-    x: Tensor  #: (n, dim), all n rows of the data set, not only those of this side; see ``take`` for pictures.
-    take: RowReader  #: Reads rows of ``x`` by index; pixels are converted to [0, 1].
+    x: Tensor  #: (n, dim), all n rows of the data set, not only those of this side; see ``read_rows`` for pictures.
+    read_rows: RowReader  #: Reads rows of ``x`` by index; pixels are converted to [0, 1].
     classes: Tensor  #: (n,) int64, for each row of ``x`` its class in the order of ``names``; -1 on other sides.
     by_class: ClassIndex  #: For each class of this side, the indices of its rows in ``x``.
     names: tuple[str, ...]  #: The names of the classes of this side.
-    spread: Tensor  #: (dim,) float32, the standard deviation of each feature over rows of this side.
+    feature_deviations: Tensor  #: (dim,) float32, the standard deviation of each feature over rows of this side.
 
 
-def select_side(argument: str, data: Dataset, side: str) -> Side:
+def select_split_side(argument: str, data: Dataset, side: str) -> SplitSide:
     """Select the classes on one side of a data set's split, one of ``SPLIT_SIDES``, without copying rows.
 
     An InputError about ``argument`` is raised if there is no split, or if fewer than two of the classes have two rows.
@@ -72,19 +72,23 @@ def select_side(argument: str, data: Dataset, side: str) -> Side:
     chosen = [c for c, side_of_class in enumerate(data.sides) if side_of_class == side]
     class_ids = torch.tensor(chosen, dtype=torch.int64)
     index = index_classes(data.y).select_classes(class_ids)
-    usable = int((index.class_sizes > 1).sum())
+    usable = int((index.size > 1).sum())
     if usable < 2:
         remedy = "Add classes or rows to that side; a random split needs 10 classes or more, and data without a split."
         raise_input_error(argument, f"have at least 2 {side} classes with 2 rows", usable, remedy)
     class_positions = torch.full((data.num_classes,), -1).index_copy_(0, class_ids, torch.arange(len(class_ids)))
     classes = class_positions[data.y]  # (n,)
     rows = (classes >= 0).nonzero().flatten()
-    sampled = rows[:: -(-len(rows) // AUGMENTATION.n_sampled)]
+    sampled = rows[:: -(-len(rows) // AUGMENTATION.n_sampled_rows)]
     spread = data.get_rows(sampled).float().std(dim=0, correction=0)
-    return Side(data.x, data.get_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread)
+    return SplitSide(
+        data.x, data.get_rows, classes, index, tuple(data.class_names[c] for c in class_ids.tolist()), spread
+    )
 
 
-def draw_batch(base: Side, plan: TrainingPlan, step: int, group: ProcessGroup) -> tuple[Tensor, Tensor]:
+def draw_training_episodes(
+    base: SplitSide, plan: TrainingPlan, step: int, group: ProcessGroup
+) -> tuple[Tensor, Tensor]:
     """Draw and augment the training episodes of a step, as many as this process of the group has to do.
 
     The episodes depend only on the seed of the plan and the step, not on the number of processes.
@@ -98,40 +102,40 @@ def draw_batch(base: Side, plan: TrainingPlan, step: int, group: ProcessGroup) -
     setting = EpisodeConfig((plan.way, plan.way), (plan.shot, plan.shot), plan.query)
     draw = setting.sample(base.by_class, seed=plan.seed, first=first, n_episodes=n_episodes)
     rows = torch.cat([draw.support, draw.query], dim=2)  # (episodes, n_way, n_shot + n_query)
-    x = base.take(rows.flatten()).float()
+    x = base.read_rows(rows.flatten()).float()
     seed = np.random.SeedSequence([plan.seed, step]).generate_state(1, np.uint64)
     generator = torch.Generator().manual_seed(int(seed[0]))
     # Every process draws the random numbers of all processes, and uses its own.
-    spread = None if plan.backbone in IMAGES else base.spread
+    spread = None if plan.backbone in MIN_IMAGE_SIDES else base.feature_deviations
     x = augment_rows(x, spread, generator, n=len(x) * group.world_size, first=group.rank * len(x))
     return x.unflatten(0, rows.shape), base.classes[rows]
 
 
-def score_raw_features(validation: Side, plan: TrainingPlan, group: ProcessGroup) -> tuple[str, Score]:
+def score_raw_features(validation: SplitSide, plan: TrainingPlan, group: ProcessGroup) -> tuple[str, ValidationScore]:
     """Measure the accuracy of raw features on the validation episodes, the baseline for an encoder.
 
     Returns the name of the more accurate one of ``RAW_METHODS``, and its score.
     """
     methods = {name: METHODS[name] for name in RAW_METHODS}
-    accuracies = _evaluate(validation.x, validation.by_class, methods, plan, group, take=validation.take)
-    name = max(accuracies, key=lambda name: mean_of(accuracies[name]))
-    return name, Score(0, mean_of(accuracies[name]), half_width(accuracies[name]))
+    accuracies = _evaluate(validation.x, validation.by_class, methods, plan, group, take=validation.read_rows)
+    name = max(accuracies, key=lambda name: nan_mean(accuracies[name]))
+    return name, ValidationScore(0, nan_mean(accuracies[name]), half_width(accuracies[name]))
 
 
 def score_encoder(
-    encoder: nn.Module, head: nn.Module, validation: Side, plan: TrainingPlan, step: int, group: ProcessGroup
-) -> Score:
+    encoder: nn.Module, head: nn.Module, validation: SplitSide, plan: TrainingPlan, step: int, group: ProcessGroup
+) -> ValidationScore:
     """Measure the accuracy of an encoder and its head on the validation episodes, after ``step`` training steps.
 
     The few-shot method is that of the training objective. The encoder must be in evaluation mode.
     """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])
-    trained = TrainedEncoder(encoder, head, plan, lambda indices: validation.take(rows[indices]))
+    trained = TrainedEncoder(encoder, head, plan, lambda indices: validation.read_rows(rows[indices]))
     method: Mapping[str, Method] = {"own": METHODS.get(plan.objective, protonet_cosine)}
-    embeddings = embed_rows(encoder, validation.take, rows)
+    embeddings = embed_rows_in_batches(encoder, validation.read_rows, rows)
     accuracy = _evaluate(embeddings, index, method, plan, group, trained=trained)["own"]
-    return Score(step, mean_of(accuracy), half_width(accuracy))
+    return ValidationScore(step, nan_mean(accuracy), half_width(accuracy))
 
 
 def _evaluate(
@@ -149,9 +153,9 @@ def _evaluate(
     Arguments other than ``plan`` are as in `evaluate`.
     """
     n_shot = VALIDATION.n_shot if plan.objective == "prototypes" else plan.shot
-    n_way = plan.head_way or min(VALIDATION.n_way, int((index.class_sizes > n_shot).sum()))
+    n_way = plan.head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
     config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
     index = config.validate(index, ())
-    n_episodes = VALIDATION.n_slow if plan.objective == "maml" else VALIDATION.n_episodes
+    n_episodes = VALIDATION.n_slow_episodes if plan.objective == "maml" else VALIDATION.n_episodes
     scores = evaluate(x, index, methods, config, n_episodes=n_episodes, group=group, take=take, trained=trained)
     return {name: score.accuracy for name, score in scores.items()}

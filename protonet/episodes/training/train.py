@@ -27,27 +27,34 @@ from torch.nn.parallel import DistributedDataParallel
 
 from protonet._io import progress_bar
 from protonet._validation import check_device
-from protonet.episodes.evaluation.distributed import ProcessGroup, join_group
+from protonet.episodes.evaluation.distributed import ProcessGroup, join_process_group
 from protonet.episodes.features.sources import is_same_source, load_source
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import infer_image_shape
 from protonet.episodes.networks.backbones import measure_statistics
 from protonet.episodes.networks.checkpoints import (
-    BEST_PREFIX,
-    HEAD_PREFIX,
+    BEST_WEIGHTS_PREFIX,
+    HEAD_WEIGHTS_PREFIX,
     load_encoder,
     read_checkpoint,
-    select_prefix,
-    split_head,
+    select_by_prefix,
+    split_encoder_and_head,
     write_checkpoint,
 )
-from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, Learner, make_learner
-from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, score_raw_features, select_side
+from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING, MetaLearner, make_learner
+from protonet.episodes.training.tasks import (
+    SplitSide,
+    ValidationScore,
+    draw_training_episodes,
+    score_encoder,
+    score_raw_features,
+    select_split_side,
+)
 from protonet.errors import raise_input_error
 
 #: Prefixes of the names of a checkpoint's tensors: the learner's, the averaged weights and the optimizer's state. The
-#: prefix of the best weights is ``BEST_PREFIX``.
-LEARNER, AVERAGED, OPTIMIZER = "learner.", "average.", "optimizer."
+#: prefix of the best weights is ``BEST_WEIGHTS_PREFIX``.
+LEARNER_PREFIX, AVERAGED_PREFIX, OPTIMIZER_PREFIX = "learner.", "average.", "optimizer."
 
 
 @dataclass
@@ -55,24 +62,24 @@ class TrainingRun:
     """The state of a training run between two steps, which determines all following steps."""
 
     plan: TrainingPlan  #: The settings.
-    learner: Learner  #: The encoder and the other trained modules.
+    learner: MetaLearner  #: The encoder and the other trained modules.
     optimizer: torch.optim.AdamW  #: The optimizer of the learner's parameters.
     #: A copy of the encoder with moving averages of its weights, in evaluation mode. It is validated and kept.
-    average: nn.Module
-    head: nn.Module  #: A copy of the learner's head with moving averages of its weights.
+    averaged_encoder: nn.Module
+    averaged_head: nn.Module  #: A copy of the learner's head with moving averages of its weights.
     best_weights: dict[str, Tensor]  #: The averaged weights that had the best validation score, by name.
-    best: Score  #: The best validation score.
+    best_score: ValidationScore  #: The best validation score.
     step: int  #: The number of steps taken.
     losses: list[list[float]]  #: For each step since the last validation, its losses in the order of the learner's.
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether all steps are taken, or too many validations in a row had no new best score (see ``patience``)."""
-        since = self.step - self.best.step
+        since = self.step - self.best_score.step
         return self.step >= self.plan.steps or since >= self.plan.patience * self.plan.eval_every
 
 
-def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -> TrainingRun:
+def make_training_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -> TrainingRun:
     """Create a training run before its first step, with new weights on a device.
 
     If an encoder ``start`` is given, the run's encoder begins with its weights.
@@ -87,27 +94,29 @@ def begin_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -
         {"params": list(encoder.parameters())},
         {"params": head_parameters, "weight_decay": 0.0},
     ]
-    weight_decay = 0.0 if plan.objective == "protonet" else TRAINING_RECIPE.weight_decay
+    weight_decay = 0.0 if plan.objective == "protonet" else META_TRAINING.weight_decay
     optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, weight_decay=weight_decay)
     average, head = (copy.deepcopy(module).requires_grad_(False).eval() for module in (encoder, learner.head))
-    run = TrainingRun(plan, learner, optimizer, average, head, {}, Score(0, 0.0, 0.0), 0, [])
+    run = TrainingRun(plan, learner, optimizer, average, head, {}, ValidationScore(0, 0.0, 0.0), 0, [])
     run.best_weights = copy.deepcopy(_list_averaged_weights(run))
     return run
 
 
 def _list_averaged_weights(run: TrainingRun) -> dict[str, Tensor]:
-    """Return the averaged weights of the encoder and the head by name, the head's with the prefix ``HEAD_PREFIX``."""
-    return run.average.state_dict() | {HEAD_PREFIX + name: tensor for name, tensor in run.head.state_dict().items()}
+    """Return the averaged weights of the encoder and of the head by name; names of the head have a prefix."""
+    return run.averaged_encoder.state_dict() | {
+        HEAD_WEIGHTS_PREFIX + name: tensor for name, tensor in run.averaged_head.state_dict().items()
+    }
 
 
-def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
+def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
     """Take one optimizer step on a batch of episodes, then update the averaged weights and the step count of the run.
 
     Args:
         run: The training run, which is changed in place.
         model: The run's learner, or a wrapper of it that averages gradients over processes.
-        x: The rows of the batch, from `draw_batch`.
-        targets: The base classes of the rows, from `draw_batch`.
+        x: The rows of the batch, from `draw_training_episodes`.
+        targets: The base classes of the rows, from `draw_training_episodes`.
 
     Returns:
         The losses before the step in nats, in the order of the learner's ``losses``.
@@ -123,44 +132,50 @@ def take_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) ->
     losses.sum().backward()
     run.optimizer.step()
     run.step += 1
-    decay = min(TRAINING_RECIPE.average_decay, run.step / (run.step + TRAINING_RECIPE.average_delay))
-    for average, learned in ((run.average, run.learner.encoder), (run.head, run.learner.head)):
+    decay = min(META_TRAINING.average_decay, run.step / (run.step + META_TRAINING.average_delay))
+    for average, learned in ((run.averaged_encoder, run.learner.encoder), (run.averaged_head, run.learner.head)):
         for averaged, weight in zip(average.parameters(), learned.parameters(), strict=True):
             averaged.lerp_(weight.detach(), 1 - decay)
     return losses.detach()
 
 
-def update_best(run: TrainingRun, score: Score) -> None:
+def update_best(run: TrainingRun, score: ValidationScore) -> None:
     """Keep a copy of the run's averaged weights as the best weights, if their validation score is the best so far."""
-    if score.accuracy > run.best.accuracy:
-        run.best, run.best_weights = score, copy.deepcopy(_list_averaged_weights(run))
+    if score.accuracy > run.best_score.accuracy:
+        run.best_score, run.best_weights = score, copy.deepcopy(_list_averaged_weights(run))
 
 
-def pack_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object]]:
+def serialize_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Convert the state of a run to the arguments of `write_checkpoint`: tensors by name, and metadata for JSON."""
-    states = {LEARNER: run.learner.state_dict(), AVERAGED: _list_averaged_weights(run), BEST_PREFIX: run.best_weights}
-    states |= {f"{OPTIMIZER}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
+    states = {
+        LEARNER_PREFIX: run.learner.state_dict(),
+        AVERAGED_PREFIX: _list_averaged_weights(run),
+        BEST_WEIGHTS_PREFIX: run.best_weights,
+    }
+    states |= {f"{OPTIMIZER_PREFIX}{index}.": state for index, state in run.optimizer.state_dict()["state"].items()}
     tensors = {prefix + name: tensor for prefix, state in states.items() for name, tensor in state.items()}
-    return tensors, {"step": run.step, "best": run.best, "losses": run.losses, "plan": asdict(run.plan)}
+    return tensors, {"step": run.step, "best": run.best_score, "losses": run.losses, "plan": asdict(run.plan)}
 
 
-def unpack_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Restore the state of a run of the same plan in place, from the tensors and metadata of `pack_run`."""
-    run.learner.load_state_dict(select_prefix(tensors, LEARNER))
-    encoder, head = split_head(select_prefix(tensors, AVERAGED))
-    run.average.load_state_dict(encoder)
-    run.head.load_state_dict(head)
-    run.best_weights = select_prefix(tensors, BEST_PREFIX)
+def restore_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Restore the state of a run of the same plan in place, from the tensors and metadata of `serialize_run`."""
+    run.learner.load_state_dict(select_by_prefix(tensors, LEARNER_PREFIX))
+    encoder, head = split_encoder_and_head(select_by_prefix(tensors, AVERAGED_PREFIX))
+    run.averaged_encoder.load_state_dict(encoder)
+    run.averaged_head.load_state_dict(head)
+    run.best_weights = select_by_prefix(tensors, BEST_WEIGHTS_PREFIX)
     state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in select_prefix(tensors, OPTIMIZER).items():
+    for name, tensor in select_by_prefix(tensors, OPTIMIZER_PREFIX).items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = tensor
     run.optimizer.load_state_dict({**run.optimizer.state_dict(), "state": state})
-    run.step, run.best = metadata["step"], Score(*metadata["best"])
+    run.step, run.best_score = metadata["step"], ValidationScore(*metadata["best"])
     run.losses = metadata["losses"]
 
 
-def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, outputs: Mapping[str, Path]) -> None:
+def train(
+    run: TrainingRun, base: SplitSide, validation: SplitSide, group: ProcessGroup, outputs: Mapping[str, Path]
+) -> None:
     """Train until the run is finished; write the checkpoint at each validation, and after Ctrl-C.
 
     Args:
@@ -183,29 +198,29 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
         started = time.monotonic() - before
 
         def validate() -> None:
-            measure_statistics(run.average, _draw_rows_to_measure(run, base))
-            score = score_encoder(run.average, run.head, validation, plan, run.step, group)
+            measure_statistics(run.averaged_encoder, _draw_rows_to_measure(run, base))
+            score = score_encoder(run.averaged_encoder, run.averaged_head, validation, plan, run.step, group)
             update_best(run, score)
             means = dict(zip(run.learner.losses, _average_losses(run.losses), strict=True)) if run.losses else {}
             run.losses.clear()
             seconds = round(time.monotonic() - started, 1)
-            log({**score._asdict(), **means, "best_accuracy": run.best.accuracy, "seconds": seconds})
+            log({**score._asdict(), **means, "best_accuracy": run.best_score.accuracy, "seconds": seconds})
 
         def save() -> None:
             if checkpoint is not None:
-                write_checkpoint(checkpoint, *pack_run(run))
+                write_checkpoint(checkpoint, *serialize_run(run))
 
         if run.step == 0:
             validate()
-        while not run.finished:
-            step_losses = take_step(run, shared, *draw_batch(base, plan, run.step, group)).tolist()
+        while not run.is_finished:
+            step_losses = take_training_step(run, shared, *draw_training_episodes(base, plan, run.step, group)).tolist()
             losses, interrupts = zip(*group.gather((step_losses, interrupted())), strict=True)
             stop = any(interrupts)
             run.losses.append(_average_losses(losses))
             if not math.isfinite(sum(run.losses[-1])):
                 remedy = "Lower `learning_rate`, or `inner_rate`; `resume` goes on from the last validation."
                 raise_input_error("loss", "stay finite", f"{sum(run.losses[-1])} in step {run.step}", remedy)
-            text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best.accuracy:.2f} %"
+            text = f"loss {sum(run.losses[-1]):.3f}, best {100 * run.best_score.accuracy:.2f} %"
             bar.set_postfix_str(text, refresh=False)
             bar.update()
             if run.step % plan.eval_every == 0 or run.step == plan.steps:
@@ -213,16 +228,16 @@ def train(run: TrainingRun, base: Side, validation: Side, group: ProcessGroup, o
                 save()
             elif stop:
                 save()
-            if stop and not run.finished:
+            if stop and not run.is_finished:
                 raise KeyboardInterrupt(f"stopped at step {run.step:,}; run again with --resume")
 
 
-def _draw_rows_to_measure(run: TrainingRun, base: Side) -> Iterator[Tensor]:
+def _draw_rows_to_measure(run: TrainingRun, base: SplitSide) -> Iterator[Tensor]:
     """Yield training rows (n, dim) on which the statistics of batch normalisation are measured: the first batches."""
-    plan, device = run.plan, next(run.average.parameters()).device
+    plan, device = run.plan, next(run.averaged_encoder.parameters()).device
     rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)
-    for step in range(-(-TRAINING_RECIPE.measured_rows // rows)):
-        yield draw_batch(base, plan, step, ProcessGroup())[0].flatten(0, 2).to(device)
+    for step in range(-(-META_TRAINING.batch_norm_rows // rows)):
+        yield draw_training_episodes(base, plan, step, ProcessGroup())[0].flatten(0, 2).to(device)
 
 
 def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
@@ -256,7 +271,7 @@ def _open_log(outputs: Mapping[str, Path], step: int) -> Iterator[tuple[Callable
             if file is not None:
                 print(json.dumps(entry), file=file, flush=True)
             if writer is not None:
-                for name in entry.keys() & {"accuracy", *LOSSES}:
+                for name in entry.keys() & {"accuracy", *LOSS_NAMES}:
                     writer.add_scalar(name, entry[name], entry["step"])
                 writer.flush()
 
@@ -297,14 +312,14 @@ def delay_interrupt() -> Iterator[Callable[[], bool]]:
 def run_train(options: argparse.Namespace) -> None:
     """Run the command ``train``: meta-train an encoder, write it to a file and print its validation accuracy.
 
-    ``options`` are from `read_train`. An InputError is raised if options, data and checkpoints do not fit together. It
-    is also raised if the encoder is not more accurate than the raw features on the validation classes; its file is
-    then removed.
+    ``options`` are from `parse_train_arguments`. An InputError is raised if options, data and checkpoints do not fit
+    together. It is also raised if the encoder is not more accurate than the raw features on the validation classes; its
+    file is then removed.
     """
     plan: TrainingPlan = options.plan
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
-    with join_group(device) as group:
+    with join_process_group(device) as group:
         if plan.episodes_per_step % group.world_size:
             bound = f"be a multiple of the number of processes ({group.world_size})"
             raise_input_error("episodes_per_step", bound, plan.episodes_per_step, "Pass another number.")
@@ -313,7 +328,7 @@ def run_train(options: argparse.Namespace) -> None:
         if plan.start is not None and stored is None:
             read_checkpoint("start", plan.start)  # raises before the work if the file is missing
         data = load_source(plan.dataset, split_seed=plan.split_seed, image_size=options.image_size)
-        base, validation = (select_side("dataset", data, side) for side in ("base", "validation"))
+        base, validation = (select_split_side("dataset", data, side) for side in ("base", "validation"))
         dim, n_classes = data.x.shape[1], len(base.names)
         backbone = plan.backbone or choose_backbone(plan.dataset, dim)
         if plan.dropblock and backbone != "resnet12":
@@ -321,14 +336,14 @@ def run_train(options: argparse.Namespace) -> None:
         plan = replace(plan, dim=dim, classes=n_classes, backbone=backbone, way=min(plan.way, n_classes))
         _check_rows(base, validation, plan)
         if stored is not None:
-            _check_same_plan(plan, stored[1]["plan"])
-        run = begin_run(plan, device, None if stored is not None else _load_start(plan))
+            _require_same_plan(plan, stored[1]["plan"])
+        run = make_training_run(plan, device, None if stored is not None else _load_initial_encoder(plan))
         if stored is not None:
-            unpack_run(run, *stored)
+            restore_run(run, *stored)
         train(run, base, validation, group, options.paths)
         raw_method, raw = score_raw_features(validation, plan, group)
     if checkpoint := options.paths.get("output"):
-        step, accuracy, half_width = run.best
+        step, accuracy, half_width = run.best_score
         score = f"{100 * accuracy:.2f} ±{100 * half_width:.2f} % on validation classes"
         if accuracy <= raw.accuracy:
             checkpoint.unlink()
@@ -356,7 +371,7 @@ def choose_backbone(dataset: str, dim: int) -> str:
     return "conv" if shape[0] == 1 else "conv4"
 
 
-def _load_start(plan: TrainingPlan) -> nn.Module | None:
+def _load_initial_encoder(plan: TrainingPlan) -> nn.Module | None:
     """Load the encoder whose weights a plan starts from; None if the plan starts from random weights.
 
     An InputError is raised if its backbone or number of features differs, or if it learned on another split.
@@ -374,13 +389,13 @@ def _load_start(plan: TrainingPlan) -> nn.Module | None:
     return load_encoder(plan.start)
 
 
-def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
+def _check_rows(base: SplitSide, validation: SplitSide, plan: TrainingPlan) -> None:
     """Raise an InputError if any base class, or too many validation classes, have fewer rows than an episode needs."""
-    needed, worst = plan.shot + plan.query, int(base.by_class.class_sizes.argmin())
-    if (size := int(base.by_class.class_sizes[worst])) < needed:
+    needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
+    if (size := int(base.by_class.size[worst])) < needed:
         limit = f"have {needed} rows per base class (`shot` + `query`)"
         raise_input_error("dataset", limit, f"class {base.names[worst]!r} with {size}", "Ask for fewer rows.")
-    usable = int((validation.by_class.class_sizes > plan.shot).sum())
+    usable = int((validation.by_class.size > plan.shot).sum())
     min_classes = plan.head_way or 2
     # Prototypes are validated with one row of each class.
     if plan.objective != "prototypes" and usable < min_classes:
@@ -389,7 +404,7 @@ def _check_rows(base: Side, validation: Side, plan: TrainingPlan) -> None:
         raise_input_error("dataset", limit, usable, f"Ask for fewer rows{other}.")
 
 
-def _check_same_plan(plan: TrainingPlan, stored: Mapping[str, object]) -> None:
+def _require_same_plan(plan: TrainingPlan, stored: Mapping[str, object]) -> None:
     """Raise an InputError if a plan differs from the plan ``stored`` in the checkpoint that is to be resumed.
 
     The message names the settings that differ.

@@ -62,7 +62,7 @@ def test_the_function_agrees_with_the_command(command: Command, options: str, ar
     common = "--dataset x.npz --way 3 --query 4 --episodes 300 --method protonet simpleshot"
     written = command.read(common, options)
     evaluation = evaluate_dataset("x.npz", ["protonet", "simpleshot"], EASY, n_episodes=300, **arguments)
-    assert json.loads(json.dumps(evaluation.describe())) == written
+    assert json.loads(json.dumps(evaluation.to_dict())) == written
     assert format_evaluation(evaluation) == command.printed
 
 
@@ -70,9 +70,9 @@ def test_data_in_memory_and_functions_as_methods() -> None:
     by_path = evaluate_dataset("x.npz", ["protonet"], EASY, n_episodes=50)
     methods: dict[str, Any] = {"mine": mean_distance, "ours": METHODS["protonet"]}
     in_memory = evaluate_dataset(load_source("x.npz"), methods, EASY, n_episodes=50, against="mine")
-    assert in_memory.methods["ours"].describe() == by_path.methods["protonet"].describe()
+    assert in_memory.methods["ours"].to_dict() == by_path.methods["protonet"].to_dict()
     assert in_memory.methods["mine"].accuracy == by_path.methods["protonet"].accuracy
-    assert in_memory.data == by_path.data
+    assert in_memory.data_hash == by_path.data_hash
     assert [pair.first for pair in in_memory.summary.comparisons] == ["mine"]
 
 
@@ -82,7 +82,7 @@ def test_a_fixed_split_with_tuning(command: Command) -> None:
     evaluation = evaluate_dataset("train.npz", methods, FixedSplit(2), n_episodes=5, tune=tune, **files)
     common = "--dataset train.npz --shot 2 --episodes 5 --test-dataset"
     options = f"{common} test.npz --method protonet --tune ridge:penalty=0.1,10"
-    assert command.read(options, "--validation-dataset validation.npz") == json.loads(json.dumps(evaluation.describe()))
+    assert command.read(options, "--validation-dataset validation.npz") == json.loads(json.dumps(evaluation.to_dict()))
     (tuning,) = evaluation.tuning
     on_validation = command.accuracies(common, "validation.npz --method", *tuning.accuracies)
     assert {name: rate.mean for name, rate in tuning.accuracies.items()} == on_validation

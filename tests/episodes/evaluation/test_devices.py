@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protonet.episodes.evaluation.distributed import pick_device
+from protonet.episodes.evaluation.distributed import get_process_device
 from tests.emulated_device import AWAY, EmulatedDevice
 from tests.episodes.command_cases import Command
 from tests.episodes.meta_cases import save_data
@@ -65,4 +65,4 @@ def test_a_device_that_the_machine_lacks_is_refused(command: Command) -> None:
 def test_processes_of_a_machine_share_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert [str(pick_device(name)) for name in ("cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:0", "cpu"]
+    assert [str(get_process_device(name)) for name in ("cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:0", "cpu"]

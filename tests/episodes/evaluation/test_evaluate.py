@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from protonet.episodes.evaluation.evaluate import Scores, compute_auroc, compute_fpr, evaluate
+from protonet.episodes.evaluation.evaluate import EpisodeScores, evaluate, false_positive_rate, open_set_auroc
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.prototypes import protonet, protonet_cosine
 from protonet.episodes.samplers.batch import Episodes, gather_episodes, make_row_reader, split_by_size
@@ -28,11 +28,11 @@ SETTINGS: list[Sampler] = [
     EpisodeConfig(way=(3, 3), shot=(2, 2), n_query=4),
     EpisodeConfig(way=(2, 5), shot=(1, 3), n_query=3, unequal=True, n_open_classes=2),
     EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=4, imbalance=2.0),
-    FixedSplit(n_shot=2, n_train=(20,) * 8),
+    FixedSplit(n_shot=2, n_training_rows=(20,) * 8),
 ]
 
 
-def equal(a: dict[str, Scores], b: dict[str, Scores]) -> bool:
+def equal(a: dict[str, EpisodeScores], b: dict[str, EpisodeScores]) -> bool:
     return all(
         torch.equal(getattr(a[name], field).nan_to_num(-1), getattr(b[name], field).nan_to_num(-1))
         for name in a
@@ -148,15 +148,15 @@ def test_errors() -> None:
 
 def test_open_queries_at_the_threshold_are_counted_as_known() -> None:
     scores = torch.tensor([[3.0, 2.0, 1.0, 1.0, 2.0, 0.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
-    assert compute_fpr(scores, 4).tolist() == [0.5, 1.0]
+    assert false_positive_rate(scores, 4).tolist() == [0.5, 1.0]
     twenty = torch.cat([torch.arange(20.0), torch.tensor([0.5])])[None]
-    assert compute_fpr(twenty, 20).tolist() == [0.0]  # 19 of 20 are 95 %
-    assert compute_fpr(twenty[:, 1:], 19).tolist() == [0.0]
+    assert false_positive_rate(twenty, 20).tolist() == [0.0]  # 19 of 20 are 95 %
+    assert false_positive_rate(twenty[:, 1:], 19).tolist() == [0.0]
 
 
 def test_areas_under_curves_of_open_queries_equal_those_by_hand() -> None:
     """Ties count half; known queries that are classified wrongly do not count."""
-    assert compute_auroc(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2).tolist() == [0.875]
+    assert open_set_auroc(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2).tolist() == [0.875]
     scores = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
-    assert math.isclose(float(compute_auroc(scores, 3, torch.tensor([[True, False, True]]))), 2 / 3)
-    assert float(compute_auroc(scores.flip(1), 3, torch.tensor([[True, True, True]]))) == 0.0
+    assert math.isclose(float(open_set_auroc(scores, 3, torch.tensor([[True, False, True]]))), 2 / 3)
+    assert float(open_set_auroc(scores.flip(1), 3, torch.tensor([[True, True, True]]))) == 0.0

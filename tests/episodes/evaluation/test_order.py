@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.evaluation.evaluate import Scores, evaluate
+from protonet.episodes.evaluation.evaluate import EpisodeScores, evaluate
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.samplers.batch import Episodes, TrainedEncoder, make_row_reader
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
-from protonet.episodes.samplers.generalized import Generalized
+from protonet.episodes.samplers.generalized import GeneralizedSampler
 from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.sampling import index_classes
@@ -29,13 +29,13 @@ PROTOCOLS: dict[str, Sampler] = {
     "dirichlet": EpisodeConfig((2, 5), n_query=3, imbalance=2.0),
     "open": EpisodeConfig((3, 3), n_query=5, n_open_classes=2),
     "unlabelled": EpisodeConfig((3, 3), n_query=5, n_unlabelled=4, n_distractors=2),
-    "fixed split": FixedSplit(n_shot=2, n_train=(10,) * 12),
+    "fixed split": FixedSplit(n_shot=2, n_training_rows=(10,) * 12),
     "Meta-Dataset": MetaDataset(),
-    "generalized": Generalized(EpisodeConfig((3, 3), n_query=5), n_base=4),
+    "generalized": GeneralizedSampler(EpisodeConfig((3, 3), n_query=5), n_base=4),
 }
 
 
-def knows_nothing(scores: Scores, chance: list[float]) -> bool:
+def knows_nothing(scores: EpisodeScores, chance: list[float]) -> bool:
     """Return whether accuracies equal those of chance, and AUROC of open classes 1/2, within five standard errors."""
     excess = scores.accuracy - sum(chance) / len(chance)
     known = [excess, *([scores.auroc - 0.5] if not scores.auroc.isnan().any() else [])]

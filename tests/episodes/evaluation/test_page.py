@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from protonet.episodes.__main__ import main
-from protonet.episodes.evaluation.evaluate import Scores
+from protonet.episodes.evaluation.evaluate import EpisodeScores
 from protonet.episodes.evaluation.page import compute_class_accuracies
 from protonet.episodes.evaluation.statistics import ClassAccuracy
 from tests.browser import Browser, check_looks, every
@@ -51,8 +51,8 @@ def test_the_page_holds_the_results_and_no_name_is_markup(made: Path, name: str)
 def test_classes_agree_with_a_loop() -> None:
     accuracy = torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64)
     class_mask = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [1, 0, 1, 0]], dtype=torch.bool)
-    others = {field.name: accuracy for field in fields(Scores) if field.name not in ("by_shot", "bins")}
-    scores = {"m": Scores(by_shot=accuracy[:, None], **others, bins=torch.zeros(15, 3))}
+    others = {field.name: accuracy for field in fields(EpisodeScores) if field.name not in ("by_shot", "bins")}
+    scores = {"m": EpisodeScores(by_shot=accuracy[:, None], **others, bins=torch.zeros(15, 3))}
     assert compute_class_accuracies(scores, class_mask, ["a", "b", "c", "d"]) == [
         ClassAccuracy("a", 2, {"m": 0.25}),
         ClassAccuracy("b", 2, {"m": 0.75}),

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from scipy.stats import ttest_rel
 
 from protonet._io import write_json
-from protonet.episodes.evaluation.evaluate import Scores, evaluate
+from protonet.episodes.evaluation.evaluate import EpisodeScores, evaluate
 from protonet.episodes.evaluation.report import (
     format_latex_table,
     format_report,
+    format_summary_tables,
     summarize,
-    tabulate,
-    write_csv,
-    write_plot,
+    write_summary_csv,
+    write_summary_plot,
     write_tables,
 )
 from protonet.episodes.evaluation.suite import rank_methods
@@ -43,7 +43,7 @@ def classes_of(setting: EpisodeConfig, n_episodes: int = 40) -> torch.Tensor:
 
 
 @cache
-def score(setting: EpisodeConfig, n_episodes: int = 40) -> dict[str, Scores]:
+def score(setting: EpisodeConfig, n_episodes: int = 40) -> dict[str, EpisodeScores]:
     return evaluate(X, index_classes(LABELS), {name: METHODS[name] for name in NAMES}, setting, n_episodes=n_episodes)
 
 
@@ -54,9 +54,9 @@ def test_the_summary_agrees_with_the_scores() -> None:
     assert summary.settings == {"n_open_classes": 1}
     ridge = summary.methods["ridge"]
     assert math.isclose(ridge.accuracy.mean, float(scores["ridge"].accuracy.mean()))
-    assert math.isclose(ridge.by_shot[2].mean, float(scores["ridge"].by_shot[:, 1].nanmean()))
+    assert math.isclose(ridge.accuracy_by_shot[2].mean, float(scores["ridge"].by_shot[:, 1].nanmean()))
     for measure in ("auroc", "fpr95", "oscr"):
-        assert math.isclose(ridge.measures[measure].mean, float(getattr(scores["ridge"], measure).mean()))
+        assert math.isclose(ridge.further_measures[measure].mean, float(getattr(scores["ridge"], measure).mean()))
     assert len(summary.comparisons) == 3
 
 
@@ -64,7 +64,7 @@ def test_the_table_shows_the_summary() -> None:
     summary = summarize(score(PLAIN), (1, 1), {}, classes_of(PLAIN))
     lines, note = (part.splitlines() for part in format_report(summary).split("\n\n"))
     assert "Holm for 3 pairs" in note[0]
-    assert [line.split("|")[1].strip() for line in lines[2:]] == summary.order
+    assert [line.split("|")[1].strip() for line in lines[2:]] == summary.methods_by_accuracy
     best = lines[2].split("|")
     accuracy = summary.methods[best[1].strip()].accuracy.mean
     assert best[2].strip().startswith(f"{100 * accuracy:.2f} ±")
@@ -97,17 +97,17 @@ def test_intervals_that_are_too_wide_and_p_values_that_underflow() -> None:
 
 def test_written_files_hold_the_summary(tmp_path: Path) -> None:
     summary = summarize(score(OPEN, 150), OPEN.shot, {"seed": 0}, classes_of(OPEN, 150))
-    write_json(tmp_path / "a.json", summary.describe())
-    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary.describe()
-    write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, tabulate(summary))
+    write_json(tmp_path / "a.json", summary.to_dict())
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == summary.to_dict()
+    write_tables({"latex": tmp_path / "a.tex", "markdown": tmp_path / "a.md"}, format_summary_tables(summary))
     assert format_report(summary).startswith((tmp_path / "a.md").read_text(encoding="utf-8"))
     assert (tmp_path / "a.tex").read_text(encoding="utf-8").count(r"\begin{tabular}") == 2
-    write_csv(tmp_path / "a.csv", summary)
+    write_summary_csv(tmp_path / "a.csv", summary)
     with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * (1 + 1 + 3 + 3) + 3 * 3  # accuracy, calibration error, measures, shots; pairs
     result = next(row for row in rows if row["method"] == "ridge" and row["shot"] == "2")
-    rate = summary.methods["ridge"].by_shot[2]
+    rate = summary.methods["ridge"].accuracy_by_shot[2]
     saved = [float(result[name]) for name in ("value", "half_width_classes", "half_width_episodes")]
     assert saved == [rate.mean, rate.half_width_classes, rate.half_width_episodes]
 
@@ -119,7 +119,7 @@ def test_the_plot_is_not_blank(tmp_path: Path, n_methods: int) -> None:
     config = OPEN if n_methods > 1 else PLAIN
     summary = summarize(dict(list(score(config).items())[:n_methods]), config.shot, {})
     part = next(split_by_size(config.sample(index_classes(LABELS), seed=0, first=0, n_episodes=1)))
-    write_plot(tmp_path / "a.png", summary, gather_episodes(make_row_reader(X), part), part.query_labels)
+    write_summary_plot(tmp_path / "a.png", summary, gather_episodes(make_row_reader(X), part), part.query_labels)
     pixels = imread(tmp_path / "a.png")
     assert float(pixels.std()) > 0.05  # it is not blank
     assert pixels.shape[1] == (3 if n_methods > 1 else 2) * 624
@@ -188,7 +188,7 @@ def test_one_method_against_the_others() -> None:
     text = format_report(summary)
     assert "| ridge is ahead by |" in text
     assert "Holm for 2 comparisons of ridge with another" in text
-    (_, rows), methods = tabulate(summary)[0], summary.methods
+    (_, rows), methods = format_summary_tables(summary)[0], summary.methods
     for row in rows:
         if row[0] == "ridge":
             assert row[2:4] == ["", ""]

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from protonet.episodes.evaluation.statistics import (
-    adjust_holm,
+    adjust_p_values,
     compare_method_pairs,
     half_width,
-    mean_of,
-    standard_error,
+    mean_standard_error,
+    nan_mean,
 )
 
 
@@ -27,9 +27,9 @@ def test_half_width_equals_scipys() -> None:
     assert math.isclose(half_width(values), (high - low) / 2)
     holed = torch.cat([values, torch.tensor([math.nan])])
     assert half_width(holed) == half_width(values)
-    assert mean_of(holed) == values.mean().item()
+    assert nan_mean(holed) == values.mean().item()
     assert math.isnan(half_width(values[:1]))
-    assert math.isnan(mean_of(values[:0]))
+    assert math.isnan(nan_mean(values[:0]))
 
 
 def test_pairs_equal_scipys_paired_tests() -> None:
@@ -40,12 +40,12 @@ def test_pairs_equal_scipys_paired_tests() -> None:
         assert math.isclose(item.p_value_episodes, stats.ttest_rel(x.numpy(), y.numpy()).pvalue)
         assert math.isclose(item.difference, float((x - y).mean()))
         assert math.isclose(item.half_width_episodes, half_width(x - y))
-    assert [item.p_holm_episodes for item in result] == adjust_holm([item.p_value_episodes for item in result])
+    assert [item.p_holm_episodes for item in result] == adjust_p_values([item.p_value_episodes for item in result])
 
 
 @given(st.lists(st.floats(0, 1), max_size=6))
 def test_holm_rejects_the_hypotheses_that_its_definition_rejects(p_values: list[float]) -> None:
-    adjusted = adjust_holm(p_values)
+    adjusted = adjust_p_values(p_values)
     order = np.argsort(p_values, kind="stable")
     for level in (0.01, 0.05, 0.3):
         rejected = set()
@@ -76,7 +76,7 @@ def test_intervals_over_classes_equal_a_slow_jackknife() -> None:
     for c in range(9):
         left = [float(value) for value, has in zip(values, class_mask[:, c], strict=True) if not has]
         total += (sum(left) / len(left) - float(values.mean())) ** 2 - variance * (1 / len(left) - 1 / n)
-    error, freedom = standard_error(values, class_mask)
+    error, freedom = mean_standard_error(values, class_mask)
     assert freedom == 8
     assert math.isclose(error, math.sqrt(8 / 9 * total + variance / n))
     assert math.isclose(half_width(values, class_mask), float(stats.t.ppf(0.975, 8)) * error)
@@ -106,11 +106,11 @@ def test_false_positives_over_classes_are_as_frequent_as_stated() -> None:
 def test_pairs_over_classes_equal_a_t_test_on_the_jackknife_error() -> None:
     (a, class_mask), (b, _) = (make_tasks(n=60, n_classes=9, spread=0.3, seed=seed) for seed in (0, 1))
     pair, *others = compare_method_pairs({"a": a, "b": b, "c": -a}, class_mask)
-    error, _ = standard_error(a - b, class_mask)
+    error, _ = mean_standard_error(a - b, class_mask)
     assert math.isclose(pair.p_value_classes, 2 * float(stats.t.sf(abs(float((a - b).mean())) / error, 8)))
     assert math.isclose(pair.half_width_classes, half_width(a - b, class_mask))
     p_values = [item.p_value_classes for item in (pair, *others)]
-    assert [item.p_holm_classes for item in (pair, *others)] == adjust_holm(p_values)
+    assert [item.p_holm_classes for item in (pair, *others)] == adjust_p_values(p_values)
     (alone,) = compare_method_pairs({"a": a, "b": b})
     assert alone.half_width_episodes == pair.half_width_episodes  # classes do not matter
     assert math.isnan(alone.p_holm_classes)
@@ -145,7 +145,7 @@ def test_one_method_against_all_others() -> None:
         same = alone[frozenset((item.first, item.second))]
         assert math.isclose(abs(item.difference), abs(same.difference))
         assert (item.p_value_episodes, item.half_width_episodes) == (same.p_value_episodes, same.half_width_episodes)
-    assert [item.p_holm_episodes for item in result] == adjust_holm([item.p_value_episodes for item in result])
+    assert [item.p_holm_episodes for item in result] == adjust_p_values([item.p_value_episodes for item in result])
 
 
 def test_pairs_without_spread() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.stats import zscore
 
 from protonet.datasets import FAMILIES, Dataset, load_digits, split_classes
-from protonet.episodes.features.sources import load_base, load_source, normalize_rows
+from protonet.episodes.features.sources import load_base_dataset, load_source, normalize_rows
 from protonet.errors import InputError
 from tests.datasets.test_omniglot import make_tree as make_omniglot
 from tests.datasets.trees import make_csv as make_mini_imagenet
@@ -48,7 +48,7 @@ def test_names_and_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_source("a.csv", label="kind").x.tolist() == [[1], [2]]
     Path("output.plk").write_bytes(pickle.dumps({0: [np.zeros(3)], 1: [np.ones(3)]}))
     assert load_source("output.plk").x.tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert load_base("output.plk", dim=3).num_classes == 2
+    assert load_base_dataset("output.plk", dim=3).num_classes == 2
     for name, size in (("a", (3, 4)), ("b", (50, 40))):
         Path("images", name).mkdir(parents=True)
         Image.new("L", size).save(Path("images", name, "1.png"))
@@ -104,7 +104,7 @@ def test_unknown_sources_are_refused() -> None:
 
 def test_base_rows(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(24).reshape(4, 2, 3))
-    rows = load_base(str(tmp_path / "a.npy"), dim=6)
+    rows = load_base_dataset(str(tmp_path / "a.npy"), dim=6)
     assert torch.equal(rows.x, torch.arange(24.0).reshape(4, 6))
     assert rows.y.tolist() == [0] * 4
     for array, message in [
@@ -117,7 +117,7 @@ def test_base_rows(tmp_path: Path) -> None:
         if array is not None:
             np.save(tmp_path / "a.npy", array, allow_pickle=True)
         with pytest.raises(InputError, match=message):
-            load_base(str(tmp_path / "a.npy"), dim=2)
+            load_base_dataset(str(tmp_path / "a.npy"), dim=2)
 
 
 def test_random_splits_of_classes() -> None:

@@ -72,7 +72,7 @@ def test_a_plugin_and_its_errors(mine: Path) -> None:
         choose_method(f"{mine}:broken")(episodes)
     assert isinstance(caught.value.__cause__, KeyError)
     mine.write_text(MINE + "\n", encoding="utf-8")
-    assert choose_method(f"{mine}:city_block").origin != choice.origin
+    assert choose_method(f"{mine}:city_block").plugin_version != choice.plugin_version
 
 
 def test_an_error_of_a_built_in_method_with_given_settings_is_one_line() -> None:
@@ -138,7 +138,7 @@ def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(str(mine.parent))
     choice = choose_method("city:power=2")
     monkeypatch.delitem(sys.modules, "mine")
-    assert (choice.name, choice.origin) == ("city:power=2", "theirs 1.2")
+    assert (choice.name, choice.plugin_version) == ("city:power=2", "theirs 1.2")
     assert choose_method("protonet").spec is METHODS["protonet"]  # ours stay ours
     assert "city: of the installed mine:city_block" in list_methods()
     with pytest.raises(InputError, match="`method` must load; got ModuleNotFoundError of lost"):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from protonet.episodes.methods import METHODS, Method, MethodSpec
-from protonet.episodes.methods.keywords import list_keywords
+from protonet.episodes.methods.keywords import list_method_settings
 from protonet.episodes.samplers.batch import BaseClasses, Episodes, TrainedEncoder
 from protonet.sampling import ClassIndex
 from tests.emulated_device import AWAY, Away, EmulatedDevice
@@ -27,7 +27,7 @@ ELSEWHERE = {"tim-dirichlet", "solver"}
 
 def shorten(spec: MethodSpec) -> Method:
     """Return a method with those settings of ``FEW`` that it has."""
-    known = list_keywords(spec.function)
+    known = list_method_settings(spec.function)
     settings: Any = {name: few for name, few in FEW.items() if name in known}
     return partial(spec, **settings)
 
@@ -56,7 +56,7 @@ def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:
         return module
 
     def send_base(base: BaseClasses) -> BaseClasses:
-        rows, index = to(base.take(torch.arange(len(base.by_class.row_indices)))), ClassIndex(*map(to, base.by_class))
+        rows, index = (to(base.take(torch.arange(len(base.by_class.rows)))), ClassIndex(*map(to, base.by_class)))
         return BaseClasses(lambda indices: rows[indices], index, to(base.mean), to(base.class_means))
 
     def send_trained(trained: TrainedEncoder) -> TrainedEncoder:

@@ -135,7 +135,7 @@ def test_fine_tuning_equals_a_slow_loop(backbone: str, head: str, augment: bool)
             changed = support
             if augment and backbone == "mlp":
                 noise = torch.randn(support.shape, generator=generator)
-                changed = support + AUGMENTATION.noise * support.std(dim=0, correction=0) * noise
+                changed = support + AUGMENTATION.noise_deviation * support.std(dim=0, correction=0) * noise
             elif augment:
                 changed = warp_images(support, draw_affine_maps(len(support), generator))
             optimizer.zero_grad()

@@ -13,10 +13,10 @@ from protonet.episodes.methods import METHODS
 from protonet.episodes.methods.keywords import (
     Bound,
     describe_arguments,
-    format_value,
-    list_keywords,
-    parse_keywords,
-    parse_source,
+    format_setting,
+    list_method_settings,
+    parse_method_settings,
+    parse_source_section,
 )
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import InputError
@@ -59,36 +59,36 @@ def own(
 def test_every_setting_is_listed_and_described_and_a_default_as_text_is_the_default() -> None:
     for name in METHODS:
         function = METHODS[name].function
-        keywords, parameters = list_keywords(function), inspect.signature(function).parameters
+        keywords, parameters = list_method_settings(function), inspect.signature(function).parameters
         assert [keyword.parameter for keyword in keywords.values()] == list(parameters)[1:]
-        assert parse_source(function)
+        assert parse_source_section(function)
         for key, keyword in keywords.items():
-            assert keyword.text, key
+            assert keyword.description, key
             assert keyword.default == parameters[keyword.parameter].default
             if keyword.type not in (bool, str) and key not in UNBOUNDED:
                 bounds = {str(keyword.bound), "[1, base classes]"}
-                assert any(bound in keyword.text.lower() for bound in bounds), f"{key} of {name}"
-        texts = {key: format_value(keyword.default) for key, keyword in keywords.items()}
+                assert any(bound in keyword.description.lower() for bound in bounds), f"{key} of {name}"
+        texts = {key: format_setting(keyword.default) for key, keyword in keywords.items()}
         defaults = {keyword.parameter: keyword.default for keyword in keywords.values()}
-        assert parse_keywords(name, function, texts) == defaults
+        assert parse_method_settings(name, function, texts) == defaults
 
 
 def test_settings_of_a_function_of_the_user() -> None:
-    keywords = list_keywords(own)
+    keywords = list_method_settings(own)
     assert list(keywords) == ["pairs", "word", "needed"]
-    assert keywords["pairs"].text == "Two numbers, on two lines."
+    assert keywords["pairs"].description == "Two numbers, on two lines."
     assert keywords["needed"].default is inspect.Parameter.empty
-    assert [item.kind for item in keywords.values()][1:] == ["a word", "a number"]
-    assert parse_source(own) == "A paper, on two lines."
+    assert [item.value_description for item in keywords.values()][1:] == ["a word", "a number"]
+    assert parse_source_section(own) == "A paper, on two lines."
     assert describe_arguments(lambda: None) == {}
-    assert list_keywords(max) == {}  # has no signature
+    assert list_method_settings(max) == {}  # has no signature
 
     def lost(episodes: Any, *, a: Missing = 1, b: float = 2.0) -> None:  # type: ignore[name-defined]  # noqa: F821
         del episodes, a, b
 
-    assert {name: item.type for name, item in list_keywords(lost).items()} == {"a": int, "b": float}
+    assert {name: item.type for name, item in list_method_settings(lost).items()} == {"a": int, "b": float}
     texts = {"needed": "1e-3", "pairs": "4,5", "word": "b=c"}
-    result = parse_keywords("own", own, texts)
+    result = parse_method_settings("own", own, texts)
     assert list(result.items()) == [("pairs", (4, 5)), ("word", "b=c"), ("needed", 0.001)]
 
 
@@ -104,7 +104,7 @@ def test_errors() -> None:
         ("bd-cspn", {"paper": "1"}, "true or false; got '1'"),
     ]:
         with pytest.raises(InputError, match=f"^`method` .*{message}"):
-            parse_keywords(method, METHODS[method].function, texts)
+            parse_method_settings(method, METHODS[method].function, texts)
 
 
 def test_bounds_of_numbers_are_shown_and_checked() -> None:
@@ -121,8 +121,8 @@ def test_bounds_of_numbers_are_shown_and_checked() -> None:
 
         method.__annotations__ |= {"rate": Annotated[float, bound] | None, "pair": tuple[int, Annotated[float, bound]]}
         assert str(bound) == text
-        assert parse_keywords("own", method, {"rate": saved}) == {"rate": float(saved)}
-        assert parse_keywords("own", method, {"rate": "none"}) == {"rate": None}
+        assert parse_method_settings("own", method, {"rate": saved}) == {"rate": float(saved)}
+        assert parse_method_settings("own", method, {"rate": "none"}) == {"rate": None}
         for texts in ({"rate": broken}, {"pair": f"1,{broken}"}):
             with pytest.raises(InputError, match="must have settings within their bounds, " + re.escape(text)):
-                parse_keywords("own", method, texts)
+                parse_method_settings("own", method, texts)

@@ -16,7 +16,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from protonet.episodes.methods import METHODS
-from protonet.episodes.methods.deepemd import deepemd, solve_transport
+from protonet.episodes.methods.deepemd import deepemd, solve_optimal_transport
 from protonet.episodes.methods.maps import RIDGE_OFFSET, cross_transformers, deepbdc, feature_map_reconstruction
 from tests.episodes.cases import agree, make_episodes, needing
 
@@ -154,7 +154,7 @@ def make_transport(kind: str) -> tuple[Tensor, Tensor, Tensor]:
 def test_transport_equals_linear_programs() -> None:
     for kind in ["plain", "ties", "flat", "skewed"]:
         costs, supply, demand = make_transport(kind)
-        flow = solve_transport(costs, supply, demand)
+        flow = solve_optimal_transport(costs, supply, demand)
         assert bool((flow >= 0).all())
         torch.testing.assert_close(flow.sum(dim=2), supply, rtol=0, atol=1e-8)
         torch.testing.assert_close(flow.sum(dim=1), demand, rtol=0, atol=1e-8)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from protonet import solve
 from protonet.episodes import methods
-from protonet.episodes.methods import Method, Need
+from protonet.episodes.methods import Method, MethodInput
 from protonet.episodes.methods.baseline import linear_finetune
 from protonet.episodes.methods.rectification import ASSIGNMENT_TOLERANCE
 from protonet.episodes.methods.solver import solver
-from protonet.episodes.samplers.batch import Episodes, make_row_reader, summarize_base
+from protonet.episodes.samplers.batch import Episodes, make_row_reader, summarize_base_classes
 from protonet.errors import InputError
 from tests.episodes.cases import TRAINED, core_rows, make_base, make_episodes, needing, texts_of
 
@@ -191,7 +191,7 @@ def test_float32_is_enough(name: str) -> None:
         for dtype in (torch.float64, torch.float32):
             base = make_base(dim=40)
             x = factor * base.take(torch.arange(57)) + offset
-            base = summarize_base(make_row_reader(x.to(dtype)), base.by_class)
+            base = summarize_base_classes(make_row_reader(x.to(dtype)), base.by_class)
             episodes = make_episodes(n_episodes=4, dim=40, base=base)[0]
             support, query = ((factor * rows + offset).to(dtype) for rows in (episodes.support, episodes.query))
             texts = texts_of(episodes).to(dtype)
@@ -201,7 +201,7 @@ def test_float32_is_enough(name: str) -> None:
 
 
 #: For each need, the field of episodes that holds it, and the remedy in the message that the field is missing.
-FIELDS: dict[Need, tuple[str, str]] = {
+FIELDS: dict[MethodInput, tuple[str, str]] = {
     "base": ("base", ""),
     "texts": ("texts", ""),
     "unlabelled": ("unlabelled", " Ask for"),

@@ -63,7 +63,7 @@ def map_slowly(*episode: Tensor) -> Array:
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run Sinkhorn's iterations until they are as exact as in the oracles."""
-    monkeypatch.setattr(module, "SINKHORN", module.Sinkhorn(tolerance=1e-8, drift=0))
+    monkeypatch.setattr(module, "SINKHORN", module.SinkhornLimits(tolerance=1e-8, max_drift=0))
 
 
 @pytest.mark.usefixtures("exact")

@@ -66,17 +66,17 @@ def test_a_row_is_augmented_alike_in_any_part_of_the_batch(images_too: bool) -> 
     torch.testing.assert_close(augment_rows(x[2:5], spread, generator(), n=6, first=2), full[2:5])
     if spread is not None:
         assert torch.equal(full[:, 0], x[:, 0])  # a feature that is the same everywhere
-        assert abs(float(((full - x)[:, 1:] / spread[1:]).std()) - AUGMENTATION.noise) < 0.03
+        assert abs(float(((full - x)[:, 1:] / spread[1:]).std()) - AUGMENTATION.noise_deviation) < 0.03
 
 
 def test_affine_maps_stay_within_the_recipe() -> None:
     maps = draw_affine_maps(5000, generator())
-    assert float(maps[..., 2].abs().max()) <= AUGMENTATION.shift
+    assert float(maps[..., 2].abs().max()) <= AUGMENTATION.max_shift
     areas = torch.linalg.det(maps[..., :2]).log()
-    assert 0.9 * 2 * AUGMENTATION.stretch < float(areas.abs().max()) <= 2 * AUGMENTATION.stretch + 1e-6
+    assert 0.9 * 2 * AUGMENTATION.max_stretch < float(areas.abs().max()) <= 2 * AUGMENTATION.max_stretch + 1e-6
     turns = torch.atan2(maps[:, 1, 0], maps[:, 0, 0])
-    assert 0.99 * AUGMENTATION.rotation < float(turns.abs().max()) <= AUGMENTATION.rotation + 1e-6
-    assert abs(float(turns.mean())) < 4 * AUGMENTATION.rotation / math.sqrt(3 * 5000)
+    assert 0.99 * AUGMENTATION.max_rotation < float(turns.abs().max()) <= AUGMENTATION.max_rotation + 1e-6
+    assert abs(float(turns.mean())) < 4 * AUGMENTATION.max_rotation / math.sqrt(3 * 5000)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

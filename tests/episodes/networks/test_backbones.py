@@ -11,8 +11,8 @@ from torch.optim.swa_utils import update_bn
 from protonet.episodes.networks.backbones import (
     BatchNorm,
     DropBlock,
-    Residual,
-    embed_rows,
+    ResidualBlock,
+    embed_rows_in_batches,
     make_backbone,
     measure_statistics,
     use_leading_statistics,
@@ -61,10 +61,10 @@ def test_seeds_decide_weights_and_in_evaluation_a_row_does_not_see_the_others(na
 def test_embed_rows_in_chunks() -> None:
     encoder, x = make("mlp", 8), rows(2500, 8)
     full = encoder(x).detach()
-    embedded = embed_rows(encoder, make_row_reader(x), torch.arange(2500))
+    embedded = embed_rows_in_batches(encoder, make_row_reader(x), torch.arange(2500))
     torch.testing.assert_close(embedded, full)
     some = torch.tensor([2400, 3, 3])
-    torch.testing.assert_close(embed_rows(encoder, make_row_reader(x.double()), some), full[some])
+    torch.testing.assert_close(embed_rows_in_batches(encoder, make_row_reader(x.double()), some), full[some])
     assert not embedded.requires_grad
 
 
@@ -129,7 +129,7 @@ def test_conv4_equals_a_slow_network() -> None:
 
 def test_a_block_of_resnet12_equals_a_slow_block() -> None:
     block, x = make_used("resnet12", GREY)[1].eval(), rows(3, GREY).reshape(3, 1, 16, 16)
-    assert isinstance(block, Residual)
+    assert isinstance(block, ResidualBlock)
     layers, shortcut = list(block.path), list(block.shortcut)
     z = x
     for index in range(3):

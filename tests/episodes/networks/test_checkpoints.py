@@ -13,7 +13,7 @@ from protonet.episodes.networks.checkpoints import (
     CHECKPOINT_FORMAT,
     CHECKPOINT_VERSION,
     load_encoder,
-    load_trained,
+    load_trained_encoder,
     read_checkpoint,
     write_checkpoint,
 )
@@ -44,7 +44,7 @@ def test_load_encoder(tmp_path: Path) -> None:
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(1))
     encoder = load_encoder(write(tmp_path / "x.safetensors"), dim=8)
     assert torch.equal(encoder(x), make_backbone("mlp", 8, torch.Generator().manual_seed(0))(x))
-    assert load_trained(tmp_path / "x.safetensors", torch.clone).plan == make_plan(dim=8)
+    assert load_trained_encoder(tmp_path / "x.safetensors", torch.clone).plan == make_plan(dim=8)
     assert not encoder.training
     assert not encoder(x).requires_grad
     with pytest.raises(ValueError, match=r"^`path` must hold an encoder of 9 features per row; got 8\."):

@@ -27,7 +27,7 @@ def sample(
     labels: torch.Tensor, config: EpisodeConfig, seed: int = 0, first: int = 0, n_episodes: int = 30
 ) -> SampledEpisodes:
     index = index_classes(labels)
-    index = config.validate(index, tuple(map(str, range(len(index.class_sizes)))))
+    index = config.validate(index, tuple(map(str, range(len(index.size)))))
     return config.sample(index, seed=seed, first=first, n_episodes=n_episodes)
 
 

@@ -9,8 +9,13 @@ from scipy.stats import chisquare
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
-from protonet.episodes.samplers.fixed_split import FixedSplit, describe_duplicates, group_equal_rows, join_split
-from protonet.episodes.samplers.sampler import NO_ROW
+from protonet.episodes.samplers.fixed_split import (
+    FixedSplit,
+    describe_duplicates,
+    group_equal_rows,
+    join_training_and_test_rows,
+)
+from protonet.episodes.samplers.sampler import EMPTY_SLOT
 from protonet.errors import InputError
 from protonet.sampling import index_classes
 from tests.strategies import seeds
@@ -34,7 +39,7 @@ def test_the_support_is_of_training_rows_and_the_queries_are_the_test_split(seed
     for support, query in zip(draw.support, draw.query, strict=True):
         assert bool((TRAIN[support] == torch.arange(3)[:, None]).all())
         assert all(len(part.unique()) == 2 for part in support)
-        assert [[row for row in part.tolist() if row != NO_ROW] for part in query] == [[10], [9, 12, 13], [11]]
+        assert [[row for row in part.tolist() if row != EMPTY_SLOT] for part in query] == [[10], [9, 12, 13], [11]]
 
 
 def test_every_training_row_is_as_likely() -> None:
@@ -60,7 +65,7 @@ def test_settings_that_do_not_fit_the_split_are_refused() -> None:
 def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     methods, config = {name: METHODS[name]}, FixedSplit(2, COUNTS)
     full = evaluate(X, INDEX, methods, config, n_episodes=3)[name]
-    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MAX_PRODUCTS", 1)
+    monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MAX_AUROC_COMPARISONS", 1)
     monkeypatch.setattr("protonet.episodes.evaluation.evaluate.MIN_QUERIES_PER_BLOCK", 2)
     blocks = evaluate(X, INDEX, methods, config, n_episodes=3)[name]
     assert torch.equal(full.accuracy, blocks.accuracy)
@@ -69,15 +74,17 @@ def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_splits_are_joined_by_name() -> None:
     train, test = dataset(X[:9], TRAIN), dataset(X[9:], (TEST + 1) % 3, ("c", "a", "b"))
-    data, counts = join_split(train, test, ("x", "y"))
+    data, counts = join_training_and_test_rows(train, test, ("x", "y"))
     assert torch.equal(data.x, X)
     assert data.y.tolist() == [*TRAIN.tolist(), *TEST.tolist()]
     assert counts == COUNTS
-    half = join_split(train, dataset(X[9:].half(), TEST), ("x", "y"))[0]
+    half = join_training_and_test_rows(train, dataset(X[9:].half(), TEST), ("x", "y"))[0]
     assert half.x.dtype == torch.float32
     pixels = dataset((2 * torch.arange(45)).view(9, 5).to(torch.uint8), TRAIN)
-    assert torch.equal(join_split(pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))[0].x[:9], pixels.x)
-    mixed = join_split(pixels, test, ("x", "y"))[0]
+    assert torch.equal(
+        join_training_and_test_rows(pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))[0].x[:9], pixels.x
+    )
+    mixed = join_training_and_test_rows(pixels, test, ("x", "y"))[0]
     assert torch.equal(mixed.x, torch.cat([pixels.x / 255, X[9:]]))
 
 
@@ -92,7 +99,7 @@ def test_splits_that_do_not_fit_together_are_refused() -> None:
         ),
     ]:
         with pytest.raises(InputError, match=message):
-            join_split(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))
+            join_training_and_test_rows(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))
 
 
 @given(

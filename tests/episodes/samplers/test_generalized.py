@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
-from protonet.episodes.samplers.batch import make_row_reader, summarize_base
+from protonet.episodes.samplers.batch import make_row_reader, summarize_base_classes
 from protonet.episodes.samplers.config import EpisodeConfig
-from protonet.episodes.samplers.generalized import Generalized
+from protonet.episodes.samplers.generalized import GeneralizedSampler
 from protonet.episodes.samplers.sampler import RowPool
 from protonet.errors import InputError
 from protonet.sampling import ClassIndex, index_classes, list_class_rows
@@ -24,17 +24,14 @@ X = torch.randn(9, 4, generator=GENERATOR)[LABELS] + 0.8 * torch.randn(len(LABEL
 
 def join(
     labels: torch.Tensor, x: torch.Tensor, n_base: int, setting: EpisodeConfig
-) -> tuple[Generalized, RowPool, ClassIndex]:
+) -> tuple[GeneralizedSampler, RowPool, ClassIndex]:
     """Make generalized episodes of which the first classes are base; return them, their rows, and the base rows."""
     full, names = index_classes(labels), tuple("abcdefghi")
-    base, novel = (
-        full.select_classes(torch.arange(n_base)),
-        full.select_classes(torch.arange(n_base, len(full.class_sizes))),
-    )
-    learned, queries = Generalized(setting).hold_out(base, names)
-    means = summarize_base(make_row_reader(x), learned).class_means
+    base, novel = (full.select_classes(torch.arange(n_base)), full.select_classes(torch.arange(n_base, len(full.size))))
+    learned, queries = GeneralizedSampler(setting).hold_out(base, names)
+    means = summarize_base_classes(make_row_reader(x), learned).class_means
     of_novel, of_base = (RowPool(x, make_row_reader(x), index, index) for index in (novel, queries))
-    sampler, pool = Generalized(setting).join_base(of_novel, of_base, means)
+    sampler, pool = GeneralizedSampler(setting).join_base(of_novel, of_base, means)
     return sampler, pool, learned
 
 
@@ -46,12 +43,12 @@ def test_every_fifth_base_row_is_a_query_and_not_in_its_mean_and_no_row_is_lost(
     for part in range(3):
         mine = X[part == LABELS]
         is_query = torch.arange(len(mine)) % 5 == 4
-        rows = ROWS[INDEX.class_starts[part] : INDEX.class_starts[part] + INDEX.class_sizes[part]]
+        rows = ROWS[INDEX.start[part] : INDEX.start[part] + INDEX.size[part]]
         assert torch.allclose(rows[0], mine[~is_query].mean(dim=0), atol=1e-6)
         assert torch.equal(rows[1:], mine[is_query])
-    assert torch.equal(ROWS[INDEX.class_starts[3] :], X[LABELS >= 3])
-    assert torch.equal(LABELS[SOURCES.row_indices[SOURCES.class_starts]], torch.arange(9))
-    assert torch.equal(X[SOURCES.row_indices[SOURCES.class_starts[3] :]], ROWS[INDEX.class_starts[3] :])
+    assert torch.equal(ROWS[INDEX.start[3] :], X[LABELS >= 3])
+    assert torch.equal(LABELS[SOURCES.rows[SOURCES.start]], torch.arange(9))
+    assert torch.equal(X[SOURCES.rows[SOURCES.start[3] :]], ROWS[INDEX.start[3] :])
     for part, learned in enumerate(list_class_rows(LEARNED)):
         queries = list_class_rows(SOURCES)[part][1:]
         assert sorted(torch.cat([learned, queries]).tolist()) == LABELS.eq(part).nonzero().flatten().tolist()
@@ -64,12 +61,12 @@ def test_base_classes_come_first_and_novel_ones_are_those_of_plain_episodes(seed
     plain = KIND.novel.sample(novel, seed=seed, first=first, n_episodes=n)
     assert torch.equal(draw.support[:, 3:], plain.support)
     assert torch.equal(draw.query[:, 3:, : plain.query.shape[2]], plain.query)
-    assert (draw.support[:, :3, 0] == INDEX.class_starts[:3]).all()
+    assert (draw.support[:, :3, 0] == INDEX.start[:3]).all()
     assert (draw.support[:, :3, 1:] < 0).all()
     for part in range(3):
         is_query = draw.query[:, part]
-        assert (is_query > INDEX.class_starts[part]).sum() == n * min(3, int(INDEX.class_sizes[part]) - 1)
-        assert (is_query < INDEX.class_starts[part] + INDEX.class_sizes[part]).all()
+        assert (is_query > INDEX.start[part]).sum() == n * min(3, int(INDEX.size[part]) - 1)
+        assert (is_query < INDEX.start[part] + INDEX.size[part]).all()
 
 
 def test_scores_equal_a_slow_loop() -> None:
@@ -108,7 +105,7 @@ def test_a_base_class_of_two_rows_has_a_mean_and_a_query() -> None:
     labels, x = torch.tensor([0, 0, 1, 1, 1]), torch.arange(10.0).reshape(5, 2)
     _, pool, _ = join(labels, x, 1, EpisodeConfig())
     assert torch.equal(pool.x[:2], x[:2])
-    assert pool.by_class.class_sizes.tolist() == [2, 3]
+    assert pool.by_class.size.tolist() == [2, 3]
     message = "`base classes` must have 2 rows, to learn from and to ask for; got class 'a'"
     with pytest.raises(InputError, match=message):
         join(labels[1:], x[1:], 1, EpisodeConfig())

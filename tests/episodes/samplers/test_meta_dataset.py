@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from protonet.episodes.samplers.meta_dataset import MetaDataset, read_groups
-from protonet.episodes.samplers.sampler import Stream, sample_uniform
+from protonet.episodes.samplers.meta_dataset import MetaDataset, read_class_groups
+from protonet.episodes.samplers.sampler import RandomStream, sample_uniform_by_episode
 from protonet.errors import InputError
 from protonet.sampling import index_classes
 
@@ -23,23 +23,23 @@ SETTINGS = [MetaDataset(), GROUPED, replace(GROUPED, all_of_group=True)]
 def describe_slowly(setting: MetaDataset, seed: int, index: int) -> tuple[list[int], int, list[int]]:
     """Draw an episode's classes, queries per class and shots, as the paper's appendix and its code say."""
 
-    def uniform(stream: Stream, *shape: int) -> list[float]:
-        indices = sample_uniform(seed, stream, index, (1, *shape))
+    def uniform(stream: RandomStream, *shape: int) -> list[float]:
+        indices = sample_uniform_by_episode(seed, stream, index, (1, *shape))
         return [float(item) for item in indices.flatten()]
 
     groups = setting.groups or (tuple(range(70)),)
-    group = groups[int(uniform(Stream.GROUP)[0] * len(groups))]
+    group = groups[int(uniform(RandomStream.GROUP)[0] * len(groups))]
     maximum = min(50, len(group))
-    way = maximum if setting.all_of_group else 5 + int(uniform(Stream.WAY)[0] * (maximum - 5 + 1))
+    way = maximum if setting.all_of_group else 5 + int(uniform(RandomStream.WAY)[0] * (maximum - 5 + 1))
     left, classes = list(group), []
-    for position in uniform(Stream.CLASS, 50)[:way]:
+    for position in uniform(RandomStream.CLASS, 50)[:way]:
         classes.append(left.pop(int(position * len(left))))
     images = [int(SIZE[c]) for c in classes]
     n_query = min(10, *(count // 2 for count in images))
     remaining = [count - n_query for count in images]
-    beta = uniform(Stream.SHOT)[0]
+    beta = uniform(RandomStream.SHOT)[0]
     total = min(500, sum(math.floor(beta * min(100, count) + 1) for count in remaining))
-    alphas = [math.log(0.5) + item * (math.log(2) - math.log(0.5)) for item in uniform(Stream.SIZE, 50)[:way]]
+    alphas = [math.log(0.5) + item * (math.log(2) - math.log(0.5)) for item in uniform(RandomStream.SIZE, 50)[:way]]
     weights = [math.exp(alpha) * count for alpha, count in zip(alphas, images, strict=True)]
     fractions = zip([weight / sum(weights) for weight in weights], remaining, strict=True)
     return classes, n_query, [min(math.floor(fraction * (total - way)) + 1, count) for fraction, count in fractions]
@@ -68,9 +68,9 @@ def test_groups_are_nodes_of_a_tree(tmp_path: Path) -> None:
     names = [f"m{c}" for c in range(5)] + [f"b{c}" for c in range(4)] + ["cup"]
     # animal: 9 classes; bird: 5 with m0; mammal: 5; root: 10; thing has one child.
     nine, bird, mammal = tuple(range(9)), (0, 5, 6, 7, 8), (0, 1, 2, 3, 4)
-    assert read_groups(str(path), names) == ((nine, bird, mammal, tuple(range(10))), True)
+    assert read_class_groups(str(path), names) == ((nine, bird, mammal, tuple(range(10))), True)
     more = [*names, *(f"f{c}" for c in range(400))]
-    groups, _ = read_groups(str(path), more)
+    groups, _ = read_class_groups(str(path), more)
     assert groups == (nine, bird, mammal)
 
 
@@ -85,7 +85,7 @@ def test_files_that_are_no_hierarchy_are_refused(tmp_path: Path) -> None:
         path = tmp_path / ("tree.txt" if text else "absent.txt")
         path.write_text(text, encoding="utf-8") if text else None
         with pytest.raises(InputError, match=rf"^`hierarchy` must {message}"):
-            read_groups(str(path), ["c0", "c1", "c2"])
+            read_class_groups(str(path), ["c0", "c1", "c2"])
 
 
 def test_data_that_the_protocol_cannot_sample_are_refused() -> None:
@@ -101,4 +101,4 @@ def test_data_that_the_protocol_cannot_sample_are_refused() -> None:
 
 def test_names_without_superclasses() -> None:
     with pytest.raises(InputError, match="be in the names of all classes; got 'b' without a superclass"):
-        read_groups("names", ["a/b", "b"])
+        read_class_groups("names", ["a/b", "b"])

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protonet.episodes.samplers import sampler as sampler_module
-from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size, summarize_base
+from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size, summarize_base_classes
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.samplers.fixed_split import FixedSplit
-from protonet.episodes.samplers.generalized import Generalized
+from protonet.episodes.samplers.generalized import GeneralizedSampler
 from protonet.episodes.samplers.meta_dataset import MetaDataset
-from protonet.episodes.samplers.sampler import NO_ROW, Sampler
+from protonet.episodes.samplers.sampler import EMPTY_SLOT, Sampler
 from protonet.sampling import index_classes
 from tests.strategies import seeds
 
@@ -33,7 +33,7 @@ PROTOCOLS: dict[str, Sampler] = {
     "fixed split": FixedSplit(2, tuple((SIZE - 3).tolist())),
     "Meta-Dataset": MetaDataset(),
     "groups": MetaDataset((tuple(range(6)), tuple(range(4, 12)))),
-    "generalized": Generalized(EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=3), n_base=4),
+    "generalized": GeneralizedSampler(EpisodeConfig(way=(3, 3), shot=(1, 2), n_query=3), n_base=4),
 }
 every = pytest.mark.parametrize("name", PROTOCOLS)
 
@@ -47,7 +47,7 @@ def test_an_episode_depends_only_on_its_index(name: str, seed: int, first: int, 
     for more, less in zip(full, part, strict=True):
         width = less.shape[2]
         assert torch.equal(more[2 : 2 + n, :, :width], less)
-        assert bool((more[2 : 2 + n, :, width:] == NO_ROW).all())
+        assert bool((more[2 : 2 + n, :, width:] == EMPTY_SLOT).all())
 
 
 @every
@@ -80,8 +80,8 @@ def test_batches_hold_every_episode_exactly_once(name: str, seed: int) -> None:
     draw = PROTOCOLS[name].sample(INDEX, seed=seed, first=3, n_episodes=12)
     indices = []
     for part in split_by_size(draw):
-        indices += part.positions.tolist()
-        for position, index in enumerate(part.positions.tolist()):
+        indices += part.episode_positions.tolist()
+        for position, index in enumerate(part.episode_positions.tolist()):
             for rows, labels, drawn in (
                 (part.support, part.support_labels, draw.support),
                 (part.query, part.query_labels, draw.query),
@@ -89,11 +89,11 @@ def test_batches_hold_every_episode_exactly_once(name: str, seed: int) -> None:
                 expected = [(row, c) for c, rows_of in enumerate(drawn[index].tolist()) for row in rows_of]
                 known = labels[position] >= 0
                 result = zip(rows[position][known].tolist(), labels[position][known].tolist(), strict=True)
-                assert list(result) == [pair for pair in expected if pair[0] != NO_ROW]
+                assert list(result) == [pair for pair in expected if pair[0] != EMPTY_SLOT]
             outside = part.query[position][part.query_labels[position] < 0].tolist()
-            assert outside == [row for row in draw.open_query[index].flatten().tolist() if row != NO_ROW]
+            assert outside == [row for row in draw.open_query[index].flatten().tolist() if row != EMPTY_SLOT]
             more = draw.unlabelled[index].flatten()
-            assert part.unlabelled[position].tolist() == more[more != NO_ROW].tolist()
+            assert part.unlabelled[position].tolist() == more[more != EMPTY_SLOT].tolist()
             shots = torch.bincount(part.support_labels[position], minlength=part.n_way).tolist()
             labels_of = part.query_labels[position].tolist()
             assert part.query_shots[position].tolist() == [shots[c] if c >= 0 else 0 for c in labels_of]
@@ -120,10 +120,10 @@ def test_gathered_rows(dtype: torch.dtype) -> None:
 
 def test_statistics_of_base_classes() -> None:
     x = torch.randn(len(LABELS), 3, generator=torch.Generator().manual_seed(0))
-    base = summarize_base(make_row_reader(x), INDEX.select_classes(torch.tensor([3, 1])))
+    base = summarize_base_classes(make_row_reader(x), INDEX.select_classes(torch.tensor([3, 1])))
     assert torch.allclose(base.class_means, torch.stack([x[LABELS == 3].mean(dim=0), x[LABELS == 1].mean(dim=0)]))
     assert torch.allclose(base.mean, x[(LABELS == 1) | (LABELS == 3)].mean(dim=0))
-    rows = base.take(base.by_class.row_indices)  # methods can read base rows alone
+    rows = base.take(base.by_class.rows)  # methods can read base rows alone
     assert torch.equal(rows, torch.cat([x[LABELS == 3], x[LABELS == 1]]))
     with pytest.raises(IndexError, match="out of bounds"):
         base.take(torch.tensor([len(rows)]))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from protonet.episodes.names import OBJECTIVES, TrainingPlan
 from protonet.episodes.networks.backbones import BatchNorm, LinearHead, SetTransformer, make_head
 from protonet.episodes.training.objectives import (
-    TRAINING_RECIPE,
+    META_TRAINING,
     AdaptedLearner,
     FeatLearner,
     ProtoNetLearner,
@@ -155,13 +155,13 @@ def test_feats_losses_equal_a_slow_loop() -> None:
                 for losses, points in ((episodic, adapted), (contrastive, centres)):
                     if losses is contrastive or index >= N_SHOT:
                         cosines = F.cosine_similarity(points, row[None])
-                        losses.append(-(cosines / TRAINING_RECIPE.temperature).log_softmax(dim=0)[way])
+                        losses.append(-(cosines / META_TRAINING.temperature).log_softmax(dim=0)[way])
     result = learner(x, targets, N_SHOT)
     torch.testing.assert_close(result[0], torch.stack(episodic).mean())
-    torch.testing.assert_close(result[1], TRAINING_RECIPE.contrast * torch.stack(contrastive).mean())
+    torch.testing.assert_close(result[1], META_TRAINING.contrastive_weight * torch.stack(contrastive).mean())
     cosines = F.normalize(encoder(x.flatten(0, 2)), dim=1) @ F.normalize(proxies, dim=1).T
     smooth = F.cross_entropy(
-        cosines / TRAINING_RECIPE.temperature, targets.flatten(), label_smoothing=TRAINING_RECIPE.smoothing
+        cosines / META_TRAINING.temperature, targets.flatten(), label_smoothing=META_TRAINING.label_smoothing
     )
     torch.testing.assert_close(result[2], smooth)
 

@@ -26,13 +26,19 @@ from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.features.sources import load_source
 from protonet.episodes.methods import METHODS
 from protonet.episodes.names import TrainingPlan
-from protonet.episodes.networks.backbones import embed_rows, make_backbone
-from protonet.episodes.networks.checkpoints import load_encoder, load_trained, read_checkpoint, select_prefix
+from protonet.episodes.networks.backbones import embed_rows_in_batches, make_backbone
+from protonet.episodes.networks.checkpoints import load_encoder, load_trained_encoder, read_checkpoint, select_by_prefix
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.episodes.training import tasks
 from protonet.episodes.training import train as training
-from protonet.episodes.training.objectives import LOSSES, TRAINING_RECIPE, make_learner
-from protonet.episodes.training.tasks import Score, Side, draw_batch, score_encoder, select_side
+from protonet.episodes.training.objectives import LOSS_NAMES, META_TRAINING, make_learner
+from protonet.episodes.training.tasks import (
+    SplitSide,
+    ValidationScore,
+    draw_training_episodes,
+    score_encoder,
+    select_split_side,
+)
 from protonet.episodes.training.train import choose_backbone
 from protonet.sampling import index_classes
 from tests.episodes.meta_cases import SIDES, make_data, save_data
@@ -46,8 +52,8 @@ run_train = SUBCOMMANDS["train"].run
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the data; validate on few episodes, and measure batch normalisation on few rows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=20, n_slow=4))
-    monkeypatch.setattr(training, "TRAINING_RECIPE", replace(TRAINING_RECIPE, measured_rows=40))
+    monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=20, n_slow_episodes=4))
+    monkeypatch.setattr(training, "META_TRAINING", replace(META_TRAINING, batch_norm_rows=40))
     save_data(tmp_path / "tiny.npz")
     return tmp_path
 
@@ -58,7 +64,7 @@ def train(more: str = "", output: str = "a.safetensors", *, beat_raw: bool = Fal
     The encoder must only beat the raw features with ``beat_raw``.
     """
     small = "--backbone mlp --way 4 --query 2 --episodes-per-step 2 --steps 10 --eval-every 4 --patience 9 --device cpu"
-    raw = None if beat_raw else ("protonet", Score(0, 0.0, 0.0))
+    raw = None if beat_raw else ("protonet", ValidationScore(0, 0.0, 0.0))
     score = mock.patch.object(training, "score_raw_features", return_value=raw)
     with contextlib.nullcontext() if beat_raw else score:
         run_train(f"--dataset tiny.npz -o {output} {small} {more}".split())
@@ -86,7 +92,7 @@ def test_the_best_encoder_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
     plan = TrainingPlan(**read(path)[1]["plan"])
     assert accuracy == max(entry["accuracy"] for entry in entries) == entries[-1]["best_accuracy"]
     encoder = load_encoder(path)
-    side = select_side("data", make_data(), "validation")
+    side = select_split_side("data", make_data(), "validation")
     assert score_encoder(encoder, nn.Identity(), side, plan, step, ProcessGroup()) == (step, accuracy, half_width)
     line = capsys.readouterr().out
     assert line.startswith(f"{path}: mlp, 10 steps, ")
@@ -104,13 +110,15 @@ def test_an_interrupted_run_ends_in_the_same_tensors(
     more = f"--objective {objective} --way {2 if objective == 'anil' else 4}"
     full = train(f"{more} --log whole", "whole.safetensors")
 
-    def draw(base: Side, plan: TrainingPlan, position: int, group: ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(
+        base: SplitSide, plan: TrainingPlan, position: int, group: ProcessGroup
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if position == step - 1:
             signal.raise_signal(signal.SIGINT)
-        return draw_batch(base, plan, position, group)
+        return draw_training_episodes(base, plan, position, group)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "draw_batch", draw)
+        patch.setattr(training, "draw_training_episodes", draw)
         handler = signal.getsignal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt, match=rf"^stopped at step {step}; run again with --resume$"):
             train(f"{more} --log log")
@@ -132,15 +140,15 @@ def test_the_method_of_an_objective_has_the_accuracy_of_the_validation(objective
     path = train(f"--objective {objective} --way 2 --log log --steps 2")
     validation = make_data()
     index = index_classes(validation.y).select_classes(torch.tensor([3, 5]))
-    trained = load_trained(path, validation.get_rows, dim=64)
-    x = embed_rows(trained.encoder, validation.get_rows, torch.arange(72))
+    trained = load_trained_encoder(path, validation.get_rows, dim=64)
+    x = embed_rows_in_batches(trained.encoder, validation.get_rows, torch.arange(72))
     setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
     n_episodes = 4 if objective == "maml" else 20
     methods = {objective: METHODS[objective]}
     accuracy = evaluate(x, index, methods, setting, n_episodes=n_episodes, trained=trained)[objective].accuracy
     assert float(accuracy.mean()) == pytest.approx(read(path)[1]["best"][1], abs=1e-9)
     assert trained.plan.objective == objective
-    assert read_log()[-1].keys() & set(LOSSES) == set(make_learner(trained.plan, GENERATOR).losses)
+    assert read_log()[-1].keys() & set(LOSS_NAMES) == set(make_learner(trained.plan, GENERATOR).losses)
 
 
 def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path) -> None:
@@ -148,10 +156,12 @@ def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path)
     tensors, metadata = read(train("--backbone conv4 --steps 2"))
     plan = TrainingPlan(**metadata["plan"])
     encoder = make_backbone("conv4", 256, GENERATOR)
-    encoder.load_state_dict(select_prefix(tensors, training.AVERAGED))
+    encoder.load_state_dict(select_by_prefix(tensors, training.AVERAGED_PREFIX))
     measured = encoder[2].running_mean
-    base = select_side("data", make_data(dim=256), "base")
-    batches = [draw_batch(base, plan, step, ProcessGroup())[0].flatten(0, 2) for step in range(2)]  # 48 rows
+    base = select_split_side("data", make_data(dim=256), "base")
+    batches = [
+        draw_training_episodes(base, plan, step, ProcessGroup())[0].flatten(0, 2) for step in range(2)
+    ]  # 48 rows
     means = torch.stack([encoder[1](encoder[0](rows)).mean(dim=(0, 2, 3)) for rows in batches]).mean(dim=0)
     torch.testing.assert_close(measured, means.detach(), atol=1e-5, rtol=1e-4)
     assert all(tensor.isfinite().all() for tensor in tensors.values())
@@ -160,7 +170,7 @@ def test_batch_normalisation_is_measured_with_the_averaged_weights(folder: Path)
 def test_a_run_begins_at_another_ones_encoder(capsys: pytest.CaptureFixture[str]) -> None:
     first = train()
     more = f"--start {first} --objective anil --head zero --steps 1"
-    learned, started = (select_prefix(read(path)[0], "best.") for path in (first, train(more, "b.safetensors")))
+    learned, started = (select_by_prefix(read(path)[0], "best.") for path in (first, train(more, "b.safetensors")))
     assert all(float((started[name] - learned[name]).abs().max()) < 0.02 for name in learned)
     assert "mlp by anil, 1 steps" in capsys.readouterr().out
     message = r"`start` must hold an encoder of conv and 64 features per row; got mlp and 64"
@@ -289,7 +299,7 @@ def test_two_processes_follow_the_path_of_one() -> None:
     assert len(one) == 3
     for ours, theirs in zip(one, two, strict=True):
         assert ours.keys() == theirs.keys()
-        for name in ours.keys() & {"step", *LOSSES}:
+        for name in ours.keys() & {"step", *LOSS_NAMES}:
             assert theirs[name] == pytest.approx(ours[name], rel=1e-3)
         assert theirs["accuracy"] == pytest.approx(ours["accuracy"], abs=0.02)
 
@@ -314,7 +324,7 @@ def test_an_encoder_that_is_better_than_raw_features_is_written() -> None:
     x = np.concatenate([signal_of[y] + 0.3 * generator.normal(size=(600, 4)), generator.normal(size=(600, 60))], axis=1)
     np.savez("tiny.npz", x=x, y=y, split=np.array(["base"] * 20 + ["validation"] * 10)[y])
     metadata = read(train("--way 20 --steps 60 --eval-every 30", beat_raw=True))[1]
-    side = select_side("data", load_source("tiny.npz"), "validation")
+    side = select_split_side("data", load_source("tiny.npz"), "validation")
     _, raw = tasks.score_raw_features(side, TrainingPlan(**metadata["plan"]), ProcessGroup())
     assert metadata["best"][1] > raw.accuracy + 0.05
 
