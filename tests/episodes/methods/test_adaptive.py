@@ -65,7 +65,7 @@ def test_the_temperature_equals_the_solvers() -> None:
         assert abs(float(loss - row_losses.mean())) < 1e-4
 
 
-@pytest.mark.parametrize("dim", [3, module.FLOATS_IN_CACHE // 8])
+@pytest.mark.parametrize("dim", [3, module.ADAPTIVE_FLOATS_IN_CACHE // 8])
 def test_city_block_distances_equal_torchs(dim: int) -> None:
     """Distances are computed in several blocks if there are many features; those of equal rows are 0."""
     generator = torch.Generator().manual_seed(0)
