@@ -14,8 +14,8 @@ from torch import Tensor
 
 from protonet.views.transformer import CLASS_CODES
 
-#: Number of activations, waves of a smooth function, and maximal depth of a tree.
-ACTIVATIONS, SMOOTH_WAVES, MAX_DEPTH = 9, 48, 6
+#: Number of activations, waves of a smooth function, maximal depth of a tree, of modes of a class, and of regions.
+ACTIVATIONS, SMOOTH_WAVES, MAX_DEPTH, MAX_MODES, MAX_REGIONS = 9, 48, 6, 8, 32
 
 #: Samples the columns and classes of tables: (generator, tables, rows, columns, classes of each table).
 Family = Callable[[torch.Generator, int, int, int, Tensor], tuple[Tensor, Tensor]]
@@ -139,20 +139,24 @@ def _make_causal(
 def _make_groups(
     generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Generate the columns given the class: location and scale differ between classes; some classes are mixtures."""
+    """Generate the columns given the class: location and scale differ between classes; some classes have modes."""
     y = _classes(generator, counts, rows)
     cumulative = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
     cumulative = (cumulative / cumulative.sum(dim=1, keepdim=True)).cumsum(1)
     skewed = (_uniform(generator, tables, rows)[:, :, None] > cumulative[:, None]).sum(dim=2)
     uneven = _uniform(generator, tables, 1) < 0.4
     y = torch.where(uneven, torch.minimum(skewed, (counts - 1)[:, None]), y)
-    parts = 1 + 2 * (_uniform(generator, tables, 1) < 0.3).long()
-    component = (3 * y + _integers(generator, 2**20, tables, rows) % parts)[:, :, None].expand(tables, rows, columns)
+    modes = 1 + (_integers(generator, MAX_MODES, tables, 1) * (_uniform(generator, tables, 1) < 0.35))
+    component = MAX_MODES * y + _integers(generator, 2**20, tables, rows) % modes
+    component = component[:, :, None].expand(tables, rows, columns)
     useful = (_uniform(generator, tables, 1, columns) < _uniform(generator, tables, 1, 1) ** 0.7).float()
     strength = torch.exp(0.7 * _normal(generator, tables, 1, columns)) * (0.5 + 2 * _uniform(generator, tables, 1, 1))
-    mean = _normal(generator, tables, 3 * CLASS_CODES, columns) * useful * strength
+    mean = _normal(generator, tables, MAX_MODES * CLASS_CODES, columns) * useful * strength
     differs = useful * (_uniform(generator, tables, 1, 1) < 0.4)
-    spread = torch.exp(0.7 * _normal(generator, tables, 3 * CLASS_CODES, columns) * differs)
+    wider = useful * (_uniform(generator, tables, 1, 1) < 0.2)  # a class is wider than another in all columns: a ring
+    mean = mean * torch.where(wider.bool() & (_uniform(generator, tables, 1, 1) < 0.7), 0.2, 1.0)
+    logarithm = differs * _normal(generator, tables, MAX_MODES * CLASS_CODES, columns)
+    spread = torch.exp(0.7 * (logarithm + wider * _normal(generator, tables, MAX_MODES * CLASS_CODES, 1)))
     turn = _normal(generator, tables, columns, columns) * 1.5 / math.sqrt(columns)
     turn = turn * _uniform(generator, tables, 1, 1) * (_uniform(generator, tables, 1, 1) < 0.5)
     noise = _draw_causes(generator, tables, rows, columns) @ (torch.eye(columns) + turn)
@@ -202,14 +206,15 @@ def _make_smooth(
 def _make_pairs(
     generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Generate classes from interactions of two or three columns: order, ratio, product, equality, or categories."""
+    """Generate classes from interactions of two or three columns: order, ratio, product, radius, or categories."""
     x = _draw_causes(generator, tables, rows, columns)
     order = _uniform(generator, tables, columns).argsort(dim=1)
     triples = order[:, [position % columns for position in range(3)]][:, None].expand(tables, rows, 3)
     a, b, c = x.gather(2, triples).unbind(2)
     ways = (a - b, a * b, a / (b.abs() + 0.2), (a - b).abs(), torch.maximum(a, b), a * b.sign())
     more = ((a.round() - b.round()).abs(), torch.where(c > 0, a, b), a + b, a.abs())
-    scores = torch.stack([*ways, *more], dim=1)
+    radial = (a.square() + b.square() + c.square(), torch.atan2(a, b), a.sign() * b.sign() * c)
+    scores = torch.stack([*ways, *more, *radial], dim=1)
     score = scores[torch.arange(tables), _integers(generator, scores.shape[1], tables)]
     noisy = score + 0.05 * _normal(generator, tables, rows)
     cut = _bin_scores(generator, noisy, counts, _uniform(generator, tables) < 0.6)
@@ -220,8 +225,24 @@ def _make_pairs(
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, cut, decided)
 
 
+def _make_regions(
+    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Generate classes of regions: a row has the class of its nearest centre in one to four columns."""
+    x = _draw_causes(generator, tables, rows, columns)
+    used = (_uniform(generator, tables, columns).argsort(dim=1) <= _integers(generator, 4, tables, 1)).float()[:, None]
+    regions = min(rows, MAX_REGIONS)
+    distance = torch.cdist(x * used, x[:, :regions] * used)
+    absent = torch.arange(regions) > 2 + _integers(generator, MAX_REGIONS, tables, 1)
+    nearest = distance.masked_fill(absent[:, None], math.inf).argmin(dim=2)
+    return x, _classes(generator, counts, regions).gather(1, nearest)
+
+
 #: The family of a table is one of these, sampled as often as it is listed.
-FAMILIES: tuple[Family, ...] = (*(_make_causal, _make_groups) * 2, _make_groups, _make_boxes, _make_smooth, _make_pairs)
+FAMILIES: tuple[Family, ...] = (
+    *(_make_causal, _make_groups) * 2,
+    *(_make_groups, _make_boxes, _make_smooth, _make_pairs, _make_regions),
+)
 
 
 def _corrupt(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from protonet.views.view import Graph
 
 DIM, CELL_LAYERS = 64, 4  #: Width of embeddings and of tokens of cells, and number of layers with a token per cell.
-ROW_DIM, ROW_LAYERS = 128, 6  #: Width of tokens of rows, and number of layers with one token per row.
+ROW_DIM, ROW_LAYERS = 128, 9  #: Width of tokens of rows, and number of layers with one token per row.
 HEAD_DIM = 16  #: Width of an attention head.
 LAYERS = CELL_LAYERS + ROW_LAYERS
 CLASS_CODES = 10  #: Number of class codes. One more code is that of rows without a label.
