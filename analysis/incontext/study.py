@@ -33,7 +33,7 @@ from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_wei
 from protonet.views.transformer import WEIGHT_COUNT, unpack_weights
 
 #: Numbers of labelled rows, columns and minimal rows per class of the comparison; tables of each size.
-SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 64
+SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 192
 #: Tables between two lines of the log; a line evaluates every ``LOG_STRIDE``-th validation task.
 LOG_INTERVAL, LOG_STRIDE = 250_000, 6
 STEPS_SHOWN = 50  #: Number of steps over which the loss in the progress bar is averaged.
