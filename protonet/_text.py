@@ -43,7 +43,7 @@ def unescape_formula(cell: str) -> str:
     return cell[1:] if cell[:1] == "'" and _SPREADSHEET_FORMULA.match(cell) else cell
 
 
-def count(n: int, noun: str) -> str:
+def plural(n: int, noun: str) -> str:
     """Format a number with its noun, in the plural if needed: ``1 row``, ``2,000 rows``, ``2 classes``."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{n:,} {noun if n == 1 else plural}"

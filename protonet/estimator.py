@@ -19,7 +19,7 @@ from sklearn.utils.validation import _num_samples, check_is_fitted, validate_dat
 from torch import Tensor
 
 from protonet._text import to_printable
-from protonet.embeddings.opening import RepresentationChoice
+from protonet.embeddings.opening import SelectedRepresentations
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import MODEL_SUFFIXES
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
@@ -52,9 +52,9 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.frames import (
     Frame,
     FrameEncoding,
-    describe_columns,
+    describe_frame_columns,
     fit_frame_columns,
-    iter_dense,
+    iterate_dense_blocks,
     make_array_frame,
     read_frame,
     require_numeric_frame,
@@ -162,7 +162,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             raise_input_error("y", "name two classes at least", f"one class: {to_printable(alone[0])}", remedy)
         rows = replace(rows, weights=apply_class_weights(self.class_weight, rows.labels, rows.weights))
         parts = [self._encode(part, rows.frame_encoding)[0] for part in rest]
-        self._fit(rows, map(torch.from_numpy, iter_dense(parts, CHUNK_SIZE)) if parts else None)
+        self._fit(rows, map(torch.from_numpy, iterate_dense_blocks(parts, CHUNK_SIZE)) if parts else None)
         return self
 
     def partial_fit(
@@ -229,7 +229,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def transform(self, X: object) -> np.ndarray:
         """Compute unit-norm embeddings (n, embedding_dim) float64 of rows X (n, n_features)."""
         x = self._encode(X, self._frame_encoding)[0]
-        parts = [embed_rows(self.network_, torch.from_numpy(block)) for block in iter_dense([x], CHUNK_SIZE)]
+        parts = [embed_rows(self.network_, torch.from_numpy(block)) for block in iterate_dense_blocks([x], CHUNK_SIZE)]
         return torch.cat(parts).numpy()
 
     def suggest(self, X: object, n: int) -> list[Suggestion]:
@@ -247,7 +247,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         if uninformative.any() and self._pipeline.uninformative_logits is not None:
             warnings.warn(format_uninformative_note(int(uninformative.sum())), UserWarning, stacklevel=3)
         masks = (uninformative[start : start + CHUNK_SIZE] for start in range(0, x.shape[0], CHUNK_SIZE))
-        blocks = zip(iter_dense([x], CHUNK_SIZE), masks, strict=True)
+        blocks = zip(iterate_dense_blocks([x], CHUNK_SIZE), masks, strict=True)
         return torch.cat([self._pipeline.predict_logits(block, mask, argument="X") for block, mask in blocks])
 
     def _encode(self, X: object, encoding: FrameEncoding | None) -> tuple[Any, np.ndarray]:
@@ -289,9 +289,10 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         check_labels(labels)
         chosen, weights, groups = check_weights_and_groups(labels, sample_weight, groups)
         if len(chosen) < len(labels):
-            rows, labels = rows.take(chosen) if isinstance(rows, Frame) else rows[chosen], labels[chosen]
+            rows, labels = rows.select_rows(chosen) if isinstance(rows, Frame) else rows[chosen], labels[chosen]
         if reset and isinstance(rows, Frame):
-            encoding = fit_frame_columns(rows, self.column_kinds, RepresentationChoice.of(self.representation))
+            selection = SelectedRepresentations.from_names(self.representation)
+            encoding = fit_frame_columns(rows, self.column_kinds, selection)
         x, uninformative = _encode_validated(rows, encoding)
         classes = np.unique(labels)
         return _LabelledRows(
@@ -306,7 +307,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
             uninformative=torch.from_numpy(uninformative),
             frame_encoding=encoding,
             metadata={
-                **describe_columns(encoding, name if isinstance(name, str) else "label"),
+                **describe_frame_columns(encoding, name if isinstance(name, str) else "label"),
                 "effort": self.effort if isinstance(self.effort, str) else None,
                 "seed": self.random_state if isinstance(self.random_state, int) else None,
             },
@@ -369,7 +370,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     @property
     def columns_(self) -> dict[str, str]:
         """The inferred type of each column, or the reason why it is dropped, by name; empty for arrays."""
-        return {} if self._frame_encoding is None else self._frame_encoding.summary
+        return {} if self._frame_encoding is None else self._frame_encoding.column_summaries
 
     @property
     def held_out_accuracy_(self) -> float | None:
@@ -395,7 +396,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         cv, encoding, sizes = self._cross_validate(), self._frame_encoding, self._pipeline.column_sizes
         if not len(cv.labels):
             raise AttributeError("no class has two rows, of which one could be held out")
-        indices = range(len(sizes)) if encoding is None else encoding.indices
+        indices = range(len(sizes)) if encoding is None else encoding.column_indices
         return compute_log_loss_rises(cv, sizes, indices, self.n_features_in_)
 
     def _measure_held_out(self) -> Metrics | None:

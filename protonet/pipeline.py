@@ -18,8 +18,8 @@ from torch import Tensor
 from protonet._io import JsonDict
 from protonet._text import shorten_list
 from protonet.embeddings.opening import AUTO, NONE, get_modality, reopen_representation
-from protonet.embeddings.pictures.reading import are_pictures
-from protonet.embeddings.representation import Record, Representation
+from protonet.embeddings.pictures.reading import is_picture_path
+from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.errors import raise_input_error
 from protonet.files.archive import count_training_rows
 from protonet.files.model import Model, read_model, save_model
@@ -47,9 +47,9 @@ from protonet.fit.uninformative import (
     replace_uninformative_logits,
 )
 from protonet.metrics import calibrate_known_scores, measure, measure_classes
-from protonet.tables import DEFAULT_LABEL
+from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import Encoding, list_columns
+from protonet.tables.columns.encoding import Encoding, list_fitted_columns
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
 from protonet.tables.drift import DriftMonitor, monitor_drift
 from protonet.tables.features import convert_to_training_formats, encode_block
@@ -113,8 +113,8 @@ class TablePipeline(Model):
             seed=seed,
             weights=table.weights,
             groups=table.groups,
-            column_indices=None if table.encoding is None else table.encoding.blocks,
-            column_spans=() if table.encoding is None else table.encoding.spans,
+            column_indices=None if table.encoding is None else table.encoding.feature_blocks,
+            column_spans=() if table.encoding is None else table.encoding.standalone_ranges,
             progress=progress,
             unlabelled=unlabelled,
             names=table.class_name_rows,
@@ -152,7 +152,7 @@ class TablePipeline(Model):
             use_cache: Whether embeddings are read from the cache and written to it.
             table: The table to be read, or None; it raises an InputError if only one of table and model has pictures.
         """
-        if table is not None and not self.has_pictures and are_pictures(table):
+        if table is not None and not self.has_pictures and is_picture_path(table):
             got, remedy = f"the pictures {table}", "Pass a table, or train on pictures."
             raise_input_error("table", "be a table, as in fit", got, remedy)
         if table is not None and self.has_pictures and table.suffix.lower() in {".npy", ".npz"}:
@@ -160,7 +160,7 @@ class TablePipeline(Model):
             raise_input_error("table", "have pictures, as in fit", table, remedy)
         columns = self.fitted_columns
 
-        def open_encoder(record: Record) -> Representation:
+        def open_encoder(record: RepresentationRecord) -> Representation:
             return replace(reopen_representation(record, names), use_cache=use_cache)
 
         attached = tuple(column.attach_representation(open_encoder, show_progress=show_progress) for column in columns)
@@ -174,7 +174,7 @@ class TablePipeline(Model):
     @property
     def fitted_columns(self) -> Sequence[FittedColumn]:
         """The fitted columns; without an encoding, a column of numbers for each feature."""
-        return list_columns(self.encoding, self.input_dim)
+        return list_fitted_columns(self.encoding, self.input_dim)
 
     @property
     def modalities(self) -> list[str | None]:
@@ -199,7 +199,7 @@ class TablePipeline(Model):
     @property
     def column_sizes(self) -> list[int]:
         """The number of features into which each column is encoded."""
-        return [1] * self.input_dim if self.encoding is None else self.encoding.sizes
+        return [1] * self.input_dim if self.encoding is None else self.encoding.column_sizes
 
     @property
     def column_names(self) -> Sequence[str]:
@@ -209,7 +209,7 @@ class TablePipeline(Model):
     @property
     def label(self) -> str:
         """The name of the column of labels in the training table."""
-        return str(self.metadata.get("label", DEFAULT_LABEL))
+        return str(self.metadata.get("label", DEFAULT_LABEL_COLUMN))
 
     @property
     def missing_texts(self) -> frozenset[str]:
@@ -232,8 +232,8 @@ class TablePipeline(Model):
             label=self.label,
             labelled=False,
             columns=self.columns,
-            width=len(self.column_sizes),
-            ignored=tuple(map(str, dropped)) if isinstance(dropped, list) else (),
+            n_features=len(self.column_sizes),
+            ignored_columns=tuple(map(str, dropped)) if isinstance(dropped, list) else (),
             missing_texts=self.missing_texts,
         )
 

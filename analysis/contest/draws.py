@@ -21,7 +21,7 @@ from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, parse_wholes
 from analysis.shared.tables import format_mean, mean_and_error, subtract
 from protonet import solve
-from protonet._text import count
+from protonet._text import plural
 from protonet.datasets import FAMILIES, Split, sample_family
 from protonet.errors import install_command, raise_input_error
 from protonet.ui.text import format_table
@@ -168,7 +168,7 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
         line.append(format_mean(subtract(best, ours), sign=True))
         line += [f"{mean_and_error(row[name])[0]:,.{digits}f}" for name, digits in (("parameters", 0), ("seconds", 1))]
         lines.append(line)
-    return format_table(header, lines) + NOTE.format(draws=count(len(rows[0]["seconds"]), "draw"))
+    return format_table(header, lines) + NOTE.format(draws=plural(len(rows[0]["seconds"]), "draw"))
 
 
 def _parse_shots(option: str, text: str) -> list[tuple[int, int]]:

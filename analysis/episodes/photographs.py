@@ -21,7 +21,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from analysis.shared.runner import BUILD, FOLDER, Report, StudyParser
-from protonet.embeddings.pictures.images import SUFFIXES
+from protonet.embeddings.pictures.images import IMAGE_SUFFIXES
 from protonet.embeddings.representation import hash_file
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.report import accuracy_heading, format_rate
@@ -131,7 +131,7 @@ def run_command(*arguments: str) -> None:
 
 def locate_pictures(root: Path) -> list[tuple[Path, str]]:
     """List the path and the class of each picture below a folder, sorted by path."""
-    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES)
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if len({path.parent.name for path in paths}) < 2:
         raise_input_error(
             FOLDER, "hold pictures in folders of two classes or more", root, "Pass the folder above them."

@@ -17,7 +17,7 @@ from analysis.pretrained.sets import MAX_UNLABELLED, list_data_sets, read_items
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import FOLDER, Report, StudyParser, parse_names, parse_wholes
 from analysis.shared.tables import format_mean
-from protonet._text import count
+from protonet._text import plural
 from protonet.embeddings.opening import PACKAGED
 from protonet.fit.search import EFFORTS
 from protonet.ui.command_line import check_known_name
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> Report:
     kinds = {name: read_items(paths[name]).takes for name in chosen}
     rows = [{"takes": kinds[run.dataset], **run._asdict(), **result} for run, result in results.items()]
     sizes = {name: len(read_items(paths[name]).classes) for name in chosen}
-    note = NOTE.format(tests=options.tests, splits=count(options.splits, "split"), effort=options.effort)
+    note = NOTE.format(tests=options.tests, splits=plural(options.splits, "split"), effort=options.effort)
     notes = {"names": 0 in options.shots, "one": 1 in options.shots}
     notes |= {method: any(run.method == method for run in runs) for method in (TFIDF, SETFIT)}
     note += "".join(text for name, text in NOTES.items() if notes[name])
@@ -116,11 +116,11 @@ def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str
         sizes: The number of classes of each set.
     """
     parts = []
-    for kind, plural in (("text", "texts"), ("picture", "pictures")):
+    for kind, items in (("text", "texts"), ("picture", "pictures")):
         for shots in unique(row["shots"] for row in rows if row["takes"] == kind):
             selected = [row for row in rows if row["takes"] == kind and row["shots"] == shots]
             sets, methods = unique(row["dataset"] for row in selected), unique(row["method"] for row in selected)
-            head = f"{count(len(sets), 'set')} of {plural}, {shots} labelled per class"
+            head = f"{plural(len(sets), 'set')} of {items}, {shots} labelled per class"
             parts += [f"**{head}**\n", tabulate_means(selected, sets, methods)]
             means = [average(selected, method) for method in methods]
             cells = [[f"{mean[name]:.1f}" if name in mean else "" for mean in means] for name in sets]

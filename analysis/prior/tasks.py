@@ -143,12 +143,12 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     read = read_frame(frame.astype({column: object for column in others if frame[column].dtype == "category"}))
     if read is None:
         return None
-    train = read.take(split[0])
+    train = read.select_rows(split[0])
     selected = fit_frame_columns(train, None, NO_REPRESENTATION)
-    x, test_x = (selected.encode(part).astype(np.float64) for part in (train, read.take(split[2])))
+    x, test_x = (selected.encode(part).astype(np.float64) for part in (train, read.select_rows(split[2])))
     if x.shape[1] > MAX_FEATURES:
         return None
-    return Task(name, FAMILY_OF_TABLE.get(name, name), x, split[1], selected.encoding.blocks, test_x, split[3])
+    return Task(name, FAMILY_OF_TABLE.get(name, name), x, split[1], selected.encoding.feature_blocks, test_x, split[3])
 
 
 @cache

@@ -32,7 +32,7 @@ from analysis.shared.baselines import Outcome
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
 from analysis.shared.tables import Quantity, group_results, tabulate_methods, tabulate_rows, write_csv
-from protonet._text import count
+from protonet._text import plural
 from protonet.commands.data import encode_table
 from protonet.commands.options import FitOptions
 from protonet.commands.rows import read_table_rows
@@ -83,7 +83,7 @@ def fit_ours(split: MixedSplit, effort: str | ModelSearch = "default") -> Outcom
             write_csv(path, ["class of the row", *split.columns], cells)
         options = FitOptions(table=train, label="class of the row", representation=["none"])
         data = encode_table(options, read_table_rows(options))
-        blocks = None if data.encoding is None else data.encoding.blocks
+        blocks = None if data.encoding is None else data.encoding.feature_blocks
         network = fit_solution([(data.x, data.y)], effort=effort, column_indices=blocks).network
         table = open_table(test, ReadSpec(label="class of the row", columns=data.columns))
         with torch.no_grad():
@@ -264,9 +264,9 @@ def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
     """Format a table of all rows, and one of means, ranks and regrets for each number of shots."""
     titles = {method: method for method in sorted(methods, key=lambda name: name in PIPELINES)}
     text = tabulate_rows(rows, "accuracy", titles, PIPELINES)
-    text += NOTE.format(smallest=MIN_PROBABILITY, splits=count(len(rows[0]["accuracy"][methods[0]]), "split"))
+    text += NOTE.format(smallest=MIN_PROBABILITY, splits=plural(len(rows[0]["accuracy"][methods[0]]), "split"))
     for shots in sorted({row["shots"] for row in rows}):
         group = [row for row in rows if row["shots"] == shots]
         table = tabulate_methods(group, QUANTITIES, titles, PIPELINES)
-        text += f"\n**{shots} rows per class**, {count(len(group), 'table')}:\n\n{table}"
+        text += f"\n**{shots} rows per class**, {plural(len(group), 'table')}:\n\n{table}"
     return text

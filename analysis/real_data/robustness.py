@@ -32,7 +32,7 @@ from analysis.shared.tables import (
     tabulate_rows,
 )
 from protonet import solve
-from protonet._text import count
+from protonet._text import plural
 from protonet.datasets import Split
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.search import ModelSearch
@@ -206,12 +206,12 @@ def tabulate(rows: Sequence[Row]) -> str:
     """Format the results of `summarise` as Markdown: all rows, then a summary for few and for more shots."""
     methods = {method: NAMES[method] for method in sorted(rows[0]["percent"], key=lambda name: name in BASELINES)}
     text = tabulate_rows(rows, "percent", methods, BASELINES)
-    text += NOTE.format(splits=count(len(next(iter(rows[0]["percent"].values()))), "split"))
+    text += NOTE.format(splits=plural(len(next(iter(rows[0]["percent"].values()))), "split"))
     for title, (low, high) in GROUPS.items():
         group = [row for row in rows if low <= row["shots"] <= high]
         if group:
             table = tabulate_methods(group, QUANTITIES, methods, BASELINES)
-            text += f"\n**{title}**, {count(len(group), 'row')}:\n\n{table}"
+            text += f"\n**{title}**, {plural(len(group), 'row')}:\n\n{table}"
     return text
 
 

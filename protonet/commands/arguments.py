@@ -31,7 +31,7 @@ from protonet.commands.options import (
 )
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.files import MODEL_SUFFIXES
-from protonet.tables import DEFAULT_LABEL
+from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.ui.command_line import CommandParser, check_output_options
 
 #: Optional packages that ``page`` and ``serve`` import.
@@ -177,12 +177,12 @@ def apply_split_option(options: argparse.Namespace) -> None:
 
 def check_table_path(path: Path) -> None:
     """Raise an InputError if the path of a table does not exist, or has an unknown suffix."""
-    from protonet.embeddings.pictures.reading import are_pictures  # noqa: PLC0415
+    from protonet.embeddings.pictures.reading import is_picture_path  # noqa: PLC0415
     from protonet.tables.formats import TABLE_SUFFIXES  # noqa: PLC0415 - imports NumPy
     from protonet.tables.table import ReadSpec, open_table  # noqa: PLC0415
 
-    if not are_pictures(path) and not (path.exists() and path.name.lower().endswith(TABLE_SUFFIXES)):
-        open_table(path, ReadSpec(label=DEFAULT_LABEL, labelled=False))
+    if not is_picture_path(path) and not (path.exists() and path.name.lower().endswith(TABLE_SUFFIXES)):
+        open_table(path, ReadSpec(label=DEFAULT_LABEL_COLUMN, labelled=False))
 
 
 def check_fit_options(options: argparse.Namespace) -> None:

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict, progress_bar
-from protonet._text import count, to_printable
+from protonet._text import plural, to_printable
 from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
 from protonet.commands.rows import TableRows, get_column_types, warn_contradictory_labels, warn_similar_names
-from protonet.embeddings.opening import RepresentationChoice
+from protonet.embeddings.opening import SelectedRepresentations
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.class_weights import balanced_class_weights
 from protonet.fit.cross_validation import held_out_indices
 from protonet.fit.names import embed_class_names
 from protonet.fit.solver import Solution
 from protonet.pipeline import TablePipeline, TrainingTable
-from protonet.tables import DEFAULT_LABEL
+from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import count_missing_cells
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
@@ -56,7 +56,7 @@ def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_
 
 def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
     """Get the name of the label column: ``label`` if it is given, else the model's, else the default."""
-    return label or (DEFAULT_LABEL if pipeline is None else pipeline.label)
+    return label or (DEFAULT_LABEL_COLUMN if pipeline is None else pipeline.label)
 
 
 def make_read_spec(
@@ -180,13 +180,13 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     table, block = rows.table, rows.labelled_block
     keep = "--columns keeps it" if options.columns is None else None
     # Words shared between texts and class names are no evidence if no row has a label.
-    selection = RepresentationChoice.of(options.representation, shown=not options.quiet)
-    selection = selection._replace(words=not rows.all_unlabelled)
+    selection = SelectedRepresentations.from_names(options.representation, show_progress=not options.quiet)
+    selection = selection._replace(use_words=not rows.all_unlabelled)
     encoded = fit_features(
         table,
         block,
         rows.column_types,
-        keep_hint=keep,
+        keep_option=keep,
         groups=rows.groups,
         selection=selection,
         decimal=options.decimal_mark,
@@ -219,14 +219,14 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         empty = encoding.is_uninformative(labelled)
         uninformative = np.bincount(rows.labels[empty], minlength=len(rows.classes))
         if empty.any():
-            notes.append(f"warning: {count(int(empty.sum()), 'row')} without information: all cells are missing")
+            notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: all cells are missing")
     positions = block.positions[: len(labels)]
     informative = np.flatnonzero(~empty).tolist()
     given = [rows.classes[rows.labels[row]] for row in informative]
     locations = [table.position_format.format(positions[row]) for row in informative]
     notes += warn_contradictory_labels(features.numpy()[informative], given, locations)
     missing_texts = None if options.missing_values is None else options.missing_values.split(",")
-    dropped = [*extra, *options.drop, *table.unused, *encoded.dropped]
+    dropped = [*extra, *options.drop, *table.unused_columns, *encoded.dropped_columns]
     counts = np.bincount(rows.labels, minlength=len(rows.classes)).tolist()
     metadata: JsonDict = {"label": options.label or "label", "effort": options.effort, "seed": options.seed}
     metadata |= {"samples": counts, "group": options.group, "id": options.id, "left_out": dropped}
@@ -248,7 +248,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         metadata=metadata,
         positions=positions,
         position_format=table.position_format,
-        row_indices=block.indices[: len(labels)],
+        row_indices=block.row_indices[: len(labels)],
         row_ids=ids,
         group_names=rows.group_names.tolist(),
         notes=notes,
@@ -298,8 +298,8 @@ class UnlabelledRows:
                 label=label,
                 labelled=False,
                 columns=data.columns,
-                width=width,
-                ignored=tuple(data.metadata["left_out"]),
+                n_features=width,
+                ignored_columns=tuple(data.metadata["left_out"]),
                 for_training=True,
                 missing_texts=data.missing_texts,
             )
@@ -346,21 +346,21 @@ def read_table_to_label(
     """
     notes = list[str]()
     if model is None:
-        spec = ReadSpec(label=label, ignored=overrides.dropped, partly_labelled=True, user_columns=True)
+        spec = ReadSpec(label=label, ignored_columns=overrides.dropped, partly_labelled=True, are_user_columns=True)
         group = {} if overrides.group is None else {overrides.group: "group"}
         table, block = read_table(path, replace(make_read_spec(options, spec), extra_columns=group))
         labels, positions = block.labels, list(block.positions)
         # One class for all: no column is then dropped as a copy of the label.
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
         types = get_column_types(path, overrides.types)
-        selection = RepresentationChoice.of(options.representation, shown=not options.quiet)
-        features = fit_features(table, block, types, keep_hint="", selection=selection, decimal=options.decimal_mark)
+        selection = SelectedRepresentations.from_names(options.representation, show_progress=not options.quiet)
+        features = fit_features(table, block, types, keep_option="", selection=selection, decimal=options.decimal_mark)
         x, encoding, columns, column_notes = features.x, features.encoding, features.columns, features.notes
         uninformative = np.zeros(len(x), bool)
         if encoding is not None:
             uninformative = encoding.is_uninformative(_select_columns(table, block, columns))
         if uninformative.any():
-            notes.append(f"{count(int(uninformative.sum()), 'row')} without information: all cells are missing")
+            notes.append(f"{plural(int(uninformative.sum()), 'row')} without information: all cells are missing")
         likely = [name for name in table.columns or () if name.lower() in COMMON_LABEL_NAMES and not len(labels)]
         if likely:
             notes.append(f"no column {label}; if {format_names(likely)} holds the labels, pass it with --label")
@@ -375,10 +375,10 @@ def read_table_to_label(
         x, labels, uninformative = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
     if known.all() and not allow_labelled:
-        got = f"a label in {to_printable(label)} in each of {count(len(x), 'row')}"
+        got = f"a label in {to_printable(label)} in each of {plural(len(x), 'row')}"
         raise_input_error("table", "have unlabelled rows", got, "Add rows whose label is empty.")
     if known.any() and not allow_labelled:
-        rows = count(int(known.sum()), "row")
+        rows = plural(int(known.sum()), "row")
         notes.append(f"{rows} already labelled in {to_printable(label)}: not suggested")
     table.notes.extend(notes)
     return TableToLabel(
@@ -418,7 +418,7 @@ def read_cells(
         The names of the columns, and a list of cells for each row.
     """
     spec = ReadSpec(label=label) if model is None else model.read_spec
-    table = open_table(path, replace(make_read_spec(options, spec, label), all_extra=True))
+    table = open_table(path, replace(make_read_spec(options, spec, label), all_columns_extra=True))
     names = {name: index for index, name in enumerate(table.extra_columns) if name != label}
     cells: dict[int, list[str]] = {}
     first = 0

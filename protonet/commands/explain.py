@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from protonet._io import JsonDict, show_progress, write_json
-from protonet._text import count, to_printable
+from protonet._text import plural, to_printable
 from protonet.commands.data import make_read_spec, open_pipeline, read_labelled_rows
 from protonet.commands.options import ExplainOptions, show_notes
 from protonet.commands.rows import check_class_spellings
@@ -67,11 +67,11 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
 
 def format_column_importance(results: JsonDict) -> str:
     """Format the results of `compute_column_importance` as text with a table."""
-    rows, columns, total = count(results["rows"], "row"), results["columns"], results["total_rows"]
+    rows, columns, total = plural(results["rows"], "row"), results["columns"], results["total_rows"]
     sample = f", a random sample of {total:,}" if results["rows"] < total else ""
     source = "held out in fit" if results["table"] is None else f"of {to_printable(results['table'])}"
     accuracy, log_loss = 100 * results["accuracy"], results["log_loss"]
-    shuffles = count(results["shuffles"], "shuffle")
+    shuffles = plural(results["shuffles"], "shuffle")
     lines = [
         f"{rows} {source}{sample}: accuracy {accuracy:.2f} %, log-loss {log_loss:.3f}",
         f"permutation importance: the change if the values of a column are shuffled, the mean of {shuffles}",
@@ -85,7 +85,7 @@ def format_column_importance(results: JsonDict) -> str:
     header = ["column", "log-loss increase", "95 % interval", "accuracy decrease, points", "95 % interval"]
     lines += ["", format_table(header, shown)]
     if len(shown) < len(columns):
-        lines[-1] += f"{len(shown)} of {count(len(columns), 'column')} shown, the largest first; --json writes all\n"
+        lines[-1] += f"{len(shown)} of {plural(len(columns), 'column')} shown, the largest first; --json writes all\n"
     return "\n".join(lines)
 
 
@@ -164,7 +164,7 @@ def read_rows_at_positions(
     for block in table.blocks:
         indices = [index for index, position in enumerate(block.positions) if position in requested]
         if indices:
-            selected = block.take(np.array(indices))
+            selected = block.select_rows(np.array(indices))
             texts = [list(map(str, cells)) for cells in zip(*selected.columns, strict=True)]
             uninformative = model.is_uninformative(selected).tolist()
             by_row = zip(model.encode(table, selected), texts, uninformative, strict=True)
@@ -200,7 +200,7 @@ def format_row_explanations(results: JsonDict) -> str:
                 cell = to_printable(column["cell"][:MAX_CELL_LENGTH])
                 lines.append(f"  {column['contribution']:<+9.2g} {to_printable(column['name'])} = {cell}")
     if results["sample"]:
-        rows = count(results["sample"], "held-out row")
+        rows = plural(results["sample"], "held-out row")
         lines.append("contribution of a column: the log-probability of the class, minus its mean if the cell is")
         lines.append(f"replaced by that of {rows} of fit")
     else:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict, show_progress
-from protonet._text import count, to_printable
+from protonet._text import plural, to_printable
 from protonet.commands.data import EncodedTable, UnlabelledRows, encode_table
 from protonet.commands.options import FitOptions, replace_argument_names, show_notes
 from protonet.commands.report import (
@@ -48,7 +48,7 @@ from protonet.fit.search import FitProgress
 from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import TrainingSet
 from protonet.pipeline import TablePipeline
-from protonet.tables import DEFAULT_LABEL
+from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.table import format_names
 from protonet.ui.html import write_results
 from protonet.ui.text import format_byte_count, format_column_types, format_probability_metrics, format_view_weights
@@ -80,7 +80,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
         show_notes(["no model will be written: `output` names its file"], quiet=options.quiet)
     del rows
     name = path_to_text(options.table.name)
-    unlabelled = UnlabelledRows(data, options.unlabelled, options.label or DEFAULT_LABEL)
+    unlabelled = UnlabelledRows(data, options.unlabelled, options.label or DEFAULT_LABEL_COLUMN)
     name_samples = None if data.class_name_rows is None else data.class_name_rows.count_class_samples(len(data.classes))
 
     deadline = math.inf if limit is None else started + limit
@@ -173,18 +173,18 @@ def summarize_training(
         outliers: Groups of similar outliers, as the indices of their unlabelled rows.
     """
     counts = data.class_counts
-    sizes = [count(len(data.classes), "class"), count(len(data.x), "sample"), count(data.x.shape[1], "feature")]
+    sizes = [plural(len(data.classes), "class"), plural(len(data.x), "sample"), plural(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.is_fully_numeric:
-        sizes[-1] += f" from {count(len(data.encoding.columns), 'column')}"
-    sizes += [count(len(data.group_names), "group")] * (data.groups is not None)
+        sizes[-1] += f" from {plural(len(data.encoding.columns), 'column')}"
+    sizes += [plural(len(data.group_names), "group")] * (data.groups is not None)
     upper = "" if min(counts) == max(counts) else f" to {max(counts)}"
     lines = [f"{name}: {', '.join(sizes)}, {min(counts)}{upper} per class"]
     types = None if data.encoding is None else data.encoding.summary
     lines += [f"  {line}" for line in format_column_types(data.columns, types)]
     lines += summarize_duplicates_and_sample(solution.training_set)
     if data.class_name_rows is not None:
-        total = f"each as {count(round(data.class_name_rows.sample_count), 'sample')}"
-        lines.append(f"the names of {count(len(data.class_name_rows.labels), 'class')} are training samples, {total}")
+        total = f"each as {plural(round(data.class_name_rows.sample_count), 'sample')}"
+        lines.append(f"the names of {plural(len(data.class_name_rows.labels), 'class')} are training samples, {total}")
     if model.metadata["balanced"]:
         lines.append("all classes have equal weight in training and in the probabilities (--balanced)")
     lines += summarize_unlabelled(solution, unlabelled, outliers)
@@ -198,7 +198,7 @@ def summarize_duplicates_and_sample(training_set: TrainingSet) -> list[str]:
     """
     lines = []
     if training_set.n_duplicates:
-        rows = count(training_set.n_duplicates, "row")
+        rows = plural(training_set.n_duplicates, "row")
         lines.append(f"{rows} equal to others, or nearly: duplicates share a fold, and equal rows count once")
     if training_set.rows_per_sample > 1:
         n = len(training_set.rows.labels)
@@ -273,11 +273,11 @@ def summarize_unlabelled(
         losses = f"log-loss in cross-validation {before:.3f} without them, {after:.3f} with them"
         losses += "" if pooled.is_significant else "; within one standard error: undecided"
     used = "used in training" if pooled.uses_unlabelled else "not used"
-    lines = [f"{count(pool.n_unlabelled, 'unlabelled row')}{sampled}: {used} ({losses})"]
+    lines = [f"{plural(pool.n_unlabelled, 'unlabelled row')}{sampled}: {used} ({losses})"]
     if outliers:
         sizes = [str(len(group)) for group in outliers[:MAX_LISTED_OUTLIER_GROUPS]]
         listed = ", ".join(sizes[:-1]) + " and " * (len(sizes) > 1) + sizes[-1]
-        lines.append(f"possible new classes: {count(len(outliers), 'group')} of {listed} unlabelled rows:")
+        lines.append(f"possible new classes: {plural(len(outliers), 'group')} of {listed} unlabelled rows:")
         for group in outliers[:MAX_LISTED_OUTLIER_GROUPS]:
             lines.append(f"  {', '.join(map(unlabelled.format_location, group[:MAX_LISTED_GROUP_ROWS]))}, ...")
     return lines
@@ -308,7 +308,7 @@ def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], clas
     if not len(cv.labels):
         return "no cross-validation: no class has two distinct rows\n"
     metrics, frequent = measure_cross_validation(cv), comparisons[1]
-    rows = count(round(float(cv.weights.sum())), "row")
+    rows = plural(round(float(cv.weights.sum())), "row")
     text = format_baselines(comparisons)
     if frequent["difference"] <= 0:
         text += f"warning: the model is not more accurate than the {frequent['name']}\n"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protonet._io import JsonDict, progress_bar, write_text
-from protonet._text import count
+from protonet._text import plural
 from protonet.errors import DISTRIBUTION_NAME, UserError, installed_version, optional_packages, raise_input_error
 from protonet.tables.table import format_names
 
@@ -133,7 +133,7 @@ def run_file_tasks(
         task.output.parent.mkdir(parents=True, exist_ok=True)
     notes: dict[str, None] = {}
     if len(left) < len(tasks):
-        notes[f"{count(len(tasks) - len(left), 'file')} of {len(tasks):,} were finished earlier"] = None
+        notes[f"{plural(len(tasks) - len(left), 'file')} of {len(tasks):,} were finished earlier"] = None
     initial = total - sum(task.n_rows for task in left)
     bar = progress_bar(
         total=total, initial=initial, unit="row", unit_scale=True, leave=False, smoothing=0, shown=not quiet

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from protonet._io import JsonDict
-from protonet._text import count, shorten_list, to_printable
+from protonet._text import plural, shorten_list, to_printable
 from protonet.commands.options import InfoOptions
 from protonet.errors import raise_input_error
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, count_training_rows, read_config
@@ -97,10 +97,10 @@ def format_contents(contents: JsonDict) -> str:
     """Format the result of `describe_model` as text; control characters of names are escaped."""
     classes, columns = contents["classes"], contents["columns"]
     sizes = [
-        count(len(classes), "class"),
-        count(contents["samples"], "sample"),
-        count(contents["features"], "feature"),
-        *([count(contents["groups"], "group")] if contents["groups"] else []),
+        plural(len(classes), "class"),
+        plural(contents["samples"], "sample"),
+        plural(contents["features"], "feature"),
+        *([plural(contents["groups"], "group")] if contents["groups"] else []),
     ]
     facts = {heading: contents[name] for name, heading in FIT_OPTION_HEADINGS.items() if contents[name] is not None}
     facts["columns"] = None if columns is None or contents["column_types"] else shorten_list(columns, MAX_INFO_COLUMNS)
@@ -108,10 +108,10 @@ def format_contents(contents: JsonDict) -> str:
     if contents["class_names"]:
         names, weight = contents["class_names"].get("classes"), contents["class_names"].get("weight")
         if isinstance(names, list) and isinstance(weight, float):
-            facts["class names"] = f"of {count(len(names), 'class')}, each counts as {weight:g} further samples"
+            facts["class names"] = f"of {plural(len(names), 'class')}, each counts as {weight:g} further samples"
     facts["parameters"] = f"{contents['parameters']:,} trained, {contents['buffer_elements']:,} buffer elements"
     networks = contents["cross_validation_networks"]
-    folds = f", with {count(networks, 'cross-validation network')}" if networks else ""
+    folds = f", with {plural(networks, 'cross-validation network')}" if networks else ""
     facts["size"] = format_byte_count(contents["bytes"]) + folds
     facts["version"] = f"file format {contents['version']}, written by protonet {contents['library']}"
     lines = [f"{to_printable(contents['file'])}: {', '.join(sizes)}"]
@@ -120,7 +120,7 @@ def format_contents(contents: JsonDict) -> str:
     rows = [[to_printable(one["name"]), f"{one['samples']:,}"] for one in classes[:MAX_LISTED_CLASSES]]
     lines += ["", format_table(["class", "samples"], rows).rstrip()]
     if len(classes) > MAX_LISTED_CLASSES:
-        lines.append(f"the first {MAX_LISTED_CLASSES} of {count(len(classes), 'class')}; --json has all")
+        lines.append(f"the first {MAX_LISTED_CLASSES} of {plural(len(classes), 'class')}; --json has all")
     if contents["views"]:
         views = {to_printable(name): weight for name, weight in contents["views"].items()}
         lines += ["", format_view_weights(views).rstrip()]
@@ -132,7 +132,7 @@ def _format_metrics(metrics: JsonDict | None) -> str:
     if metrics is None:
         return "cross-validation: none"
     accuracy, interval = format_with_interval(metrics["accuracy"], metrics["interval"])
-    parts = [f"cross-validation on {count(metrics['rows'], 'row')}: accuracy {accuracy} %, 95 % interval {interval}"]
+    parts = [f"cross-validation on {plural(metrics['rows'], 'row')}: accuracy {accuracy} %, 95 % interval {interval}"]
     balanced, frequent = (metrics.get(name) for name in ("balanced_accuracy", "most_frequent_class"))
     if isinstance(balanced, float) and isinstance(frequent, float):
         parts.append(f"balanced accuracy {100 * balanced:.2f} %, baseline (most frequent class) {100 * frequent:.2f} %")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from protonet._validation import check_int
 from protonet.errors import raise_input_error
 from protonet.files import MODEL_SUFFIXES
-from protonet.tables import DEFAULT_LABEL
+from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.ui.command_line import check_known_name, parse_finite_number, parse_integer
 
@@ -153,7 +153,7 @@ class FitOptions(ResultOptions):
     """The options of ``fit``."""
 
     table: Path = positional(_TABLE_HELP)
-    label: str | None = option(f"the column of the labels (default: {DEFAULT_LABEL})")
+    label: str | None = option(f"the column of the labels (default: {DEFAULT_LABEL_COLUMN})")
     output: Path | None = option(
         "the model file to write, .protonet (default: print the results only)", None, "-o", suffixes=MODEL_SUFFIXES
     )
@@ -261,7 +261,7 @@ class SuggestOptions(ReadOptions):
     output: Path | None = option(
         "write these rows, with an empty column for the label, .csv", None, "-o", suffixes=(".csv",)
     )
-    label: str | None = option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL})")
+    label: str | None = option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL_COLUMN})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +317,7 @@ class PageOptions(ReadOptions, AddressOptions):
     classes: str | None = option("the initial classes (default: the model's, or none)", metavar="NAME,NAME")
     output: Path = option("labelled rows, .csv (default: TABLE-labelled.csv)", None, "-o", suffixes=(".csv",))
     model: Path | None = option("a model file to begin with", None, "-m")
-    label: str | None = option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL})")
+    label: str | None = option(f"the column of the labels (default: the model's, or {DEFAULT_LABEL_COLUMN})")
     port: int = option("the port; 0 for a free one (default: 0)", 0, parse=partial(parse_up_to, 65535))
     group: str | None = option(_GROUP_HELP, group="columns, initially")
     drop: Sequence[str] = option("columns that are not features", (), group="columns, initially")

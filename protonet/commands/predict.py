@@ -32,12 +32,12 @@ from protonet.commands.folder import (
     run_file_tasks,
 )
 from protonet.commands.options import PredictOptions, ReadOptions, show_notes
-from protonet.embeddings.pictures.reading import are_pictures, holds_pictures
+from protonet.embeddings.pictures.reading import holds_pictures, is_picture_path
 from protonet.embeddings.representation import hash_file
 from protonet.errors import InputError, raise_input_error
 from protonet.metrics import rejection_threshold, score_known
 from protonet.pipeline import TablePipeline
-from protonet.tables.formats import PICTURE_COLUMN, open_source
+from protonet.tables.formats import PICTURE_COLUMN, open_table_source
 from protonet.tables.table import RowBlock, Table
 from protonet.ui.command_line import check_output_path
 from protonet.ui.text import format_csv
@@ -75,7 +75,7 @@ def run(options: PredictOptions) -> None:
     model = model.attach_encoders(options.representation, show_progress=not options.quiet, table=options.table)
     spec = make_output_spec(model, options)
     named = spec.keep_columns or model.metadata.get("id") is not None
-    spec = spec._replace(picture_paths=not named and are_pictures(options.table))
+    spec = spec._replace(picture_paths=not named and is_picture_path(options.table))
     table = open_table(model, spec, options, options.table)
     function, sequential = partial(format_prediction_rows, model, table, spec), model.has_pretrained_encoder
 
@@ -147,7 +147,7 @@ def predict_file(
 
     def write(file: BinaryIO) -> None:
         if not task.n_rows:
-            columns = open_source(task.table).header if spec.keep_columns else [model.metadata.get("id")]
+            columns = open_table_source(task.table).header if spec.keep_columns else [model.metadata.get("id")]
             file.write(format_csv_header(model, spec, [str(name) for name in columns or () if name]).encode())
         else:
             table = open_table(model, spec, ReadOptions(), task.table)
@@ -196,7 +196,7 @@ def open_table(model: TablePipeline, spec: PredictionOutputSpec, options: ReadOp
     The columns that ``predict`` copies to its output, such as identifiers, are read as extra columns.
     """
     read_spec = make_read_spec(options, model.read_spec, extra=model.metadata.get("id"))
-    return model.open_table(path, replace(read_spec, all_extra=spec.keep_columns))
+    return model.open_table(path, replace(read_spec, all_columns_extra=spec.keep_columns))
 
 
 def choose_rejection_threshold(model: TablePipeline, false_rejection_rate: float) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict
-from protonet._text import count, shorten_list, to_printable
+from protonet._text import plural, shorten_list, to_printable
 from protonet.commands.options import replace_argument_names
 from protonet.fit.cross_validation import MOST_FREQUENT_CLASS, CrossValidation, score_class_frequencies
 from protonet.fit.importance import rank_columns_by_importance
@@ -32,7 +32,7 @@ from protonet.metrics import (
     wilson_interval,
 )
 from protonet.pipeline import TablePipeline
-from protonet.tables.columns.encoding import Encoding, list_columns
+from protonet.tables.columns.encoding import Encoding, list_fitted_columns
 from protonet.tables.columns.parsing import format_cells
 from protonet.ui.text import MAX_LISTED_CLASSES, format_probability_metrics, format_table, format_with_interval
 
@@ -139,13 +139,13 @@ def format_evaluate_results(results: JsonDict, most_frequent_class: str | int) -
     """Format the result of `evaluate_to_dict` as text, with the most frequent class of the training rows."""
     accuracy, interval = format_with_interval(results["accuracy"], results["interval"])
     rows, unknown, names = results["rows"], results["unknown"], [entry["name"] for entry in results["classes"]]
-    lines = [f"{results['table']}: accuracy {accuracy} % on {count(rows, 'row')}, 95 % interval {interval}"]
+    lines = [f"{results['table']}: accuracy {accuracy} % on {plural(rows, 'row')}, 95 % interval {interval}"]
     baseline = f"baseline, always {to_printable(most_frequent_class)} (the most frequent class of fit)"
     lines.append(f"balanced accuracy {100 * results['balanced_accuracy']:.2f} %; {baseline}: ")
     lines[-1] += f"{100 * results['baselines'][1]['accuracy']:.2f} %"
     if unknown["auroc"] is not None:
         listed = shorten_list(map(to_printable, unknown["classes"]))
-        others = f"{count(unknown['rows'], 'row')} of {count(len(unknown['classes']), 'unknown class')} ({listed})"
+        others = f"{plural(unknown['rows'], 'row')} of {plural(len(unknown['classes']), 'unknown class')} ({listed})"
         lines.append(f"{others}: AUROC {100 * unknown['auroc']:.1f} % of the rejection score")
     lines += [format_probability_metrics(results), format_class_metrics(results)]
     return "\n".join(lines) + format_confusions(torch.tensor(results["confusion"]), names)
@@ -168,7 +168,7 @@ def format_class_metrics(results: JsonDict) -> str:
     ]
     text = format_table(["class", "rows", "recall, %", "precision, %", "F1, %"], rows)
     if len(shown) < len(occurring):
-        text += f"{len(shown)} of {count(len(occurring), 'class')} shown, the lowest F1 first; --json writes all\n"
+        text += f"{len(shown)} of {plural(len(occurring), 'class')} shown, the lowest F1 first; --json writes all\n"
     return text
 
 
@@ -261,7 +261,7 @@ def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing_co
         encoding: The encoding of the columns, which has their types; None for numbers.
         missing_counts: The number of missing cells of each column.
     """
-    types = [column.summary() for column in list_columns(encoding, len(names))]
+    types = [column.summary() for column in list_fitted_columns(encoding, len(names))]
     return [
         {"name": name, "type": re.sub(r", \S+ % missing$", "", column_type), "missing": total}
         for name, column_type, total in zip(names, types, missing_counts, strict=True)

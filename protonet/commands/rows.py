@@ -16,13 +16,13 @@ from protonet._text import shorten_list, to_printable
 from protonet._validation import check_groups
 from protonet.commands.options import FitOptions, path_exists
 from protonet.embeddings.pictures.images import text_to_path
-from protonet.embeddings.pictures.reading import are_pictures, check_pictures
+from protonet.embeddings.pictures.reading import check_pictures, is_picture_path
 from protonet.errors import raise_input_error, renamed_arguments
-from protonet.tables import DEFAULT_LABEL
+from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.tables.columns.parsing import BOOLEANS, format_cells
+from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS, format_cells
 from protonet.tables.delimited import parse_missing_texts
-from protonet.tables.formats import PICTURE_COLUMN, open_source
+from protonet.tables.formats import PICTURE_COLUMN, open_table_source
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, read_table
 from protonet.ui.command_line import check_known_name
 
@@ -57,10 +57,10 @@ def detect_respellings(names: Iterable[object], known_classes: Sequence[str | in
         The known class of each such name, by that name.
     """
     texts = set(map(str, known_classes))
-    are_booleans = sorted(BOOLEANS.get(text.casefold(), "") for text in texts) == ["0", "1"]
+    are_booleans = sorted(BOOLEAN_SPELLINGS.get(text.casefold(), "") for text in texts) == ["0", "1"]
 
     def normalize(name: str) -> str | Decimal:
-        return _normalize_name(BOOLEANS.get(name.casefold(), name) if are_booleans else name)
+        return _normalize_name(BOOLEAN_SPELLINGS.get(name.casefold(), name) if are_booleans else name)
 
     forms = {normalize(name): name for name in sorted(texts, reverse=True)}
     unknown = {str(name) for name in names} - texts
@@ -167,7 +167,7 @@ class TableRows:
 def read_table_rows(options: FitOptions) -> TableRows:
     """Read the table of ``fit``, and the classes of ``--classes``; raise an InputError if they are unusable."""
     started = time.monotonic()
-    label = options.label or DEFAULT_LABEL
+    label = options.label or DEFAULT_LABEL_COLUMN
     types = get_column_types(options.table, parse_column_types(options.column_type))
     extra = {name: option for option, name in (("group", options.group), ("id", options.id)) if name is not None}
     for name in (*extra, *options.drop, *(options.columns or ()), *types):
@@ -181,10 +181,10 @@ def read_table_rows(options: FitOptions) -> TableRows:
         for_training=bool(described),
         columns=None if options.columns is None else tuple(options.columns),
         extra_columns=extra,
-        ignored=tuple(options.drop),
+        ignored_columns=tuple(options.drop),
         partly_labelled=True,
         skip_broken=options.skip_broken,
-        user_columns=True,
+        are_user_columns=True,
         sheet=options.sheet,
     )
     if options.missing_values is not None:
@@ -204,8 +204,8 @@ def read_table_rows(options: FitOptions) -> TableRows:
         # One class for all: no column is then dropped as a copy of the label.
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
     elif missing.any():
-        unlabelled = None if options.drop_unlabelled else block.take(np.flatnonzero(missing))
-    are_folders = are_pictures(options.table)
+        unlabelled = None if options.drop_unlabelled else block.select_rows(np.flatnonzero(missing))
+    are_folders = is_picture_path(options.table)
     allow_many = options.allow_many_classes or are_folders  # folders are classes
     classes, indices = determine_classes(labels, label, allow_many=allow_many, described_classes=list(described))
     for name, cells in zip(table.columns or (), block.columns, strict=bool(table.columns)):
@@ -213,7 +213,7 @@ def read_table_rows(options: FitOptions) -> TableRows:
             paths = [text_to_path(str(cell)) for cell in cells.tolist()]
             table.notes.extend(check_pictures(paths, all_labels, shown=not options.quiet))
     if missing.any() and not missing.all():
-        block = block.take(np.flatnonzero(~missing))
+        block = block.select_rows(np.flatnonzero(~missing))
     group_names, groups = np.empty(0, np.str_), None
     if options.group is not None and len(labels):
         check_groups("group", block.extra_columns[0].tolist(), block.labels.tolist())
@@ -239,7 +239,7 @@ def get_column_types(table: Path, types: Mapping[str, str]) -> Mapping[str, str]
         table: The path of the table. The column of a folder of pictures gets the type "picture".
         types: The types that the user set, by column name.
     """
-    return {PICTURE_COLUMN: "picture"} if are_pictures(table) else types
+    return {PICTURE_COLUMN: "picture"} if is_picture_path(table) else types
 
 
 def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
@@ -266,7 +266,7 @@ def read_classes(path: Path) -> dict[str, str]:
     if "," in str(path) and not path_exists(path):
         return _check_class_names([name.strip() for name in str(path).split(",")], path)
     with renamed_arguments(path="classes"):
-        source = open_source(path, names={CLASS_COLUMN}, text_column=CLASS_COLUMN)
+        source = open_table_source(path, names={CLASS_COLUMN}, text_column=CLASS_COLUMN)
     header = source.header or []
     if CLASS_COLUMN not in header:
         got = f"{path} with {format_names(header)}"
@@ -277,7 +277,7 @@ def read_classes(path: Path) -> dict[str, str]:
             f"Name the columns {CLASS_COLUMN} and {DESCRIPTION_COLUMN}.",
         )
     indices = [header.index(name) for name in (CLASS_COLUMN, DESCRIPTION_COLUMN) if name in header]
-    blocks = [block.columns for block in source.read(indices)]
+    blocks = [block.columns for block in source.read_chunks(indices)]
     columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]
     names = _check_class_names(columns[0] if columns else [], path)
     return dict(zip(names, columns[1], strict=True)) if len(columns) > 1 else names

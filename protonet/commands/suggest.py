@@ -6,7 +6,7 @@ from protonet._io import write_text
 from protonet._text import to_printable
 from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_table_to_label
 from protonet.commands.options import SuggestOptions, show_notes
-from protonet.embeddings.pictures.reading import are_pictures
+from protonet.embeddings.pictures.reading import is_picture_path
 from protonet.fit.active import suggest_rows
 from protonet.tables.formats import PICTURE_COLUMN
 from protonet.ui.text import format_csv, format_table
@@ -23,7 +23,7 @@ def run(options: SuggestOptions) -> None:
         )
     else:
         chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.unlabelled_indices)
-    has_pictures = are_pictures(options.table)
+    has_pictures = is_picture_path(options.table)
     if has_pictures or options.output is not None:
         header, table = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])
     if options.output is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._text import count, shorten_list, to_printable
+from protonet._text import plural, shorten_list, to_printable
 from protonet.commands.data import open_pipeline, read_labelled_rows
 from protonet.commands.options import UpdateOptions, show_notes
 from protonet.commands.rows import (
@@ -44,7 +44,7 @@ def run(options: UpdateOptions) -> None:
     groups = block.extra_columns[0].tolist() if block.extra_columns else None
     updated = model.update(x, labels, classes, groups=groups, uninformative=empty)
     if empty.any():
-        table.notes.append(f"warning: {count(int(empty.sum()), 'row')} without information: all cells are missing")
+        table.notes.append(f"warning: {plural(int(empty.sum()), 'row')} without information: all cells are missing")
     show_notes(table.all_notes, quiet=options.quiet)
     hashes = hash_rows(torch.from_numpy(x))
     earlier = torch.isin(hashes, model.training_hashes)
@@ -53,9 +53,9 @@ def run(options: UpdateOptions) -> None:
     updated.save(output)
     new = classes[len(model.classes) :]
     named = f": {', '.join(map(to_printable, new[:5]))}{' ...' if len(new) > 5 else ''}" if new else ""
-    print(f"{output}: {count(len(x), 'sample')} added, {count(len(new), 'new class')}{named}")
+    print(f"{output}: {plural(len(x), 'sample')} added, {plural(len(new), 'new class')}{named}")
     if repeated := len(x) - len(hashes[~earlier].unique()):
-        print(f"{count(repeated, 'sample')} equal to earlier or other new ones: they count again")
+        print(f"{plural(repeated, 'sample')} equal to earlier or other new ones: they count again")
     warnings = [*warn_similar_names(new), *updated.warn_cancelled_classes(), *contradictions]
     print("".join(f"{line}\n" for line in warnings), end="")
     new_crossed = updated.cross_validation
@@ -98,7 +98,7 @@ def warn_held_out_contradictions(
         for location, label, before in zip(locations, labels, earlier, strict=True)
         if before >= 0
     ]
-    rows = f"{count(len(named), 'row')} of another class than equal rows of fit"
+    rows = f"{plural(len(named), 'row')} of another class than equal rows of fit"
     return (
         [f"warning: contradicting labels: {rows}: {shorten_list(named, MAX_LISTED_CONTRADICTORY_ROWS)}"]
         if named
@@ -118,7 +118,7 @@ def format_accuracy_change(before: Tensor, after: Tensor, labels: Tensor, classe
     correct = torch.stack([logits.argmax(dim=1) == labels for logits in (before, after)]).double()
     counts = torch.bincount(labels, minlength=before.shape[1])
     hits = torch.zeros(2, len(counts), dtype=torch.float64).index_add_(1, labels, correct).long()
-    rows = count(len(labels), "held-out row")
+    rows = plural(len(labels), "held-out row")
     lines = [f"accuracy on {rows}: {100 * correct[0].mean():.2f} % before, {100 * correct[1].mean():.2f} % after"]
     for label, (old, new) in enumerate(hits.T.tolist()):
         if new < old:

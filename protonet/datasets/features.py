@@ -12,7 +12,7 @@ import torch
 from protonet.datasets.dataset import Dataset, make_dataset
 from protonet.datasets.unpickling import load_pickle
 from protonet.errors import raise_input_error, raise_missing_file
-from protonet.tables.arrays import decode_labels, memory_map
+from protonet.tables.arrays import decode_labels, memory_map_npy
 
 #: Keys under which a dictionary may hold the features; the first key of this list that it has is used.
 FEATURE_KEYS = ("x", "features", "feats", "embeddings", "concat_features", "data")
@@ -78,7 +78,7 @@ def _read_npy(path: Path) -> LabelledArrays:
     if not label_paths:
         remedy = "Save one label per row there, or numpy.savez(path, x=x, y=y)."
         raise_input_error("path", f"have its labels beside it, in {names[0]} or {names[1]}", f"{path} alone", remedy)
-    return LabelledArrays(memory_map("path", path), memory_map("path", label_paths[0]))
+    return LabelledArrays(memory_map_npy("path", path), memory_map_npy("path", label_paths[0]))
 
 
 def _read_torch(path: Path) -> LabelledArrays:

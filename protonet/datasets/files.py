@@ -24,8 +24,8 @@ from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
 from protonet.embeddings.pictures.images import list_images, list_visible_folders, open_image
 from protonet.errors import optional_packages, raise_input_error
-from protonet.tables.arrays import READ_ERRORS, read_arrays
-from protonet.tables.delimited import read_rows
+from protonet.tables.arrays import ARRAY_READ_ERRORS, read_arrays
+from protonet.tables.delimited import read_delimited_rows
 
 
 def load_images(folder: str | Path, *, size: int | None = None, colour: bool = False) -> Dataset:
@@ -144,7 +144,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     """
     path = Path(path)
     rows, labels = [], []
-    lines = read_rows(path, names={label})
+    lines = read_delimited_rows(path, names={label})
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
     if header.count(label) != 1 or len(header) < 2:
         got = f"{path} with {shorten_list(header) or 'nothing'}"
@@ -218,7 +218,7 @@ def memory_map_array(
             if not (is_plain and is_complete and dtype.name in dtypes and len(shape) > 1 and count):
                 return None
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except READ_ERRORS:
+    except ARRAY_READ_ERRORS:
         return None  # load_npz loads the file, or says what is wrong
     values = np.frombuffer(mapping, dtype, count, start).reshape(shape)
     # Read-only, because a system may refuse a private copy of a file that is larger than memory.

@@ -16,7 +16,7 @@ from protonet.datasets.pictures import ImageSource, LabelledPictures, join_sides
 from protonet.datasets.unpickling import load_pickle
 from protonet.embeddings.pictures.images import list_images, list_visible_folders
 from protonet.errors import InputError, raise_input_error
-from protonet.tables.arrays import READ_ERRORS
+from protonet.tables.arrays import ARRAY_READ_ERRORS
 
 #: A pair: all files of a data set of pictures, and a function that returns the pictures with their classes and sides.
 Layout = tuple[Sequence[Path], Callable[[], LabelledPictures]]
@@ -234,7 +234,7 @@ def _read_npz_images(path: Path) -> np.ndarray | None:
                 return None
             mapped = memory_map_array(path, ("uint8",), "images")
             return np.asarray(file["images"]) if mapped is None else mapped[0].numpy()
-    except READ_ERRORS as error:
+    except ARRAY_READ_ERRORS as error:
         raise_unreadable(path, type(error).__name__)
 
 

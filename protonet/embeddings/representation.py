@@ -1,6 +1,6 @@
 """Representations (pretrained networks that embed texts or pictures), and a cache of computed embeddings.
 
-A model file stores the `Record` of a representation, so that predictions by another network are an error.
+A model file stores the `RepresentationRecord` of a representation, so that predictions by another network are an error.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ MAX_EMBEDDING_WIDTH, MAX_ENCODER_NAME_LENGTH = 2**16, 500
 
 
 @dataclass(frozen=True)
-class Record:
+class RepresentationRecord:
     """The name and the properties that identify a representation."""
 
     name: str  #: The name by which users open the representation.
@@ -137,12 +137,12 @@ class Record:
         """Format name, digest and width as a phrase: "words (1a2b3c4d), 256 numbers"."""
         return f"{self.name} ({self.digest[:8]}), {self.width} numbers"
 
-    def describe(self) -> JsonDict:
+    def to_dict(self) -> JsonDict:
         """Convert to a mapping of field names to values."""
         return asdict(self)
 
     @classmethod
-    def restore(cls, stored: Stored) -> Record:
+    def from_stored(cls, stored: Stored) -> RepresentationRecord:
         """Build a record from an entry of a model file; raise a ValueError if the entry is invalid."""
         name, modality, digest, licence = (stored.entry(key, str) for key in ("name", "modality", "digest", "licence"))
         expect(modality in MODALITIES, "a representation of something else than texts and pictures")
@@ -154,46 +154,46 @@ class Record:
 class Representation:
     """A loaded network that embeds texts or pictures."""
 
-    record: Record  #: The properties that identify the network.
+    record: RepresentationRecord  #: The properties that identify the network.
     #: Function that maps texts, or paths of pictures, to embeddings (n, width) float32.
-    compute: Callable[[Sequence[Any]], np.ndarray]
-    cache: Path | None = None  #: The folder of cached embeddings; None for the default folder.
-    source: str = ""  #: The folder or file of the network, as the user typed it; "" if it was opened by name.
+    compute_embeddings: Callable[[Sequence[Any]], np.ndarray]
+    cache_folder: Path | None = None  #: The folder of cached embeddings; None for the default folder.
+    typed_path: str = ""  #: The folder or file of the network, as the user typed it; "" if it was opened by name.
     #: For joint networks of pictures and texts: function that maps texts to embeddings (n, width) in the space of the
     #: pictures. None for other networks.
     embed_texts: Callable[[Sequence[str]], np.ndarray] | None = None
     use_cache: bool = True  #: Whether embeddings are cached; False for items that clients of a server send.
     #: Function that maps texts to a mask (n,) bool of the texts with words in the network's vocabulary. None if the
     #: vocabulary is not accessible.
-    detect_known: Callable[[Sequence[str]], np.ndarray] | None = None
+    detect_known_words: Callable[[Sequence[str]], np.ndarray] | None = None
 
     def contains_known_words(self, texts: Sequence[str]) -> np.ndarray:
         """Compute a mask (n,) bool of the texts with words in the network's vocabulary.
 
         If the vocabulary is not accessible, the mask has all texts that are not blank.
         """
-        if self.detect_known is None or not texts:
+        if self.detect_known_words is None or not texts:
             return np.array([bool(text.strip()) for text in texts], bool)
-        return self.detect_known([text.encode(errors="replace").decode() for text in texts])
+        return self.detect_known_words([text.encode(errors="replace").decode() for text in texts])
 
-    def embed(self, items: Sequence[Any], *, shown: bool = False) -> np.ndarray:
+    def embed(self, items: Sequence[Any], *, show_progress: bool = False) -> np.ndarray:
         """Embed texts, or pictures by their paths: (n, width) float32.
 
-        Equal items are computed once, and cached embeddings are reused. If ``shown``, progress is shown after a second.
-        Raises an InputError for an embedding that is not finite.
+        Equal items are computed once, and cached embeddings are reused. If ``show_progress``, progress is shown after a
+        second. Raises an InputError for an embedding that is not finite.
         """
         texts = self.record.modality == "text"
         if texts:  # replace unpaired surrogates
             items = [item.encode(errors="replace").decode() for item in items]
         digests = [hash_text(item) if texts else hash_file(item) for item in items]
-        folder = (self.cache or embeddings_folder()) if self.use_cache else None
+        folder = (self.cache_folder or embeddings_folder()) if self.use_cache else None
         with open_embedding_cache(folder, self.record.digest[:16]) as store:
             embeddings = store.read(digests, self.record.width)
             item_of = dict(zip(reversed(digests), reversed(items), strict=True))
             missing = [digest for digest in dict.fromkeys(digests) if digest not in embeddings]
             if texts:  # batches of texts of similar length need little padding
                 missing.sort(key=lambda digest: len(item_of[digest]))
-            with item_progress_bar(len(missing), self.record.modality, shown=shown) as bar:
+            with item_progress_bar(len(missing), self.record.modality, shown=show_progress) as bar:
                 for batch in _split_into_batches(
                     missing, [len(item_of[digest]) for digest in missing] if texts else None
                 ):
@@ -206,7 +206,7 @@ class Representation:
 
     def _compute_finite(self, items: Sequence[Any]) -> np.ndarray:
         """Compute the embeddings of items; raise an InputError if one is not finite."""
-        rows = np.asarray(self.compute(items), np.float32)
+        rows = np.asarray(self.compute_embeddings(items), np.float32)
         if not np.isfinite(rows).all():
             first = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
             got = f"others for {str(items[first])[:80]}"

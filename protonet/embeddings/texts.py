@@ -21,7 +21,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from protonet._io import JsonDict
-from protonet.embeddings.representation import Record, Representation, first_line, hash_files, stay_offline
+from protonet.embeddings.representation import (
+    Representation,
+    RepresentationRecord,
+    first_line,
+    hash_files,
+    stay_offline,
+)
 from protonet.errors import InputError, optional_packages, raise_input_error
 
 #: The file of the tokenizer of a network.
@@ -113,8 +119,8 @@ def open_sentence_transformer(folder: Path, name: str, *, licence: str = "") -> 
     settings = sorted({path for pattern in SETTINGS_FILE_PATTERNS for path in folder.rglob(pattern) if path.is_file()})
     digest = hash_files([*weights, *settings], str(limit))
     compute = _make_long_text_encoder(read, folder / TOKENIZER_FILE, limit, width)
-    record = Record(name, "text", width, digest, licence)
-    return Representation(record, compute, detect_known=_make_known_word_detector(folder / TOKENIZER_FILE))
+    record = RepresentationRecord(name, "text", width, digest, licence)
+    return Representation(record, compute, detect_known_words=_make_known_word_detector(folder / TOKENIZER_FILE))
 
 
 def _read_width_and_limit(folder: Path, modules: Sequence[JsonDict]) -> tuple[int | None, int | None]:
@@ -210,7 +216,9 @@ def open_onnx_text_network(path: Path, tokenizer: Path, name: str, *, licence: s
     digest = hash_files([path, tokenizer], str(limit))
     compute = _make_long_text_encoder(read_all, tokenizer, limit, width)
     return Representation(
-        Record(name, "text", width, digest, licence), compute, detect_known=_make_known_word_detector(tokenizer)
+        RepresentationRecord(name, "text", width, digest, licence),
+        compute,
+        detect_known_words=_make_known_word_detector(tokenizer),
     )
 
 
@@ -240,8 +248,8 @@ def open_token_vectors(weights: Path, tokenizer: Path, name: str, *, licence: st
         return _normalise(means)
 
     digest = hash_files([weights, tokenizer])
-    record = Record(name, "text", table.shape[1], digest, licence)
-    return Representation(record, compute, detect_known=_make_known_word_detector(tokenizer))
+    record = RepresentationRecord(name, "text", table.shape[1], digest, licence)
+    return Representation(record, compute, detect_known_words=_make_known_word_detector(tokenizer))
 
 
 def open_universal_sentence_encoder(name: str, *, licence: str) -> Representation:
@@ -264,7 +272,7 @@ def open_universal_sentence_encoder(name: str, *, licence: str) -> Representatio
         return embeddings
 
     digest = hash_files([folder / "sp.model", folder / "weights.npz"])
-    return Representation(Record(name, "text", 512, digest, licence), compute)
+    return Representation(RepresentationRecord(name, "text", 512, digest, licence), compute)
 
 
 def _make_long_text_encoder(read: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:

@@ -238,7 +238,7 @@ def serialize_model(model: Model) -> tuple[JsonDict, dict[str, Tensor]]:
         raise_input_error("model", must, got, "Pass one of protonet.solve.", kind=InputTypeError)
     network, state = serialize_network(model.network)
     folds = [serialize_network(fold) for fold in model.folds]
-    encoding, columns = (None, {}) if model.encoding is None else model.encoding.describe()
+    encoding, columns = (None, {}) if model.encoding is None else model.encoding.describe_columns()
     parts: list[tuple[str, Mapping[str, Tensor]]] = [(NETWORK_PREFIX, state), (COLUMNS_PREFIX, columns)]
     parts += [(UPDATE_PREFIX, model.update_state)]
     parts += [(f"folds.{index}.", fold_state) for index, (_, fold_state) in enumerate(folds)]
@@ -283,7 +283,7 @@ def _build_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bo
     names, input_dim = config.get("columns"), config["network"]["input_dim"]
     if names is not None:
         names = _check_names("columns", names, input_dim if encoding is None else len(encoding.columns), (str,))
-    expect(encoding is None or sum(encoding.sizes) == input_dim, "columns that make another number of features")
+    expect(encoding is None or sum(encoding.column_sizes) == input_dim, "columns that make another number of features")
     expect(isinstance(config.get("metadata"), dict), "no metadata")
     model = Model(network=network, classes=classes, columns=names, metadata=config["metadata"], encoding=encoding)
     if not for_update:

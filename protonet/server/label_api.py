@@ -18,7 +18,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from protonet._text import count, escape_control_chars
+from protonet._text import escape_control_chars, plural
 from protonet.commands.data import (
     ColumnOverrides,
     TableToLabel,
@@ -52,8 +52,8 @@ from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import LabelFile, LabelSession, UploadedRows, extend_rows, get_similar_class, parse_classes
 from protonet.server.parsing import decode_json, parse_body, read_upload
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.tables.columns.parsing import count_missing_cells, replace_missing
-from protonet.tables.formats import text_array
+from protonet.tables.columns.parsing import count_missing_cells, replace_missing_cells
+from protonet.tables.formats import make_text_array
 from protonet.ui.html import format_page
 
 #: Maximal bytes of a body, such as a picture.
@@ -243,7 +243,7 @@ class LabelApi:
         rows, header, settings = self.queue.latest_rows, list(self.queue.column_names), self.jobs.column_overrides
         names, cells = list(rows.columns or header), self.queue.session.cells
         missing = {
-            name: count_missing_cells(replace_missing(text_array([row[at] for row in cells], len(cells))))
+            name: count_missing_cells(replace_missing_cells(make_text_array([row[at] for row in cells], len(cells))))
             for at, name in enumerate(header)
         }
         used = {
@@ -460,7 +460,7 @@ def run(options: PageOptions) -> None:
         queue = LabelQueue(session, flagged, people, header, picture, model)
         title, again = path_to_text(options.table.name), None if model is not None else read_again
         api = LabelApi(queue, jobs, policy, title, options.representation, again, uploads)
-        status = f"{count(len(session.cells), 'row')}, {count(len(answers.rows), 'answer')} in {output}; label at"
+        status = f"{plural(len(session.cells), 'row')}, {plural(len(answers.rows), 'answer')} in {output}; label at"
         with queue.fit_in_background(), jobs.folder:
             run_server(api.create_app(), policy, listening, status)
-    print(f"{count(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")
+    print(f"{plural(len(answers.rows), 'answer')} in {output}: the same command goes on, and fit and update take them")

@@ -26,7 +26,7 @@ from protonet._io import write_atomically, write_text
 from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.commands.data import TableToLabel
 from protonet.embeddings.pictures.images import (
-    SUFFIXES,
+    IMAGE_SUFFIXES,
     UNREADABLE_IMAGE_ERRORS,
     decode_image,
     describe_image_error,
@@ -39,7 +39,7 @@ from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.tables.delimited import MISSING_TEXTS
 from protonet.tables.features import encode_block
-from protonet.tables.formats import text_array
+from protonet.tables.formats import make_text_array
 from protonet.tables.table import make_table
 from protonet.ui.text import format_csv
 
@@ -285,7 +285,7 @@ class LabelSession:
             self._fitted, self._learned = None, labels
             if len(y.unique()) > 1:
                 encoding = self.rows.encoding
-                blocks = None if encoding is None else encoding.blocks
+                blocks = None if encoding is None else encoding.feature_blocks
                 self._fitted = fit_labels(x, y, num_classes, blocks)
         network, first = deepcopy(self._fitted), len(self._learned)
         if network is not None and len(y) > first:
@@ -404,7 +404,7 @@ class UploadedRows:
             decode_image(io.BytesIO(content))
             with Image.open(io.BytesIO(content)) as image:
                 suffix = f".{image.format}".lower().replace("mpo", "jpeg")  # a file of several JPEGs
-            if suffix not in SUFFIXES:
+            if suffix not in IMAGE_SUFFIXES:
                 raise ValueError(f"in the format {image.format}")
         except UNREADABLE_IMAGE_ERRORS as error:
             raise_input_error("body", "be a picture that can be read", describe_image_error(error), "Leave it out.")
@@ -442,7 +442,7 @@ def extend_rows(rows: TableToLabel, header: Sequence[str], cells: Sequence[Seque
     if not n:
         return rows
     indices = [header.index(name) for name in rows.columns or header]
-    columns = [text_array([line[index] for line in cells], n) for index in indices]
+    columns = [make_text_array([line[index] for line in cells], n) for index in indices]
     table = make_table(columns, rows.columns, rows.table.position_format)
     x = torch.from_numpy(np.ascontiguousarray(encode_block(table, next(table.blocks), rows.encoding)))
     empty = np.zeros(n, bool) if rows.encoding is None else rows.encoding.is_uninformative(columns)

@@ -28,10 +28,10 @@ from protonet.errors import UserError, raise_input_error, rename_argument
 from protonet.pipeline import MAX_ROW_SCALE, TablePipeline
 from protonet.server.app import JSON_TYPE
 from protonet.tables.columns.ordered import MAX_FLOAT32
-from protonet.tables.columns.parsing import is_missing, is_missing_or_word, replace_missing
+from protonet.tables.columns.parsing import is_missing, is_missing_or_word, replace_missing_cells
 from protonet.tables.features import convert_to_training_formats
-from protonet.tables.formats import text_array
-from protonet.tables.table import describe_unused, format_names, make_table
+from protonet.tables.formats import make_text_array
+from protonet.tables.table import describe_unused_columns, format_names, make_table
 
 #: Maximal rows of a request.
 MAX_REQUEST_ROWS = 100_000
@@ -181,7 +181,9 @@ def parse_body(model: TablePipeline, media_type: str, body: bytes) -> ParsedRows
         path = Path(folder, f"body{BODY_SUFFIXES[kind]}")
         path.write_bytes(body)
         return (
-            encode_columns(model, [text_array([str(path)], 1)]) if kind == "image/*" else parse_table_file(model, path)
+            encode_columns(model, [make_text_array([str(path)], 1)])
+            if kind == "image/*"
+            else parse_table_file(model, path)
         )
 
 
@@ -218,7 +220,7 @@ def parse_json_rows(model: TablePipeline, body: bytes) -> ParsedRows:
     check_row_count(len(rows))
     unused = {name for row in rows if isinstance(row, dict) for name in row}.difference(model.columns or ())
     parsed = _parse_cells(model, body, rows)
-    return parsed._replace(notes=[describe_unused(sorted(unused)), *parsed.notes]) if unused else parsed
+    return parsed._replace(notes=[describe_unused_columns(sorted(unused)), *parsed.notes]) if unused else parsed
 
 
 def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> ParsedRows:
@@ -244,7 +246,7 @@ def _parse_cells(model: TablePipeline, body: bytes, rows: list[JsonRow]) -> Pars
         for number, texts in enumerate(columns):
             if pictures[number]:
                 paths = [write_picture(Path(folder, f"{row}, column {number}"), cell) for row, cell in enumerate(texts)]
-                columns[number] = text_array(paths, len(paths))
+                columns[number] = make_text_array(paths, len(paths))
         return encode_columns(model, columns)
 
 
@@ -297,7 +299,7 @@ def flatten_tensor(tensor: Tensor) -> list[JsonCell]:
 
 def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRows:
     """Encode the cells of each column, an array (n,), as features, with the same checks as for rows of a file."""
-    columns = [replace_missing(cells, model.missing_texts) for cells in columns]
+    columns = [replace_missing_cells(cells, model.missing_texts) for cells in columns]
     for index, (cells, limit) in enumerate(zip(columns, max_column_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
         if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
@@ -363,7 +365,9 @@ def to_column(cells: Sequence[JsonCell]) -> np.ndarray:
             return np.array(cells, np.int64)
         if all(cell is None or abs(cell) <= MAX_FLOAT32 for cell in cells):  # type: ignore[arg-type]
             return np.array(cells, np.float64)
-    return text_array((escape_control_chars("" if cell is None else str(cell).strip()) for cell in cells), len(cells))
+    return make_text_array(
+        (escape_control_chars("" if cell is None else str(cell).strip()) for cell in cells), len(cells)
+    )
 
 
 def write_picture(path: Path, cell: str) -> str:

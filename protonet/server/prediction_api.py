@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from protonet._text import count, to_printable
+from protonet._text import plural, to_printable
 from protonet.commands.options import ServeOptions
 from protonet.commands.predict import PredictionOutputSpec, choose_rejection_threshold, format_csv_header
 from protonet.errors import raise_input_error
@@ -312,4 +312,4 @@ def run(options: ServeOptions) -> None:
     )
     listening = open_listening_socket(options.host, options.port)
     with reload_in_background(list(models.values())):
-        run_server(PredictionApi(models, policy).create_app(), policy, listening, f"{count(len(models), 'model')} at")
+        run_server(PredictionApi(models, policy).create_app(), policy, listening, f"{plural(len(models), 'model')} at")

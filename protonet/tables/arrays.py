@@ -14,12 +14,12 @@ import numpy as np
 from protonet.errors import raise_input_error, raise_missing_file
 
 #: Exceptions that numpy and zipfile raise for damaged files.
-READ_ERRORS = (
+ARRAY_READ_ERRORS = (
     *(OSError, EOFError, LookupError, MemoryError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError),
     *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 #: Names of arrays that an NPZ file may lack.
-OPTIONAL_ARRAYS = {"split", "maps"}
+OPTIONAL_ARRAY_NAMES = {"split", "maps"}
 
 
 def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
@@ -27,7 +27,7 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
 
     Args:
         path: The file.
-        names: The names of the arrays to read. Only ``OPTIONAL_ARRAYS`` may be absent from the file.
+        names: The names of the arrays to read. Only ``OPTIONAL_ARRAY_NAMES`` may be absent from the file.
 
     Returns:
         The arrays by name. All arrays other than "x" are converted to labels (n,) by `decode_labels`.
@@ -43,7 +43,7 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
             file = np.load(opened, allow_pickle=False)
             if isinstance(file, np.lib.npyio.NpzFile):  # otherwise a single array
                 available = file.files
-                if names - OPTIONAL_ARRAYS <= set(available):
+                if names - OPTIONAL_ARRAY_NAMES <= set(available):
                     arrays = {name: file[name] for name in available if name in names}
     except ValueError as error:
         if "Object arrays" in str(error):
@@ -52,12 +52,12 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
         available = None
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
-    except READ_ERRORS as error:
+    except ARRAY_READ_ERRORS as error:
         got = f"{path} ({type(error).__name__})"
         raise_input_error("path", "be an NPZ file that can be read", got, "Save it again with numpy.savez.")
     if available is None:
         raise_input_error("path", "be an NPZ file", str(path), "Use numpy.savez(path, x=x, y=y).")
-    missing = sorted((names - OPTIONAL_ARRAYS) - set(available))
+    missing = sorted((names - OPTIONAL_ARRAY_NAMES) - set(available))
     if missing:
         got = f"{path} with {', '.join(available) or 'nothing'}"
         raise_input_error("path", f"hold an array {missing[0]}", got, "Save it with numpy.savez(path, x=x, y=y).")
@@ -66,7 +66,7 @@ def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def memory_map(argument: str, path: Path) -> np.ndarray:
+def memory_map_npy(argument: str, path: Path) -> np.ndarray:
     """Map the array of an NPY file into memory, without reading it; error messages call the file ``argument``."""
     try:
         with warnings.catch_warnings():
@@ -74,7 +74,7 @@ def memory_map(argument: str, path: Path) -> np.ndarray:
             return np.lib.format.open_memmap(path, mode="r")
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path, argument=argument)
-    except READ_ERRORS as error:
+    except ARRAY_READ_ERRORS as error:
         got, remedy = f"{path} ({type(error).__name__})", "Save it with numpy.save(path, values)."
         raise_input_error(argument, "be an NPY file of numbers or strings", got, remedy)
 

@@ -29,10 +29,10 @@ from protonet.errors import raise_input_error, raise_missing_file
 
 _EXPONENT = r"(?:[eE][-+]?\d+)?"
 # Groups of thousands, or of lakhs as in India. The first group never begins with 0: "0,205" has a decimal comma.
-_GROUPED = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3})"
-GROUPED_POINTS = r"(?:[1-9]\d{0,2}(?:\.\d{3})+|[1-9]\d?(?:\.\d{2})+\.\d{3})"
-POINT_NUMBER = re.compile(rf"[-+]?(?:{_GROUPED}(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
-COMMA_NUMBER = re.compile(rf"[-+]?(?:{GROUPED_POINTS}(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
+_COMMA_GROUPED_DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d?(?:,\d{2})+,\d{3})"
+POINT_GROUPED_DIGITS = r"(?:[1-9]\d{0,2}(?:\.\d{3})+|[1-9]\d?(?:\.\d{2})+\.\d{3})"
+POINT_NUMBER_PATTERN = re.compile(rf"[-+]?(?:{_COMMA_GROUPED_DIGITS}(?:\.\d*)?|\d+\.?\d*|\.\d+)" + _EXPONENT)
+COMMA_NUMBER_PATTERN = re.compile(rf"[-+]?(?:{POINT_GROUPED_DIGITS}(?:,\d*)?|\d+,?\d*|,\d+)" + _EXPONENT)
 MAX_LINE_CHARS = 2**26  #: Maximum characters of a line, so that a file without line ends does not fill the memory.
 #: Maximum characters of a cell; the default limit of the csv module is too small for long texts.
 MAX_CELL_CHARS = 2**24
@@ -45,23 +45,23 @@ NO_DELIMITER = "\uffff"
 MAX_COMMENT_LINES, MAX_TITLE_ROWS = 10_000, 10
 #: The note to the user that names the separator, unless it is a comma.
 DELIMITER_NOTE = "cells are separated by {}"
-SAMPLE_ROWS = 100  #: Number of rows from which the separator and the header are detected.
+N_LAYOUT_ROWS = 100  #: Number of rows from which the separator and the header are detected.
 #: Matches the first line of files that declare their separator for Excel, such as "sep=;".
 EXCEL_DELIMITER_LINE = re.compile(r'"?sep=([^"\w\s]|\t)"?')
-SCAN_BYTES = 2**22  #: Number of bytes that `_detect_encoding` decodes at a time.
+BYTES_PER_DECODING = 2**22  #: Number of bytes that `_detect_encoding` decodes at a time.
 BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 #: Matches characters that do not occur in text of Windows-1252. Bytes that are not UTF-8 are decoded as surrogates.
-BINARY_CHARS = re.compile("[\0-\x08\x0e-\x1f\udc81\udc8d\udc8f\udc90\udc9d]")
-UNDECODED_BYTES = re.compile("[\udc80-\udcff]")
+BINARY_CHARS_PATTERN = re.compile("[\0-\x08\x0e-\x1f\udc81\udc8d\udc8f\udc90\udc9d]")
+UNDECODED_BYTES_PATTERN = re.compile("[\udc80-\udcff]")
 #: Error values of spreadsheets, in lower case.
 SPREADSHEET_ERRORS = frozenset(
     {"#n/a", "#div/0!", "#name?", "#null!", "#num!", "#ref!", "#value!", "#getting_data", "#spill!", "#calc!"}
     | {"#field!", "#blocked!", "#connect!", "#unknown!", "#python!", "#busy!", "#external!"}
 )
 #: Texts that mean a missing label or cell, in any letter case, besides empty cells and ``SPREADSHEET_ERRORS``.
-MISSING_VALUES = ("NA", "N/A", "n.a.", "<NA>", "NaN", "NaT", "null", "None", "missing", "?", "-", "--", ".")
+DEFAULT_MISSING_VALUES = ("NA", "N/A", "n.a.", "<NA>", "NaN", "NaT", "null", "None", "missing", "?", "-", "--", ".")
 #: All texts that mean "missing", in lower case.
-MISSING_TEXTS = SPREADSHEET_ERRORS | {"", *map(str.lower, MISSING_VALUES)}
+MISSING_TEXTS = SPREADSHEET_ERRORS | {"", *map(str.lower, DEFAULT_MISSING_VALUES)}
 
 
 def parse_missing_texts(values: Iterable[str]) -> frozenset[str]:
@@ -69,7 +69,7 @@ def parse_missing_texts(values: Iterable[str]) -> frozenset[str]:
     return SPREADSHEET_ERRORS | {"", *(value.strip().lower() for value in values)}
 
 
-def read_rows(
+def read_delimited_rows(
     path: Path, notes: list[str] | None = None, *, names: Collection[str] = (), text_column: str | None = None
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the cells of each row of delimited text, beginning with the header.
@@ -155,16 +155,16 @@ def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
         got = f"{path} ({reason} in line {line})"
         raise_input_error("path", "be a CSV file that can be read", got, "Save it as UTF-8.")
 
-    for chunk in chain(iter(partial(file.read, SCAN_BYTES), b""), [b""]):
+    for chunk in chain(iter(partial(file.read, BYTES_PER_DECODING), b""), [b""]):
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
             raise_invalid_text("no UTF-16", line + error.object[: error.start].decode(encoding, "ignore").count("\n"))
         if not text.isascii():
             balance += len(text.encode("utf-8", "ignore")) - len(text)
-            if undecoded := UNDECODED_BYTES.search(text):
+            if undecoded := UNDECODED_BYTES_PATTERN.search(text):
                 first_invalid = first_invalid or line + text.count("\n", 0, undecoded.start())
-                if not first_binary and (binary := BINARY_CHARS.search(text)):
+                if not first_binary and (binary := BINARY_CHARS_PATTERN.search(text)):
                     first_binary = line + text.count("\n", 0, binary.start())
         has_control_chars = has_control_chars or CONTROL_CHARS.search(text) is not None
         line += text.count("\n")
@@ -218,13 +218,13 @@ class _TextFile:
         """Parse the first non-empty rows below the first ``skip`` lines.
 
         Returns:
-            The line number and the cells of at most ``SAMPLE_ROWS`` rows, and whether all of them could be parsed.
+            The line number and the cells of at most ``N_LAYOUT_ROWS`` rows, and whether all of them could be parsed.
         """
         rows: list[tuple[int, list[str]]] = []
         try:
             with closing(self.read_records(delimiter, skip)) as records:
                 stripped = ((self.row_start, list(map(str.strip, cells))) for cells in records)
-                rows.extend(islice((row for row in stripped if any(row[1])), SAMPLE_ROWS))
+                rows.extend(islice((row for row in stripped if any(row[1])), N_LAYOUT_ROWS))
         except csv.Error:
             return rows, False
         return rows, True
@@ -321,10 +321,10 @@ def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]])
     first, *others = below
     if len(comment) != len(first):
         return False
-    if len(first) > 1 and any(map(is_numeric, first)):
+    if len(first) > 1 and any(map(is_decimal_number, first)):
         return True
     above_values = (
-        bool(others) and all(len(row) > column and is_numeric(row[column]) for row in others)
+        bool(others) and all(len(row) > column and is_decimal_number(row[column]) for row in others)
         for column in range(len(first))
     )
     return " " not in comment[0] and "".join(comment) != "#" and _could_be_names(comment) and not any(above_values)
@@ -350,8 +350,8 @@ def _count_titles(rows: Sequence[Sequence[str]], *, certain: bool) -> int:
     long_titles = [cells for cells in titles if sum(map(bool, cells)) > 1]
     if not long_titles and all(len(cells) == width and cells[0] for cells in titles):
         return header
-    n_numeric = sum(map(is_numeric, below[0]))
-    no_numbers = not any(is_numeric(cell) for cells in long_titles for cell in cells)
+    n_numeric = sum(map(is_decimal_number, below[0]))
+    no_numbers = not any(is_decimal_number(cell) for cells in long_titles for cell in cells)
     narrow = len(long_titles) <= 1 and no_numbers and all(len(cells) < width for cells in long_titles)
     is_table = certain or (all(len(cells) == width for cells in below) and (n_numeric > 1 or width > 2))
     return header if narrow and n_numeric and is_table else 0
@@ -402,7 +402,7 @@ def _check_rows(
             if width > 1 and cells == header:
                 raise_second_table(f"the header again in line {line}")
             if numeric is None:
-                numeric = [column for column, cell in enumerate(cells) if is_numeric(cell)]
+                numeric = [column for column, cell in enumerate(cells) if is_decimal_number(cell)]
                 usual_blank = n_blank_before
             mostly_numeric = 2 * len(numeric) >= width > 1
             if n_blank_before > usual_blank and mostly_numeric and _is_second_header(cells, numeric):
@@ -425,16 +425,16 @@ def add_title_notes(notes: list[str], rows: Sequence[Sequence[str]]) -> None:
         notes.append(f"{len(titles)} row{'s' * several} above the header skipped: {first}")
 
 
-def is_numeric(cell: str) -> bool:
+def is_decimal_number(cell: str) -> bool:
     """Test whether a cell is a number with a decimal point or comma, perhaps in groups of three digits."""
     text = join_digit_groups(cell)
-    return (POINT_NUMBER.fullmatch(text) or COMMA_NUMBER.fullmatch(text)) is not None
+    return (POINT_NUMBER_PATTERN.fullmatch(text) or COMMA_NUMBER_PATTERN.fullmatch(text)) is not None
 
 
 def _could_be_names(cells: Sequence[str]) -> bool:
     """Test whether cells may be column names: different ones, none of them a number."""
     filled = [cell for cell in cells if cell]
-    return len(set(filled)) == len(filled) and not any(map(is_numeric, filled))
+    return len(set(filled)) == len(filled) and not any(map(is_decimal_number, filled))
 
 
 def _is_second_header(cells: list[str], numeric: list[int]) -> bool:

@@ -28,35 +28,35 @@ import numpy as np
 
 from protonet._io import JsonDict
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import Encoding, list_columns
+from protonet.tables.columns.encoding import Encoding, list_fitted_columns
 from protonet.tables.columns.parsing import is_missing
 from protonet.tables.table import RowBlock, Table
 
 
 @dataclass(frozen=True)
-class DriftRules:
+class DriftThresholds:
     """Thresholds for warnings about drifted columns; tests/tables/test_drift.py measures the false alarms."""
 
     quantile_steps: tuple[int, int] = (16, 64)
     """Minimum and maximum number of intervals between the stored quantiles of a column, both multiples of four."""
     max_quantiles: int = 2**17  #: Maximum number of stored quantiles of all columns together.
-    max_rows: int = 4096  #: Maximum number of rows of a block that are examined, equally spaced.
+    max_examined_rows: int = 4096  #: Maximum number of rows of a block that are examined, equally spaced.
     #: Minimum increase from training to new rows of the fraction of cells that are missing, outside the training range,
     #: or of rare categories.
-    min_increase: float = 0.5
+    min_fraction_increase: float = 0.5
     #: Maximum number of training rows in the interval that holds all new cells, relative to the smallest class.
-    max_relative_count: float = 0.5
+    max_covered_training_fraction: float = 0.5
     #: Minimum distance of a single reported cell from the training range, as a multiple of the width of the range.
-    min_distance: float = 100.0
+    min_outlier_distance: float = 100.0
     #: Maximum width of the training range, in interquartile ranges, of a column in which single cells are reported.
-    max_relative_range: float = 6.0
+    max_range_in_iqrs: float = 6.0
     #: Minimum number of training rows per class for reports of single cells. Fewer rows do not show long tails.
-    min_class_rows: int = 16
-    max_false_alarms: float = 0.01  #: Maximum fraction of tables without drift in which any column is reported.
+    min_rows_per_class: int = 16
+    max_false_alarm_rate: float = 0.01  #: Maximum fraction of tables without drift in which any column is reported.
     max_test_rows: int = 1000  #: Maximum number of rows that a significance test counts; more are scaled down to it.
 
 
-DRIFT_RULES = DriftRules()
+DRIFT = DriftThresholds()
 
 
 def compute_column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
@@ -72,8 +72,8 @@ def compute_column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | 
         the mean number of rows per class; and the fraction of the rows that are in the smallest class.
     """
     statistics: list[JsonDict] = []
-    n_steps = sorted([*DRIFT_RULES.quantile_steps, DRIFT_RULES.max_quantiles // (4 * len(cells)) * 4])[1]
-    for column, values in zip(list_columns(encoding, len(cells)), cells, strict=True):
+    n_steps = sorted([*DRIFT.quantile_steps, DRIFT.max_quantiles // (4 * len(cells)) * 4])[1]
+    for column, values in zip(list_fitted_columns(encoding, len(cells)), cells, strict=True):
         numeric = column.to_numeric(values)
         missing = is_missing(values) if numeric is None else np.isnan(numeric)
         statistics.append({"missing": float(missing.mean())})
@@ -89,12 +89,12 @@ def compute_column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | 
 class ColumnCounts:
     """Counts of the cells of a column in new rows, such as those outside the range of the training rows."""
 
-    rows: int = 0  #: The number of cells.
-    missing: int = 0  #: The number of missing cells.
-    outside: int = 0  #: The number of values outside the training range.
-    distant: int = 0  #: The number of values so far outside the training range that a single one is reported.
-    last_distant: float = math.nan  #: The last of the distant values.
-    rare: int = 0  #: The number of cells with a rare or unknown category.
+    n_cells: int = 0  #: The number of cells.
+    n_missing: int = 0  #: The number of missing cells.
+    n_outside_range: int = 0  #: The number of values outside the training range.
+    n_outliers: int = 0  #: The number of values so far outside the training range that a single one is reported.
+    last_outlier: float = math.nan  #: The last of the distant values.
+    n_rare: int = 0  #: The number of cells with a rare or unknown category.
     minimum: float = math.inf  #: The smallest value.
     maximum: float = -math.inf  #: The largest value.
 
@@ -104,74 +104,78 @@ class DriftMonitor:
     """Compares new rows with the statistics of the training rows, block by block."""
 
     #: The untrusted result of `compute_column_statistics` from a model file; if it is invalid, nothing is reported.
-    statistics: Any
+    training_statistics: Any
     encoding: Encoding | None  #: The columns fitted to the training rows; None if the columns are features already.
-    count: int  #: The number of columns.
-    counts: list[ColumnCounts] = field(init=False)  #: The counts of the new cells of each column.
+    n_columns: int  #: The number of columns.
+    column_counts: list[ColumnCounts] = field(init=False)  #: The counts of the new cells of each column.
 
     def __post_init__(self) -> None:
-        self.statistics = self.statistics if _is_valid_statistics(self.statistics, self.count) else None
-        self.counts = [ColumnCounts() for _ in range(self.count if self.statistics else 0)]
+        self.training_statistics = (
+            self.training_statistics if _is_valid_statistics(self.training_statistics, self.n_columns) else None
+        )
+        self.column_counts = [ColumnCounts() for _ in range(self.n_columns if self.training_statistics else 0)]
 
     def update(self, block: RowBlock) -> None:
         """Add the rows of a block to the counts of the new rows."""
-        columns = list_columns(self.encoding, self.count)
-        step = -(-len(block.positions) // DRIFT_RULES.max_rows)
-        for index, counts in enumerate(self.counts):
+        columns = list_fitted_columns(self.encoding, self.n_columns)
+        step = -(-len(block.positions) // DRIFT.max_examined_rows)
+        for index, counts in enumerate(self.column_counts):
             column, cells = columns[index], block.columns[index][::step]
             numeric = column.to_numeric(cells)
             missing = is_missing(cells) if numeric is None else np.isnan(numeric)
-            counts.rows += len(cells)
-            counts.missing += int(missing.sum())
-            counts.rare += int((column.is_rare_or_unknown(cells) & ~missing).sum())
-            quantiles = self.statistics["columns"][index].get("quantiles")
+            counts.n_cells += len(cells)
+            counts.n_missing += int(missing.sum())
+            counts.n_rare += int((column.is_rare_or_unknown(cells) & ~missing).sum())
+            quantiles = self.training_statistics["columns"][index].get("quantiles")
             if numeric is not None and quantiles and not missing.all():
                 present = numeric[~missing]
                 excess = np.maximum(quantiles[0] - present, present - quantiles[-1])
                 distant = present[excess > _max_distance(quantiles)]
-                counts.outside += int((excess > 0).sum())
-                counts.distant += len(distant)
-                counts.last_distant = distant[-1] if len(distant) else counts.last_distant
+                counts.n_outside_range += int((excess > 0).sum())
+                counts.n_outliers += len(distant)
+                counts.last_outlier = distant[-1] if len(distant) else counts.last_outlier
                 counts.minimum = min(counts.minimum, present.min())
                 counts.maximum = max(counts.maximum, present.max())
 
-    def summary(self, table: Table) -> list[str]:
+    def format_warnings(self, table: Table) -> list[str]:
         """Format a warning for each drifted column of a table, after `update` has received all its blocks."""
-        columns, warnings = list_columns(self.encoding, self.count), []
-        for index, (column, counts) in enumerate(zip(columns, self.counts, strict=False)):
-            if reason := self._describe_drift(column, counts, self.statistics["columns"][index]):
+        columns, warnings = list_fitted_columns(self.encoding, self.n_columns), []
+        for index, (column, counts) in enumerate(zip(columns, self.column_counts, strict=False)):
+            if reason := self._describe_drift(column, counts, self.training_statistics["columns"][index]):
                 warnings.append(f"warning: {table.column_name(index)} is far from the training rows: {reason}")
         return warnings
 
     def _describe_drift(self, column: FittedColumn, counts: ColumnCounts, statistics: JsonDict) -> str:
         """Describe the drift of a column from its ``counts`` in new rows and its training statistics; "" for none."""
-        n_present = counts.rows - counts.missing
-        if self._is_significant_increase(counts.missing, counts.rows, statistics["missing"]):
+        n_present = counts.n_cells - counts.n_missing
+        if self._is_significant_increase(counts.n_missing, counts.n_cells, statistics["missing"]):
             return f"most cells are missing; in training {_format_percentage(statistics['missing'])} were"
         # If all training categories have a feature, `check_column_types` reports the unknown ones.
-        if (rare := column.rare_fraction) and self._is_significant_increase(counts.rare, n_present, rare):
+        if (rare := column.rare_fraction) and self._is_significant_increase(counts.n_rare, n_present, rare):
             return f"most rows have rare or unknown categories; in training {100 * rare:.2g} % had"
         if "quantiles" not in statistics or counts.minimum > counts.maximum:  # there were no numbers
             return ""
         another_unit = "; another unit?" if column.kind == "number" else ""
         low, *_, high = statistics["quantiles"]
         training_range = f"{column.format_value(low)} to {column.format_value(high)}"
-        per_class = self.statistics["per_class"]
-        if self._is_significant_increase(counts.outside, n_present, min(2, per_class) / per_class, subtract=0.0):
+        per_class = self.training_statistics["per_class"]
+        if self._is_significant_increase(
+            counts.n_outside_range, n_present, min(2, per_class) / per_class, subtract=0.0
+        ):
             return f"most rows are outside {training_range}{another_unit}"
         fraction = _max_fraction_between(np.array(statistics["quantiles"]), counts.minimum, counts.maximum)
-        relative = fraction / self.statistics["smallest"]
+        relative = fraction / self.training_statistics["smallest"]
         if (
-            relative < DRIFT_RULES.max_relative_count
-            and n_present * relative ** (n_present - 1) < DRIFT_RULES.max_false_alarms / self.count
+            relative < DRIFT.max_covered_training_fraction
+            and n_present * relative ** (n_present - 1) < DRIFT.max_false_alarm_rate / self.n_columns
         ):
             ends = dict.fromkeys(column.format_value(end) for end in (counts.minimum, counts.maximum))
             interval = f"are between {' and '.join(ends)}" if len(ends) > 1 else f"are {''.join(ends)}"
             training = f"{'at most ' * bool(fraction)}{_format_percentage(fraction)}"
             return f"all rows {interval}; in training {training} were{another_unit}"
-        if counts.distant and per_class >= DRIFT_RULES.min_class_rows:
-            rows = "1 row is" if counts.distant == 1 else f"{counts.distant} rows are"
-            example = column.format_value(counts.last_distant)
+        if counts.n_outliers and per_class >= DRIFT.min_rows_per_class:
+            rows = "1 row is" if counts.n_outliers == 1 else f"{counts.n_outliers} rows are"
+            example = column.format_value(counts.last_outlier)
             return f"{rows} far outside {training_range}, such as {example}{another_unit}"
         return ""
 
@@ -182,19 +186,19 @@ class DriftMonitor:
             count: The number of new rows that are counted, such as those with a missing cell.
             rows: The number of all new rows.
             fraction: The fraction of the training rows, for Fisher's exact test.
-            subtract: The fraction that ``count / rows`` must exceed by `DriftRules.min_increase`; None to use
-                ``fraction``.
+            subtract: The fraction that ``count / rows`` must exceed by `DriftThresholds.min_fraction_increase`; None to
+                use ``fraction``.
         """
-        if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT_RULES.min_increase:
+        if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT.min_fraction_increase:
             return False
-        n = self.statistics["per_class"]
-        if rows > DRIFT_RULES.max_test_rows:
-            count, rows = count * DRIFT_RULES.max_test_rows // rows, DRIFT_RULES.max_test_rows
+        n = self.training_statistics["per_class"]
+        if rows > DRIFT.max_test_rows:
+            count, rows = count * DRIFT.max_test_rows // rows, DRIFT.max_test_rows
         from scipy.stats import hypergeom  # noqa: PLC0415 - slow to import
 
         # Fisher's exact test: the probability of as many unusual rows if both samples have the same distribution.
         p_value = hypergeom.sf(count - 1, n + rows, count + math.ceil(fraction * n), rows)
-        return bool(p_value < DRIFT_RULES.max_false_alarms / self.count)
+        return bool(p_value < DRIFT.max_false_alarm_rate / self.n_columns)
 
 
 def monitor_drift(blocks: Iterator[RowBlock], monitor: DriftMonitor, table: Table) -> Iterator[RowBlock]:
@@ -202,7 +206,7 @@ def monitor_drift(blocks: Iterator[RowBlock], monitor: DriftMonitor, table: Tabl
     for block in blocks:
         monitor.update(block)
         yield block
-    table.notes.extend(monitor.summary(table))
+    table.notes.extend(monitor.format_warnings(table))
 
 
 def _max_fraction_between(quantiles: np.ndarray, low: float, high: float) -> float:
@@ -219,8 +223,8 @@ def _max_distance(quantiles: Sequence[float]) -> float:
     """
     width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
     interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
-    has_no_long_tails = 0 < width <= DRIFT_RULES.max_relative_range * interquartile_range
-    return DRIFT_RULES.min_distance * width if has_no_long_tails else math.inf
+    has_no_long_tails = 0 < width <= DRIFT.max_range_in_iqrs * interquartile_range
+    return DRIFT.min_outlier_distance * width if has_no_long_tails else math.inf
 
 
 def _format_percentage(fraction: float) -> str:

@@ -10,14 +10,20 @@ from typing import NamedTuple
 import numpy as np
 
 from protonet._text import to_printable
-from protonet.embeddings.opening import RepresentationChoice, get_modality
-from protonet.embeddings.pictures.images import SUFFIXES, text_to_path
+from protonet.embeddings.opening import SelectedRepresentations, get_modality
+from protonet.embeddings.pictures.images import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import InferredType, fit_column_as, infer_column_type
 from protonet.tables.columns.ordered import MAX_FLOAT32, Numeric
-from protonet.tables.columns.parsing import COMMA_FIRST, COMMA_OVER_POINT, POINT_FIRST, is_missing, parse_numeric_column
+from protonet.tables.columns.parsing import (
+    COMMA_FIRST_FORMATS,
+    POINT_FIRST_FORMATS,
+    SEMICOLON_FILE_FORMATS,
+    is_missing,
+    parse_numeric_column,
+)
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
 from protonet.tables.formats import closest_match
@@ -31,9 +37,9 @@ from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_
 from protonet.tables.table import RowBlock, Table
 
 #: Number of cells of a column that are examined to detect paths of pictures.
-MAX_PROBED_PATHS = 3
+N_EXAMINED_PATHS = 3
 #: No pretrained network for texts, and none for pictures.
-NO_REPRESENTATION = RepresentationChoice(None, None)
+NO_REPRESENTATION = SelectedRepresentations(None, None)
 
 
 class TableFeatures(NamedTuple):
@@ -42,7 +48,7 @@ class TableFeatures(NamedTuple):
     x: np.ndarray  #: (n, dim) features, float32, or float64 if float32 may have too few digits.
     encoding: Encoding | None  #: The fitted columns; None for arrays without missing values, which are used unchanged.
     columns: tuple[str, ...] | None  #: The names of the encoded columns; None if the file has no column names.
-    dropped: tuple[str, ...]  #: The names of the dropped columns.
+    dropped_columns: tuple[str, ...]  #: The names of the dropped columns.
     notes: tuple[str, ...]  #: Notes for the user.
     group_columns: tuple[int, ...] = ()  #: Indices of encoded columns that seem to identify groups of rows.
 
@@ -50,11 +56,11 @@ class TableFeatures(NamedTuple):
 def fit_features(
     table: Table,
     block: RowBlock,
-    kinds: Mapping[str, str],
+    column_types: Mapping[str, str],
     *,
-    keep_hint: str | None,
+    keep_option: str | None,
     groups: np.ndarray | None = None,
-    selection: RepresentationChoice = NO_REPRESENTATION,
+    selection: SelectedRepresentations = NO_REPRESENTATION,
     decimal: str | None = None,
 ) -> TableFeatures:
     """Infer the type of each column of a training table, drop useless columns, and encode the others.
@@ -62,8 +68,9 @@ def fit_features(
     Args:
         table: The training table.
         block: All labelled rows of the table, n in number.
-        kinds: The column types that the user has set, by the names of the columns.
-        keep_hint: Advice to the user on how to keep a column that is dropped as a row index; None to keep such columns.
+        column_types: The column types that the user has set, by the names of the columns.
+        keep_option: Advice to the user on how to keep a column that is dropped as a row index; None to keep such
+            columns.
         groups: (n,) int64, the group of each row. Cross-validation holds out the rows of a group together. None if
             there are no groups.
         selection: The pretrained networks that embed texts and pictures.
@@ -73,8 +80,8 @@ def fit_features(
         The features, the fitted columns, and notes for the user.
 
     Raises:
-        InputError: No column can be used, a cell cannot be encoded, or ``kinds`` or ``selection`` do not match the
-            columns.
+        InputError: No column can be used, a cell cannot be encoded, or ``column_types`` or ``selection`` do not match
+            the columns.
     """
     if table.columns is None:
         encoding = Encoding(tuple(map(Numeric.fit, block.columns)))
@@ -83,20 +90,25 @@ def fit_features(
         return TableFeatures(x, None if encoding.is_fully_numeric else encoding, None, (), tuple(notes))
     cells = dict(zip(table.columns, block.columns, strict=True))
     inferred = fit_columns(
-        cells, kinds, keep_hint=keep_hint, selection=selection, decimal=decimal, semicolons=table.semicolons
+        cells,
+        column_types,
+        keep_option=keep_option,
+        selection=selection,
+        decimal=decimal,
+        semicolons=table.has_semicolons,
     )
     fitted = {name: column for name, (column, *_) in inferred.items() if column is not None}
     dropped = tuple(name for name in inferred if name not in fitted)
     reasons: dict[str, list[str]] = {}
     for name in dropped:
         hint = f" (if it holds pictures: `column_type` {name}=picture)" if _are_picture_paths(cells[name]) else ""
-        reasons.setdefault(inferred[name].reason + hint, []).append(to_printable(name))
+        reasons.setdefault(inferred[name].drop_reason + hint, []).append(to_printable(name))
     numeric = _select_numeric_columns(inferred)
-    notes = describe_numeric_formats(cells, numeric, ambiguous_points=table.semicolons and decimal is None)
-    notes += describe_mixed_units({name: cells[name] for name in cells if name not in {*numeric, *kinds}})
+    notes = describe_numeric_formats(cells, numeric, ambiguous_points=table.has_semicolons and decimal is None)
+    notes += describe_mixed_units({name: cells[name] for name in cells if name not in {*numeric, *column_types}})
     notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     modalities = {inferred_type.modality for inferred_type in inferred.values()} - {None}
-    notes += [hint for modality in sorted(map(str, modalities)) if (hint := selection.hint(modality))]
+    notes += [hint for modality in sorted(map(str, modalities)) if (hint := selection.install_hint(modality))]
     if not fitted:
         raise_input_error("path", "have a column of use", "; ".join(notes)[:500], "Add features.")
     encoding = Encoding(tuple(fitted.values()))
@@ -112,17 +124,17 @@ def fit_features(
 
 def _are_picture_paths(cells: np.ndarray) -> bool:
     """Test whether the first cells (n,) of a column are paths of existing picture files."""
-    paths = [text_to_path(str(cell)) for cell in cells[:MAX_PROBED_PATHS]] if cells.dtype.kind == "O" else []
-    return bool(paths) and all(path.suffix.lower() in SUFFIXES and path.is_file() for path in paths)
+    paths = [text_to_path(str(cell)) for cell in cells[:N_EXAMINED_PATHS]] if cells.dtype.kind == "O" else []
+    return bool(paths) and all(path.suffix.lower() in IMAGE_SUFFIXES and path.is_file() for path in paths)
 
 
 def fit_columns(
     columns: Mapping[str, np.ndarray],
-    kinds: Mapping[str, str],
+    column_types: Mapping[str, str],
     *,
-    keep_hint: str | None,
+    keep_option: str | None,
     argument: str = "column_type",
-    selection: RepresentationChoice = NO_REPRESENTATION,
+    selection: SelectedRepresentations = NO_REPRESENTATION,
     decimal: str | None = None,
     semicolons: bool = False,
 ) -> dict[str, InferredType]:
@@ -130,9 +142,10 @@ def fit_columns(
 
     Args:
         columns: The cells (n,) of each column, by name.
-        kinds: The column types that the user has set, by the names of the columns.
-        keep_hint: Advice to the user on how to keep a column that is dropped as a row index; None to keep such columns.
-        argument: The name of ``kinds`` in error messages.
+        column_types: The column types that the user has set, by the names of the columns.
+        keep_option: Advice to the user on how to keep a column that is dropped as a row index; None to keep such
+            columns.
+        argument: The name of ``column_types`` in error messages.
         selection: The pretrained networks that embed texts and pictures.
         decimal: The decimal mark of numbers, "." or ","; None to detect it.
         semicolons: Whether semicolons separate the cells of the file. The comma of "1,234" is then a decimal mark.
@@ -140,29 +153,31 @@ def fit_columns(
     Returns:
         For the name of each column, the fitted column or the reason to drop it.
     """
-    for name in kinds:
+    for name in column_types:
         if name not in columns:
             similar = closest_match(name, list(columns))
             remedy = f"Did you mean {to_printable(similar)}?" if similar else "Look at its header."
             raise_input_error(argument, "name a feature of the table", to_printable(name), remedy)
 
     def fit(name: str, order: Sequence[str]) -> InferredType:
-        if name in kinds:
-            encoder = selection.text is not None
-            return fit_column_as(name, kinds[name], columns[name], argument, has_text_encoder=encoder, order=order)
+        if name in column_types:
+            encoder = selection.text_name is not None
+            return fit_column_as(
+                name, column_types[name], columns[name], argument, has_text_encoder=encoder, order=order
+            )
         return infer_column_type(columns[name], order=order)
 
     prefer_comma = decimal == "," or (decimal is None and semicolons)
-    first_order = (COMMA_FIRST if decimal else COMMA_OVER_POINT) if prefer_comma else POINT_FIRST
+    first_order = (COMMA_FIRST_FORMATS if decimal else SEMICOLON_FILE_FORMATS) if prefer_comma else POINT_FIRST_FORMATS
     inferred = {name: fit(name, first_order) for name in columns}
     numeric = _select_numeric_columns(inferred)
     if decimal is None and (order := revise_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
         inferred |= {name: fit(name, order) for name in numeric if columns[name].dtype.kind == "O"}
-    for name, (column, *_) in inferred.items() if keep_hint is not None else ():
-        if name not in kinds and column is not None and column.is_fully_numeric:
+    for name, (column, *_) in inferred.items() if keep_option is not None else ():
+        if name not in column_types and column is not None and column.is_fully_numeric:
             reason = detect_row_index(column.comparable_values(columns[name]).astype(np.float64))
             if reason:
-                inferred[name] = InferredType(None, f"{reason} ({keep_hint})" if keep_hint else reason)
+                inferred[name] = InferredType(None, f"{reason} ({keep_option})" if keep_option else reason)
     constants = {name: Numeric.fit(columns[name]) for name, (_, reason, _) in inferred.items() if reason == "constant"}
     others = [column for column, *_ in inferred.values() if column is not None]
     if others and Encoding((*others, *constants.values())).is_fully_numeric:  # they may be pixels, whose order matters
@@ -176,7 +191,7 @@ def _select_numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, N
 
 
 def _attach_representations(
-    inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: RepresentationChoice
+    inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: SelectedRepresentations
 ) -> dict[str, InferredType]:
     """Refit the columns of texts and pictures for the selected networks; return all columns by name.
 
@@ -189,11 +204,11 @@ def _attach_representations(
         modality = inferred_type.modality
         if modality is None:
             continue
-        used.add(selection.text if modality == "text" else selection.picture)
-        representation = selection.open(modality)
+        used.add(selection.text_name if modality == "text" else selection.picture_name)
+        representation = selection.open_representation(modality)
         column: FittedColumn
         if modality == "picture":
-            column = Picture.fit(columns[name], representation, show_progress=selection.shown)
+            column = Picture.fit(columns[name], representation, show_progress=selection.show_progress)
         elif representation is None:
             if n_used == 1:
                 continue
@@ -205,12 +220,12 @@ def _attach_representations(
             column = EmbeddedText.fit(
                 columns[name],
                 representation,
-                show_progress=selection.shown,
-                words=words if selection.words else Text.fit(columns[name][:0]),
+                show_progress=selection.show_progress,
+                words=words if selection.use_words else Text.fit(columns[name][:0]),
                 secondary=n_used > 1,
             )
-        result[name] = inferred_type._replace(column=column, reason="")
-    for name in selection.requested:
+        result[name] = inferred_type._replace(column=column, drop_reason="")
+    for name in selection.requested_names:
         if name not in used:
             must = f"come with a column of {get_modality(name)}s"
             raise_input_error("representation", must, f"{name}, and none", "Leave it out.")
@@ -268,7 +283,7 @@ def describe_group_columns(groups: Mapping[str, GroupColumn]) -> list[str]:
     if not groups[name].is_certain:
         return [f"warning: {repeat}; do rows with the same {name} have the same source? If so, `group` {name}"]
     advice = f"if rows with the same value have the same source, `group` {name} holds them out together"
-    return [f"warning: {groups[name].size} {repeat}; {advice}"]
+    return [f"warning: {groups[name].n_repeated_values} {repeat}; {advice}"]
 
 
 def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None, argument: str = "path") -> list[str]:
@@ -332,11 +347,11 @@ def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argum
         columns = [
             cells if cells.dtype.kind in "iuf" else parse_numeric_column(cells, "plain") for cells in block.columns
         ]
-        x = Encoding.stack(columns)
+        x = Encoding.stack_numeric_columns(columns)
     usable = np.abs(x) <= MAX_FLOAT32  # False for NaN
     if not usable.all():
         row, feature = np.argwhere(~usable)[0].tolist()
-        sizes = np.ones(x.shape[1], int) if encoding is None else encoding.sizes
+        sizes = np.ones(x.shape[1], int) if encoding is None else encoding.column_sizes
         index = int(np.searchsorted(np.cumsum(sizes), feature, side="right"))
         cell = str(block.columns[index][row])[:50]
         got = f"{cell!r} in {table.column_name(index)}, {table.position_format.format(block.positions[row])}"

@@ -18,17 +18,17 @@ import numpy as np
 
 from protonet._text import escape_control_chars, shorten_list, unescape_formula
 from protonet.embeddings.pictures.images import path_to_text
-from protonet.embeddings.pictures.reading import are_pictures, detect_broken_pictures, list_pictures
+from protonet.embeddings.pictures.reading import detect_broken_pictures, is_picture_path, list_pictures
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
-from protonet.tables.arrays import READ_ERRORS, decode_labels, memory_map, read_arrays
+from protonet.tables.arrays import ARRAY_READ_ERRORS, decode_labels, memory_map_npy, read_arrays
 from protonet.tables.delimited import (
     DELIMITER_NOTE,
     DELIMITERS,
-    SAMPLE_ROWS,
+    N_LAYOUT_ROWS,
     SPREADSHEET_ERRORS,
     add_title_notes,
     locate_header,
-    read_rows,
+    read_delimited_rows,
 )
 
 #: Number of cells that are read at a time.
@@ -37,12 +37,12 @@ CELLS_PER_CHUNK = 2**20
 TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 TABLE_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES), ".npz", ".npy", ".parquet", ".xlsx")
 #: The format string for the position of a row in messages, for files that have no lines.
-ROW_FORMAT = "row {} (counted from 0)"
+DEFAULT_ROW_FORMAT = "row {} (counted from 0)"
 #: Name of the column of paths in tables of pictures, and number of pictures that are read at a time.
 PICTURE_COLUMN, PICTURES_PER_CHUNK = "picture", 256
 
 
-class Chunk(NamedTuple):
+class TableChunk(NamedTuple):
     """Consecutive rows of a file, column by column."""
 
     #: The cells (b,) of each requested column. Text, booleans ("True", "False"), categories and all columns of
@@ -58,16 +58,17 @@ class TableSource:
     """An open table file, whose rows can be read once."""
 
     header: list[str] | None  #: The column names, "" for unnamed ones; None for files without names.
-    width: int  #: The number of columns; in files without column names, the label column is not counted.
+    n_columns: int  #: The number of columns; in files without column names, the label column is not counted.
     position_format: str  #: The format string for the position of a row in messages, such as "line {}".
-    read: Callable[[Sequence[int]], Iterator[Chunk]]  #: Reads the columns with the given indices, chunk by chunk.
+    read_chunks: Callable[[Sequence[int]], Iterator[TableChunk]]
+    """Reads the columns with the given indices, chunk by chunk."""
     notes: list[str]  #: Notes for the user on how the file is read; more may follow as rows are read.
     n_rows: int | None = None  #: The number of rows; None if it is unknown before they are read.
     sheet_note: str = ""  #: A phrase for messages with the names of the sheet and of all sheets of a workbook.
-    semicolons: bool = False  #: Whether semicolons separate cells, as in files with decimal commas.
+    has_semicolons: bool = False  #: Whether semicolons separate cells, as in files with decimal commas.
 
 
-def open_source(
+def open_table_source(
     path: Path,
     labels: Path | None = None,
     *,
@@ -97,7 +98,7 @@ def open_source(
     name = path.name.lower()
     if sheet is not None and not name.endswith(".xlsx"):
         raise_input_error("sheet", "come with an Excel workbook", path, "Leave it out.")
-    if are_pictures(path):
+    if is_picture_path(path):
         return open_pictures(path, label, labelled=labelled, skip_broken=skip_broken)
     if not path.suffix and path != Path("-") and not path.exists():
         raise_input_error("path", "be a table or a folder that exists", path, "Pass another path.")
@@ -134,49 +135,56 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
         paths = [paths[index] for index in readable]
     columns = [list(map(path_to_text, paths))] + ([] if classes is None else [classes])
 
-    def read(indices: Sequence[int]) -> Iterator[Chunk]:
+    def read(indices: Sequence[int]) -> Iterator[TableChunk]:
         for start in range(0, len(paths), PICTURES_PER_CHUNK):
             rows = range(start, min(start + PICTURES_PER_CHUNK, len(paths)))
-            yield Chunk([text_array(columns[index][rows.start : rows.stop], len(rows)) for index in indices], rows)
+            yield TableChunk(
+                [make_text_array(columns[index][rows.start : rows.stop], len(rows)) for index in indices], rows
+            )
 
     header = [PICTURE_COLUMN, label][: len(columns)]
     return TableSource(
         header=header,
-        width=len(header),
+        n_columns=len(header),
         position_format="picture {} (counted from 0)",
-        read=read,
+        read_chunks=read,
         notes=notes,
         n_rows=len(paths),
     )
 
 
 def open_csv(path: Path, names: Collection[str] = (), text_column: str | None = None) -> TableSource:
-    """Open a file of delimited text as a table; ``names`` and ``text_column`` are those of `open_source`."""
+    """Open a file of delimited text as a table; ``names`` and ``text_column`` are those of `open_table_source`."""
     notes: list[str] = []
-    lines = read_rows(path, notes, names=names, text_column=text_column)
+    lines = read_delimited_rows(path, notes, names=names, text_column=text_column)
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
     if not header:
         raise_input_error("path", "have a header and rows", f"{path}, which is empty", "Pass another file.")
 
-    def read(indices: Sequence[int]) -> Iterator[Chunk]:
+    def read(indices: Sequence[int]) -> Iterator[TableChunk]:
         step = max(1, CELLS_PER_CHUNK // (4 * max(1, len(header))))  # text takes more memory than numbers
         while numbered := list(islice(lines, step)):
             positions, rows = zip(*numbered, strict=True)
             cells = list(zip(*rows, strict=True))
-            yield Chunk([text_array(map(str.strip, cells[index]), len(rows)) for index in indices], positions)
+            yield TableChunk([make_text_array(map(str.strip, cells[index]), len(rows)) for index in indices], positions)
 
     semicolons = DELIMITER_NOTE.format(DELIMITERS[";"]) in notes
     return TableSource(
-        header=header, width=len(header), position_format="line {}", read=read, notes=notes, semicolons=semicolons
+        header=header,
+        n_columns=len(header),
+        position_format="line {}",
+        read_chunks=read,
+        notes=notes,
+        has_semicolons=semicolons,
     )
 
 
-def clean_text(cell: object) -> str:
+def cell_to_text(cell: object) -> str:
     """Convert a cell to stripped text with escaped control characters."""
     return escape_control_chars(str(cell).strip())
 
 
-def text_array(cells: Iterable[str], n: int) -> np.ndarray:
+def make_text_array(cells: Iterable[str], n: int) -> np.ndarray:
     """Convert n strings to an array (n,) of objects."""
     return np.fromiter(cells, object, n)
 
@@ -187,11 +195,11 @@ def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSour
         arrays = read_arrays(path, {"x", "y"} if labelled else {"x"})
         y = arrays.get("y")
     else:
-        y = None if labels is None else decode_labels("labels", memory_map("labels", labels))
+        y = None if labels is None else decode_labels("labels", memory_map_npy("labels", labels))
         arrays = {}
 
     def load() -> np.ndarray:
-        return arrays["x"] if arrays else memory_map("path", path)
+        return arrays["x"] if arrays else memory_map_npy("path", path)
 
     rows = load()
     if rows.dtype.kind not in "biuf" or rows.ndim < 2:
@@ -202,18 +210,20 @@ def open_arrays(path: Path, labels: Path | None, *, labelled: bool) -> TableSour
         raise_input_error("path", "have one label per row", f"{len(y)} for {n} rows", "Give both the same length.")
     step = max(1, CELLS_PER_CHUNK // max(1, width))
 
-    def read(indices: Sequence[int]) -> Iterator[Chunk]:
+    def read(indices: Sequence[int]) -> Iterator[TableChunk]:
         for start in range(0, n, step):
             x = load()[start : start + step]  # mapped again each time, which frees the memory of the last chunk
-            x = native_dtype(x.reshape(len(x), width))
+            x = to_native_dtype(x.reshape(len(x), width))
             extra = [] if y is None else [_to_label_column(y[start : start + step])]
             columns = [x[:, index] if index < width else extra[index - width] for index in indices]
-            yield Chunk(columns, range(start, start + len(x)))
+            yield TableChunk(columns, range(start, start + len(x)))
 
-    return TableSource(header=None, width=width, position_format=ROW_FORMAT, read=read, notes=[], n_rows=n)
+    return TableSource(
+        header=None, n_columns=width, position_format=DEFAULT_ROW_FORMAT, read_chunks=read, notes=[], n_rows=n
+    )
 
 
-def native_dtype(values: np.ndarray) -> np.ndarray:
+def to_native_dtype(values: np.ndarray) -> np.ndarray:
     """Convert numbers or booleans to numbers of at most 64 bits in native byte order, without a copy if possible."""
     if values.dtype.kind == "b":
         return values.view(np.uint8)
@@ -223,8 +233,8 @@ def native_dtype(values: np.ndarray) -> np.ndarray:
 def _to_label_column(labels: np.ndarray) -> np.ndarray:
     """Convert integer labels (n,) to native byte order, and other labels to text."""
     if labels.dtype.kind in "iu":
-        return native_dtype(labels)
-    return text_array(map(clean_text, labels.astype(str).tolist()), len(labels))
+        return to_native_dtype(labels)
+    return make_text_array(map(cell_to_text, labels.astype(str).tolist()), len(labels))
 
 
 def open_parquet(path: Path) -> TableSource:
@@ -238,7 +248,7 @@ def open_parquet(path: Path) -> TableSource:
             yield
         except (FileNotFoundError, IsADirectoryError):
             raise_missing_file(path)
-        except (*READ_ERRORS, ArrowException) as error:
+        except (*ARRAY_READ_ERRORS, ArrowException) as error:
             got = f"{subject} ({type(error).__name__})"
             remedy = "Leave that column out; pandas writes such files: to_parquet(path)."
             raise_input_error("path", "be a Parquet file of numbers and text", got, remedy)
@@ -248,7 +258,7 @@ def open_parquet(path: Path) -> TableSource:
         header = list(file.schema_arrow.names)
     distinct = len(set(header)) == len(header)
 
-    def read(indices: Sequence[int]) -> Iterator[Chunk]:
+    def read(indices: Sequence[int]) -> Iterator[TableChunk]:
         start, names = 0, list(dict.fromkeys(header[index] for index in indices))
         with report_errors(path):
             step = max(1, CELLS_PER_CHUNK // max(1, len(header)))
@@ -263,17 +273,22 @@ def open_parquet(path: Path) -> TableSource:
                 values = batch.column(header[index] if distinct else index)
                 with report_errors(f"{values.type} in column {header[index]}"):
                     columns.append(arrow_to_numpy(values))
-            yield Chunk(columns, range(start, start + len(batch)))
+            yield TableChunk(columns, range(start, start + len(batch)))
             start += len(batch)
 
     names = ["" if re.fullmatch(r"__index_level_\d+__", name) else name.strip() for name in header]
     return TableSource(
-        header=names, width=len(header), position_format=ROW_FORMAT, read=read, notes=[], n_rows=file.metadata.num_rows
+        header=names,
+        n_columns=len(header),
+        position_format=DEFAULT_ROW_FORMAT,
+        read_chunks=read,
+        notes=[],
+        n_rows=file.metadata.num_rows,
     )
 
 
 def arrow_to_numpy(values: Any) -> np.ndarray:
-    """Convert an Arrow array (b,) to one of the types of `Chunk.columns`; raise an ArrowException for nested types."""
+    """Convert an Arrow array (b,) to a type of `TableChunk.columns`; raise an ArrowException for nested types."""
     import pyarrow as pa  # noqa: PLC0415 - optional
 
     types, dtype = pa.types, values.type
@@ -283,14 +298,14 @@ def arrow_to_numpy(values: Any) -> np.ndarray:
     if types.is_dictionary(dtype):
         return _decode_dictionary(map(str, arrow_to_numpy(values.dictionary).tolist()), values.indices)
     if types.is_null(dtype):
-        return text_array([""] * len(values), len(values))
+        return make_text_array([""] * len(values), len(values))
     if types.is_boolean(dtype):
         return _decode_dictionary(["False", "True"], values.cast(pa.int8()))
     if types.is_binary(dtype) or types.is_large_binary(dtype) or types.is_fixed_size_binary(dtype):
         dtype, values = pa.string(), values.cast(pa.binary()).cast(pa.string())
     if types.is_string(dtype) or types.is_large_string(dtype) or dtype == pa.string_view():
         encoded = values.dictionary_encode()  # creates each distinct text once
-        return _decode_dictionary(map(clean_text, encoded.dictionary.to_pylist()), encoded.indices)
+        return _decode_dictionary(map(cell_to_text, encoded.dictionary.to_pylist()), encoded.indices)
     if (types.is_integer(dtype) and values.null_count) or types.is_decimal(dtype):
         return _to_numpy(values.cast(pa.float64(), safe=False))
     if types.is_integer(dtype) or types.is_floating(dtype):
@@ -308,7 +323,7 @@ def _decode_dictionary(texts: Iterable[str], indices: Any) -> np.ndarray:
     """Look up Arrow indices (b,) in a list of texts; return the texts (b,), "" for a null index."""
     dictionary = [*texts, ""]
     filled = indices.cast("int64").fill_null(len(dictionary) - 1)
-    return np.asarray(text_array(dictionary, len(dictionary))[_to_numpy(filled)])
+    return np.asarray(make_text_array(dictionary, len(dictionary))[_to_numpy(filled)])
 
 
 def _to_numpy(values: Any) -> np.ndarray:
@@ -334,7 +349,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
                 lines = list(sheets[title].iter_rows(values_only=True))
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
-    except (*READ_ERRORS, AttributeError, AssertionError, InvalidFileException, StopIteration) as error:
+    except (*ARRAY_READ_ERRORS, AttributeError, AssertionError, InvalidFileException, StopIteration) as error:
         got = f"{path} ({type(error).__name__})"
         raise_input_error("path", "be an Excel workbook that can be read", got, "Save the sheet as CSV.")
     if title not in sheets:
@@ -342,7 +357,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         remedy = f"{'' if similar is None else f'Did you mean {similar!r}? '}It has {', '.join(map(repr, sheets))}."
         raise_input_error("sheet", f"name a sheet of {path}", repr(title), remedy)
     filled = [index for index, line in enumerate(lines) if any(map(_has_content, line))]  # rows with content, from 0
-    sample = [[_to_text(cell) for cell in lines[index]] for index in filled[:SAMPLE_ROWS]]
+    sample = [[_to_text(cell) for cell in lines[index]] for index in filled[:N_LAYOUT_ROWS]]
     max_width = max(map(len, sample), default=0)
     sample = [cells + [""] * (max_width - len(cells)) for cells in sample]
     header_index = locate_header(sample, names)
@@ -360,18 +375,18 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     header = [_to_text(cells[0]) for cells in transposed]
     columns = [convert_excel_column([cell if _has_value(cell) else None for cell in cells[1:]]) for cells in transposed]
 
-    def read(indices: Sequence[int]) -> Iterator[Chunk]:
+    def read(indices: Sequence[int]) -> Iterator[TableChunk]:
         step = max(1, CELLS_PER_CHUNK // max(1, width))
         for start in range(0, len(rows) - 1, step):
             positions = range(first + 2 + start, min(first + 2 + start + step, end + 1))  # Excel counts from 1
-            yield Chunk([columns[index][start : start + step] for index in indices], positions)
+            yield TableChunk([columns[index][start : start + step] for index in indices], positions)
 
     sheet_note = f", sheet {title!r} of {', '.join(map(repr, sheets))}" if len(sheets) > 1 else ""
     return TableSource(
         header=header,
-        width=width,
+        n_columns=width,
         position_format="row {}",
-        read=read,
+        read_chunks=read,
         notes=notes,
         n_rows=max(0, len(rows) - 1),
         sheet_note=sheet_note,
@@ -397,7 +412,7 @@ def _has_value(cell: object) -> bool:
 
 def _to_text(cell: object) -> str:
     """Convert an Excel cell to text, None to ""; formulas that this package escaped are unescaped."""
-    return "" if cell is None else unescape_formula(clean_text(cell))
+    return "" if cell is None else unescape_formula(cell_to_text(cell))
 
 
 def _to_seconds(cell: object) -> float:
@@ -408,7 +423,7 @@ def _to_seconds(cell: object) -> float:
 
 
 def convert_excel_column(cells: Sequence[object]) -> np.ndarray:
-    """Convert a list of n Excel cells, None if missing, to an array (n,) of one of the types of `Chunk.columns`."""
+    """Convert a list of n Excel cells, None if missing, to an array (n,) of a type of `TableChunk.columns`."""
     types = {type(cell) for cell in cells} - {type(None)}
     if types and types <= {int, float}:
         integral = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in cells)
@@ -417,4 +432,4 @@ def convert_excel_column(cells: Sequence[object]) -> np.ndarray:
         return np.array([_to_seconds(cell) for cell in cells])
     if types and types <= {datetime, date}:
         return np.array(cells, "datetime64[us]")  # None becomes NaT
-    return text_array(map(_to_text, cells), len(cells))
+    return make_text_array(map(_to_text, cells), len(cells))

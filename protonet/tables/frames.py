@@ -14,15 +14,15 @@ import numpy as np
 
 from protonet._io import JsonDict
 from protonet._text import to_printable
-from protonet.embeddings.opening import RepresentationChoice
+from protonet.embeddings.opening import SelectedRepresentations
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import InferredType
 from protonet.tables.columns.ordered import Numeric
-from protonet.tables.columns.parsing import is_missing, parse_plain, replace_missing
+from protonet.tables.columns.parsing import is_missing, parse_plain_number, replace_missing_cells
 from protonet.tables.features import convert_to_training_formats, encode_block, fit_columns
-from protonet.tables.formats import ROW_FORMAT, arrow_to_numpy, native_dtype, text_array
+from protonet.tables.formats import DEFAULT_ROW_FORMAT, arrow_to_numpy, make_text_array, to_native_dtype
 from protonet.tables.table import make_table
 
 
@@ -30,8 +30,8 @@ class Frame(NamedTuple):
     """The rows of a data frame or an array, column by column."""
 
     names: tuple[str, ...]  #: The names of the columns; x0, x1, ... for an array.
-    columns: list[np.ndarray]  #: The cells (n,) of each column; types as in `protonet.tables.formats.Chunk`.
-    categorical: tuple[str, ...] = ()  #: The names of the columns of a categorical type.
+    columns: list[np.ndarray]  #: The cells (n,) of each column; types as in `protonet.tables.formats.TableChunk`.
+    categorical_names: tuple[str, ...] = ()  #: The names of the columns of a categorical type.
     original: object = None  #: The data frame; None for an array, whose columns all hold numbers.
 
     @property
@@ -39,7 +39,7 @@ class Frame(NamedTuple):
         """Whether all columns are numbers without missing values."""
         return all(cells.dtype.kind in "iuf" and not is_missing(cells).any() for cells in self.columns)
 
-    def take(self, rows: np.ndarray) -> Frame:
+    def select_rows(self, rows: np.ndarray) -> Frame:
         """Return a frame of the rows with the given indices (m,)."""
         return self._replace(columns=[cells[rows] for cells in self.columns])
 
@@ -48,24 +48,26 @@ class FrameEncoding(NamedTuple):
     """The fitted columns of a frame, and a summary of all columns."""
 
     encoding: Encoding  #: The fitted columns that are used.
-    indices: list[int]  #: The indices of the used columns in the frame.
-    summary: dict[str, str]  #: A one-line summary of every column, by name; empty for arrays.
+    column_indices: list[int]  #: The indices of the used columns in the frame.
+    column_summaries: dict[str, str]  #: A one-line summary of every column, by name; empty for arrays.
 
     @property
     def used_names(self) -> tuple[str, ...] | None:
         """The names of the columns that are used; None for arrays."""
-        names = list(self.summary)
-        return tuple(names[index] for index in self.indices) if names else None
+        names = list(self.column_summaries)
+        return tuple(names[index] for index in self.column_indices) if names else None
 
     def encode(self, frame: Frame) -> np.ndarray:
         """Compute the features (n, dim) of the rows of a frame, with the columns of the frame that was fitted."""
-        names, columns = zip(*((frame.names[index], frame.columns[index]) for index in self.indices), strict=True)
+        names, columns = zip(
+            *((frame.names[index], frame.columns[index]) for index in self.column_indices), strict=True
+        )
         table = convert_to_training_formats(make_table(list(columns), names), self.encoding, argument="X")
         return encode_block(table, next(table.blocks), self.encoding, "X")
 
     def is_uninformative(self, frame: Frame) -> np.ndarray:
         """Compute a mask (n,) bool of the rows of a frame in which all cells are uninformative, such as missing."""
-        return self.encoding.is_uninformative([frame.columns[index] for index in self.indices])
+        return self.encoding.is_uninformative([frame.columns[index] for index in self.column_indices])
 
 
 def read_frame(x: Any) -> Frame | None:
@@ -116,7 +118,7 @@ def read_frame(x: Any) -> Frame | None:
     for name, cells in zip(names, columns, strict=True):
         if cells.dtype.kind == "f" and np.isinf(cells).any():
             row = int(np.argmax(np.isinf(cells)))
-            got = f"{cells[row]} in {to_printable(name)}, {ROW_FORMAT.format(row)}"
+            got = f"{cells[row]} in {to_printable(name)}, {DEFAULT_ROW_FORMAT.format(row)}"
             raise_input_error("X", "have finite numbers, or missing ones", got, "Fill it in, or leave it out.")
     categories = tuple(name for name, is_category in zip(names, categorical, strict=True) if is_category)
     return Frame(names, columns, categories, x)
@@ -136,7 +138,7 @@ def require_numeric_frame(frame: Frame | None) -> None:
     """Raise an InputError if a frame has text other than numbers and booleans; do nothing if there is no frame."""
     for name, cells in () if frame is None else zip(frame.names, frame.columns, strict=True):
         texts = cells if cells.dtype.kind == "O" else ()
-        other = (cell for cell in texts if cell not in {"", "True", "False"} and math.isnan(parse_plain(cell)))
+        other = (cell for cell in texts if cell not in {"", "True", "False"} and math.isnan(parse_plain_number(cell)))
         if (cell := next(other, None)) is not None:
             got = f"{to_printable(cell)[:50]!r} in {to_printable(name)}"
             raise_input_error("X", "hold numbers, as the rows of fit did", got, "Correct it, or fit again.")
@@ -163,7 +165,7 @@ def _convert_text_rows(x: object) -> np.ndarray | None:
 def _is_text_or_date(cell: object) -> bool:
     """Test whether a cell is a date, a time, a missing value of pandas, or text other than a number."""
     if isinstance(cell, (str, bytes)):
-        return math.isnan(parse_plain(cell if isinstance(cell, str) else cell.decode(errors="replace")))
+        return math.isnan(parse_plain_number(cell if isinstance(cell, str) else cell.decode(errors="replace")))
     return isinstance(cell, (date, time, timedelta, np.datetime64, np.timedelta64)) or _is_missing_of_pandas(cell)
 
 
@@ -178,7 +180,9 @@ def _convert_objects(cells: np.ndarray) -> np.ndarray:
     values = list(map(_simplify_cell, cells))
     if all(value is None or (isinstance(value, Real) and not isinstance(value, bool)) for value in values):
         return np.array(values, np.float64)
-    return replace_missing(text_array(("" if value is None else str(value).strip() for value in values), len(values)))
+    return replace_missing_cells(
+        make_text_array(("" if value is None else str(value).strip() for value in values), len(values))
+    )
 
 
 def _simplify_cell(cell: Any) -> Any:
@@ -206,7 +210,7 @@ def _convert_pandas(name: str, column: Any) -> np.ndarray:
         return np.asarray(column.to_numpy("datetime64[us]", na_value=np.datetime64("NaT")))
     if kind in "iuf":
         if isinstance(column.dtype, np.dtype):
-            return native_dtype(column.to_numpy())
+            return to_native_dtype(column.to_numpy())
         if kind == "f" or missing.any():
             return np.asarray(column.to_numpy(np.float64, na_value=np.nan))
         return np.asarray(column.to_numpy(np.int64 if kind == "i" else np.uint64))
@@ -214,7 +218,9 @@ def _convert_pandas(name: str, column: Any) -> np.ndarray:
     if any(isinstance(cell, (list, tuple, dict, set, np.ndarray)) for cell in cells):
         _raise_column_type(f"lists or the like in {to_printable(name)}")
     values = zip(cells.tolist(), missing.tolist(), strict=True)
-    return replace_missing(text_array(("" if gone else str(value).strip() for value, gone in values), len(missing)))
+    return replace_missing_cells(
+        make_text_array(("" if gone else str(value).strip() for value, gone in values), len(missing))
+    )
 
 
 def _convert_arrow(name: str, column: Any) -> np.ndarray:
@@ -223,7 +229,7 @@ def _convert_arrow(name: str, column: Any) -> np.ndarray:
 
     try:
         chunks = column.chunks or [pyarrow.array([], column.type)]
-        return replace_missing(np.concatenate([arrow_to_numpy(chunk) for chunk in chunks]))
+        return replace_missing_cells(np.concatenate([arrow_to_numpy(chunk) for chunk in chunks]))
     except pyarrow.ArrowException:
         return _raise_column_type(f"{column.type} in {to_printable(name)}")
 
@@ -233,7 +239,9 @@ def _raise_column_type(got: str) -> NoReturn:
     raise_input_error("X", "have columns of numbers, dates and text", got, "Leave that column out.")
 
 
-def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: RepresentationChoice) -> FrameEncoding:
+def fit_frame_columns(
+    frame: Frame, kinds: Mapping[str, str] | None, selection: SelectedRepresentations
+) -> FrameEncoding:
     """Infer the type of each column of a frame, fit columns of these types, and drop useless columns.
 
     The columns of arrays, and frames of numbers without missing values, are used unchanged, even if one is a row index.
@@ -246,14 +254,14 @@ def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: 
     Raises:
         InputError: No column can be used, or ``kinds`` does not match the columns.
     """
-    kinds = _validate_kinds(frame, kinds)
+    kinds = _validate_column_types(frame, kinds)
     if frame.original is None or (frame.is_fully_numeric and not kinds):
         inferred = [InferredType(Numeric.fit(cells)) for cells in frame.columns]
     else:
         columns = dict(zip(frame.names, frame.columns, strict=True))
-        kinds = {name: "category" for name in frame.categorical if _has_repeated_level(columns[name])} | kinds
+        kinds = {name: "category" for name in frame.categorical_names if _has_repeated_level(columns[name])} | kinds
         hint, argument = "column_kinds keeps it", "column_kinds"
-        fitted = fit_columns(columns, kinds, keep_hint=hint, argument=argument, selection=selection)
+        fitted = fit_columns(columns, kinds, keep_option=hint, argument=argument, selection=selection)
         inferred = list(fitted.values())
     summaries = [f"dropped: {reason}" if column is None else column.summary() for column, reason, _ in inferred]
     summary = {} if frame.original is None else dict(zip(frame.names, summaries, strict=True))
@@ -265,7 +273,7 @@ def fit_frame_columns(frame: Frame, kinds: Mapping[str, str] | None, selection: 
     return FrameEncoding(encoding, indices, summary)
 
 
-def _validate_kinds(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
+def _validate_column_types(frame: Frame, kinds: Mapping[str, str] | None) -> dict[str, str]:
     """Validate the column types that the caller has set, and return them as a dict; empty for None."""
     if kinds is None:
         return {}
@@ -293,14 +301,14 @@ def to_dense(x: object) -> np.ndarray:
     return x.toarray() if hasattr(x, "toarray") else np.require(x, np.float64, ["C", "W"])
 
 
-def iter_dense(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
+def iterate_dense_blocks(parts: Sequence[Any], size: int) -> Iterator[np.ndarray]:
     """Yield the rows of several arrays and sparse matrices as dense arrays of at most ``size`` rows."""
     for part in parts:
         for start in range(0, part.shape[0], size):
             yield to_dense(part[start : start + size])
 
 
-def describe_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
+def describe_frame_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
     """Describe the columns of a frame as metadata of a model file.
 
     Args:
@@ -311,7 +319,7 @@ def describe_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
         A dict: the name of the labels as "label", the names of the columns that are not used as "left_out", and a
         one-line summary of each column as "features".
     """
-    summary = {} if encoding is None else encoding.summary
+    summary = {} if encoding is None else encoding.column_summaries
     used = () if encoding is None else encoding.used_names or ()
     while label in summary:  # commands need distinct names
         label += "_"

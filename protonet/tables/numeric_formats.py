@@ -17,9 +17,9 @@ from protonet._text import to_printable
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import (
-    COMMA_FIRST,
+    COMMA_FIRST_FORMATS,
     MIN_PARSED_FRACTION,
-    POINT_FIRST,
+    POINT_FIRST_FORMATS,
     detect_decimal_separators,
     have_ambiguous_points,
     is_missing,
@@ -32,11 +32,11 @@ from protonet.tables.table import RowBlock, Table
 DECIMAL_FORMATS = {".": "point", ",": "comma"}
 MARKS = ("point", "comma")  #: The formats of numbers by their decimal mark.
 MAX_MIXED_UNITS = 4  #: Maximum number of units of a column that gets a warning; more are probably parts of codes.
-CONVERTED_FORMATS = {"plain", *MARKS}  #: Number formats that may have another decimal mark in new rows.
+CONVERTED_NUMERIC_FORMATS = {"plain", *MARKS}  #: Number formats that may have another decimal mark in new rows.
 #: Maximum number of distinct cells of a column that are examined.
 MAX_EXAMINED_CELLS = 1000
 #: Smaller magnitudes of the numbers of a column are replaced by this one, so that their logarithm is finite.
-MIN_MAGNITUDE = 1e-30
+MIN_NUMBER_MAGNITUDE = 1e-30
 
 
 class NumericConversion(NamedTuple):
@@ -68,7 +68,7 @@ def revise_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str,
         return None
     texts = [_list_distinct(columns[name]) for name in numeric if columns[name].dtype.kind == "O"]
     separators = set[str]().union(*map(detect_decimal_separators, texts))
-    return POINT_FIRST if separators == {"point"} else COMMA_FIRST
+    return POINT_FIRST_FORMATS if separators == {"point"} else COMMA_FIRST_FORMATS
 
 
 def describe_numeric_formats(
@@ -133,7 +133,7 @@ def detect_numeric_conversion(
     texts = {
         index: (column, _list_distinct(cells)[:MAX_EXAMINED_CELLS])
         for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False))
-        if isinstance(column, Numeric) and column.format in CONVERTED_FORMATS and cells.dtype.kind == "O"
+        if isinstance(column, Numeric) and column.format in CONVERTED_NUMERIC_FORMATS and cells.dtype.kind == "O"
     }
     fitted = {"comma" if column.format == "comma" else "point" for column, _ in texts.values()}
     has_commas = any("," in cell for _, cells in texts.values() for cell in cells)
@@ -145,7 +145,7 @@ def detect_numeric_conversion(
     certain = set[str]().union(*separators.values())
     table_format = DECIMAL_FORMATS[decimal] if decimal else next(iter(certain)) if len(certain) == 1 else None
     if not certain and table_format is None:
-        prefer_comma = "comma" in fitted or (table.semicolons and has_commas)
+        prefer_comma = "comma" in fitted or (table.has_semicolons and has_commas)
         order = MARKS[::-1] if prefer_comma else MARKS
         table_format = min(order, key=lambda candidate: _distance_to_training(texts.values(), candidate))
     formats, examples = dict[int, tuple[str, str]](), dict[str, str]()
@@ -192,7 +192,7 @@ def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_fo
         numeric = numeric[np.isfinite(numeric)]
         if len(numeric):
             magnitude, fitted = math.sqrt(float(np.square(numeric).mean())), math.hypot(column.mean, column.scale)
-            distances.append(abs(math.log10(max(magnitude, MIN_MAGNITUDE) / max(fitted, MIN_MAGNITUDE))))
+            distances.append(abs(math.log10(max(magnitude, MIN_NUMBER_MAGNITUDE) / max(fitted, MIN_NUMBER_MAGNITUDE))))
     return sum(distances) / len(distances) if distances else math.inf
 
 

@@ -15,38 +15,38 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class GroupColumnRules:
+class GroupColumnThresholds:
     """Thresholds to detect a column that identifies groups of rows. A repeated value is one that several rows have.
 
     The tables of tests/tables/test_suspicious.py were not used to choose the thresholds.
     """
 
-    min_values: int = 8  #: Minimum number of repeated values.
+    min_repeated_values: int = 8  #: Minimum number of repeated values.
     #: Minimum number of repeated values per class. An ordinary feature with fewer values may well determine the class.
     min_values_per_class: int = 3
     min_coverage: float = 0.5  #: Minimum fraction of rows that have a repeated value.
     #: Maximum fraction of the rows with a repeated value whose class is not that of most rows with this value.
-    max_mixed: float = 0.13
+    max_minority_fraction: float = 0.13
     #: A significance test divides the rows of each value into pieces of this many rows. It counts the pieces whose rows
     #: have a single class.
     piece_size: int = 4
     #: Maximum probability of at least that many pieces of a single class if class and value were independent.
-    max_chance: float = 1e-3
-    max_chance_named: float = 0.05  #: The same maximum for a column that is named like a group.
+    max_p_value: float = 1e-3
+    max_p_value_named: float = 0.05  #: The same maximum for a column that is named like a group.
     #: Maximum variance of the numbers of rows per value, relative to their mean, to call these numbers equal. For
     #: rows with random values, the ratio is about 1.
     max_dispersion: float = 0.25
     min_digits: int = 4  #: Minimum number of digits of integers that may be codes.
     #: Minimum length of values of digits and letters that may be codes. All values must have the same length.
     min_code_length: int = 6
-    min_alike: float = 0.9  #: Minimum fraction of the values that follow a pattern of codes.
+    min_code_fraction: float = 0.9  #: Minimum fraction of the values that follow a pattern of codes.
     #: Maximum range (maximum minus minimum) of integers that may be running numbers, relative to their count.
     max_range_per_value: float = 1.2
     min_points: int = 2  #: Minimum points of evidence to ask the user whether a column identifies groups.
-    certain_points: int = 3  #: Minimum points of evidence to advise the user to hold out its groups together.
+    min_certain_points: int = 3  #: Minimum points of evidence to advise the user to hold out its groups together.
 
 
-GROUP_RULES = GroupColumnRules()
+GROUP_COLUMNS = GroupColumnThresholds()
 #: Nouns that name groups of rows, in lower case without accents: English, German, French, Spanish, Portuguese, Italian,
 #: Dutch, Polish, Russian; Chinese, Japanese, Korean.
 _GROUP_NOUNS = (
@@ -61,22 +61,22 @@ _GROUP_NOUNS = (
     "uzytkownik|sesja|пациент|субъект|участник|пользователь|сессия|患者|受试者|被试|用户|病人|参与者|被験者|参加者|利用者|話者|환자|"
     "피험자"
 )
-_IDS = "id|ids|uid|uuid|guid|idx|ident|identifier|kennung"
-_ID_SUFFIXES = f"{_IDS}|nr|no|num|nummer|numero|number|code|codigo|kode|key|name|index|编号|代码|番号|号|번호"
-_GROUP_NAME = re.compile(f"(?:{_GROUP_NOUNS})(?:(?:e?n|s)?(?:{_ID_SUFFIXES}))?")
-_ID_SUFFIX, _ID = re.compile(_ID_SUFFIXES), re.compile(_IDS)
+_ID_WORDS = "id|ids|uid|uuid|guid|idx|ident|identifier|kennung"
+_ID_SUFFIXES = f"{_ID_WORDS}|nr|no|num|nummer|numero|number|code|codigo|kode|key|name|index|编号|代码|番号|号|번호"
+_GROUP_NAME_PATTERN = re.compile(f"(?:{_GROUP_NOUNS})(?:(?:e?n|s)?(?:{_ID_SUFFIXES}))?")
+_ID_SUFFIX_PATTERN, _ID_PATTERN = re.compile(_ID_SUFFIXES), re.compile(_ID_WORDS)
 
 
 class GroupColumn(NamedTuple):
     """The evidence that a column identifies groups of rows."""
 
-    points: int  #: Points of evidence, at least `GroupColumnRules.min_points`.
-    size: int  #: The number of values that several rows have.
+    evidence_points: int  #: Points of evidence, at least `GroupColumnThresholds.min_points`.
+    n_repeated_values: int  #: The number of values that several rows have.
 
     @property
     def is_certain(self) -> bool:
         """Whether the evidence suffices for advice to the user, rather than a question."""
-        return self.points >= GROUP_RULES.certain_points
+        return self.evidence_points >= GROUP_COLUMNS.min_certain_points
 
 
 def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, ordered: bool) -> GroupColumn | None:
@@ -108,24 +108,24 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
     levels, level_of, counts = np.unique(values, return_inverse=True, return_counts=True)
     repeated = counts > 1
     n_rows = int(counts[repeated].sum())
-    min_values = max(GROUP_RULES.min_values, GROUP_RULES.min_values_per_class * len(classes))
-    if repeated.sum() < min_values or n_rows < GROUP_RULES.min_coverage * n:
+    min_values = max(GROUP_COLUMNS.min_repeated_values, GROUP_COLUMNS.min_values_per_class * len(classes))
+    if repeated.sum() < min_values or n_rows < GROUP_COLUMNS.min_coverage * n:
         return None
     pair_counts = np.bincount(level_of * len(classes) + y, minlength=len(levels) * len(classes))
     class_counts = pair_counts.reshape(len(levels), -1)[repeated]  # (repeated values, classes)
-    if n_rows - class_counts.max(axis=1).sum() > GROUP_RULES.max_mixed * n_rows:
+    if n_rows - class_counts.max(axis=1).sum() > GROUP_COLUMNS.max_minority_fraction * n_rows:
         return None
     name_points = score_group_name(name)
-    is_group_name = name_points == GROUP_RULES.certain_points
-    max_chance = GROUP_RULES.max_chance_named if is_group_name else GROUP_RULES.max_chance
+    is_group_name = name_points == GROUP_COLUMNS.min_certain_points
+    max_chance = GROUP_COLUMNS.max_p_value_named if is_group_name else GROUP_COLUMNS.max_p_value
     if _log_chance_bound(level_of, y) > np.log(max_chance):
         return None
     adjacent = 1 + int((level_of[1:] != level_of[:-1]).sum()) == len(levels)
     if ordered and not is_group_name and not adjacent and _classes_change_seldom(class_counts.argmax(axis=1)):
         return None
-    equal_sizes = counts[repeated].var() <= GROUP_RULES.max_dispersion * counts[repeated].mean()
+    equal_sizes = counts[repeated].var() <= GROUP_COLUMNS.max_dispersion * counts[repeated].mean()
     points = name_points + score_group_values(levels) + adjacent + int(equal_sizes)
-    return GroupColumn(points, len(class_counts)) if points >= GROUP_RULES.min_points else None
+    return GroupColumn(points, len(class_counts)) if points >= GROUP_COLUMNS.min_points else None
 
 
 def score_group_name(name: str) -> int:
@@ -135,16 +135,17 @@ def score_group_name(name: str) -> int:
     and "Probandennummer" name groups, "patient_age" does not.
 
     Returns:
-        `GroupColumnRules.certain_points` for the name of a group, 1 for another name with "id", 0 for other names.
+        `GroupColumnThresholds.min_certain_points` for the name of a group, 1 for another name with "id", 0 for other
+        names.
     """
     plain = "".join(char for char in unicodedata.normalize("NFKD", name) if not unicodedata.combining(char))
     plain = unicodedata.normalize("NFC", plain)  # NFKD splits Korean syllables
     words = [word.lower() for word in re.findall(r"[^\W\d_]+", re.sub("(?<=[a-z])(?=[A-Z])", " ", plain))]
-    is_id = any(_ID.fullmatch(word) for word in words[:1] + words[-1:])
-    while len(words) > 1 and _ID_SUFFIX.fullmatch(words[-1]):
+    is_id = any(_ID_PATTERN.fullmatch(word) for word in words[:1] + words[-1:])
+    while len(words) > 1 and _ID_SUFFIX_PATTERN.fullmatch(words[-1]):
         words.pop()
-    if words and _GROUP_NAME.fullmatch(words[-1]):
-        return GROUP_RULES.certain_points
+    if words and _GROUP_NAME_PATTERN.fullmatch(words[-1]):
+        return GROUP_COLUMNS.min_certain_points
     return int(is_id)
 
 
@@ -158,27 +159,27 @@ def score_group_values(levels: np.ndarray) -> int:
         2 for codes, 1 for running numbers and integers of many digits, 0 for other values.
     """
     words = levels.tolist() if levels.dtype.kind in "US" else []
-    min_alike = GROUP_RULES.min_alike * len(levels)
+    min_alike = GROUP_COLUMNS.min_code_fraction * len(levels)
     if words and not all(word.isdecimal() for word in words):
         patterns = [re.sub(r"\d+", "#", word) for word in words]
         common = max(set(patterns), key=patterns.count)
         if "#" in common and patterns.count(common) >= min_alike:  # s01, s02: a stem and a number
             return 2
         n_codes = sum(bool(re.fullmatch(r"(?=.*\d)[\w-]+", word)) for word in words)
-        equal_length = len({len(word) for word in words}) == 1 and len(words[0]) >= GROUP_RULES.min_code_length
+        equal_length = len({len(word) for word in words}) == 1 and len(words[0]) >= GROUP_COLUMNS.min_code_length
         return 2 if n_codes >= min_alike and equal_length else 0
     numeric = np.sort(levels.astype(np.float64))
     if not np.array_equal(numeric, np.rint(numeric)):
         return 0
-    running = numeric[-1] - numeric[0] < GROUP_RULES.max_range_per_value * len(numeric)
-    return int(running or np.abs(numeric).min() >= 10 ** (GROUP_RULES.min_digits - 1))
+    running = numeric[-1] - numeric[0] < GROUP_COLUMNS.max_range_per_value * len(numeric)
+    return int(running or np.abs(numeric).min() >= 10 ** (GROUP_COLUMNS.min_digits - 1))
 
 
 def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
     """Compute an upper bound of the log-probability that labels agree so well with values by chance.
 
-    The rows of each value are divided into pieces of `GroupColumnRules.piece_size` rows. The bound is for at least as
-    many pieces of a single class as observed, if the labels were independent of the values.
+    The rows of each value are divided into pieces of `GroupColumnThresholds.piece_size` rows. The bound is for at least
+    as many pieces of a single class as observed, if the labels were independent of the values.
 
     Args:
         level_of: (n,) the index of the value of each row.
@@ -189,7 +190,7 @@ def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
     order = np.argsort(level_of, kind="stable")
     level, y = level_of[order], labels[order]
     start = np.searchsorted(level, level)  # the first row of the same value
-    is_first = (np.arange(len(y)) - start) % GROUP_RULES.piece_size == 0
+    is_first = (np.arange(len(y)) - start) % GROUP_COLUMNS.piece_size == 0
     piece = np.cumsum(is_first) - 1
     sizes = np.bincount(piece)
     several = sizes > 1
@@ -214,7 +215,7 @@ def _classes_change_seldom(classes: np.ndarray) -> bool:
 
 
 @dataclass(frozen=True)
-class LeakageRules:
+class LeakageThresholds:
     """Thresholds to detect row indices, and columns that leak the labels."""
 
     min_rows: int = 10  #: Minimum number of rows of a table; fewer rows may be in order by chance.
@@ -223,7 +224,7 @@ class LeakageRules:
     max_range_per_row: float = 1.2
 
 
-LEAKAGE_RULES = LeakageRules()
+LEAKAGE = LeakageThresholds()
 
 
 def detect_row_index(column: np.ndarray) -> str:
@@ -233,14 +234,14 @@ def detect_row_index(column: np.ndarray) -> str:
         The reason, as a phrase for users; "" if they are no index.
     """
     n = len(column)
-    if n < LEAKAGE_RULES.min_rows or not np.array_equal(column, np.rint(column)):
+    if n < LEAKAGE.min_rows or not np.array_equal(column, np.rint(column)):
         return ""
     ordered = np.sort(column)
     if not (ordered[1:] > ordered[:-1]).all():
         return ""
     if _is_monotonic(column, strictly=True):
         return "distinct integers in the order of the rows"
-    return "a distinct number for each row" if ordered[-1] - ordered[0] < LEAKAGE_RULES.max_range_per_row * n else ""
+    return "a distinct number for each row" if ordered[-1] - ordered[0] < LEAKAGE.max_range_per_row * n else ""
 
 
 def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
@@ -250,7 +251,7 @@ def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
         The reason, as a phrase that follows the name of the column; "" if there is no sign of a leak.
     """
     n, ordered = len(column), np.sort(column)
-    if n < LEAKAGE_RULES.min_rows or ordered[0] == ordered[-1]:
+    if n < LEAKAGE.min_rows or ordered[0] == ordered[-1]:
         return ""
     n_distinct, monotonic = 1 + int((ordered[1:] != ordered[:-1]).sum()), _is_monotonic(column)
     distinct_integers = n_distinct == n and np.array_equal(column, np.rint(column))

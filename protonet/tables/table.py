@@ -12,11 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._text import count, shorten_list, to_printable
+from protonet._text import plural, shorten_list, to_printable
 from protonet.errors import raise_input_error
-from protonet.tables.columns.parsing import format_cells, is_missing, parse_formatted_number, replace_missing
-from protonet.tables.delimited import MISSING_TEXTS, is_numeric
-from protonet.tables.formats import PICTURE_COLUMN, ROW_FORMAT, Chunk, TableSource, closest_match, open_source
+from protonet.tables.columns.parsing import format_cells, is_missing, parse_formatted_number, replace_missing_cells
+from protonet.tables.delimited import MISSING_TEXTS, is_decimal_number
+from protonet.tables.formats import (
+    DEFAULT_ROW_FORMAT,
+    PICTURE_COLUMN,
+    TableChunk,
+    TableSource,
+    closest_match,
+    open_table_source,
+)
 
 #: Common names of columns of labels, in lower case.
 COMMON_LABEL_NAMES = frozenset(
@@ -24,13 +31,13 @@ COMMON_LABEL_NAMES = frozenset(
     | {"diagnosis", "survived", "quality", "grade", "churn", "default"}
 )
 #: Maximum number of values, and minimum rows per value, of columns that are suggested as labels.
-MAX_CLASSES, MIN_ROWS_PER_CLASS = 50, 3
+MAX_LABEL_VALUES, MIN_ROWS_PER_CLASS = 50, 3
 #: Maximum number of suggestions in a message.
 MAX_SUGGESTIONS = 4
 #: Maximum ratio of the largest to the smallest step between column names that form a scale, such as wavelengths.
-MAX_STEP_RATIO = 2
+MAX_SCALE_STEP_RATIO = 2
 #: The remedy for a file that may lack a header.
-HEADER_HINT = "The first line looks like a row: if it is one, put a line of names above it. "
+MISSING_HEADER_REMEDY = "The first line looks like a row: if it is one, put a line of names above it. "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +48,18 @@ class ReadSpec:
     labelled: bool = True  #: Whether the label column is read and must exist.
     #: The names of the columns that are features, in this order; None for all other than labels and extra columns.
     columns: tuple[str, ...] | None = None
-    width: int | None = None  #: The required number of features; None for any number.
+    n_features: int | None = None  #: The required number of features; None for any number.
     extra_columns: Mapping[str, str] = field(default_factory=dict)
     """Columns that are read as text and are not features, such as groups. Each name of a column is mapped to the name
     of the argument that requests it, for error messages."""
-    ignored: tuple[str, ...] = ()  #: Names of columns that are not features, if the table has them.
+    ignored_columns: tuple[str, ...] = ()  #: Names of columns that are not features, if the table has them.
     #: Whether rows may have no label. All labels are then read as text, "" if missing.
     partly_labelled: bool = False
     skip_broken: bool = False  #: Whether pictures that cannot be decoded are skipped; otherwise they are an error.
-    #: Whether ``columns`` and ``ignored`` come from the user; otherwise they come from a model file.
-    user_columns: bool = False
+    #: Whether ``columns`` and ``ignored_columns`` come from the user; otherwise they come from a model file.
+    are_user_columns: bool = False
     sheet: str | None = None  #: The name of the sheet of an Excel workbook; None for the first sheet.
-    all_extra: bool = False  #: Whether all columns, including the features, are also read as extra columns.
+    all_columns_extra: bool = False  #: Whether all columns, including the features, are also read as extra columns.
     #: Whether rows without a label are dropped; otherwise they are an error. None means the same as False, but the
     #: error message does not suggest to drop the rows.
     drop_unlabelled: bool | None = None
@@ -65,23 +72,25 @@ class ReadSpec:
 class RowBlock(NamedTuple):
     """Consecutive rows of a table, column by column."""
 
-    columns: list[np.ndarray]  #: The cells (b,) of each feature column; types as in `protonet.tables.formats.Chunk`.
+    columns: list[np.ndarray]
+    """The cells (b,) of each feature column; types as in `protonet.tables.formats.TableChunk`."""
     labels: np.ndarray  #: (b,) labels, numbers or strings; (0,) if no labels are read.
     #: The cells (b,) of each extra column (`ReadSpec.extra_columns`), as strings.
     extra_columns: tuple[np.ndarray, ...]
     positions: Sequence[int]  #: The position of each row in the file, such as the number of its line.
-    indices: Sequence[int]  #: The index of each row in the table, from 0; rows that are dropped are counted as well.
+    row_indices: Sequence[int]
+    """The index of each row in the table, from 0; rows that are dropped are counted as well."""
     #: (b,) bool, whether all cells of a row are uninformative, such as missing; None if this is not computed.
     uninformative: np.ndarray | None = None
 
-    def take(self, rows: np.ndarray) -> RowBlock:
+    def select_rows(self, rows: np.ndarray) -> RowBlock:
         """Return a block of the rows with the given indices (m,) in this block."""
         return RowBlock(
             [cells[rows] for cells in self.columns],
             self.labels[rows] if len(self.labels) else self.labels,
             tuple(cells[rows] for cells in self.extra_columns),
             [self.positions[row] for row in rows.tolist()],
-            [self.indices[row] for row in rows.tolist()],
+            [self.row_indices[row] for row in rows.tolist()],
             None if self.uninformative is None else self.uninformative[rows],
         )
 
@@ -95,15 +104,15 @@ class Table:
     blocks: Iterator[RowBlock] = field(default_factory=lambda: iter(()))  #: The rows, block by block.
     notes: list[str] = field(default_factory=list)
     """Notes for the user on how the table is read; more may follow as rows are read."""
-    unused: tuple[str, ...] = ()  #: The names of the columns that are not read.
+    unused_columns: tuple[str, ...] = ()  #: The names of the columns that are not read.
     n_rows: int | None = None  #: The number of rows, including unlabelled ones; None if it is not known yet.
     extra_columns: tuple[str, ...] = ()  #: The names of the extra columns (`ReadSpec.extra_columns`).
-    semicolons: bool = False  #: Whether semicolons separate the cells of the file.
+    has_semicolons: bool = False  #: Whether semicolons separate the cells of the file.
 
     @property
     def all_notes(self) -> list[str]:
         """The notes for the user, followed by a note about the columns that are not read, if there are any."""
-        return [*self.notes, describe_unused(self.unused)] if self.unused else self.notes
+        return [*self.notes, describe_unused_columns(self.unused_columns)] if self.unused_columns else self.notes
 
     def column_name(self, index: int) -> str:
         """Format the name of the feature column ``index`` for messages, such as "column 3" if it has no name."""
@@ -111,7 +120,7 @@ class Table:
 
 
 def make_table(
-    columns: list[np.ndarray], names: tuple[str, ...] | None = None, position_format: str = ROW_FORMAT
+    columns: list[np.ndarray], names: tuple[str, ...] | None = None, position_format: str = DEFAULT_ROW_FORMAT
 ) -> Table:
     """Make a table of one block without labels from the cells (n,) of its columns."""
     rows = range(len(columns[0]))
@@ -143,7 +152,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
     if spec.labelled and labels is None and is_npy:
         got = f"none beside {path}"
         raise_input_error("labels", "name the file of the classes", got, "Save them with numpy.save.")
-    source = open_source(
+    source = open_table_source(
         path,
         labels,
         label=spec.label,
@@ -153,33 +162,36 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         sheet=spec.sheet,
         text_column=spec.columns[0] if spec.columns and len(spec.columns) == 1 else "text",
     )
-    label: int | None = source.width if spec.labelled else None  # the label column follows the features
+    label: int | None = source.n_columns if spec.labelled else None  # the label column follows the features
     names: tuple[str, ...] | None = None
     unused: list[str] = []
     if source.header is None:
-        requested = (*spec.extra_columns, *((spec.columns or ()) + spec.ignored if spec.user_columns else ()))
+        requested = (
+            *spec.extra_columns,
+            *((spec.columns or ()) + spec.ignored_columns if spec.are_user_columns else ()),
+        )
         if requested:
             got = f"{path}, which names none, and {format_names(requested)}"
             raise_input_error("path", "name its columns to choose among them", got, "Save it as CSV or Parquet.")
-        if source.width == 0 or spec.width not in {None, source.width}:
-            remedy = "Pass the features that the model was fitted to." if spec.width else "Add features."
-            got = f"{source.width} in {path}"
-            raise_input_error("path", f"have {spec.width or 'some'} features per row", got, remedy)
-        features = list(range(source.width))
-        extra = {f"column {index}": index for index in features} if spec.all_extra else {}
+        if source.n_columns == 0 or spec.n_features not in {None, source.n_columns}:
+            remedy = "Pass the features that the model was fitted to." if spec.n_features else "Add features."
+            got = f"{source.n_columns} in {path}"
+            raise_input_error("path", f"have {spec.n_features or 'some'} features per row", got, remedy)
+        features = list(range(source.n_columns))
+        extra = {f"column {index}": index for index in features} if spec.all_columns_extra else {}
     else:
         selected, unused = _select_columns(path, source, spec)
         names = tuple(selected)
         index = {name: column for column, name in enumerate(source.header)}
         features = [index[name] for name in names]
-        extra_names = filter(None, source.header) if spec.all_extra else spec.extra_columns
+        extra_names = filter(None, source.header) if spec.all_columns_extra else spec.extra_columns
         extra = {name: index[name] for name in extra_names}
         label = index[spec.label] if spec.labelled else index.get(spec.label) if spec.partly_labelled else None
-        if (spec.columns is None or spec.user_columns) and (values := list_numeric_names(source.header)):
-            source.notes.append(f"warning: columns are named {format_names(values)}. {HEADER_HINT}".rstrip())
+        if (spec.columns is None or spec.are_user_columns) and (values := list_numeric_names(source.header)):
+            source.notes.append(f"warning: columns are named {format_names(values)}. {MISSING_HEADER_REMEDY}".rstrip())
     if "" in unused:
         source.notes.append("the unnamed column is not used")
-    chunks = source.read([*features, *extra.values(), *([] if label is None else [label])])
+    chunks = source.read_chunks([*features, *extra.values(), *([] if label is None else [label])])
     blocks = _read_blocks(source, chunks, len(features), len(extra), spec)
     first = next(blocks, None)
     if first is None:
@@ -189,10 +201,10 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         blocks=chain([first], blocks),
         position_format=source.position_format,
         notes=source.notes,
-        unused=tuple(name for name in unused if name and name not in extra),
+        unused_columns=tuple(name for name in unused if name and name not in extra),
         n_rows=source.n_rows,
         extra_columns=tuple(extra),
-        semicolons=source.semicolons,
+        has_semicolons=source.has_semicolons,
     )
 
 
@@ -207,7 +219,7 @@ def read_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[
     columns = [np.concatenate(parts) for parts in zip(*(block.columns for block in blocks), strict=True)]
     extra = tuple(np.concatenate(parts) for parts in zip(*(block.extra_columns for block in blocks), strict=True))
     positions = [position for block in blocks for position in block.positions]
-    indices = [index for block in blocks for index in block.indices]
+    indices = [index for block in blocks for index in block.row_indices]
     return table, RowBlock(columns, np.concatenate([block.labels for block in blocks]), extra, positions, indices)
 
 
@@ -215,8 +227,8 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
     """Select columns by name: return the names of the features, in the requested order, and of the unused columns."""
     header = source.header or []
     path = f"{file}{source.sheet_note}"
-    hint = HEADER_HINT * bool(list_numeric_names(header))
-    duplicates = [name for name, count in Counter(header).items() if count > 1]
+    hint = MISSING_HEADER_REMEDY * bool(list_numeric_names(header))
+    duplicates = [name for name, number in Counter(header).items() if number > 1]
     if duplicates and duplicates != [""]:
         got = f"{format_names(duplicates)} twice in {path}"
         raise_input_error("path", "name each column once", got, f"{hint}Rename or drop one.")
@@ -233,11 +245,11 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
         elif name not in header:
             must, remedy = f"have the column {to_printable(name)}, which names the groups of the model", "Add it."
             raise_input_error("path", must, got, f"{hint}{remedy}")
-    others = {"", spec.label, *spec.extra_columns, *spec.ignored}
+    others = {"", spec.label, *spec.extra_columns, *spec.ignored_columns}
     features = [name for name in header if name not in others]
-    if spec.user_columns:
+    if spec.are_user_columns:
         _check_user_columns("columns", spec.columns or (), path, features)
-        _check_user_columns("ignored", spec.ignored, path, header)
+        _check_user_columns("ignored", spec.ignored_columns, path, header)
     if spec.columns is not None:
         missing = [name for name in spec.columns if name not in set(features)]
         if missing:
@@ -247,7 +259,7 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
         features = list(spec.columns)
     if not features:
         raise_input_error("path", "have columns beside the classes", got, "Add features.")
-    used = {*features, *spec.extra_columns, *spec.ignored, spec.label}
+    used = {*features, *spec.extra_columns, *spec.ignored_columns, spec.label}
     return features, [name for name in header if name not in used]
 
 
@@ -256,11 +268,11 @@ def list_numeric_names(header: Sequence[str]) -> list[str]:
 
     The result is empty if the numbers count the columns, or form a scale such as wavelengths.
     """
-    values = [name for name in header if is_numeric(name)]
+    values = [name for name in header if is_decimal_number(name)]
     readings = [[parse_formatted_number(name, mark) for mark in ("point", "comma")] for name in values]
     numeric = [comma if math.isnan(point) else point for point, comma in readings]
     steps = [after - before for before, after in pairwise(numeric)]
-    is_scale = bool(steps) and 0 < max(steps) <= MAX_STEP_RATIO * min(steps)
+    is_scale = bool(steps) and 0 < max(steps) <= MAX_SCALE_STEP_RATIO * min(steps)
     integral = all(value.is_integer() for value in numeric)
     return [] if (is_scale and (integral or len(steps) > 1)) or (integral and len(values) < 2) else values
 
@@ -288,12 +300,12 @@ def _suggest_label(source: TableSource, label: str) -> str:
     """Format the advice of an error about a missing label column: a similar name, and columns that may be labels."""
     header = source.header or []
     similar = closest_match(label, header)
-    chunk = next(source.read(range(len(header))), None)
+    chunk = next(source.read_chunks(range(len(header))), None)
     likely = []
     for index, (name, cells) in enumerate(zip(header, chunk.columns if chunk else [], strict=False)):
         n_values = len(set(cells.tolist()))
-        few_values = 2 <= n_values <= min(MAX_CLASSES, len(cells) / MIN_ROWS_PER_CLASS)
-        if name and few_values and not parse_labels(replace_missing(cells))[1].any():
+        few_values = 2 <= n_values <= min(MAX_LABEL_VALUES, len(cells) / MIN_ROWS_PER_CLASS)
+        if name and few_values and not parse_labels(replace_missing_cells(cells))[1].any():
             likely.append((name != similar, name.lower() not in COMMON_LABEL_NAMES, n_values, -index, name))
     columns = ", ".join(
         f"{to_printable(name)} ({n_values} values)" for *_, n_values, _, name in sorted(likely)[:MAX_SUGGESTIONS]
@@ -302,9 +314,9 @@ def _suggest_label(source: TableSource, label: str) -> str:
     return meant + (f"These look like classes: {columns}." if columns else "Name the column of the classes.")
 
 
-def describe_unused(names: Sequence[str]) -> str:
+def describe_unused_columns(names: Sequence[str]) -> str:
     """Describe the columns of a table that are not read, given their names, as a note for the user."""
-    return f"{count(len(names), 'column')} of the table not used: {format_names(names)}"
+    return f"{plural(len(names), 'column')} of the table not used: {format_names(names)}"
 
 
 def format_names(names: Sequence[str]) -> str:
@@ -313,7 +325,7 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def _read_blocks(
-    source: TableSource, chunks: Iterator[Chunk], n_features: int, n_extra: int, spec: ReadSpec
+    source: TableSource, chunks: Iterator[TableChunk], n_features: int, n_extra: int, spec: ReadSpec
 ) -> Iterator[RowBlock]:
     """Yield chunks of a file as blocks with parsed labels, without the blank and unlabelled rows that ``spec`` drops.
 
@@ -323,9 +335,9 @@ def _read_blocks(
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
     for columns, positions in chunks:
         labels, unlabelled = np.empty(0, np.str_), np.empty(0, bool)
-        features = [replace_missing(cells, spec.missing_texts) for cells in columns[:n_features]]
+        features = [replace_missing_cells(cells, spec.missing_texts) for cells in columns[:n_features]]
         if len(columns) > n_features + n_extra:
-            labels, unlabelled = parse_labels(replace_missing(columns[-1], spec.missing_texts))
+            labels, unlabelled = parse_labels(replace_missing_cells(columns[-1], spec.missing_texts))
             missing_counts["label"].update(format_cells(columns[-1][unlabelled & ~is_missing(columns[-1])]))
         for cells, blanked in zip(columns, features, strict=False):
             if cells is not blanked:
@@ -349,15 +361,15 @@ def _read_blocks(
         block = RowBlock(features, labels, extra, positions, range(start, start + len(positions)))
         start, n_kept = start + len(positions), n_kept + int(keep.sum())
         if keep.any():
-            yield block if keep.all() else block.take(np.flatnonzero(keep))
+            yield block if keep.all() else block.select_rows(np.flatnonzero(keep))
     if n_unlabelled and not n_kept:
-        got = f"none in {count(n_unlabelled, 'row')}"
+        got = f"none in {plural(n_unlabelled, 'row')}"
         raise_input_error("path", f"have labels in {to_printable(spec.label)}", got, "Label some rows.")
     if n_unlabelled:
         source.notes.append(f"{n_unlabelled} row{'s' * (n_unlabelled > 1)} without a class dropped (`drop_unlabelled`)")
     if n_blank:
         source.notes.append(f"{n_blank} blank row{'s' * (n_blank > 1)} dropped")
-    if spec.user_columns and (spec.labelled or spec.for_training):
+    if spec.are_user_columns and (spec.labelled or spec.for_training):
         source.notes.extend(_describe_missing_texts(missing_counts))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from protonet._io import JsonDict, write_json, write_text
-from protonet._text import count, to_printable
+from protonet._text import plural, to_printable
 from protonet.ui.text import format_csv, format_interval, natural_order, to_percent
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def make_template_environment() -> Environment:
         finalize=lambda value: value if isinstance(value, Markup) else to_printable(value),
     )
     environment.filters |= {
-        "count": count,
+        "count": plural,
         "ends": lambda interval, spec, scale=1: " to ".join(format(scale * bound, spec) for bound in interval),
         "fmt": format,
         "json": encode_script_json,

@@ -248,7 +248,7 @@ def test_a_network_of_a_file_adds_to_our_picture_features(fitted: Path, tmp_path
 def test_a_picture_column_of_an_untrusted_file_is_checked(fitted: Path) -> None:
     encoding = load_model(fitted / "m.safetensors").encoding
     assert encoding is not None
-    described, tensors = encoding.describe()
+    described, tensors = encoding.describe_columns()
     assert Encoding.restore(json.loads(json.dumps(described)), tensors) == encoding == Encoding((Picture(),))
     spoiled = {"sizes": [3], "side": 8, "version": 0, "kind": 1, "representation": {"name": 3}}
     for name, value in spoiled.items():

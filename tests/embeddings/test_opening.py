@@ -19,17 +19,17 @@ from protonet.embeddings.opening import (
     open_representation,
     reopen_representation,
 )
-from protonet.embeddings.opening import RepresentationChoice as Choice
+from protonet.embeddings.opening import SelectedRepresentations as Choice
 from protonet.embeddings.pictures.networks import open_extractor
 from protonet.embeddings.pictures.reading import open_rgb, read_pixels
-from protonet.embeddings.representation import Record, Representation
+from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.errors import InputError, MissingPackageError
 from protonet.views.config import Stored
 from tests.embeddings.cases import TABLE, write_vectors
 from tests.embeddings.pictures.cases import draw
 
 pytestmark = pytest.mark.usefixtures("embedding_cache")
-RECORD = Record("words", "text", 5, "0" * 64, "MIT")
+RECORD = RepresentationRecord("words", "text", 5, "0" * 64, "MIT")
 
 
 @pytest.fixture
@@ -42,24 +42,26 @@ def vectors(tmp_path: Path) -> Path:
 
 def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, picture = default_representation("text"), default_representation("picture")
-    auto = Choice(text, picture, (), shown=True)
-    assert Choice.of("none") == Choice.of(["none"]) == Choice.of(None) == Choice(None, None)  # the variable
-    assert Choice.of("auto", shown=True) == Choice.of((), shown=True) == auto
-    assert Choice.of(["words", "auto"]) == Choice("words", picture, ("words",))
+    auto = Choice(text, picture, (), show_progress=True)
+    assert (
+        Choice.from_names("none") == Choice.from_names(["none"]) == Choice.from_names(None) == Choice(None, None)
+    )  # the variable
+    assert Choice.from_names("auto", show_progress=True) == Choice.from_names((), show_progress=True) == auto
+    assert Choice.from_names(["words", "auto"]) == Choice("words", picture, ("words",))
     both = [str(vectors), "net.onnx:size=8"]
-    assert Choice.of(both) == Choice(both[0], both[1], tuple(both))
+    assert Choice.from_names(both) == Choice(both[0], both[1], tuple(both))
     monkeypatch.setenv(REPRESENTATION_VARIABLE, f"words {both[1]}")
-    assert Choice.of(None) == Choice("words", both[1])  # a default needs no explicit request
-    assert Choice.of("none") == Choice(None, None)
+    assert Choice.from_names(None) == Choice("words", both[1])  # a default needs no explicit request
+    assert Choice.from_names("none") == Choice(None, None)
     for empty in ("", "auto"):
         monkeypatch.setenv(REPRESENTATION_VARIABLE, empty)
-        assert Choice.of(None, shown=True) == auto
+        assert Choice.from_names(None, show_progress=True) == auto
     monkeypatch.delenv(REPRESENTATION_VARIABLE)
-    assert Choice.of(None, shown=True) == auto
-    assert Choice(None, None).open("text") is None
+    assert Choice.from_names(None, show_progress=True) == auto
+    assert Choice(None, None).open_representation("text") is None
     for network in ("timm:resnet18", "torchvision:resnet18", "open_clip:RN50:openai", "a.ONNX", "a.onnx:size=8"):
-        assert Choice.of([network]).picture == network
-    assert Choice.of(["sentence_transformers:some/one"]).text == "sentence_transformers:some/one"
+        assert Choice.from_names([network]).picture_name == network
+    assert Choice.from_names(["sentence_transformers:some/one"]).text_name == "sentence_transformers:some/one"
     faults = {
         "none words": "be none, or others; got none words",
         "words sentences": "name one for each text; got words and sentences",
@@ -70,13 +72,13 @@ def test_one_encoder_is_selected_per_modality(vectors: Path, tmp_path: Path, mon
     }
     for names, message in faults.items():
         with pytest.raises(InputError, match=message):
-            Choice.of(names.split())
+            Choice.from_names(names.split())
 
 
 def test_a_record_opens_only_its_encoder(vectors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wordllama", reason="it brings vectors of words")
     fitted = open_representation("words").record
-    assert fitted.describe() == open_representation("words").record.describe() | {"licence": "MIT", "modality": "text"}
+    assert fitted.to_dict() == open_representation("words").record.to_dict() | {"licence": "MIT", "modality": "text"}
     for names in (None, (), ["auto"], ["words"], ["words", "x.onnx"], ["x.onnx"]):  # of others, no word
         assert reopen_representation(fitted, names) is open_representation("words")
     with pytest.raises(InputError, match=r"got none\. Leave it out\."):
@@ -110,7 +112,7 @@ def test_a_record_opens_no_path_that_the_caller_did_not_name(
             reopen_representation(replace(opened.record, name=name), None)
     for name in ("net.onnx", str(tmp_path / "net.pt2:size=8"), "/dev/zero"):
         with pytest.raises(InputError, match="Pass --representation FILE, where it is now"):
-            reopen_representation(Record(name, "picture", 5, "0" * 64, ""), ["auto"])
+            reopen_representation(RepresentationRecord(name, "picture", 5, "0" * 64, ""), ["auto"])
     assert reopen_representation(opened.record, ["vectors"]).record == opened.record
     monkeypatch.setenv(REPRESENTATION_VARIABLE, str(vectors))
     assert reopen_representation(opened.record, None).record == opened.record  # a person has named it, too
@@ -118,8 +120,8 @@ def test_a_record_opens_no_path_that_the_caller_did_not_name(
 
 def test_a_folder_is_opened_once_until_it_changes(vectors: Path) -> None:
     first = open_representation(str(vectors))
-    assert first.source == str(vectors)
-    assert open_representation(str(vectors)).compute is first.compute
+    assert first.typed_path == str(vectors)
+    assert open_representation(str(vectors)).compute_embeddings is first.compute_embeddings
     rows = first.embed(["my card"])
     changed = open_representation(str(write_vectors(vectors, table=-TABLE)))
     assert changed.record.digest != first.record.digest
@@ -143,14 +145,14 @@ def test_a_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_records_round_trip_and_invalid_records_are_refused() -> None:
-    described = RECORD.describe()
-    assert Record.restore(Stored(described, {})) == RECORD
+    described = RECORD.to_dict()
+    assert RepresentationRecord.from_stored(Stored(described, {})) == RECORD
     assert RECORD.summary() == "words (00000000), 5 numbers"
-    spoiled: list[JsonDict] = [{name: value} for name in RECORD.describe() for value in (None, 3.5, ["a"])]
+    spoiled: list[JsonDict] = [{name: value} for name in RECORD.to_dict() for value in (None, 3.5, ["a"])]
     spoiled += [{"width": value} for value in (0, 2**16 + 1, True, "5")] + [{"modality": "sound"}, {"name": "x" * 501}]
     for change in spoiled:
         with pytest.raises(ValueError, match=r"\w"):
-            Record.restore(Stored(described | change, {}))
+            RepresentationRecord.from_stored(Stored(described | change, {}))
 
 
 def make(counted: list[str], *, digest: str = "a" * 64) -> Representation:

@@ -108,15 +108,17 @@ def test_neither_order_nor_batch_matters_and_an_empty_text_is_zeros(name: str, t
         pytest.importorskip("onnxruntime", reason="it runs the network")
     opened = open_text_network(makers[name](tmp_path / name)) if name in makers else open_package(name)
     texts = [*TEXTS, *(f"{text} {index} please" for index, text in enumerate(TEXTS * 6))]
-    rows = opened.compute(texts)
+    rows = opened.compute_embeddings(texts)
     assert rows.shape == (len(texts), opened.record.width)
     assert rows.dtype == np.float32
     assert not rows[5].any()
     assert rows[:5].any(axis=1).all()
     mixed = np.random.default_rng(0).permutation(len(texts))
-    np.testing.assert_allclose(opened.compute([texts[row] for row in mixed]), rows[mixed], rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(opened.compute(texts[:1]), rows[:1], rtol=1e-3, atol=1e-5)
-    assert opened.compute([""]).shape == (1, opened.record.width)
+    np.testing.assert_allclose(
+        opened.compute_embeddings([texts[row] for row in mixed]), rows[mixed], rtol=1e-3, atol=1e-5
+    )
+    np.testing.assert_allclose(opened.compute_embeddings(texts[:1]), rows[:1], rtol=1e-3, atol=1e-5)
+    assert opened.compute_embeddings([""]).shape == (1, opened.record.width)
     assert opened.embed([]).shape == (0, opened.record.width)
 
 
@@ -127,9 +129,9 @@ def test_an_embedding_is_the_same_to_the_last_digit_in_every_batch(name: str, tm
         pytest.importorskip("onnxruntime", reason="it runs the network")
     opened = open_text_network(makers[name](tmp_path / name)) if name in makers else open_package(name)
     texts = [*TEXTS, *(f"{text} {index} please" for index, text in enumerate(TEXTS)), "lost card " * 40, "card " * 300]
-    rows = opened.compute(texts)
-    np.testing.assert_array_equal(np.concatenate([opened.compute([text]) for text in texts]), rows)
-    np.testing.assert_array_equal(opened.compute(texts[::-1]), rows[::-1])
+    rows = opened.compute_embeddings(texts)
+    np.testing.assert_array_equal(np.concatenate([opened.compute_embeddings([text]) for text in texts]), rows)
+    np.testing.assert_array_equal(opened.compute_embeddings(texts[::-1]), rows[::-1])
 
 
 #: A function that writes a folder, files that are replaced in it, and the error message.

@@ -17,7 +17,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from protonet.embeddings.opening import open_representation
-from protonet.embeddings.representation import Record, Representation
+from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.fit.class_weights import balanced_class_weights, restore_row_counts
 from protonet.fit.cross_validation import cross_validate, held_out_indices
 from protonet.fit.names import (
@@ -281,7 +281,7 @@ def test_a_joint_network_embeds_the_class_names_of_pictures(tmp_path: Path) -> N
     def join(texts: Sequence[str]) -> np.ndarray:
         return np.array([colours[text] for text in texts], np.float32)
 
-    network = Representation(Record("colours", "picture", 3, "", ""), read, embed_texts=join)
+    network = Representation(RepresentationRecord("colours", "picture", 3, "", ""), read, embed_texts=join)
     cells = np.array(paths, object)
     column = Picture.fit(cells, network)
     encoding = Encoding((column,))

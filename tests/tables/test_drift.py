@@ -13,7 +13,7 @@ import pytest
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Date, Numeric
-from protonet.tables.drift import DRIFT_RULES, DriftMonitor, compute_column_statistics
+from protonet.tables.drift import DRIFT, DriftMonitor, compute_column_statistics
 from protonet.tables.table import RowBlock, Table
 
 COLUMNS = ("normal", "skewed", "cauchy", "count", "zeros", "gaps", "colour", "zip", "day")
@@ -50,7 +50,9 @@ def warn(statistics: Any, encoding: Encoding | None, cells: Sequence[np.ndarray]
     monitor = DriftMonitor(statistics, encoding, len(cells))
     for rows in np.array_split(np.arange(len(cells[0])), blocks):
         monitor.update(RowBlock([values[rows] for values in cells], np.empty(0), (), rows.tolist(), rows.tolist()))
-    return monitor.summary(Table(columns=None if encoding is None else COLUMNS[: len(cells)], position_format="row {}"))
+    return monitor.format_warnings(
+        Table(columns=None if encoding is None else COLUMNS[: len(cells)], position_format="row {}")
+    )
 
 
 @pytest.mark.parametrize("new", ["same", "one class", "few"])
@@ -64,7 +66,7 @@ def test_false_alarms_are_rare(new: str) -> None:
         new_y = rng.integers(classes) * np.ones(m, int) if new == "one class" else rng.integers(classes, size=m)
         reported += bool(warn(*fit(draw(rng, y), y), draw(rng, new_y)))
     # 1 % of them, and three standard errors
-    assert reported <= DRIFT_RULES.max_false_alarms * tables + 3 * math.sqrt(DRIFT_RULES.max_false_alarms * tables)
+    assert reported <= DRIFT.max_false_alarm_rate * tables + 3 * math.sqrt(DRIFT.max_false_alarm_rate * tables)
 
 
 @pytest.fixture(scope="module")

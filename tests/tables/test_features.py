@@ -11,7 +11,7 @@ import pytest
 from protonet.errors import InputError
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.ordered import Numeric
-from protonet.tables.columns.parsing import replace_missing
+from protonet.tables.columns.parsing import replace_missing_cells
 from protonet.tables.features import TableFeatures, check_column_types, encode_block, fit_features
 from protonet.tables.table import RowBlock, Table
 
@@ -23,7 +23,7 @@ X = RNG.normal(size=N)
 
 def make(columns: dict[str, Any], labels: np.ndarray = LABELS) -> tuple[Table, RowBlock]:
     cells = [
-        column if isinstance(column, np.ndarray) else replace_missing(np.array(column, object))
+        column if isinstance(column, np.ndarray) else replace_missing_cells(np.array(column, object))
         for column in columns.values()
     ]
     block = RowBlock(cells, labels, (), range(2, 2 + len(cells[0])), range(len(cells[0])))
@@ -31,7 +31,7 @@ def make(columns: dict[str, Any], labels: np.ndarray = LABELS) -> tuple[Table, R
 
 
 def fit(columns: dict[str, Any], kinds: dict[str, str] | None = None, *, named: bool = False) -> TableFeatures:
-    return fit_features(*make(columns), kinds or {}, keep_hint=None if named else "--columns keeps it")
+    return fit_features(*make(columns), kinds or {}, keep_option=None if named else "--columns keeps it")
 
 
 def repeat(*cells: str) -> list[str]:
@@ -49,12 +49,12 @@ def test_labels_are_not_used() -> None:
         "day": repeat("2020-01-01", "2020-05-03", "2021-07-09"),
     }
     first = fit(columns)
-    other = fit_features(*make(columns, RNG.permutation(LABELS)), {}, keep_hint="--columns keeps it")
+    other = fit_features(*make(columns, RNG.permutation(LABELS)), {}, keep_option="--columns keeps it")
     assert np.array_equal(first.x, other.x)
     assert first.columns == other.columns == tuple(columns)
     assert first.encoding is not None
     assert other.encoding is not None
-    assert first.encoding.describe()[0] == other.encoding.describe()[0]
+    assert first.encoding.describe_columns()[0] == other.encoding.describe_columns()[0]
     table, block = make(columns)
     assert np.array_equal(encode_block(table, block, first.encoding), first.x)
 
@@ -63,7 +63,7 @@ def test_useless_columns_are_dropped() -> None:
     columns = {"row": np.arange(N), "none": [""] * N, "one": ["x"] * N, "id": [f"A{n:04}" for n in range(N)], "x": X}
     features = fit(columns)
     assert features.columns == ("x",)
-    assert set(features.dropped) == {"row", "none", "one", "id"}
+    assert set(features.dropped_columns) == {"row", "none", "one", "id"}
     assert features.notes == (
         "dropped: row: distinct integers in the order of the rows (--columns keeps it)",
         "dropped: none: empty",
@@ -130,7 +130,7 @@ def test_arrays(tmp_path: Path) -> None:
     x = RNG.normal(size=(N, 2)).astype(np.float32)
     block = RowBlock([x[:, 0], x[:, 1]], LABELS, (), range(N), range(N))
     table = Table(columns=None, blocks=iter([block]), position_format="row {} (counted from 0)", notes=[])
-    features = fit_features(table, block, {}, keep_hint="--columns keeps it")
+    features = fit_features(table, block, {}, keep_option="--columns keeps it")
     assert (features.encoding, features.columns) == (None, None)
     assert features.x.dtype == np.float32
     assert np.array_equal(features.x, x)
@@ -138,7 +138,7 @@ def test_arrays(tmp_path: Path) -> None:
     x[3, 1] = np.nan
     with pytest.raises(InputError, match=r"have finite numbers; got 'nan' in column 1, row 3 \(counted from 0\)"):
         encode_block(table, block, None)
-    features = fit_features(table, block, {}, keep_hint="--columns keeps it")
+    features = fit_features(table, block, {}, keep_option="--columns keeps it")
     assert isinstance(features.encoding, Encoding)
     assert features.x.shape == (N, 3)
     assert np.isfinite(features.x).all()

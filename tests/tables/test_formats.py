@@ -21,7 +21,7 @@ from protonet._text import unescape_formula
 from protonet.datasets import load_csv
 from protonet.errors import InputError
 from protonet.tables import formats
-from protonet.tables.formats import TableSource, open_source
+from protonet.tables.formats import TableSource, open_table_source
 from protonet.tables.table import ReadSpec, read_table
 from tests.strategies import EXAMPLES
 
@@ -45,9 +45,9 @@ def corrupt(content: bytes, damages: Sequence[tuple[float, int, bytes]]) -> byte
 
 def read(source: TableSource, *indices: int) -> tuple[list[list[Any]], list[int]]:
     """Read columns of a file, by default all, and the positions of its rows."""
-    columns: list[list[Any]] = [[] for _ in indices or range(source.width)]
+    columns: list[list[Any]] = [[] for _ in indices or range(source.n_columns)]
     positions: list[int] = []
-    for chunk in source.read(indices or range(source.width)):
+    for chunk in source.read_chunks(indices or range(source.n_columns)):
         assert [len(column) for column in chunk.columns] == [len(chunk.positions)] * len(columns)
         for values, column in zip(columns, chunk.columns, strict=True):
             values.extend(column.tolist())
@@ -78,8 +78,8 @@ def test_text_round_trips(delimiter: str, end: str, encoding: str, rows: list[li
     expected = [[unescape_formula(cell.replace("\r\n", "\n").replace("\r", "\n")) for cell in row] for row in came]
     for name in ("table.csv", "table.tsv.gz"):
         path = write(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)
-        source = open_source(path)
-        assert (source.header, source.width, source.position_format) == ([*COLUMNS], 3, "line {}")
+        source = open_table_source(path)
+        assert (source.header, source.n_columns, source.position_format) == ([*COLUMNS], 3, "line {}")
         assert list(zip(*read(source)[0], strict=True)) == list(map(tuple, expected))
 
 
@@ -125,7 +125,7 @@ def test_headers_and_rows_of_untidy_files(tmp_path: Path) -> None:
     ]
     for text, header, rows, notes in cases:
         for encoding in ("utf-8", "utf-16"):
-            source = open_source(write(tmp_path, text.encode(encoding)))
+            source = open_table_source(write(tmp_path, text.encode(encoding)))
             assert [name.replace(" ", "_") for name in source.header or []] == header.split(" "), text
             cells = zip(*read(source)[0], strict=True)
             assert [" ".join(cell.replace(" ", "_") for cell in row) for row in cells] == rows, text
@@ -134,8 +134,8 @@ def test_headers_and_rows_of_untidy_files(tmp_path: Path) -> None:
 
 def test_a_list_of_texts_has_no_header(tmp_path: Path) -> None:
     def read_texts(content: str, name: str = "t.txt", **options: Any) -> tuple[list[str] | None, list[str], list[str]]:
-        source = open_source(write(tmp_path, content, name), **options)
-        chunks = list(source.read(range(source.width)))
+        source = open_table_source(write(tmp_path, content, name), **options)
+        chunks = list(source.read_chunks(range(source.n_columns)))
         return source.header, [str(row[0]) for row in zip(*chunks[0].columns, strict=True)], source.notes
 
     texts = ["the train was late", "she scored, at last, a goal", "bread; and soup"]
@@ -161,7 +161,7 @@ def test_a_list_of_texts_has_no_header(tmp_path: Path) -> None:
 
 
 def test_encodings_are_noted_and_shared_with_load_csv(tmp_path: Path) -> None:
-    source = open_source(write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
+    source = open_table_source(write(tmp_path, "größe;“b”\n1;Ä\n".encode("cp1252")))
     assert (source.header, read(source)[0]) == (["größe", "“b”"], [["1"], ["Ä"]])
     assert source.notes[0] == "it is not UTF-8: read as Latin-1 (Windows-1252)"
     data = load_csv(write(tmp_path, gzip.compress("# x\na; label;b\n1;é;2\n\n;;\n3; e;4\n".encode("utf-16"))))
@@ -171,11 +171,11 @@ def test_encodings_are_noted_and_shared_with_load_csv(tmp_path: Path) -> None:
 def test_positions_are_first_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)  # one row at a time
     text = '# one\n"a\n\nx",b\n1,2\n\n\n"3\n# no comment\n",4\n5,"\n6"\n'
-    source = open_source(write(tmp_path, text))
+    source = open_table_source(write(tmp_path, text))
     assert source.header == ["a\n\nx", "b"]
     assert read(source, 1, 0) == ([["2", "4", "6"], ["1", "3\n# no comment", "5"]], [5, 8, 11])
     with pytest.raises(ValueError, match=r"have 2 cells per row; got 3 in line 2\."):
-        read(open_source(write(tmp_path, 'a,b\n1,"\n\n2",3\n4,5\n')))
+        read(open_table_source(write(tmp_path, 'a,b\n1,"\n\n2",3\n4,5\n')))
 
 
 PACKED = gzip.compress(b"a,b\n1,2\n", mtime=0)  # constant: it is part of test names
@@ -203,24 +203,24 @@ def test_invalid_text_is_refused(tmp_path: Path) -> None:
     ]
     for content, message in cases:
         with pytest.raises(InputError, match=f"^`path` must {message}"):
-            read(open_source(write(tmp_path, content)))
+            read(open_table_source(write(tmp_path, content)))
 
 
 def test_late_damage_is_detected_before_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protonet.tables.delimited.SCAN_BYTES", 1000)
+    monkeypatch.setattr("protonet.tables.delimited.BYTES_PER_DECODING", 1000)
     content = "a,b\n" + "1,é\n" * 5000
     path = write(tmp_path, content.encode() + b"2,\xe9\n")
     with pytest.raises(InputError, match="no UTF-8 in line 5002"):
-        open_source(path)
+        open_table_source(path)
     ascii_first = content.replace("é", "e").encode() + "2,Ä\n".encode("latin-1")
-    columns, positions = read(open_source(write(tmp_path, ascii_first)))
+    columns, positions = read(open_table_source(write(tmp_path, ascii_first)))
     assert (columns[1][-1], positions[-1]) == ("Ä", 5002)
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     given = gzip.compress("a;b\n1;é\n2;y\n".encode())
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given)))
-    source = open_source(Path("-"))
+    source = open_table_source(Path("-"))
     assert (source.header, source.notes) == (["a", "b"], ["cells are separated by semicolons"])
     assert read(source, 1, 0)[0] == [["é", "y"], ["1", "2"]]
 
@@ -236,21 +236,21 @@ def test_arrays_are_views_with_labels_last(suffix: str, tmp_path: Path, monkeypa
         np.save(path, x)
         labels = tmp_path / "y.npy"
         np.save(labels, y)
-    source = open_source(path, labels, labelled=True)
-    assert (source.header, source.width, source.position_format) == (None, 6, "row {} (counted from 0)")
+    source = open_table_source(path, labels, labelled=True)
+    assert (source.header, source.n_columns, source.position_format) == (None, 6, "row {} (counted from 0)")
     columns, positions = read(source, 6, 1, 0)
     assert columns == [["p", "q", "", "p", "q"], x[:, 0, 1].tolist(), x[:, 0, 0].tolist()]
     assert positions == list(range(5))
     for kind, native in (("bool", "uint8"), ("int8", "int8"), ("longdouble", "float64")):
         np.save(tmp_path / "x.npy", x[:, 0].astype(kind))
-        block = next(open_source(tmp_path / "x.npy").read([1]))
+        block = next(open_table_source(tmp_path / "x.npy").read_chunks([1]))
         assert block.columns[0].dtype == native
     for labels_of_any_type, texts in (
         ([True, False] * 2 + [True], ["True", "False"]),
         ([b"a", b"b"] * 2 + [b"a"], ["a", "b"]),
     ):
         np.save(tmp_path / "y.npy", labels_of_any_type)
-        assert read(open_source(tmp_path / "x.npy", tmp_path / "y.npy"), 3)[0] == [[*texts, *texts, texts[0]]]
+        assert read(open_table_source(tmp_path / "x.npy", tmp_path / "y.npy"), 3)[0] == [[*texts, *texts, texts[0]]]
 
 
 NEW, OLD = datetime(2020, 1, 2), datetime(1970, 1, 1)
@@ -284,9 +284,9 @@ def test_parquet_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected["zone"] = [datetime(2019, 12, 31, 22), None, None], "M8[us]"
     expected["category"] = ["x", "", "y"], "O"
     parquet.write_table(pa.table(table), tmp_path / "x.parquet")
-    source = open_source(tmp_path / "x.parquet")
+    source = open_table_source(tmp_path / "x.parquet")
     assert source.header == [*table]
-    blocks = list(source.read(range(source.width)))
+    blocks = list(source.read_chunks(range(source.n_columns)))
     assert [list(block.positions) for block in blocks] == [[0], [1], [2]]
     for column, (name, (values, dtype)) in enumerate(expected.items()):
         got = np.concatenate([block.columns[column] for block in blocks])
@@ -301,18 +301,18 @@ def test_parquet_columns_are_read_by_name(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     frame = pandas.DataFrame({"a.b": [0.5, 1.5], "a": ["x", None]}, index=[7, 3])
     frame.to_parquet(tmp_path / "x.parquet")
-    source = open_source(tmp_path / "x.parquet")
+    source = open_table_source(tmp_path / "x.parquet")
     assert source.header == ["a.b", "a", ""]
     assert read(source, 1, 0)[0] == [["x", ""], [0.5, 1.5]]
     parquet.write_table(pa.table([pa.array([1]), pa.array(["x"])], names=["a", "a"]), tmp_path / "twice.parquet")
-    source = open_source(tmp_path / "twice.parquet")
+    source = open_table_source(tmp_path / "twice.parquet")
     assert (source.header, read(source, 1)[0]) == (["a", "a"], [["x"]])
     nested = pa.table({"a": [[1], [2]], "b": [1, 2], "c": pa.array([2**62] * 2, pa.timestamp("ms"))})
     parquet.write_table(nested, tmp_path / "nested.parquet")
-    assert read(open_source(tmp_path / "nested.parquet"), 1)[0] == [[1, 2]]
+    assert read(open_table_source(tmp_path / "nested.parquet"), 1)[0] == [[1, 2]]
     for column, message in ((0, "got list<.* in column a "), (2, r"got timestamp\[.*\] in column c ")):
         with pytest.raises(InputError, match=f"^`path` must be a Parquet file of numbers and text; {message}"):
-            read(open_source(tmp_path / "nested.parquet"), column)
+            read(open_table_source(tmp_path / "nested.parquet"), column)
 
 
 def write_excel(path: Path) -> None:
@@ -341,7 +341,7 @@ def write_excel(path: Path) -> None:
 def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_excel(tmp_path / "x.xlsx")
     monkeypatch.setattr(formats, "CELLS_PER_CHUNK", 8)
-    source = open_source(tmp_path / "x.xlsx")
+    source = open_table_source(tmp_path / "x.xlsx")
     assert source.header == ["", "n", "x", "kind", "day", "mixed", "yes", "took"]
     assert source.position_format == "row {}"
     assert source.notes == [
@@ -359,20 +359,20 @@ def test_excel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     np.testing.assert_equal(columns, expected)
     assert positions == [5, 6, 7, 8, 9]
-    assert open_source(tmp_path / "x.xlsx", sheet="More").header == []
+    assert open_table_source(tmp_path / "x.xlsx", sheet="More").header == []
     with pytest.raises(InputError, match=r"^`sheet` must name a sheet of .*; got 'no'\. It has 'Data', 'More'"):
-        open_source(tmp_path / "x.xlsx", sheet="no")
+        open_table_source(tmp_path / "x.xlsx", sheet="no")
     with pytest.raises(InputError, match=r"got 'mroe'\. Did you mean 'More'\? It has 'Data', 'More'"):
-        open_source(tmp_path / "x.xlsx", sheet="mroe")
+        open_table_source(tmp_path / "x.xlsx", sheet="mroe")
     with pytest.raises(InputError, match=r"^`sheet` must come with an Excel workbook"):
-        open_source(Path("x.csv"), sheet="no")
+        open_table_source(Path("x.csv"), sheet="no")
     (tmp_path / "bad.xlsx").write_bytes(b"PK")
     for name, message in (
         ("bad.xlsx", "`path` must be an Excel workbook that can be read; got .*Bad"),
         ("no.xlsx", "no such file"),
     ):
         with pytest.raises(InputError, match=f"^{message}"):
-            open_source(tmp_path / name)
+            open_table_source(tmp_path / name)
 
 
 def write_valid(folder: Path, suffix: str) -> bytes:
@@ -406,9 +406,9 @@ def test_damaged_files_are_read_or_refused_in_one_line(
     path = write(folder, content if random is None else random, f"damaged{suffix}")
     message = "`path` must "
     try:
-        source = open_source(path)
+        source = open_table_source(path)
         columns, positions = read(source)
-        assert len(columns) == source.width == len(source.header or columns)
+        assert len(columns) == source.n_columns == len(source.header or columns)
         assert all(len(column) == len(positions) for column in columns)
     except InputError as error:
         message = str(error)

@@ -48,11 +48,11 @@ LOCALES: dict[str, Callable[[float, int], str]] = {
 
 def make(columns: list[list[str]], *, semicolons: bool = False) -> tuple[Table, RowBlock]:
     table, block = make_table(dict(zip("abc", columns, strict=False)), np.arange(len(columns[0])) % 2)
-    return replace(table, semicolons=semicolons), block
+    return replace(table, has_semicolons=semicolons), block
 
 
 def fit(columns: list[list[str]], decimal: str | None = None, *, semicolons: bool = False) -> TableFeatures:
-    return fit_features(*make(columns, semicolons=semicolons), {}, keep_hint=None, decimal=decimal)
+    return fit_features(*make(columns, semicolons=semicolons), {}, keep_option=None, decimal=decimal)
 
 
 def encode(columns: list[list[str]], features: TableFeatures, decimal: str | None = None) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from protonet.tables.suspicious import (
-    GROUP_RULES,
+    GROUP_COLUMNS,
     detect_group_column,
     detect_leakage,
     detect_row_index,
@@ -42,7 +42,7 @@ def test_named_groups_are_detected() -> None:
         codes = [f"{code:08x}" for code in rng.integers(2**32, size=count)]
         for values in (np.array(codes)[subjects], np.char.add("P-", subjects.astype(str)), subjects + 1.0):
             group = detect_group_column(names[seed % len(names)], values, y, ordered=values.dtype.kind == "f")
-            missed += group is None or not group.is_certain or group.size != count
+            missed += group is None or not group.is_certain or group.n_repeated_values != count
     assert missed <= 0.05 * 3 * draws
 
 
@@ -62,7 +62,7 @@ def test_evidence_without_a_name() -> None:
         (rng.normal(size=30)[subjects], order, 0),
     ):
         group = detect_group_column("x", values[rows], y[rows], ordered=values.dtype.kind != "U")
-        assert (group.points if group else 0) == points
+        assert (group.evidence_points if group else 0) == points
 
 
 def test_categories_that_determine_the_class_are_features() -> None:
@@ -111,7 +111,7 @@ def test_last_word_of_a_name_counts() -> None:
     groups = "patient patientID PATIENTID id_paciente codigo_paciente subjectNo Probandennummer Élève userid séance_id"
     groups += " Gerät-Nr Schüler VP household_key 患者ID 被験者 환자번호 subject.1"
     others = "patient_age device_type user_country sessions batch_size acid grid zip postal_code model name 1"
-    for points, names in ((GROUP_RULES.certain_points, groups), (1, "id ID ward_id id_local"), (0, others)):
+    for points, names in ((GROUP_COLUMNS.min_certain_points, groups), (1, "id ID ward_id id_local"), (0, others)):
         for name in names.split():
             assert score_group_name(name) == points, name
 

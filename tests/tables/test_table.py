@@ -12,7 +12,7 @@ import pytest
 
 from protonet.errors import InputError
 from protonet.tables import formats
-from protonet.tables.columns.parsing import replace_missing
+from protonet.tables.columns.parsing import replace_missing_cells
 from protonet.tables.table import (
     ReadSpec,
     RowBlock,
@@ -65,10 +65,10 @@ def test_all_formats_and_block_sizes_give_the_same_rows(
     assert np.array_equal(to_floats(block), x)
     assert block.labels.tolist() == labels
     assert table.columns == (("a", "b") if path.suffix.lower() in {".csv", ".parquet"} else None)
-    blocks = list(open_table(path, replace(KIND, labelled=False, width=2)).blocks)
+    blocks = list(open_table(path, replace(KIND, labelled=False, n_features=2)).blocks)
     assert np.array_equal(np.concatenate([to_floats(part) for part in blocks]), x)
     assert [row for part in blocks for row in part.positions] == list(block.positions)
-    assert [index for part in blocks for index in part.indices] == list(block.indices) == list(range(11))
+    assert [index for part in blocks for index in part.row_indices] == list(block.row_indices) == list(range(11))
     assert not any(len(part.labels) for part in blocks)
 
 
@@ -85,7 +85,7 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, 'b, a ,"kind"\r\n1,2,x\r\n,,\r\n 3 ,4e1," y, z "\r\n')
-    spec = ReadSpec(label="kind", labelled=False, columns=("a", "b"), width=2)
+    spec = ReadSpec(label="kind", labelled=False, columns=("a", "b"), n_features=2)
     assert [to_floats(block).tolist() for block in open_table(path, spec).blocks] == [[[2, 1], [0, 0], [40, 3]]]
     table, block = read_table(path, KIND)
     assert block.labels.tolist() == ["x", "y, z"]  # blank rows are dropped if labels are required
@@ -104,7 +104,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     assert read_table(path, optional_labels)[1].labels.tolist() == []
     assert [to_floats(block).tolist() for block in open_table(path, spec).blocks] == [[[1, 2]]]
     table, block = read_table(write(tmp_path, ",a,kind\n0,1,x\n1,5,y\n"), KIND)
-    assert (table.columns, table.unused, table.notes) == (("a",), (), ["the unnamed column is not used"])
+    assert (table.columns, table.unused_columns, table.notes) == (("a",), (), ["the unnamed column is not used"])
     assert block.columns[0].tolist() == ["1", "5"]
 
 
@@ -148,7 +148,7 @@ def test_invalid_arrays_are_refused(tmp_path: Path) -> None:
         np.save(tmp_path / "x.npy", np.asarray(x))
         np.save(tmp_path / "y.npy", ["a", "b"])
         with pytest.raises(InputError, match=f"^{message}"):
-            read_table(tmp_path / "x.npy", replace(KIND, width=2), tmp_path / "y.npy")
+            read_table(tmp_path / "x.npy", replace(KIND, n_features=2), tmp_path / "y.npy")
 
 
 def test_invalid_files_are_refused(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_cells_and_positions(tmp_path: Path) -> None:
     table, block = read_table(path, KIND)
     assert [cells.tolist() for cells in block.columns] == [["1", "", "1_000"], ["", "red", ""]]
     assert list(block.positions) == [2, 3, 4]
-    selected = block.take(np.array([2, 0]))
+    selected = block.select_rows(np.array([2, 0]))
     assert selected.labels.tolist() == ["x", "x"]
     assert (list(selected.positions), selected.columns[1].tolist()) == ([4, 2], ["", ""])
     assert [table.column_name(index) for index in (0, 1)] == ["a", "b"]
@@ -232,7 +232,7 @@ def test_labels_of_any_type() -> None:
         (np.array(["2020-01-02", "NaT"], "datetime64[us]"), ["2020-01-02T00:00:00", "NaT"], [1]),
     ]
     for cells, labels, missing in cases:
-        parsed, missing_mask = parse_labels(replace_missing(cells))
+        parsed, missing_mask = parse_labels(replace_missing_cells(cells))
         assert parsed.tolist() == labels, cells
         assert np.flatnonzero(missing_mask).tolist() == missing, cells
         assert parsed.dtype.kind in "iufU", cells

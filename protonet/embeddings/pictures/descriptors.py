@@ -55,13 +55,13 @@ DESCRIPTOR_PART_SCALES = {
 }
 
 
-def list_sizes() -> dict[str, int]:
+def descriptor_part_sizes() -> dict[str, int]:
     """Compute the number of features of each part of the descriptors, by name."""
     parts = _compute_descriptor_parts(torch.zeros(1, 3, DESCRIPTORS.picture_side, DESCRIPTORS.picture_side))
     return {name: part.shape[1] for name, part in parts.items()}
 
 
-def describe_pictures(pixels: Tensor) -> Tensor:
+def compute_descriptors(pixels: Tensor) -> Tensor:
     """Compute hand-made features (n, features) float32 of pictures (n, 3, side, side) uint8, without a network.
 
     They are histograms of gradients, scattering coefficients of first and second order, and local binary patterns.

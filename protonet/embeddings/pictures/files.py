@@ -17,8 +17,8 @@ from torch import Tensor
 
 from protonet._io import JsonDict
 from protonet._validation import check_int
-from protonet.embeddings.pictures.reading import map_pictures, need_pillow
-from protonet.embeddings.representation import Record, Representation, first_line, hash_file
+from protonet.embeddings.pictures.reading import map_pictures, require_pillow
+from protonet.embeddings.representation import Representation, RepresentationRecord, first_line, hash_file
 from protonet.errors import optional_packages, raise_input_error, renamed_arguments
 
 #: Suffixes of a backbone's file.
@@ -84,7 +84,7 @@ class Backbone:
         The embeddings of a callable are not cached.
         """
         settings = self.preprocessing
-        record = Record(settings.to_text(), "picture", self.embedding_width, settings.compute_hash(), "")
+        record = RepresentationRecord(settings.to_text(), "picture", self.embedding_width, settings.compute_hash(), "")
         return Representation(record, self._embed_files, cache)
 
     def embed_batch(self, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Backbone:
 
     def _embed_files(self, paths: Sequence[Path]) -> np.ndarray:
         """Compute the embeddings (n, width) of pictures by their paths."""
-        need_pillow()
+        require_pillow()
         settings, grey = self.preprocessing, self.preprocessing.channels == 1
 
         def embed(pixels: Tensor) -> Tensor:
@@ -224,7 +224,9 @@ def embed_pictures(
     if not len(paths):
         raise_input_error("paths", "name a picture", "none", "Pass paths.")
     opened = open_backbone(backbone, size=size, mean=mean, std=std)
-    return opened.to_representation(None if cache is None else Path(cache)).embed(list(map(Path, paths)), shown=shown)
+    return opened.to_representation(None if cache is None else Path(cache)).embed(
+        list(map(Path, paths)), show_progress=shown
+    )
 
 
 def _open_onnx(path: Path) -> _OpenedBackboneFile:

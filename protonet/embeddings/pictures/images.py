@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 #: Suffixes of image files; files with other suffixes are not read.
-SUFFIXES = {
+IMAGE_SUFFIXES = {
     *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp"),
     *(".pbm", ".pgm", ".ppm", ".pnm", ".avif", ".jp2", ".j2k", ".jpx"),
 }
@@ -69,7 +69,7 @@ def list_images(argument: str, folder: Path) -> list[Path]:
     """List the visible images in the folder of a class in sorted order; raise an InputError if there is none."""
     with os.scandir(folder) as entries:  # a million pictures: a Path for each question takes ten times as long
         names = sorted(entry.name for entry in entries if entry.is_file() and not is_hidden(entry.name))
-    paths = [path for path in map(folder.joinpath, names) if path.suffix.lower() in SUFFIXES]
+    paths = [path for path in map(folder.joinpath, names) if path.suffix.lower() in IMAGE_SUFFIXES]
     if not paths:
         raise_input_error(argument, "have an image in every class", f"none in {folder}", "Add one or remove it.")
     return paths

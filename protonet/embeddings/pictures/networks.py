@@ -28,8 +28,15 @@ from protonet.embeddings.pictures.files import (
     run_network,
     split_backbone,
 )
-from protonet.embeddings.pictures.reading import map_pictures, need_pillow, resize_picture
-from protonet.embeddings.representation import Record, Representation, first_line, hash_file, hash_files, stay_offline
+from protonet.embeddings.pictures.reading import map_pictures, require_pillow, resize_picture
+from protonet.embeddings.representation import (
+    Representation,
+    RepresentationRecord,
+    first_line,
+    hash_file,
+    hash_files,
+    stay_offline,
+)
 from protonet.errors import install_command, installed_version, optional_packages, raise_input_error, raise_missing_file
 
 if TYPE_CHECKING:
@@ -115,14 +122,14 @@ def _open_efficientnet(side: str, device: torch.device) -> PictureExtractor:
 
 def open_efficientnet(name: str, *, licence: str) -> Representation:
     """Open the network of the extra ``pictures`` as a representation."""
-    need_pillow()
+    require_pillow()
     extractor = _open_efficientnet("", torch.device("cpu"))
 
     def compute(paths: Sequence[Path]) -> np.ndarray:
         return map_pictures(paths, EFFICIENTNET_SIDE, EFFICIENTNET_SIDE, extractor.embed).numpy()
 
     digest = hash_files([_locate_efficientnet()], f"{EFFICIENTNET_SIDE} {PIXEL_MEAN} {PIXEL_SCALE}")
-    return Representation(Record(name, "picture", EFFICIENTNET_WIDTH, digest, licence), compute)
+    return Representation(RepresentationRecord(name, "picture", EFFICIENTNET_WIDTH, digest, licence), compute)
 
 
 def _open_backbone_file(backbone: str) -> PictureExtractor:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from protonet._io import progress_bar
-from protonet._text import count, shorten_list
+from protonet._text import plural, shorten_list
 from protonet.embeddings.pictures.images import (
-    SUFFIXES,
+    IMAGE_SUFFIXES,
     UNREADABLE_IMAGE_ERRORS,
     decode_image,
     describe_image_error,
@@ -53,9 +53,9 @@ class PictureListing(NamedTuple):
     notes: list[str]  #: Messages to the user about skipped files.
 
 
-def are_pictures(path: Path) -> bool:
+def is_picture_path(path: Path) -> bool:
     """Test whether a path is a folder, or a file with the suffix of a picture."""
-    return path.is_dir() or path.suffix.lower() in SUFFIXES
+    return path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES
 
 
 def holds_pictures(folder: Path) -> bool | None:
@@ -63,7 +63,7 @@ def holds_pictures(folder: Path) -> bool | None:
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
     if ".parquet" in suffixes:
         return False
-    return True if suffixes & SUFFIXES else None
+    return True if suffixes & IMAGE_SUFFIXES else None
 
 
 class _FolderFiles(NamedTuple):
@@ -100,20 +100,20 @@ def list_pictures(path: Path, *, labelled: bool) -> PictureListing:
     pictures += [(path_to_text(folder.name), picture) for folder in files for picture in files[folder].pictures]
     if not pictures:
         got = f"{path_to_text(path)} without one{_format_suffix_counts(others, path)}"
-        remedy = _format_table_advice(others) or f"Their names end in {', '.join(sorted(SUFFIXES))}."
+        remedy = _format_table_advice(others) or f"Their names end in {', '.join(sorted(IMAGE_SUFFIXES))}."
         raise_input_error("path", "hold pictures", got, remedy)
     paths = [picture for _, picture in pictures]
     notes += [f"left out: {len(loose)} pictures beside the class folders"] * (labelled and bool(loose))
     empty = [path_to_text(folder.name) for folder, listed in files.items() if not listed.pictures]
     if labelled and empty:
-        notes.append(f"left out: {count(len(empty), 'class folder')} without a file: {shorten_list(empty)}")
+        notes.append(f"left out: {plural(len(empty), 'class folder')} without a file: {shorten_list(empty)}")
     if others:
         total = len(others) + len(loose) + sum(len(listed.pictures) for listed in files.values())
-        notes.append(f"not read: {len(others)} of {count(total, 'file')}{_format_suffix_counts(others, path)}")
+        notes.append(f"not read: {len(others)} of {plural(total, 'file')}{_format_suffix_counts(others, path)}")
     names = [picture.relative_to(path) for picture in paths]
     escaped = [path_to_text(name) for name in names if path_to_text(name) != str(name)]
     if escaped:
-        notes.append(f"{count(len(escaped), 'path')} not in UTF-8, written with escapes: {shorten_list(escaped)}")
+        notes.append(f"{plural(len(escaped), 'path')} not in UTF-8, written with escapes: {shorten_list(escaped)}")
     return PictureListing(paths, [name for name, _ in pictures] if files else None, notes)
 
 
@@ -122,7 +122,7 @@ def _list_folder_files(paths: Iterable[Path], folder: Path) -> _FolderFiles:
     visible = [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
     files = _FolderFiles([], [])
     for path in sorted(path for path in visible if path.is_file()):
-        (files.pictures if path.suffix.lower() in SUFFIXES else files.other_files).append(path)
+        (files.pictures if path.suffix.lower() in IMAGE_SUFFIXES else files.other_files).append(path)
     return files
 
 
@@ -245,7 +245,7 @@ def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool 
         raise_unreadable_picture(*broken[0], n_others=len(broken) - 1)
     same = [pictures for pictures in digests.values() if len(pictures) > 1]
     texts = [" = ".join(map(path_to_text, pictures.values())) for pictures in same]
-    return [f"warning: {count(len(same), 'picture')} in more than one class: {shorten_list(texts)}"] if same else []
+    return [f"warning: {plural(len(same), 'picture')} in more than one class: {shorten_list(texts)}"] if same else []
 
 
 def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes | Exception]:
@@ -253,7 +253,7 @@ def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes 
 
     A JPEG of more than twice ``COMPARISON_SIDE`` is decoded at a smaller size, and thus differs from other formats.
     """
-    need_pillow()
+    require_pillow()
 
     def work(path: Path) -> bytes | Exception:
         try:
@@ -270,7 +270,7 @@ def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes 
     return results
 
 
-def need_pillow() -> None:
+def require_pillow() -> None:
     """Raise a MissingPackageError if Pillow is missing."""
     with optional_packages("pictures"):
         import PIL.Image  # noqa: F401, PLC0415 - optional
@@ -280,7 +280,7 @@ def map_pictures(
     paths: Sequence[Path],
     height: int,
     width: int,
-    work: Callable[[Tensor], Tensor],
+    function: Callable[[Tensor], Tensor],
     *,
     grey: bool = False,
     shown: bool = False,
@@ -294,7 +294,7 @@ def map_pictures(
     def do(part: Sequence[Path]) -> Tensor:
         pixels = np.stack([read_pixels(path, height, width, grey=grey) for path in part])
         with torch.no_grad():
-            return work(torch.from_numpy(pixels))
+            return function(torch.from_numpy(pixels))
 
     parts = [paths[first : first + PICTURES_PER_TASK] for first in range(0, len(paths), PICTURES_PER_TASK)]
     outputs, threads = [], torch.get_num_threads()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from protonet._text import count
+from protonet._text import plural
 from protonet.episodes.evaluation.evaluate import EpisodeScores
 from protonet.episodes.evaluation.report import MEASURE_HEADINGS, explain_intervals, format_p_value
 from protonet.episodes.evaluation.statistics import (
@@ -44,7 +44,7 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
         ],
         "evaluation": evaluation,
         "explain_intervals": explain_intervals,
-        "family": count(pairs, "pair") if against is None else f"{count(pairs, 'comparison')} of {against}",
+        "family": plural(pairs, "pair") if against is None else f"{plural(pairs, 'comparison')} of {against}",
         "format_intervals": lambda rate: format_intervals(rate, kinds),
         "format_rates": format_rates,
         "format_value": format_setting_value,

@@ -28,7 +28,7 @@ from protonet.episodes.samplers.batch import TrainedEncoder
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.sampling import index_classes, list_class_rows
-from protonet.tables.arrays import READ_ERRORS
+from protonet.tables.arrays import ARRAY_READ_ERRORS
 from protonet.ui.command_line import check_known_name
 
 #: The size of data sets of synthetic families: classes, rows per class, features per row.
@@ -230,7 +230,7 @@ def _load_unlabelled_rows(path: Path) -> Dataset:
     """Load an NPY file of rows (n, ...) without labels as a data set of one class, for `load_base_dataset`."""
     try:
         x = np.load(path, allow_pickle=False)
-    except READ_ERRORS as error:
+    except ARRAY_READ_ERRORS as error:
         got = f"{path} ({error if isinstance(error, OSError) else type(error).__name__})"
         raise_input_error("base", "be an NPY file that can be read", got, "Save it again with numpy.save.")
     if not isinstance(x, np.ndarray) or x.ndim < 2 or not len(x) or x.dtype.kind not in "fiub":

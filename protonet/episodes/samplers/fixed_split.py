@@ -13,7 +13,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from protonet._text import count, shorten_list
+from protonet._text import plural, shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.names import MAX_OPTION_COUNT
@@ -62,11 +62,11 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
     n_outside = torch.bincount(group[~inside], minlength=len(pairs))[group]
 
     def describe(chosen: Tensor) -> str:
-        return f"{count(int(counts[chosen].sum()), 'row')} of {name(chosen)}"
+        return f"{plural(int(counts[chosen].sum()), 'row')} of {name(chosen)}"
 
     def name(chosen: Tensor) -> str:
         names = [data.class_names[c] for c in classes[chosen].unique().tolist()]
-        return f"{count(len(names), 'class')} ({shorten_list(names, MAX_LISTED_CLASS_NAMES)})"
+        return f"{plural(len(names), 'class')} ({shorten_list(names, MAX_LISTED_CLASS_NAMES)})"
 
     if bool((copied := inside & (counts > 1)).any()):
         yield f"Equal to another row of its class, so queries may be copies of support rows: {describe(copied)}."

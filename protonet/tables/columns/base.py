@@ -14,13 +14,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from protonet.embeddings.representation import Record, Representation
+from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.tables.columns.parsing import format_cells, is_missing
 from protonet.views.config import Stored
 from protonet.views.view import Graph
 
 #: Function that loads the pretrained network (representation) that a record of a model file identifies.
-OpenRepresentation = Callable[[Record], Representation]
+OpenRepresentation = Callable[[RepresentationRecord], Representation]
 
 
 class FittedColumn(ABC):
@@ -65,7 +65,7 @@ class FittedColumn(ABC):
         return []
 
     @property
-    def record(self) -> Record | None:
+    def record(self) -> RepresentationRecord | None:
         """The record that identifies the pretrained network of the column; None if no network embeds its cells."""
         return None
 

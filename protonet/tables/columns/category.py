@@ -12,22 +12,24 @@ import numpy as np
 
 from protonet._text import to_printable
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.parsing import BOOLEANS, format_cells
+from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS, format_cells
 from protonet.tables.delimited import MISSING_TEXTS
 from protonet.views.config import Stored, expect
 from protonet.views.view import Graph
 
 
 @dataclass(frozen=True)
-class CategoryRules:
+class CategoryLimits:
     """Thresholds for the levels (distinct categories) of a column that get a feature."""
 
-    max_always: int = 5  #: In columns of at most this many levels, each level gets a feature, however rare it is.
-    min_rows: int = 2  #: Minimum number of training rows of a level with a feature, in columns of more levels.
+    max_levels_always_encoded: int = 5
+    """In columns of at most this many levels, each level gets a feature, however rare it is."""
+    min_rows_per_level: int = 2
+    """Minimum number of training rows of a level with a feature, in columns of more levels."""
     max_levels: int = 64  #: Maximum number of levels with a feature; the most frequent levels are used.
 
 
-CATEGORY_RULES = CategoryRules()
+CATEGORY_LIMITS = CategoryLimits()
 #: Functions that convert a level to the spellings that an ONNX graph accepts. The graph cannot ignore the letter case.
 ONNX_SPELLINGS = (str, str.lower, str.upper, str.capitalize, str.title, lambda text: text.replace("nan", "NaN"))
 _ZERO_FRACTION = re.compile(r"(?<=\d)\.0+$")
@@ -48,9 +50,9 @@ class Category(FittedColumn):
     def fit(cls, cells: np.ndarray) -> Category:
         """Fit a column of categories to cells (n,) of any type; each distinct text of a cell is a category."""
         levels, counts = np.unique(format_cells(cells).astype(str), return_counts=True)
-        if len(levels) > CATEGORY_RULES.max_always:
-            frequent = np.flatnonzero(counts >= min(CATEGORY_RULES.min_rows, counts.max()))
-            top = np.sort(frequent[np.argsort(-counts[frequent], kind="stable")[: CATEGORY_RULES.max_levels]])
+        if len(levels) > CATEGORY_LIMITS.max_levels_always_encoded:
+            frequent = np.flatnonzero(counts >= min(CATEGORY_LIMITS.min_rows_per_level, counts.max()))
+            top = np.sort(frequent[np.argsort(-counts[frequent], kind="stable")[: CATEGORY_LIMITS.max_levels]])
             levels, counts = levels[top], counts[top]
         return cls(tuple(levels.tolist()), tuple(counts.tolist()), len(cells))
 
@@ -117,10 +119,10 @@ class Category(FittedColumn):
     def _other_spellings(self) -> dict[str, int]:
         """Map other spellings of the levels to their indices: words for yes and no, or codes without leading zeros."""
         normalized = {index: _normalize_level(level) for index, level in enumerate(self.levels) if level}
-        booleans = {index: BOOLEANS.get(level) for index, level in normalized.items()}
+        booleans = {index: BOOLEAN_SPELLINGS.get(level) for index, level in normalized.items()}
         if sorted(map(str, booleans.values())) == ["0", "1"]:
             level_of = {value: index for index, value in booleans.items()}
-            return {text: level_of[value] for text, value in BOOLEANS.items()}
+            return {text: level_of[value] for text, value in BOOLEAN_SPELLINGS.items()}
         if not all(map(str.isdecimal, normalized.values())):
             return {}
         stripped = {index: _strip_zeros(level) for index, level in normalized.items()}

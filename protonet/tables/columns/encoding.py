@@ -24,7 +24,7 @@ COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
 }
 
 
-def list_columns(encoding: Encoding | None, count: int) -> Sequence[FittedColumn]:
+def list_fitted_columns(encoding: Encoding | None, count: int) -> Sequence[FittedColumn]:
     """List the fitted columns of an encoding; without one, ``count`` columns of numbers that are used unchanged."""
     return [Numeric("plain", 0.0, 0.0, 1.0, 0.0)] * count if encoding is None else encoding.columns
 
@@ -51,7 +51,7 @@ class Encoding:
         return None if set(summaries) == {Numeric.kind} else summaries
 
     @property
-    def sizes(self) -> list[int]:
+    def column_sizes(self) -> list[int]:
         """The number of features of each column."""
         return (
             [1] * len(self.columns)
@@ -60,19 +60,21 @@ class Encoding:
         )
 
     @property
-    def blocks(self) -> Tensor | None:
+    def feature_blocks(self) -> Tensor | None:
         """The index (dim,) of the block to which each feature belongs; None if each feature is a block of its own.
 
         Feature maps (views) scale all features of a block by one factor. A block is a column or, for texts and
         pictures, a part of the column: the embedding of a text, its words, or an image descriptor.
         """
         sizes = (
-            self.sizes if self.is_fully_numeric else [size for column in self.columns for size in column.block_sizes]
+            self.column_sizes
+            if self.is_fully_numeric
+            else [size for column in self.columns for size in column.block_sizes]
         )
         return None if max(sizes) == 1 else torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
+    def standalone_ranges(self) -> list[tuple[int, int]]:
         """The ranges [start, end) of features that a feature map (view) may use without the other features.
 
         The embedding of a picture column is such a range, and so is each of its descriptors. If a table has embedded
@@ -82,7 +84,7 @@ class Encoding:
         spans: list[tuple[int, int]] = []
         split = any(column.dominates for column in self.columns) and len(self.columns) > 1
         first = run_start = 0
-        for column, size in zip(self.columns, self.sizes, strict=True):
+        for column, size in zip(self.columns, self.column_sizes, strict=True):
             standalone = column.standalone_sizes if split or not column.dominates else []
             if split and standalone:
                 spans += [(run_start, first)] * (first > run_start)
@@ -93,8 +95,8 @@ class Encoding:
 
     def feature_range(self, index: int) -> range:
         """Return the indices of the features of column ``index``, as a range."""
-        first = sum(self.sizes[:index])
-        return range(first, first + self.sizes[index])
+        first = sum(self.column_sizes[:index])
+        return range(first, first + self.column_sizes[index])
 
     def encode(self, cells: Sequence[np.ndarray]) -> np.ndarray:
         """Compute the features (n, sum of ``sizes``) of rows, given the cells (n,) of each column.
@@ -104,7 +106,7 @@ class Encoding:
         """
         pairs = list(zip(self.columns, cells, strict=True))
         if self.is_fully_numeric:
-            return self.stack([column.comparable_values(values) for column, values in pairs])
+            return self.stack_numeric_columns([column.comparable_values(values) for column, values in pairs])
         return np.concatenate([column.encode(values) for column, values in pairs], axis=1)
 
     def is_uninformative(self, cells: Sequence[np.ndarray]) -> np.ndarray:
@@ -124,12 +126,12 @@ class Encoding:
         return uninformative
 
     @staticmethod
-    def stack(columns: Sequence[np.ndarray]) -> np.ndarray:
+    def stack_numeric_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
         """Stack columns of numbers (n,) to features (n, columns), float64 if float32 may have too few digits."""
         exact = any(values.dtype.itemsize > (4 if values.dtype.kind == "f" else 2) for values in columns)
         return np.stack(columns, axis=1).astype(np.float64 if exact else np.float32)
 
-    def describe(self) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
+    def describe_columns(self) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
         """Describe the columns for a model file.
 
         Returns:

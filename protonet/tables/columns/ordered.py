@@ -12,14 +12,14 @@ import numpy as np
 from protonet._text import to_printable
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.parsing import (
-    BOOLEANS,
+    BOOLEAN_SPELLINGS,
+    DATE_FORMAT_SEPARATOR,
     DATE_FORMATS,
-    FORMAT_SEPARATOR,
     NUMERIC_FORMATS,
     SECONDS_PER_DAY,
     is_missing_or_word,
     parse_dates,
-    parse_distinct,
+    parse_distinct_cells,
     parse_duration,
     parse_numeric_column,
 )
@@ -31,8 +31,8 @@ from protonet.views.view import Graph
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 #: The length in days of each cycle that dates may follow. Dates are encoded by their phase in a cycle if they span more
 #: days than its minimum span.
-CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
-MIN_SPANS = {"day": 0.0, "week": 7.0, "year": 60.0}
+CYCLE_DAYS = {"day": 1.0, "week": 7.0, "year": 365.2425}
+MIN_CYCLE_SPANS = {"day": 0.0, "week": 7.0, "year": 60.0}
 #: The cosine and the sine of a date's phase in a cycle are multiplied by this factor. It is less than 1, the standard
 #: deviation of the linear time, because the linear time is more often informative.
 CYCLE_RADIUS = 0.4
@@ -163,7 +163,7 @@ class Numeric(OrderedColumn):
         If all training values are 0 or 1, words such as yes and no are accepted as well.
         """
         if cells.dtype.kind == "O" and self._is_binary:
-            cells = np.array([BOOLEANS.get(cell.casefold(), cell) for cell in cells], object)
+            cells = np.array([BOOLEAN_SPELLINGS.get(cell.casefold(), cell) for cell in cells], object)
         return parse_numeric_column(cells, self.format, self.unit or None)
 
     @property
@@ -175,8 +175,8 @@ class Numeric(OrderedColumn):
         """Describe the first cell that spells 0 or 1 as a word, as "'yes' is 1"; "" if there is none."""
         if cells.dtype.kind != "O" or not self._is_binary:
             return ""
-        words = (cell for cell in cells if cell.isalpha() and cell.casefold() in BOOLEANS)
-        return next((f"{to_printable(cell)!r} is {BOOLEANS[cell.casefold()]}" for cell in words), "")
+        words = (cell for cell in cells if cell.isalpha() and cell.casefold() in BOOLEAN_SPELLINGS)
+        return next((f"{to_printable(cell)!r} is {BOOLEAN_SPELLINGS[cell.casefold()]}" for cell in words), "")
 
     def preparse(self, cells: np.ndarray) -> np.ndarray:
         """Convert cells (n,) of text to numbers (n,) float64.
@@ -229,10 +229,11 @@ class Numeric(OrderedColumn):
 class Date(OrderedColumn):
     """A fitted column of dates, times or both. They are converted to days since 1970.
 
-    The format is one of ``DATE_FORMATS``, or several joined by ``FORMAT_SEPARATOR``.
+    The format is one of ``DATE_FORMATS``, or several joined by ``DATE_FORMAT_SEPARATOR``.
     """
 
-    cycles: tuple[str, ...]  #: The names of the ``CYCLES`` by which dates are encoded, as they are spread over them.
+    cycles: tuple[str, ...]
+    """The names of the ``CYCLE_DAYS`` by which dates are encoded, as they are spread over them."""
     kind: ClassVar[str] = "date"
     may_be_group: ClassVar[bool] = False  #: Equal dates identify no group: most tables have many rows of the same day.
 
@@ -241,7 +242,7 @@ class Date(OrderedColumn):
         """Fit a column of dates to cells (n,); text in another format counts as missing."""
         days = parse_dates(cells, date_format)
         present = ~np.isnan(days)
-        cycles = tuple(name for name in CYCLES if _covers_cycle(name, days[present]))
+        cycles = tuple(name for name in CYCLE_DAYS if _covers_cycle(name, days[present]))
         return cls(date_format, *cls.fit_statistics(days, present), cycles)
 
     @property
@@ -258,7 +259,7 @@ class Date(OrderedColumn):
         days = parse_dates(cells, self.format)
         if cells.dtype.kind == "O" and self.format == "%H:%M:%S" and self.mean + self.scale < 1 / 24:
             unparsed = np.isnan(days)
-            days[unparsed] = parse_distinct(parse_duration, cells[unparsed]) / SECONDS_PER_DAY
+            days[unparsed] = parse_distinct_cells(parse_duration, cells[unparsed]) / SECONDS_PER_DAY
         return days
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
@@ -272,7 +273,7 @@ class Date(OrderedColumn):
 
     def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
         """Compute two features (n,) for each cycle: cosine and sine of the phase of days (n,), on a small circle."""
-        angles = [2 * math.pi * filled / CYCLES[name] for name in self.cycles]
+        angles = [2 * math.pi * filled / CYCLE_DAYS[name] for name in self.cycles]
         return [CYCLE_RADIUS * function(angle) for angle in angles for function in (np.cos, np.sin)]
 
     def summary(self) -> str:
@@ -285,7 +286,7 @@ class Date(OrderedColumn):
     def restore(cls, stored: Stored) -> Date:
         """Restore the column from the untrusted entries of a model file."""
         date_format, cycles = stored.entry("format", str), stored.get_strings("cycles")
-        known = set(date_format.split(FORMAT_SEPARATOR)) <= set(DATE_FORMATS) and set(cycles) <= set(CYCLES)
+        known = set(date_format.split(DATE_FORMAT_SEPARATOR)) <= set(DATE_FORMATS) and set(cycles) <= set(CYCLE_DAYS)
         expect(known, "dates of an unknown format or cycle")
         return cls(date_format, *cls.restore_statistics(stored), cycles)
 
@@ -293,12 +294,12 @@ class Date(OrderedColumn):
 def _covers_cycle(cycle: str, days: np.ndarray) -> bool:
     """Test whether dates (n,), in days since 1970, span enough days for a cycle and are spread over its phases.
 
-    ``cycle`` is a name in ``CYCLES``, such as "year".
+    ``cycle`` is a name in ``CYCLE_DAYS``, such as "year".
     """
-    if np.ptp(days) <= MIN_SPANS[cycle]:
+    if np.ptp(days) <= MIN_CYCLE_SPANS[cycle]:
         return False
     if cycle == "week":
         dates = np.floor(days).astype("datetime64[D]")
         return len(np.unique(dates - dates.astype("datetime64[M]"))) > MAX_FIXED_MONTH_DAYS
-    angles = 2 * math.pi * days / CYCLES[cycle]
+    angles = 2 * math.pi * days / CYCLE_DAYS[cycle]
     return 1 - math.hypot(np.cos(angles).mean(), np.sin(angles).mean()) > MIN_CYCLE_SPREAD

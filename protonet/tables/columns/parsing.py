@@ -19,7 +19,7 @@ import numpy as np
 
 from protonet._text import join_digit_groups
 from protonet.tables.columns.units import detect_unit, split_unit
-from protonet.tables.delimited import COMMA_NUMBER, GROUPED_POINTS, MISSING_TEXTS, POINT_NUMBER
+from protonet.tables.delimited import COMMA_NUMBER_PATTERN, MISSING_TEXTS, POINT_GROUPED_DIGITS, POINT_NUMBER_PATTERN
 
 #: Minimum fraction of the cells of a column that must match its format; the other cells count as missing.
 MIN_PARSED_FRACTION = 0.9
@@ -31,15 +31,15 @@ MISSING_WORDS = frozenset(
     | {"err"}
 )
 #: The spellings of true and false, in lower case. Spellings of true are mapped to "1", those of false to "0".
-BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), "1")
-BOOLEANS |= dict.fromkeys(("false", "f", "no", "n", "off", "0"), "0")
+BOOLEAN_SPELLINGS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), "1")
+BOOLEAN_SPELLINGS |= dict.fromkeys(("false", "f", "no", "n", "off", "0"), "0")
 #: Maximum number of different date formats in a column, and the fraction of its cells that every further format must
 #: exceed.
 MAX_DATE_FORMATS, MIN_EXTRA_FORMAT_FRACTION = 3, 0.02
 #: Separates the single formats in the name of a date format that combines several.
-FORMAT_SEPARATOR = " or "
+DATE_FORMAT_SEPARATOR = " or "
 #: Number of cells on which formats are tried first, to rule out most formats before all cells are parsed.
-PROBE_CELLS = 100
+N_PROBED_CELLS = 100
 SECONDS_PER_DAY = 86_400.0
 
 #: Two numbers in a cell, as in feet and inches or "3 4".
@@ -81,37 +81,37 @@ _DAY_FORMATS = (
     *(*_CLEAR_DAYS[1:], "%b %Y", "%B %Y", "%Y-%m", "%m/%Y"),
 )
 #: Format of dates such as 20240306, which is only used beside other date formats: digits alone are numbers.
-COMPACT_DATE = "%Y%m%d"
+COMPACT_DATE_FORMAT = "%Y%m%d"
 _TIME_FORMATS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p")
 #: Formats of dates, times and both, in the order in which they are tried: the first of several that match is used.
 DATE_FORMATS = (
-    *("iso", COMPACT_DATE, *_DAY_FORMATS, *_TIME_FORMATS),
+    *("iso", COMPACT_DATE_FORMAT, *_DAY_FORMATS, *_TIME_FORMATS),
     *(f"{day} {time}" for day, time in product(_DAY_FORMATS, _TIME_FORMATS)),
 )
 #: Formats of numbers: as Python writes them, with a decimal point, with a decimal comma, intervals, intervals with a
 #: decimal comma, and durations.
 NUMERIC_FORMATS = ("plain", "point", "comma", "interval", "comma interval", "duration")
 #: The decimal mark of each format of intervals.
-INTERVAL_MARKS = {"interval": "point", "comma interval": "comma"}
+INTERVAL_DECIMAL_MARKS = {"interval": "point", "comma interval": "comma"}
 #: Orders in which formats are tried, for tables that prefer a decimal point and a decimal comma. The first format wins
 #: among those that match equally many cells.
-POINT_FIRST, COMMA_FIRST = ("plain", "point", "comma"), ("comma", "point", "plain")
+POINT_FIRST_FORMATS, COMMA_FIRST_FORMATS = ("plain", "point", "comma"), ("comma", "point", "plain")
 #: Order in which formats are tried for files with semicolons between cells. The comma of "1,234" is then a decimal
 #: mark. So is the point of "1.234", unless `are_thousands_grouped` is true for its column.
-COMMA_OVER_POINT = ("plain", "comma", "point")
+SEMICOLON_FILE_FORMATS = ("plain", "comma", "point")
 
 
 def is_missing(values: np.ndarray) -> np.ndarray:
     """Compute a mask (n,) bool of the missing values of a column (n,) of any type: "", NaN and NaT.
 
-    Texts such as "N/A" are not missing values, unless the caller has replaced them by `replace_missing` before.
+    Texts such as "N/A" are not missing values, unless the caller has replaced them by `replace_missing_cells` before.
     """
     if values.dtype.kind == "O":
         return np.asarray(values == "", bool)
     return np.asarray(np.isnat(values) if values.dtype.kind == "M" else np.isnan(values))
 
 
-def replace_missing(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) -> np.ndarray:
+def replace_missing_cells(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) -> np.ndarray:
     """Replace the cells of a column (n,) that mean "missing" by "", NaN or NaT, according to the type of the column.
 
     Args:
@@ -147,7 +147,7 @@ def _replace_missing_values(values: np.ndarray, missing: frozenset[str]) -> np.n
 @cache
 def _parse_missing_values(missing: frozenset[str]) -> tuple[np.ndarray, np.ndarray]:
     """Parse texts that mean "missing"; return those that are numbers, and those that are dates in days since 1970."""
-    numbers = np.array([parse_plain(text) for text in missing])
+    numbers = np.array([parse_plain_number(text) for text in missing])
     days = np.array([parse_date(text.upper(), "iso") for text in missing])
     return numbers[np.isfinite(numbers)], days[np.isfinite(days)]
 
@@ -184,12 +184,12 @@ def format_cells(values: np.ndarray) -> np.ndarray:
     return texts
 
 
-def parse_distinct(parse: Callable[[str], float], cells: np.ndarray) -> np.ndarray:
+def parse_distinct_cells(parse: Callable[[str], float], cells: np.ndarray) -> np.ndarray:
     """Parse text cells (n,) to numbers (n,) float64; the function ``parse`` is called once for each distinct cell."""
     return np.fromiter(map(cache(parse), cells), np.float64, len(cells))
 
 
-def parse_plain(cell: str) -> float:
+def parse_plain_number(cell: str) -> float:
     """Parse a number as Python writes it, including infinities; NaN for other text."""
     try:
         return math.nan if "_" in cell else float(cell)
@@ -219,7 +219,7 @@ def parse_formatted_number(cell: str, decimal: str, unit: str | None = None) -> 
     text = "".join(char for char in text if not char.isspace() and char not in "'’").replace("−", "-")
     if text[-1:] == "-":
         text = _TRAILING_MINUS.sub(r"-\1", text)
-    if not (POINT_NUMBER if decimal == "point" else COMMA_NUMBER).fullmatch(text):
+    if not (POINT_NUMBER_PATTERN if decimal == "point" else COMMA_NUMBER_PATTERN).fullmatch(text):
         return math.nan
     return float(text.replace(",", "") if decimal == "point" else text.replace(".", "").replace(",", "."))
 
@@ -251,7 +251,7 @@ def are_durations(cells: Iterable[str], *, allow_times_of_day: bool = False) -> 
     If all of them may be times of day, such as 13:02, the result is False, unless ``allow_times_of_day``.
     """
     cells = [cell for cell in cells if not is_missing_word(cell)]
-    if not cells or all(math.isnan(parse_duration(cell)) for cell in cells[:PROBE_CELLS]):
+    if not cells or all(math.isnan(parse_duration(cell)) for cell in cells[:N_PROBED_CELLS]):
         return False
     durations = [cell for cell in cells if not math.isnan(parse_duration(cell))]
     enough = len(durations) >= MIN_PARSED_FRACTION * len(cells)
@@ -264,12 +264,12 @@ def parse_numeric(cell: str, numeric_format: str, unit: str | None = None) -> fl
     The format "plain" also accepts thousands separators, units and durations, which may occur in new rows. The format
     "duration" also accepts numbers of seconds.
     """
-    if numeric_format in INTERVAL_MARKS:
-        return parse_interval(cell, INTERVAL_MARKS[numeric_format], unit)
+    if numeric_format in INTERVAL_DECIMAL_MARKS:
+        return parse_interval(cell, INTERVAL_DECIMAL_MARKS[numeric_format], unit)
     if numeric_format not in {"plain", "duration"}:
         return parse_formatted_number(cell, numeric_format, unit)
     formatted = parse_formatted_number(cell, "point") if numeric_format == "plain" else math.nan
-    values = (parse_plain(cell), formatted, parse_duration(cell, allow_words=numeric_format == "duration"))
+    values = (parse_plain_number(cell), formatted, parse_duration(cell, allow_words=numeric_format == "duration"))
     return next((value for value in values if not math.isnan(value)), math.nan)
 
 
@@ -287,7 +287,7 @@ def parse_numeric_column(values: np.ndarray, numeric_format: str, unit: str | No
     if numeric_format == "plain" and "_" not in "".join(values):
         with suppress(ValueError):
             return np.fromiter(map(float, values), np.float64, len(values))
-    return parse_distinct(lambda cell: parse_numeric(cell, numeric_format, unit), values)
+    return parse_distinct_cells(lambda cell: parse_numeric(cell, numeric_format, unit), values)
 
 
 def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
@@ -306,7 +306,9 @@ def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
     }
 
 
-def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, order: Sequence[str] = POINT_FIRST) -> str:
+def infer_numeric_format(
+    cells: Iterable[str], *, allow_codes: bool = False, order: Sequence[str] = POINT_FIRST_FORMATS
+) -> str:
     """Infer the number format that most cells of a column match: "plain", "point" or "comma".
 
     Args:
@@ -328,16 +330,18 @@ def infer_numeric_format(cells: Iterable[str], *, allow_codes: bool = False, ord
     if not allow_codes and any(map(_ZERO_PADDED.fullmatch, zeros)) and len(set(map(len, cells))) == 1:
         return ""
     if plain and (order[0] == "plain" or not any("." in cell for cell in cells)):
-        return "comma" if order == COMMA_OVER_POINT and are_thousands_grouped(cells) else "plain"
+        return "comma" if order == SEMICOLON_FILE_FORMATS and are_thousands_grouped(cells) else "plain"
 
     def parsed_fraction(parse: Callable[[str], float], sample: list[str]) -> float:
         return sum(not math.isnan(parse(cell)) for cell in sample) / len(sample)
 
     unit = detect_unit(cells)
-    parsers: dict[str, Callable[[str], float]] = {"plain": parse_plain}
+    parsers: dict[str, Callable[[str], float]] = {"plain": parse_plain_number}
     parsers |= {mark: partial(parse_formatted_number, decimal=mark, unit=unit) for mark in ("point", "comma")}
     # A few cells suffice to rule out columns of long texts.
-    likely = [name for name in order if parsed_fraction(parsers[name], cells[:PROBE_CELLS]) >= MIN_PARSED_FRACTION / 2]
+    likely = [
+        name for name in order if parsed_fraction(parsers[name], cells[:N_PROBED_CELLS]) >= MIN_PARSED_FRACTION / 2
+    ]
     fractions = {name: parsed_fraction(parsers[name], cells) for name in likely}
     best = max(fractions, key=lambda name: fractions[name], default="")
     return best if fractions.get(best, 0.0) >= MIN_PARSED_FRACTION else ""
@@ -355,12 +359,12 @@ def are_thousands_grouped(cells: Sequence[str]) -> bool:
 def have_ambiguous_points(cells: Iterable[str]) -> bool:
     """Test whether cells have points, and all of them may be decimal points or between thousands, as in "22.361"."""
     marked = [cell for cell in cells if "." in cell]
-    return bool(marked) and all(re.fullmatch(rf"[-+]?{GROUPED_POINTS}", cell) for cell in marked)
+    return bool(marked) and all(re.fullmatch(rf"[-+]?{POINT_GROUPED_DIGITS}", cell) for cell in marked)
 
 
 def _are_plain(cells: list[str]) -> bool:
     """Test whether all cells are finite numbers as Python writes them."""
-    return all(math.isfinite(parse_plain(cell)) for cell in cells)
+    return all(math.isfinite(parse_plain_number(cell)) for cell in cells)
 
 
 def parse_interval(cell: str, decimal: str = "point", unit: str | None = None) -> float:
@@ -378,7 +382,7 @@ def parse_interval(cell: str, decimal: str = "point", unit: str | None = None) -
     return sum(bounds) / len(bounds)
 
 
-def infer_interval_format(cells: Iterable[str], order: Sequence[str] = POINT_FIRST) -> str:
+def infer_interval_format(cells: Iterable[str], order: Sequence[str] = POINT_FIRST_FORMATS) -> str:
     """Infer the format of the distinct cells of a column: "interval" or "comma interval"; "" for another type.
 
     At least three cells are required, all of them intervals or numbers, and one an interval. If both decimal marks are
@@ -396,8 +400,8 @@ def infer_interval_format(cells: Iterable[str], order: Sequence[str] = POINT_FIR
 
 def parse_date(cell: str, date_format: str) -> float:
     """Parse a date to days since 1970, or a time without a date to a fraction of a day; NaN for other text."""
-    if FORMAT_SEPARATOR in date_format:
-        values = (parse_date(cell, part) for part in date_format.split(FORMAT_SEPARATOR))
+    if DATE_FORMAT_SEPARATOR in date_format:
+        values = (parse_date(cell, part) for part in date_format.split(DATE_FORMAT_SEPARATOR))
         return next((value for value in values if not math.isnan(value)), math.nan)
     try:
         if date_format == "iso":
@@ -408,7 +412,7 @@ def parse_date(cell: str, date_format: str) -> float:
             days = float(np.datetime64(local[:26], "us").astype(np.int64)) / (1e6 * SECONDS_PER_DAY)
             minutes = 0 if zone in {"", "Z"} else int(zone[1:3]) * 60 + int(zone[3:].strip(":") or 0)
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
-        if date_format == COMPACT_DATE and not _COMPACT_DATE.fullmatch(cell):
+        if date_format == COMPACT_DATE_FORMAT and not _COMPACT_DATE.fullmatch(cell):
             return math.nan
         moment = datetime.strptime(cell, date_format)
     except (ValueError, OverflowError):
@@ -426,26 +430,26 @@ def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
     if values.dtype.kind == "M":
         days = values.astype("datetime64[us]").astype(np.int64) / (1e6 * SECONDS_PER_DAY)
         return np.where(np.isnat(values), math.nan, days)
-    is_time = set(date_format.split(FORMAT_SEPARATOR)) <= {*_TIME_FORMATS}  # numbers are then durations in seconds
+    is_time = set(date_format.split(DATE_FORMAT_SEPARATOR)) <= {*_TIME_FORMATS}  # numbers are then durations in seconds
     if values.dtype.kind != "O":
         return values / SECONDS_PER_DAY if is_time else np.full(len(values), math.nan)
 
-    any_clear_day = FORMAT_SEPARATOR.join(_CLEAR_DAYS)
+    any_clear_day = DATE_FORMAT_SEPARATOR.join(_CLEAR_DAYS)
 
     def parse(cell: str) -> float:
         days = parse_date(cell, date_format)
         if math.isnan(days):
-            return parse_plain(cell) / SECONDS_PER_DAY if is_time else parse_date(cell, any_clear_day)
+            return parse_plain_number(cell) / SECONDS_PER_DAY if is_time else parse_date(cell, any_clear_day)
         return days
 
-    return parse_distinct(parse, values)
+    return parse_distinct_cells(parse, values)
 
 
 def infer_date_format(cells: Iterable[str]) -> str:
     """Infer the date format that most of the distinct, non-missing cells of a column match.
 
     The first of ``DATE_FORMATS`` wins among those that match equally many cells. If one format is not enough, several
-    are joined by ``FORMAT_SEPARATOR``, unless a cell is a different day in two of them.
+    are joined by ``DATE_FORMAT_SEPARATOR``, unless a cell is a different day in two of them.
 
     Returns:
         The format; "" if the column does not hold dates, or their formats contradict each other.
@@ -461,24 +465,24 @@ def infer_date_format(cells: Iterable[str]) -> str:
             return ""
         formats.append(best)
         unmatched = [cell for cell in unmatched if math.isnan(parse_date(cell, best))]
-    return FORMAT_SEPARATOR.join(formats) if cells and len(unmatched) <= allowed else ""
+    return DATE_FORMAT_SEPARATOR.join(formats) if cells and len(unmatched) <= allowed else ""
 
 
-def are_mixed_dates(cells: Iterable[str]) -> bool:
+def are_dates_in_any_format(cells: Iterable[str]) -> bool:
     """Test whether most of the distinct cells are dates, in any mixture of formats."""
     cells = list(cells)
     formats = [
         date_format
-        for date_format in (COMPACT_DATE, *_DAY_FORMATS)
-        if any(not math.isnan(parse_date(cell, date_format)) for cell in cells[:PROBE_CELLS])
+        for date_format in (COMPACT_DATE_FORMAT, *_DAY_FORMATS)
+        if any(not math.isnan(parse_date(cell, date_format)) for cell in cells[:N_PROBED_CELLS])
     ]
-    combined = FORMAT_SEPARATOR.join(["iso", *formats])
+    combined = DATE_FORMAT_SEPARATOR.join(["iso", *formats])
     return sum(not math.isnan(parse_date(cell, combined)) for cell in cells) >= MIN_PARSED_FRACTION * len(cells)
 
 
 def _best_date_format(cells: list[str]) -> tuple[str, int]:
     """Return the date format that most cells match, the first among equals, and the number of cells that match it."""
-    probe = [cell for cell in cells if any(map(str.isdigit, cell))][:PROBE_CELLS]
+    probe = [cell for cell in cells if any(map(str.isdigit, cell))][:N_PROBED_CELLS]
     best, best_count = "", 0
     for date_format in DATE_FORMATS:
         if any(not math.isnan(parse_date(cell, date_format)) for cell in probe):

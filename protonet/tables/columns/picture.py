@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from protonet.embeddings.pictures.descriptors import DESCRIPTORS, describe_pictures, list_sizes
+from protonet.embeddings.pictures.descriptors import DESCRIPTORS, compute_descriptors, descriptor_part_sizes
 from protonet.embeddings.pictures.images import text_to_path
-from protonet.embeddings.pictures.reading import map_pictures, need_pillow
-from protonet.embeddings.representation import Record, Representation
+from protonet.embeddings.pictures.reading import map_pictures, require_pillow
+from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.text import ColumnEmbedding
 from protonet.views.config import Stored, expect
@@ -25,7 +25,7 @@ class Picture(FittedColumn):
     """A fitted column of picture paths. Its features are an embedding, if there is a network, and image descriptors."""
 
     #: The number of features of each image descriptor.
-    sizes: tuple[int, ...] = field(default_factory=lambda: tuple(list_sizes().values()))
+    sizes: tuple[int, ...] = field(default_factory=lambda: tuple(descriptor_part_sizes().values()))
     side: int = DESCRIPTORS.picture_side  #: Side length in pixels to which pictures are resized for the descriptors.
     #: The embedding by a pretrained network. Its features precede the descriptors. None if there is no network.
     embedding: ColumnEmbedding | None = field(default=None, compare=False)
@@ -70,11 +70,11 @@ class Picture(FittedColumn):
 
     def encode(self, cells: np.ndarray) -> np.ndarray:
         """Compute the features (n, features) float32 of the pictures at paths (n,)."""
-        need_pillow()
+        require_pillow()
         paths = _to_paths(cells)
         if not paths:
             return np.empty((0, len(self.feature_suffixes)), np.float32)
-        descriptors = map_pictures(paths, self.side, self.side, describe_pictures, shown=self.show_progress).numpy()
+        descriptors = map_pictures(paths, self.side, self.side, compute_descriptors, shown=self.show_progress).numpy()
         if self.embedding is None:
             return descriptors
         return np.concatenate([self.embedding.encode(paths), descriptors], axis=1)
@@ -88,7 +88,7 @@ class Picture(FittedColumn):
         return None if self.embedding is None else self.embedding.encode_class_names(texts.tolist())
 
     @property
-    def record(self) -> Record | None:
+    def record(self) -> RepresentationRecord | None:
         """The record that identifies the pretrained network; None if there is none."""
         return None if self.embedding is None else self.embedding.record
 
@@ -118,7 +118,7 @@ class Picture(FittedColumn):
         """Restore the column from the untrusted entries of a model file. Its network is not loaded yet."""
         sizes, side = stored.entry("sizes", list), stored.get_int("side", 2**15)
         embedding = ColumnEmbedding.restore(stored) if "representation" in stored.description else None
-        same = tuple(sizes) == tuple(list_sizes().values()) and side == DESCRIPTORS.picture_side
+        same = tuple(sizes) == tuple(descriptor_part_sizes().values()) and side == DESCRIPTORS.picture_side
         version = stored.entry("version", int)
         expect(same and version == DESCRIPTOR_VERSION, "features of pictures of another version")
         takes_pictures = embedding is None or embedding.record.modality == "picture"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from protonet.embeddings.opening import reopen_representation
-from protonet.embeddings.representation import Record, Representation
+from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.parsing import format_cells
 from protonet.views.config import Stored, expect
@@ -24,40 +24,40 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TextRules:
+class TextFeatureLimits:
     """The n-grams of texts that are counted, and the principal components that are computed from their weights.
 
     The values were chosen on the data sets of docs/decisions/texts.md.
     """
 
-    sizes: tuple[int, ...] = (2, 3, 4, 5)  #: Lengths of character n-grams of a word with a space at both ends.
-    bigrams: bool = True  #: Whether pairs of adjacent words are counted as well.
+    ngram_lengths: tuple[int, ...] = (2, 3, 4, 5)  #: Lengths of character n-grams of a word with a space at both ends.
+    count_bigrams: bool = True  #: Whether pairs of adjacent words are counted as well.
     #: Minimum number of training rows with an n-gram. 1 is enough, as new rows may have the n-gram as well.
-    min_rows: int = 1
+    min_rows_per_ngram: int = 1
     #: Minimum number of training rows with the most frequent n-gram; otherwise the column has no features.
     min_shared_rows: int = 2
-    max_grams: int = 16384  #: Maximum number of words, and of character n-grams: the most frequent ones are used.
-    max_rows: int = 4096  #: Maximum training rows that are used, equally spaced in sorted order.
-    max_rank: int = 512  #: Maximum number of components.
-    rank_per_row: float = 1.0  #: Maximum number of components per training row.
+    max_ngrams: int = 16384  #: Maximum number of words, and of character n-grams: the most frequent ones are used.
+    max_fitted_rows: int = 4096  #: Maximum training rows that are used, equally spaced in sorted order.
+    max_components: int = 512  #: Maximum number of components.
+    max_components_per_row: float = 1.0  #: Maximum number of components per training row.
     max_basis_size: float = 4e6  #: Maximum number of n-grams times components, whose weights the model file stores.
     #: Whether the weights of words and those of character n-grams are scaled to norm 1 separately, before their sum is.
-    separate_norms: bool = True
+    normalize_separately: bool = True
     #: The variance of each component is raised to this power: 1 keeps the variances, 0 makes them equal (whitening).
     variance_exponent: float = 0.25
 
 
-TEXT_RULES = TextRules()
+TEXT_FEATURES = TextFeatureLimits()
 #: Rules for a text in a table with other columns. It gets fewer components, so that it does not outweigh these columns.
-SECONDARY_TEXT_RULES = TextRules(
+SECONDARY_TEXT_FEATURES = TextFeatureLimits(
     (3, 4, 5),
-    bigrams=False,
-    min_rows=2,
-    max_grams=4096,
-    max_rank=24,
-    rank_per_row=0.25,
+    count_bigrams=False,
+    min_rows_per_ngram=2,
+    max_ngrams=4096,
+    max_components=24,
+    max_components_per_row=0.25,
     max_basis_size=math.inf,
-    separate_norms=False,
+    normalize_separately=False,
     variance_exponent=1.0,
 )
 
@@ -89,10 +89,10 @@ class Text(FittedColumn):
         Returns:
             The fitted column. It has no features if no two rows share an n-gram.
         """
-        rules = SECONDARY_TEXT_RULES if secondary else TEXT_RULES
+        rules = SECONDARY_TEXT_FEATURES if secondary else TEXT_FEATURES
         cells = np.sort(format_cells(cells))  # the row order must not influence components of equal variance
-        cells = cells[:: max(1, -(-len(cells) // rules.max_rows))]
-        counts = [count_grams(cell, rules.sizes, bigrams=rules.bigrams) for cell in cells]
+        cells = cells[:: max(1, -(-len(cells) // rules.max_fitted_rows))]
+        counts = [count_ngrams(cell, rules.ngram_lengths, bigrams=rules.count_bigrams) for cell in cells]
         rows_with = Counter(gram for row in counts for gram in row)
         max_count, min_count = Counter[str](), Counter[str]()  # over the rows that have the n-gram
         for row in counts:
@@ -103,20 +103,20 @@ class Text(FittedColumn):
         candidates = [
             (-rows, gram)
             for gram, rows in rows_with.items()
-            if rows >= rules.min_rows and (rows < len(cells) or max_count[gram] > min_count[gram])
+            if rows >= rules.min_rows_per_ngram and (rows < len(cells) or max_count[gram] > min_count[gram])
         ]
         if not any(-rows >= rules.min_shared_rows for rows, _ in candidates):
             candidates = []
-        rank = min(rules.max_rank, max(1, round(rules.rank_per_row * len(cells))))
-        max_grams = int(min(rules.max_grams, rules.max_basis_size / 2 / rank))
+        rank = min(rules.max_components, max(1, round(rules.max_components_per_row * len(cells))))
+        max_grams = int(min(rules.max_ngrams, rules.max_basis_size / 2 / rank))
         groups = [candidates]
-        if rules.separate_norms:
-            groups = [[item for item in candidates if is_word(item[1]) == words] for words in (True, False)]
+        if rules.normalize_separately:
+            groups = [[item for item in candidates if is_word_or_bigram(item[1]) == words] for words in (True, False)]
         grams = tuple(sorted(gram for group in groups for _, gram in sorted(group)[:max_grams]))
         scales = np.array([1 + math.log(len(cells) / rows_with[gram]) for gram in grams], np.float32)
         if not grams:
-            return cls(grams, scales, np.zeros((0, 0), np.float32), np.zeros(0, np.float32), rules.separate_norms)
-        x = cls(grams, scales, np.zeros((len(grams), 0)), np.zeros(0), rules.separate_norms)._tf_idf(cells)
+            return cls(grams, scales, np.zeros((0, 0), np.float32), np.zeros(0, np.float32), rules.normalize_separately)
+        x = cls(grams, scales, np.zeros((len(grams), 0)), np.zeros(0), rules.normalize_separately)._tf_idf(cells)
         mean = np.asarray(x.mean(axis=0)).ravel()
         variances, vectors = np.linalg.eigh(_centred_gram_matrix(x, mean) / len(cells))  # of the (n, n) Gram matrix
         rank = min(rank, int((variances > 1e-9).sum()))
@@ -126,7 +126,9 @@ class Text(FittedColumn):
         basis = directions / np.sqrt(variances * len(cells))
         basis = basis * np.sqrt(target / np.where(variances > 0, variances, 1))
         basis /= math.sqrt(target.sum() or 1.0)
-        return cls(grams, scales, basis.astype(np.float32), (mean @ basis).astype(np.float32), rules.separate_norms)
+        return cls(
+            grams, scales, basis.astype(np.float32), (mean @ basis).astype(np.float32), rules.normalize_separately
+        )
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
@@ -143,9 +145,9 @@ class Text(FittedColumn):
         from scipy import sparse  # noqa: PLC0415 - slow to import
 
         row_ends, indices, values = [0], [], []
-        rules = TEXT_RULES if self.apart else SECONDARY_TEXT_RULES
+        rules = TEXT_FEATURES if self.apart else SECONDARY_TEXT_FEATURES
         for cell in cells:
-            for gram, count in count_grams(cell, rules.sizes, bigrams=rules.bigrams).items():
+            for gram, count in count_ngrams(cell, rules.ngram_lengths, bigrams=rules.count_bigrams).items():
                 index = self._gram_indices.get(gram)
                 if index is not None:
                     indices.append(index)
@@ -154,7 +156,7 @@ class Text(FittedColumn):
         x = sparse.csr_matrix((values, indices, row_ends), shape=(len(cells), len(self.grams)))
         if not self.apart:
             return _normalize_rows(x)
-        words = np.array([is_word(gram) for gram in self.grams], np.float64)
+        words = np.array([is_word_or_bigram(gram) for gram in self.grams], np.float64)
         parts = [_normalize_rows(x @ sparse.diags(mask)) for mask in (words, 1 - words)]
         return _normalize_rows(parts[0] + parts[1])
 
@@ -194,17 +196,19 @@ def _centred_gram_matrix(x: sparse.csr_matrix, mean: np.ndarray) -> np.ndarray:
     return np.asarray(products - projections[:, None] - projections[None, :] + mean @ mean)
 
 
-def is_word(gram: str) -> bool:
-    """Test whether an n-gram of `count_grams` is a word or a pair of words: only these have a space at both ends."""
+def is_word_or_bigram(gram: str) -> bool:
+    """Test whether an n-gram of `count_ngrams` is a word or a pair of words: only these have a space at both ends."""
     return len(gram) > 2 and gram[0] == gram[-1] == " "
 
 
-def count_grams(text: str, sizes: tuple[int, ...] = TEXT_RULES.sizes, *, bigrams: bool = False) -> Counter[str]:
+def count_ngrams(
+    text: str, ngram_lengths: tuple[int, ...] = TEXT_FEATURES.ngram_lengths, *, bigrams: bool = False
+) -> Counter[str]:
     """Count the words of a text, their character n-grams and, optionally, pairs of adjacent words.
 
     Args:
         text: The text. Its letters are converted to lower case.
-        sizes: The lengths of the character n-grams.
+        ngram_lengths: The lengths of the character n-grams.
         bigrams: Whether pairs of adjacent words are counted as well.
 
     Returns:
@@ -214,7 +218,7 @@ def count_grams(text: str, sizes: tuple[int, ...] = TEXT_RULES.sizes, *, bigrams
     words = [f" {word} " for word in re.findall(r"\w+", text.lower())]
     for word in words:
         counts[word] += 1
-        for size in sizes:
+        for size in ngram_lengths:
             if size < len(word):
                 counts.update(word[start : start + size] for start in range(len(word) - size + 1))
     counts.update(first + second for first, second in pairwise(words) if bigrams)
@@ -223,7 +227,7 @@ def count_grams(text: str, sizes: tuple[int, ...] = TEXT_RULES.sizes, *, bigrams
 
 #: Factor of the components of words beside an embedding of the same text, and factor of all features of an embedded
 #: text in a table with other columns; chosen in docs/decisions/representations.md.
-WORD_WEIGHT, SECONDARY_WEIGHT = 0.5, 0.3
+WORD_COMPONENTS_WEIGHT, SECONDARY_TEXT_WEIGHT = 0.5, 0.3
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +237,7 @@ class ColumnEmbedding:
     The embeddings are centred and scaled. The sum of their variances over the training rows is 1.
     """
 
-    record: Record  #: Identifies the pretrained network.
+    record: RepresentationRecord  #: Identifies the pretrained network.
     mean: np.ndarray  #: (width,) the mean embedding of the training rows, which is subtracted.
     scale: float  #: The divisor of embeddings, > 0.
     #: The loaded network, which model files do not store; None to load it when it is needed.
@@ -246,18 +250,18 @@ class ColumnEmbedding:
     @classmethod
     def fit(cls, representation: Representation, items: Sequence[Any], *, show_progress: bool) -> ColumnEmbedding:
         """Fit the mean and the scale to the embeddings of non-missing items (n,): texts, or paths of pictures."""
-        rows = representation.embed(items, shown=show_progress).astype(np.float64)
+        rows = representation.embed(items, show_progress=show_progress).astype(np.float64)
         mean = rows.mean(axis=0) if len(rows) else np.zeros(representation.record.width)
         scale = math.sqrt(float(np.square(rows - mean).sum(axis=1).mean())) if len(rows) else 0.0
         mean = mean.astype(np.float32)
-        return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.source)
+        return cls(representation.record, mean, scale or 1.0, representation, show_progress, representation.typed_path)
 
     def encode(self, items: Sequence[Any]) -> np.ndarray:
         """Compute the centred and scaled embeddings (n, width) float32 of items (n,): texts, or paths of pictures.
 
         A text without a word that the network knows gets zeros, the mean of the training rows.
         """
-        rows = self._get_representation().embed(items, shown=self.show_progress)
+        rows = self._get_representation().embed(items, show_progress=self.show_progress)
         x = (rows - self.mean) / np.float32(self.scale)
         if self.record.modality == "text":
             x[self.has_no_known_word(items)] = 0
@@ -289,7 +293,7 @@ class ColumnEmbedding:
     def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> ColumnEmbedding:
         """Return a copy of the embedding with its pretrained network loaded."""
         representation = open_representation(self.record)
-        return replace(self, representation=representation, show_progress=show_progress, path=representation.source)
+        return replace(self, representation=representation, show_progress=show_progress, path=representation.typed_path)
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state for a pickle, without the loaded network."""
@@ -297,12 +301,12 @@ class ColumnEmbedding:
 
     def describe(self) -> dict[str, object]:
         """Return the record of the network and the scale as JSON values."""
-        return {"representation": self.record.describe(), "scale": float(self.scale)}
+        return {"representation": self.record.to_dict(), "scale": float(self.scale)}
 
     @classmethod
     def restore(cls, stored: Stored) -> ColumnEmbedding:
         """Restore the embedding from the untrusted entries of a model file. Its network is not loaded yet."""
-        record = Record.restore(Stored(stored.entry("representation", dict), {}))
+        record = RepresentationRecord.from_stored(Stored(stored.entry("representation", dict), {}))
         scale = stored.get_float("scale", 1e-30)
         return cls(record, stored.pop_tensor("centre", record.width).numpy(), scale)
 
@@ -345,7 +349,7 @@ class EmbeddedText(FittedColumn):
         """
         present = [text for text in format_cells(cells).tolist() if text.strip()]
         embedding = ColumnEmbedding.fit(representation, present, show_progress=show_progress)
-        return cls(embedding, Text.fit(cells) if words is None else words, SECONDARY_WEIGHT if secondary else 1.0)
+        return cls(embedding, Text.fit(cells) if words is None else words, SECONDARY_TEXT_WEIGHT if secondary else 1.0)
 
     @property
     def feature_suffixes(self) -> tuple[str, ...]:
@@ -367,7 +371,9 @@ class EmbeddedText(FittedColumn):
         """Compute the features (n, features) float32 of texts (n,)."""
         cells = format_cells(cells)
         embeddings, words = self.embedding.encode(cells.tolist()), self.words.encode(cells)
-        return np.concatenate([embeddings, np.float32(WORD_WEIGHT) * words], axis=1) * np.float32(self.weight)
+        return np.concatenate([embeddings, np.float32(WORD_COMPONENTS_WEIGHT) * words], axis=1) * np.float32(
+            self.weight
+        )
 
     def is_uninformative(self, cells: np.ndarray) -> np.ndarray:
         """Compute a mask (n,) bool of the cells without a word that the network or the training vocabulary knows."""
@@ -386,7 +392,7 @@ class EmbeddedText(FittedColumn):
         return "a text without a word that the model knows, treated as missing"
 
     @property
-    def record(self) -> Record:
+    def record(self) -> RepresentationRecord:
         """The record that identifies the pretrained network."""
         return self.embedding.record
 

@@ -20,15 +20,15 @@ UNITS = re.compile(
     rf"[dghlLmsty]|{_CURRENCIES}"
 )
 #: The last words of open intervals, which are no units.
-INTERVAL_WORDS = frozenset({"over", "more", "above"})
-_BARE = re.compile(r"\d[\d.,\s'’]*")
+OPEN_INTERVAL_WORDS = frozenset({"over", "more", "above"})
+_BARE_NUMBER = re.compile(r"\d[\d.,\s'’]*")
 _UNIT = re.compile(
     r"(?P<space>\s?)(?<![^\W\d_])(?P<unit>(?P<base>(?:[^\W\d_²³]|\$)+)[23²³]?(?:/(?:100 ?)?[^\W\d_]+[23]?)?|°\w?)\.?$"
 )
 _CURRENCY = re.compile(r"(?P<sign>[-+−(]?)(?P<unit>[^\W\d_]+\$?)\.?\s*(?=[-+−.\d])")
 # Signs of approximation, and bounds such as limits of detection.
 _APPROXIMATE = re.compile(r"^(?:[~≈≤≥]|[<>]=?|(?:ca|circa|about|approx)\b\.?)\s*", re.IGNORECASE)
-_SYMBOL = re.compile(r"[^\w\s.,+-]")
+_NON_NUMERIC_SYMBOL = re.compile(r"[^\w\s.,+-]")
 _MARK = re.compile(r"(?<=\d)(?:[.,]|/)[-–—]+$|[*†‡]+$|\[\w{1,2}\]$")  # such as 5.- and 5/-, and marks of footnotes
 
 
@@ -38,16 +38,16 @@ def split_unit(cell: str) -> tuple[str, str]:
     The unit may be a currency, a per cent sign, or any word after a space. Signs of approximation, bounds and marks of
     footnotes are removed.
     """
-    if _BARE.fullmatch(cell):  # most cells: the other patterns are slow
+    if _BARE_NUMBER.fullmatch(cell):  # most cells: the other patterns are slow
         return cell, ""
     text, unit = _MARK.sub("", _APPROXIMATE.sub("", cell)), ""
-    if (match := _UNIT.search(text)) and match["unit"].casefold() not in INTERVAL_WORDS:
+    if (match := _UNIT.search(text)) and match["unit"].casefold() not in OPEN_INTERVAL_WORDS:
         is_known = match["base"] is None or UNITS.fullmatch(match["base"])
         if is_known or (match["space"] and not any(map(str.isdecimal, match["unit"]))):
             text, unit = text[: match.start()].rstrip(), match["unit"]
     elif (match := _CURRENCY.match(text)) and CURRENCIES.fullmatch(match["unit"]):
         text, unit = match["sign"] + text[match.end() :], match["unit"]
-    for sign in filter(_is_sign, _SYMBOL.findall(text)):
+    for sign in filter(_is_sign, _NON_NUMERIC_SYMBOL.findall(text)):
         text, unit = text.replace(sign, ""), unit or sign
     return text, _normalize_unit(unit)
 

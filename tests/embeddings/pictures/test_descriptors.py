@@ -11,8 +11,8 @@ from protonet.embeddings.pictures import descriptors
 from protonet.embeddings.pictures.descriptors import (
     DESCRIPTOR_PART_SCALES,
     DESCRIPTORS,
-    describe_pictures,
-    list_sizes,
+    compute_descriptors,
+    descriptor_part_sizes,
     morlet_filter_spectra,
 )
 from tests.embeddings.pictures.cases import draw
@@ -25,24 +25,24 @@ def read(kind: str, seed: int) -> Tensor:
 
 def take(features: Tensor, name: str) -> Tensor:
     names = list(DESCRIPTOR_PART_SCALES)
-    part: Tensor = features.split(list(list_sizes().values()), dim=1)[names.index(name)]
+    part: Tensor = features.split(list(descriptor_part_sizes().values()), dim=1)[names.index(name)]
     return part
 
 
 def test_features_of_a_picture_do_not_depend_on_the_batch() -> None:
     pixels = torch.stack([read("disc", index) for index in range(DESCRIPTORS.batch_size + 2)])
     pixels[0] = 255
-    full = describe_pictures(pixels)
-    assert full.shape == (len(pixels), sum(list_sizes().values()))
+    full = compute_descriptors(pixels)
+    assert full.shape == (len(pixels), sum(descriptor_part_sizes().values()))
     assert full.dtype == torch.float32
     assert bool(full.isfinite().all())
-    torch.testing.assert_close(describe_pictures(pixels[-1:]), full[-1:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(compute_descriptors(pixels[-1:]), full[-1:], rtol=1e-5, atol=1e-5)
 
 
 def test_grey_pictures_have_no_hue_and_colours_do_not_change_the_outline() -> None:
     grey = read("cross", 0).float().mean(dim=0).round().byte().expand(3, -1, -1)[None]
     red = torch.stack([grey[0, 0], grey[0, 1] // 2, grey[0, 2] // 2])[None]
-    first, second = describe_pictures(grey), describe_pictures(red)
+    first, second = compute_descriptors(grey), compute_descriptors(red)
     assert float(take(first, "hues").abs().max()) < 1e-4 < float(take(second, "hues").max())
     near = torch.nn.functional.cosine_similarity(take(first, "outline"), take(second, "outline"))
     assert float(near) > 0.98
@@ -52,7 +52,7 @@ def test_texture_features_are_invariant_to_rotation() -> None:
     pixels = read("cross", 1)[None]
     pixels[:, :, : DESCRIPTORS.picture_side // 2] = 0
     after = pixels.rot90(1, dims=(2, 3))
-    first, second = describe_pictures(pixels), describe_pictures(after)
+    first, second = compute_descriptors(pixels), compute_descriptors(after)
     for name, error in (("texture", 0.02), ("figure", 0.05), ("colours", 1e-5), ("hues", 1e-5), ("neighbours", 0.05)):
         before, after = take(first, name), take(second, name)
         assert float((before - after).norm() / before.norm()) < error, name

@@ -12,11 +12,11 @@ import torch
 from PIL import Image, features
 
 from protonet import InputError
-from protonet.embeddings.pictures.images import SUFFIXES, path_to_text, text_to_path
+from protonet.embeddings.pictures.images import IMAGE_SUFFIXES, path_to_text, text_to_path
 from protonet.embeddings.pictures.reading import (
-    are_pictures,
     check_pictures,
     detect_broken_pictures,
+    is_picture_path,
     list_pictures,
     locate_split_folder,
     map_pictures,
@@ -47,9 +47,9 @@ def test_a_folder_is_listed_by_class_in_the_order_of_names(tmp_path: Path) -> No
     assert flat.class_names is None
     with pytest.raises(InputError, match="must be a file or folder that exists"):
         list_pictures(tmp_path / "none.png", labelled=False)
-    assert are_pictures(tmp_path)
-    assert are_pictures(Path("a.JPEG"))
-    assert not are_pictures(Path("a.csv"))
+    assert is_picture_path(tmp_path)
+    assert is_picture_path(Path("a.JPEG"))
+    assert not is_picture_path(Path("a.csv"))
 
 
 def test_a_folder_without_pictures_or_classes_is_refused(tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_skipped_files_are_counted_by_type(tmp_path: Path) -> None:
     root = write_folders(tmp_path / "root", per_class=1)
     for name in ("disc/a.heic", "disc/b.HEIC", "cross/c.svg", "cross/d"):
         (root / name).write_bytes(b"another format")
-    for suffix in SUFFIXES:
+    for suffix in IMAGE_SUFFIXES:
         draw("disc", 0).save(root / "disc" / f"x{suffix}", "PNG")
     result = list_pictures(root, labelled=True)
-    assert len(result.paths) == 2 + len(SUFFIXES)
+    assert len(result.paths) == 2 + len(IMAGE_SUFFIXES)
     (note,) = result.notes
-    assert f"4 of {6 + len(SUFFIXES)} files" in note
+    assert f"4 of {6 + len(IMAGE_SUFFIXES)} files" in note
     for text in ("2 .heic (disc/a.heic)", "1 .svg (cross/c.svg)", "1 without extension (cross/d)"):
         assert text in note
 
@@ -170,7 +170,7 @@ def test_further_formats_are_decoded(tmp_path: Path, suffix: str) -> None:
     picture = draw("cross", 4)
     path = tmp_path / f"x.{suffix}"
     picture.save(path, {"jfif": "JPEG", "jp2": "JPEG2000", "avif": "AVIF"}[suffix], quality=95)
-    assert are_pictures(path)
+    assert is_picture_path(path)
     assert np.abs(read_pixels(path, 40, 40).astype(int) - np.asarray(picture).transpose(2, 0, 1)).mean() < 8
     path.write_bytes(path.read_bytes()[:-200])
     assert detect_broken_pictures([path]) == [True]

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from protonet.embeddings.opening import open_representation
-from protonet.embeddings.representation import Record, Representation
+from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.errors import InputError
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.picture import Picture
-from protonet.tables.columns.text import WORD_WEIGHT, EmbeddedText, Text
+from protonet.tables.columns.text import WORD_COMPONENTS_WEIGHT, EmbeddedText, Text
 from tests.embeddings.pictures.cases import write_folders
 
 pytestmark = pytest.mark.usefixtures("embedding_cache")
@@ -28,7 +28,7 @@ CELLS = np.array(
 )
 BLANK = [2, 4, 7]
 #: The record of a stand-in for a network, which computes with file names.
-PICTURES = Record("net.onnx", "picture", 3, "a" * 64, "")
+PICTURES = RepresentationRecord("net.onnx", "picture", 3, "a" * 64, "")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def measure_paths(paths: Sequence[Path]) -> np.ndarray:
 
 def round_trip(encoding: Encoding) -> Encoding:
     """Return an encoding after a round trip through a model file."""
-    described, tensors = encoding.describe()
+    described, tensors = encoding.describe_columns()
     return Encoding.restore(json.loads(json.dumps(described)), tensors)
 
 
@@ -65,7 +65,7 @@ def test_text_features_are_embedding_and_words(words: Representation) -> None:
     rows = words.embed(CELLS[present].tolist())
     np.testing.assert_allclose(embedded, (rows - rows.mean(axis=0)) / column.embedding.scale, rtol=1e-4, atol=1e-6)
     assert not x[BLANK, :width].any()
-    np.testing.assert_array_equal(x[:, width:], WORD_WEIGHT * Text.fit(CELLS).encode(CELLS))
+    np.testing.assert_array_equal(x[:, width:], WORD_COMPONENTS_WEIGHT * Text.fit(CELLS).encode(CELLS))
     bare = EmbeddedText.fit(CELLS, words, words=Text.fit(CELLS[:0]))
     np.testing.assert_array_equal(bare.encode(CELLS), x[:, :width])
     assert bare.block_sizes == [width]
@@ -89,7 +89,7 @@ def test_texts_round_trip_bit_for_bit(words: Representation) -> None:
     encoding = Encoding((*fitted, Text.fit(CELLS)))
     x = encoding.encode([CELLS] * 3)
     restored = round_trip(encoding)
-    assert restored.describe()[0] == encoding.describe()[0]
+    assert restored.describe_columns()[0] == encoding.describe_columns()[0]
     column = restored.columns[0]
     assert isinstance(column, EmbeddedText)
     assert column.embedding.representation is None
@@ -97,7 +97,7 @@ def test_texts_round_trip_bit_for_bit(words: Representation) -> None:
     np.testing.assert_array_equal(
         column.attach_representation(lambda _: words, show_progress=False).encode(CELLS), fitted[0].encode(CELLS)
     )
-    assert [len(encoding.feature_range(index)) for index in range(3)] == encoding.sizes
+    assert [len(encoding.feature_range(index)) for index in range(3)] == encoding.column_sizes
     copied = pickle.loads(pickle.dumps(fitted[0]))
     assert copied.embedding.representation is None  # no network
     np.testing.assert_array_equal(copied.encode(CELLS), fitted[0].encode(CELLS))
@@ -149,8 +149,8 @@ def test_secondary_texts_are_tf_idf_rows_of_unit_norm() -> None:
 
 
 def test_invalid_descriptions_are_refused(words: Representation) -> None:
-    described, tensors = Encoding((EmbeddedText.fit(CELLS, words),)).describe()
-    record = words.record.describe()
+    described, tensors = Encoding((EmbeddedText.fit(CELLS, words),)).describe_columns()
+    record = words.record.to_dict()
     spoiled: list[Any] = [{"representation": value} for value in (None, "words", {}, record | {"width": 7})]
     spoiled += [{"representation": record | {"modality": "picture"}}, {"kind": "picture"}, {"grams": [1]}, {"apart": 1}]
     spoiled += [{"scale": value} for value in (0.0, -1.0, math.inf, 1, None)]

@@ -10,9 +10,9 @@ import pytest
 from protonet.errors import InputError
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.inference import INFERENCE_RULES, fit_column_as, infer_column_type
+from protonet.tables.columns.inference import TYPE_INFERENCE, fit_column_as, infer_column_type
 from protonet.tables.columns.ordered import Numeric
-from protonet.tables.columns.parsing import replace_missing
+from protonet.tables.columns.parsing import replace_missing_cells
 from protonet.tables.features import fit_columns
 
 RNG = np.random.default_rng(0)
@@ -20,15 +20,15 @@ N = 60
 
 
 def objects(cells: object) -> np.ndarray:
-    return replace_missing(np.array(list(map(str, cells)), object))  # type: ignore[call-overload]
+    return replace_missing_cells(np.array(list(map(str, cells)), object))  # type: ignore[call-overload]
 
 
 def cycle(*cells: str) -> np.ndarray:
-    return replace_missing(np.array([cells[index % len(cells)] for index in range(N)], object))
+    return replace_missing_cells(np.array([cells[index % len(cells)] for index in range(N)], object))
 
 
 def with_missing(cells: np.ndarray, word: str = "NA") -> np.ndarray:
-    return replace_missing(np.where(np.arange(len(cells)) % 7 == 3, word, cells))
+    return replace_missing_cells(np.where(np.arange(len(cells)) % 7 == 3, word, cells))
 
 
 def infer(cells: np.ndarray) -> FittedColumn:
@@ -155,8 +155,8 @@ def test_few_rows() -> None:
         column = infer(objects(cells))
         assert column.kind == kind
         assert np.isfinite(column.encode(objects(cells))).all()
-    assert infer_column_type(objects(["a"])).reason == "constant"
-    levels = [f"v{index}" for index in range(INFERENCE_RULES.max_levels + 1)]
+    assert infer_column_type(objects(["a"])).drop_reason == "constant"
+    levels = [f"v{index}" for index in range(TYPE_INFERENCE.max_levels + 1)]
     assert infer(objects(levels[:-1])).kind == "category"
     assert infer_column_type(objects(levels)).column is None  # a name for each row
 
@@ -223,7 +223,7 @@ def test_most_frequent_format_is_used() -> None:
 def test_decimal_comma_decides_for_the_table() -> None:
     dotted, comma = np.array(["1.200", "950", "12.300"], object), np.array(["1,5", "2,25", "3,75"], object)
     for columns, firsts in (({"a": dotted, "b": comma}, (1200.0, 1.5)), ({"a": dotted}, (1.2,))):
-        inferred = fit_columns(columns, {}, keep_hint=None)
+        inferred = fit_columns(columns, {}, keep_option=None)
         for (name, cells), first in zip(columns.items(), firsts, strict=True):
             column = inferred[name].column
             assert isinstance(column, Numeric)

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.category import CATEGORY_RULES, Category
+from protonet.tables.columns.category import CATEGORY_LIMITS, Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.inference import infer_column_type
-from protonet.tables.columns.ordered import CYCLES, Date, Numeric
-from protonet.tables.columns.parsing import replace_missing
-from protonet.tables.columns.text import TEXT_RULES, Text
+from protonet.tables.columns.ordered import CYCLE_DAYS, Date, Numeric
+from protonet.tables.columns.parsing import replace_missing_cells
+from protonet.tables.columns.text import TEXT_FEATURES, Text
 from tests.strategies import spoil
 
 RNG = np.random.default_rng(0)
@@ -29,7 +29,7 @@ WORDS = ["red", "green", "blue", "dark", "light", "small", "large", "old", "new"
 
 
 def objects(*cells: str) -> np.ndarray:
-    return replace_missing(np.array(cells, object))
+    return replace_missing_cells(np.array(cells, object))
 
 
 def sentences(n: int, seed: int = 0) -> np.ndarray:
@@ -87,13 +87,13 @@ def test_features_and_values(column_class: type[Any], cells: np.ndarray) -> None
 @EVERY_TYPE
 def test_round_trip(column_class: type[Any], cells: np.ndarray) -> None:
     encoding = Encoding((column_class.fit(cells), Numeric.fit(VALUES)))
-    described, tensors = encoding.describe()
+    described, tensors = encoding.describe_columns()
     assert json.loads(json.dumps(described, allow_nan=False)) == described
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
     again = Encoding.restore(json.loads(json.dumps(described)), tensors)
     assert np.array_equal(again.encode([cells, VALUES]), encoding.encode([cells, VALUES]))
     assert [column.summary() for column in again.columns] == [column.summary() for column in encoding.columns]
-    assert again.describe()[0] == described
+    assert again.describe_columns()[0] == described
 
 
 def test_cells_and_their_text_are_encoded_alike() -> None:
@@ -149,7 +149,9 @@ class TestCategory:
         assert np.corrcoef(x, cells == "yes")[0, 1] == pytest.approx(1)
 
     def test_rare_levels_of_many_have_no_feature(self) -> None:
-        often = [f"often {n}" for n in range(CATEGORY_RULES.max_always + 1)] * CATEGORY_RULES.min_rows
+        often = [
+            f"often {n}" for n in range(CATEGORY_LIMITS.max_levels_always_encoded + 1)
+        ] * CATEGORY_LIMITS.min_rows_per_level
         cells = objects(*often, "once")
         column = Category.fit(cells)
         assert "once" not in column.levels
@@ -166,9 +168,9 @@ class TestCategory:
         assert len({*map(tuple, both.encode(objects("cat", "CAT", "Cat")).tolist())}) == 3
 
     def test_levels_are_limited(self) -> None:
-        names = [f"c{n:04}" for n in range(CATEGORY_RULES.max_levels + 50)]
-        column = Category.fit(objects(*[*names, *names[:60]] * CATEGORY_RULES.min_rows))
-        assert len(column.levels) == CATEGORY_RULES.max_levels
+        names = [f"c{n:04}" for n in range(CATEGORY_LIMITS.max_levels + 50)]
+        column = Category.fit(objects(*[*names, *names[:60]] * CATEGORY_LIMITS.min_rows_per_level))
+        assert len(column.levels) == CATEGORY_LIMITS.max_levels
         assert set(column.levels) >= set(names[:60])  # the most frequent
 
 
@@ -179,7 +181,7 @@ class TestDate:
         seconds = np.array([np.datetime64(cell) for cell in cells], "datetime64[s]").astype(np.int64)
         x = column.encode(cells)
         np.testing.assert_allclose(x[:, 0], (seconds - seconds.mean()) / seconds.std(), atol=1e-5)
-        assert column.cycles == tuple(CYCLES)
+        assert column.cycles == tuple(CYCLE_DAYS)
         circles = x[:, 1:].reshape(60, 3, 2)
         np.testing.assert_allclose(
             (circles**2).sum(axis=2), (circles[0] ** 2).sum(axis=1)[None].repeat(60, 0), rtol=1e-4
@@ -211,7 +213,7 @@ class TestText:
         assert np.isfinite(x).all()
         assert (x[1:] == x[0]).all()  # none has a known n-gram
         known = column.encode(sentences(40))
-        assert 0 < known.shape[1] <= TEXT_RULES.max_rank
+        assert 0 < known.shape[1] <= TEXT_FEATURES.max_components
         assert known.mean(axis=0) == pytest.approx(0, abs=1e-5)
         alone = objects("abc", "xyz", "123")  # with nothing in common
         assert Text.fit(alone).encode(alone).shape == (3, 0)
@@ -225,14 +227,14 @@ class TestEncoding:
         assert encoding.encode(cells).tolist() == [[1, 0.5], [2, 7]]
         assert encoding.encode(cells).dtype == np.float32
         assert encoding.encode([cells[0], np.array([0.5, 7e9])]).dtype == np.float64
-        assert encoding.sizes == [1, 1]
+        assert encoding.column_sizes == [1, 1]
         assert encoding.encode([cells[0], np.array([np.nan, 7])])[0, 1] == np.float32(3.75)  # the median
 
     def test_mixed_columns(self) -> None:
         cells = [cells for _, cells in COLUMNS.values()]
         encoding = Encoding(tuple(column_class.fit(cells) for column_class, cells in COLUMNS.values()))
         assert not encoding.is_fully_numeric
-        assert encoding.encode(cells).shape == (60, sum(encoding.sizes))
+        assert encoding.encode(cells).shape == (60, sum(encoding.column_sizes))
         assert encoding.columns[3].feature_suffixes == ("=yes",)
         assert encoding.columns[1].feature_suffixes == ("", " missing")
         with pytest.raises(ValueError, match="shorter"):
@@ -247,7 +249,7 @@ ODD: st.SearchStrategy[Any] = st.one_of(
 
 @cache
 def describe_all() -> tuple[list[dict[str, object]], dict[str, torch.Tensor]]:
-    return Encoding(tuple(column_class.fit(cells) for column_class, cells in COLUMNS.values())).describe()
+    return Encoding(tuple(column_class.fit(cells) for column_class, cells in COLUMNS.values())).describe_columns()
 
 
 @given(data=st.data())
@@ -263,7 +265,7 @@ def test_corrupt_descriptions_are_refused_or_work(data: st.DataObject) -> None:
         for cells in rows:
             assert column.encode(cells).shape == (3, len(column.feature_suffixes))
         assert column.summary()
-    assert len(encoding.sizes) == len(encoding.columns)
+    assert len(encoding.column_sizes) == len(encoding.columns)
 
 
 def test_invalid_descriptions_and_tensors_are_refused() -> None:
@@ -279,7 +281,7 @@ def test_invalid_descriptions_and_tensors_are_refused() -> None:
         lambda tensors: tensors | {"0.basis": tensors["0.basis"].double()},
     ]
     for change in cases:
-        described, tensors = Encoding((Text.fit(sentences(20)),)).describe()
+        described, tensors = Encoding((Text.fit(sentences(20)),)).describe_columns()
         with pytest.raises(ValueError, match="tensor"):
             Encoding.restore(described, change(tensors))
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from protonet.tables.columns.inference import infer_column_type
 from protonet.tables.columns.ordered import Date, Numeric
 from protonet.tables.columns.parsing import (
-    COMMA_OVER_POINT,
     DATE_FORMATS,
-    POINT_FIRST,
+    POINT_FIRST_FORMATS,
+    SEMICOLON_FILE_FORMATS,
     are_durations,
     format_cells,
     infer_date_format,
@@ -30,7 +30,7 @@ from protonet.tables.columns.parsing import (
     parse_formatted_number,
     parse_interval,
     parse_numeric_column,
-    replace_missing,
+    replace_missing_cells,
 )
 from protonet.tables.columns.units import CURRENCIES, split_unit
 from protonet.tables.delimited import MISSING_TEXTS
@@ -70,20 +70,20 @@ class TestMissing:
         numbers = [-999, 3, 0]
         for dtype in (np.int16, np.int64, np.float32, np.float64):
             cells = np.array(numbers, dtype)
-            assert is_missing(replace_missing(cells, missing)).tolist() == [True, False, False], dtype
+            assert is_missing(replace_missing_cells(cells, missing)).tolist() == [True, False, False], dtype
             assert cells.tolist() == numbers, dtype
-        assert is_missing(replace_missing(np.array([0.1, 0.2], np.float32), missing)).tolist() == [True, False]
+        assert is_missing(replace_missing_cells(np.array([0.1, 0.2], np.float32), missing)).tolist() == [True, False]
         days = np.array(["1900-01-01", "1900-01-02T03:00", "1900-01-02", "NaT"], "datetime64[us]")
-        assert is_missing(replace_missing(days, missing)).tolist() == [True, True, False, True]
+        assert is_missing(replace_missing_cells(days, missing)).tolist() == [True, True, False, True]
         for unchanged in (np.array([1, 2]), np.array([1.0, np.nan]), np.array(["2020-01-01"], "datetime64[us]")):
-            assert replace_missing(unchanged, missing) is unchanged
+            assert replace_missing_cells(unchanged, missing) is unchanged
 
     def test_missing_values_in_any_letter_case(self) -> None:
         for text in MISSING_TEXTS:
             cells = objects(text, text.upper(), text.capitalize(), text.title())
-            assert is_missing(replace_missing(cells)).all(), text
-        assert replace_missing(objects("NA", "?", "x"), frozenset({"x"})).tolist() == ["NA", "?", ""]
-        assert not is_missing(replace_missing(objects("0", "no", "False", "n", "nanny", "--x", "1/a"))).any()
+            assert is_missing(replace_missing_cells(cells)).all(), text
+        assert replace_missing_cells(objects("NA", "?", "x"), frozenset({"x"})).tolist() == ["NA", "?", ""]
+        assert not is_missing(replace_missing_cells(objects("0", "no", "False", "n", "nanny", "--x", "1/a"))).any()
         for cell, missing in {"***": True, "n.a.": True, "": True, "\u200b": False, "\ufeff-": False}.items():
             assert is_missing_word(cell) == missing, cell  # invisible characters are not missing
         assert not is_missing(np.array([0, -1])).any()
@@ -200,10 +200,10 @@ class TestIntervals:
     def test_decimal_marks(self) -> None:
         commas = {"0,5-1,5": 1.0, "1,500-2,500": 2.0, "1.000,5 - 2.000,5": 1500.5, "< 0,5": 0.5}
         for cells, order, midpoints in (
-            (commas, POINT_FIRST, commas.values()),
-            (["1,000-1,500", "1,500-2,000", "2,000+"], POINT_FIRST, [1250.0, 1750.0, 2000.0]),
-            (["1,000-1,500", "1,500-2,000", "2,000+"], COMMA_OVER_POINT, [1.25, 1.75, 2.0]),
-            (["$1.5-2.5", "$2.5-3.5", "over $3.5"], COMMA_OVER_POINT, [2.0, 3.0, 3.5]),
+            (commas, POINT_FIRST_FORMATS, commas.values()),
+            (["1,000-1,500", "1,500-2,000", "2,000+"], POINT_FIRST_FORMATS, [1250.0, 1750.0, 2000.0]),
+            (["1,000-1,500", "1,500-2,000", "2,000+"], SEMICOLON_FILE_FORMATS, [1.25, 1.75, 2.0]),
+            (["$1.5-2.5", "$2.5-3.5", "over $3.5"], SEMICOLON_FILE_FORMATS, [2.0, 3.0, 3.5]),
         ):
             column = infer_column_type(objects(*cells), order=order).column
             assert isinstance(column, Numeric)
