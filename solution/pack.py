@@ -29,11 +29,12 @@ from protonet.ui.command_line import CommandParser, check_output_path, run_comma
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY_POINTS = ("protonet", "protonet.fit", "protonet.fit.solver")
-ALLOWED = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
-MANIFEST = "agentics.solution.json"
-COMMANDS = ("setup", "build", "run")
-ZIP_NAME, SINGLE_NAME = "protonet-agentics.zip", "solution.py"
-OPTIMIZER_NAME, CONFIG_NAME = "custom_optimizer.py", "optimizer_config.json"  #: File names of the shared optimizer.
+ALLOWED_IMPORTS = sys.stdlib_module_names | {"protonet", "torch", "numpy"}
+MANIFEST_FILE = "agentics.solution.json"
+MANIFEST_COMMANDS = ("setup", "build", "run")
+ZIP_NAME, SINGLE_FILE_NAME = "protonet-agentics.zip", "solution.py"
+#: File names of the shared optimizer.
+OPTIMIZER_FILE_NAME, CONFIG_FILE_NAME = "custom_optimizer.py", "optimizer_config.json"
 
 #: The contest's limits on an archive: bytes, entries, and bytes of the note in the manifest.
 MAX_BYTES, MAX_ENTRIES, MAX_NOTE_BYTES = 20 << 20, 256, 1024
@@ -64,7 +65,7 @@ def library_files(root: Path = ROOT) -> dict[str, str]:
         package = module if file.stem == "__init__" else module.rpartition(".")[0]
         for name in _imports(ast.parse(source), package):
             top = name.partition(".")[0]
-            if top not in ALLOWED:
+            if top not in ALLOWED_IMPORTS:
                 remedy = "Move it out of the solver's way."
                 raise_input_error(str(file), "import torch, numpy and the standard library alone", top, remedy)
             if top == "protonet":
@@ -90,8 +91,8 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 def pack_zip() -> bytes:
     """Make the Agentics ZIP of manifest, scripts, ``solution.py`` and library, and check it against the limits."""
     here = ROOT / "solution"
-    manifest = (here / MANIFEST).read_text(encoding="utf-8")
-    names = [MANIFEST, "solution.py", *json.loads(manifest)["commands"].values()]
+    manifest = (here / MANIFEST_FILE).read_text(encoding="utf-8")
+    names = [MANIFEST_FILE, "solution.py", *json.loads(manifest)["commands"].values()]
     files = library_files() | {name: (here / name).read_text(encoding="utf-8") for name in names}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
@@ -107,7 +108,7 @@ def pack_zip() -> bytes:
 def pack_single() -> bytes:
     """Make the single-file submission: `solution.single_file` with the sources of the library embedded."""
     template = (ROOT / "solution" / "single_file.py").read_text(encoding="utf-8")
-    entries = [f'    "{path}": {_literal(source)},\n' for path, source in library_files().items()]
+    entries = [f'    "{path}": {_format_literal(source)},\n' for path, source in library_files().items()]
     empty = "FILES: dict[str, str] = {}\n"
     assert template.count(empty) == 1
     return template.replace(empty, empty.replace("{}", "{\n" + "".join(entries) + "}")).encode()
@@ -148,7 +149,7 @@ def join_package(package: str = "protonet.optimizer", root: Path = ROOT) -> str:
     return head + "\n".join(sorted(elsewhere)) + "\n\n\n" + "\n\n\n".join(bodies) + "\n"
 
 
-def _literal(text: str) -> str:
+def _format_literal(text: str) -> str:
     """Format a text as a Python literal, with line breaks if possible."""
     readable = f"r'''{text}'''"
     plain = "'''" not in text and not text.endswith(("'", "\\")) and not {"\r", "\0"} & set(text)
@@ -159,15 +160,20 @@ def check_archive(files: Mapping[str, str], size: int) -> None:
     """Raise an InputError if an archive of ``size`` bytes, with texts by path, violates the contest's limits."""
     _require(size <= MAX_BYTES, f"have at most {MAX_BYTES} bytes", size)
     _require(len(files) <= MAX_ENTRIES, f"have at most {MAX_ENTRIES} entries", len(files))
-    manifest = json.loads(files[MANIFEST])
+    manifest = json.loads(files[MANIFEST_FILE])
     keys = ["commands", "note", "protocol", "protocol_version"]
-    _require(sorted(manifest) == keys, f"have the keys {keys}", manifest, MANIFEST)
+    _require(sorted(manifest) == keys, f"have the keys {keys}", manifest, MANIFEST_FILE)
     protocol = manifest["protocol"], manifest["protocol_version"]
-    _require(protocol == ("zip_project", 1), "have protocol zip_project, version 1", protocol, MANIFEST)
+    _require(protocol == ("zip_project", 1), "have protocol zip_project, version 1", protocol, MANIFEST_FILE)
     length = len(manifest["note"].encode())
-    _require(length <= MAX_NOTE_BYTES, f"have a note of at most {MAX_NOTE_BYTES} bytes", length, MANIFEST)
+    _require(length <= MAX_NOTE_BYTES, f"have a note of at most {MAX_NOTE_BYTES} bytes", length, MANIFEST_FILE)
     commands = manifest["commands"]
-    _require(sorted(commands) == sorted(COMMANDS), f"have the commands {', '.join(COMMANDS)}", commands, MANIFEST)
+    _require(
+        sorted(commands) == sorted(MANIFEST_COMMANDS),
+        f"have the commands {', '.join(MANIFEST_COMMANDS)}",
+        commands,
+        MANIFEST_FILE,
+    )
 
 
 def _require(condition: bool, constraint: str, got: object, argument: str = "archive") -> None:
@@ -183,9 +189,9 @@ def _write_submissions(arguments: Sequence[str] | None) -> None:
     )
     parser.add_argument("-o", "--output", default="dist", metavar="DIR", help="folder (default: dist)")
     folder = check_output_path("--output", parser.parse_args(arguments).output, folder=True)
-    submissions = {ZIP_NAME: pack_zip(), SINGLE_NAME: pack_single()}
-    config = (ROOT / "solution" / CONFIG_NAME).read_bytes()
-    submissions |= {OPTIMIZER_NAME: join_package().encode(), CONFIG_NAME: config}
+    submissions = {ZIP_NAME: pack_zip(), SINGLE_FILE_NAME: pack_single()}
+    config = (ROOT / "solution" / CONFIG_FILE_NAME).read_bytes()
+    submissions |= {OPTIMIZER_FILE_NAME: join_package().encode(), CONFIG_FILE_NAME: config}
     for name, data in submissions.items():
         (folder / name).write_bytes(data)
         print(f"{folder / name}: {len(data):,} bytes")

@@ -1,6 +1,6 @@
 """The submission in a single file, made by ``python -m solution.pack`` from the sources of protonet (MIT).
 
-``FILES`` holds the library protonet, file by file as it is in the repository; what follows it imports the
+``LIBRARY_FILES`` holds the library protonet, file by file as it is in the repository; what follows it imports the
 library from there. The class ``Solution`` at the end is what the contest calls.
 """
 
@@ -16,42 +16,42 @@ from typing import Any
 
 from torch import nn
 
-FILES: dict[str, str] = {}
+LIBRARY_FILES: dict[str, str] = {}
 
 
 class _Library(MetaPathFinder, ExecutionLoader):
-    """Finds and loads the modules in ``FILES``."""
+    """Finds and loads the modules in ``LIBRARY_FILES``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return spec_from_loader(fullname, self) if self._find(fullname) in FILES else None
+        return spec_from_loader(fullname, self) if self._find(fullname) in LIBRARY_FILES else None
 
     def is_package(self, fullname: str) -> bool:
         return self._find(fullname).endswith("__init__.py")
 
     def get_source(self, fullname: str) -> str:
-        return FILES[self._find(fullname)]
+        return LIBRARY_FILES[self._find(fullname)]
 
     def get_filename(self, fullname: str) -> str:
         return f"{__file__}/{self._find(fullname)}"
 
     @staticmethod
     def _find(fullname: str) -> str:
-        """Return the path of a module in ``FILES``, given its full name."""
+        """Return the path of a module in ``LIBRARY_FILES``, given its full name."""
         path = fullname.replace(".", "/")
         package = f"{path}/__init__.py"
-        return package if package in FILES else f"{path}.py"
+        return package if package in LIBRARY_FILES else f"{path}.py"
 
 
 def _load_library() -> ModuleType:
-    """Import protonet from ``FILES``; ``sys.path`` and ``sys.meta_path`` are restored."""
+    """Import protonet from ``LIBRARY_FILES``; ``sys.path`` and ``sys.meta_path`` are restored."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "protonet"]:
         del sys.modules[name]
     library = _Library()
     sys.meta_path.insert(0, library)
     try:
-        for path in FILES:
+        for path in LIBRARY_FILES:
             __import__(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     finally:
         sys.meta_path.remove(library)
@@ -61,7 +61,7 @@ def _load_library() -> ModuleType:
 _library = _load_library()
 
 #: The entries of the contest's metadata that `protonet.solve` uses.
-USED = ("num_classes", "input_dim", "param_limit", "device")
+USED_METADATA_KEYS = ("num_classes", "input_dim", "param_limit", "device")
 
 
 class Solution:
@@ -69,6 +69,6 @@ class Solution:
 
     def solve(self, train_loader: Any, val_loader: Any, metadata: dict[str, Any] | None = None) -> nn.Module:
         """Train a `protonet.PrototypeNetwork`; see `protonet.solve`."""
-        known = None if metadata is None else {name: metadata[name] for name in USED if name in metadata}
+        known = None if metadata is None else {name: metadata[name] for name in USED_METADATA_KEYS if name in metadata}
         network: nn.Module = _library.solve(train_loader, val_loader, known)
         return network

@@ -39,7 +39,7 @@ def _load_library() -> ModuleType:
 _library = _load_library()
 
 #: The entries of the contest's metadata that `protonet.solve` uses.
-USED = ("num_classes", "input_dim", "param_limit", "device")
+USED_METADATA_KEYS = ("num_classes", "input_dim", "param_limit", "device")
 
 
 class Solution:
@@ -47,6 +47,6 @@ class Solution:
 
     def solve(self, train_loader: Any, val_loader: Any, metadata: dict[str, Any] | None = None) -> nn.Module:
         """Train a `protonet.PrototypeNetwork`; see `protonet.solve`."""
-        known = None if metadata is None else {name: metadata[name] for name in USED if name in metadata}
+        known = None if metadata is None else {name: metadata[name] for name in USED_METADATA_KEYS if name in metadata}
         network: nn.Module = _library.solve(train_loader, val_loader, known)
         return network

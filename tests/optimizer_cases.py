@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from analysis.optimizer_bench.workload import initial_weights
+from analysis.optimizer_bench.workload import seed_initial_weights
 from protonet.optimizer import CustomOptimizer
 
 WORDS, LENGTH, CLASSES = 40, 4, 3
 
 
 def make_model(dtype: torch.dtype = torch.float32, *, seed: int = 0) -> nn.Sequential:
-    with initial_weights(seed):
+    with seed_initial_weights(seed):
         return nn.Sequential(
             nn.Embedding(WORDS, 6),
             nn.Unflatten(1, (1, LENGTH)),

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
-from analysis.optimizer_bench.workload import initial_weights
+from analysis.optimizer_bench.workload import seed_initial_weights
 from analysis.optimizer_bench.workloads.models import make_mlp
 from protonet.optimizer import CustomOptimizer
 from protonet.optimizer.search import Run
@@ -50,7 +50,7 @@ class Training(NamedTuple):
 @functools.cache
 def train_with(kind: type[torch.optim.Optimizer], schedule: Schedule | None, steps: int = STEPS) -> Training:
     """Train a language model with a learning rate of 0.01, which is AdamW's best of 0.001, 0.003 and 0.01 here."""
-    with initial_weights(0):
+    with seed_initial_weights(0):
         embedding = nn.Sequential(nn.Embedding(VOCABULARY, 16), nn.Flatten())
         model = embedding.append(make_mlp(16 * CONTEXT, 64, VOCABULARY, norm=nn.LayerNorm, activation=nn.GELU))
     train, validation = sample_text().tensor_split([10_000])
@@ -236,7 +236,7 @@ def test_a_gan_finds_a_ring_of_eight_modes_with_the_settings_of_the_guide() -> N
     generator = torch.Generator().manual_seed(0)
     angles = torch.arange(8) * math.pi / 4
     modes = 2 * torch.stack([angles.cos(), angles.sin()], dim=1)
-    with initial_weights(0):
+    with seed_initial_weights(0):
         make = functools.partial(make_mlp, activation=lambda: nn.LeakyReLU(0.2))
         generate, discriminate = make(8, 64, 64, 2), make(2, 64, 64, 1)
     optimizers = [CustomOptimizer(model.parameters(), betas=(0.5, 0.98)) for model in (generate, discriminate)]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from protonet.optimizer import CustomOptimizer
 from solution import pack
-from solution.pack import MANIFEST, ROOT, check_archive, join_package, library_files, main, pack_single, pack_zip
+from solution.pack import MANIFEST_FILE, ROOT, check_archive, join_package, library_files, main, pack_single, pack_zip
 
 GOOD = {
     "protocol": "zip_project",
@@ -63,7 +63,7 @@ def test_imports_are_followed_in_every_form(tmp_path: Path) -> None:
 def test_zip_has_what_is_needed_and_nothing_else(tmp_path: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(pack_zip())) as archive:
         scripts = [f"scripts/{name}.sh" for name in ("setup", "build", "run")]
-        assert sorted(archive.namelist()) == sorted([*library_files(), *scripts, MANIFEST, "solution.py"])
+        assert sorted(archive.namelist()) == sorted([*library_files(), *scripts, MANIFEST_FILE, "solution.py"])
         assert archive.read("solution.py") == (ROOT / "solution/solution.py").read_bytes()
         assert archive.read("protonet/fit/solver.py") == (ROOT / "protonet/fit/solver.py").read_bytes()
         for entry in archive.infolist():
@@ -80,7 +80,7 @@ def test_zip_has_what_is_needed_and_nothing_else(tmp_path: Path) -> None:
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.text("'\\\r\n\0a"))
 def test_literal_round_trip(text: str) -> None:
-    assert ast.literal_eval(pack._literal(text)) == text
+    assert ast.literal_eval(pack._format_literal(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_literal_round_trip(text: str) -> None:
     ],
 )
 def test_a_manifest_that_the_contest_refuses(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^`{MANIFEST}` must {message}"):
-        check_archive({MANIFEST: json.dumps(GOOD | changes)}, 100)
+    with pytest.raises(ValueError, match=rf"^`{MANIFEST_FILE}` must {message}"):
+        check_archive({MANIFEST_FILE: json.dumps(GOOD | changes)}, 100)
 
 
 def test_limits_of_an_archive() -> None:
-    good = {MANIFEST: json.dumps(GOOD)}
+    good = {MANIFEST_FILE: json.dumps(GOOD)}
     check_archive(good | dict.fromkeys(map(str, range(255)), ""), pack.MAX_BYTES)
     with pytest.raises(ValueError, match=r"^`archive` must have at most 256 entries; got 257"):
         check_archive(good | dict.fromkeys(map(str, range(256)), ""), 100)
@@ -130,13 +130,13 @@ def test_a_joined_package_has_its_modules_in_the_order_of_their_imports(tmp_path
 def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-o", str(tmp_path / "new" / "folder")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    names = (pack.ZIP_NAME, pack.SINGLE_NAME, pack.OPTIMIZER_NAME, pack.CONFIG_NAME)
+    names = (pack.ZIP_NAME, pack.SINGLE_FILE_NAME, pack.OPTIMIZER_FILE_NAME, pack.CONFIG_FILE_NAME)
     paths = [tmp_path / "new/folder" / name for name in names]
     assert lines == [f"{path}: {path.stat().st_size:,} bytes" for path in paths]
     archive, single, *optimizer = paths
     CustomOptimizer([torch.ones(2, requires_grad=True)], **json.loads(optimizer[1].read_text(encoding="utf-8")))
     assert optimizer[0].read_text(encoding="utf-8") == join_package()
-    assert optimizer[1].read_bytes() == (ROOT / "solution" / pack.CONFIG_NAME).read_bytes()
+    assert optimizer[1].read_bytes() == (ROOT / "solution" / pack.CONFIG_FILE_NAME).read_bytes()
     assert archive.read_bytes() == pack_zip()  # the same sources give the same bytes
     assert single.read_bytes() == pack_single()
     assigned = next(node for node in ast.parse(single.read_bytes()).body if isinstance(node, ast.AnnAssign))

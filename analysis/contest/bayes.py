@@ -19,7 +19,7 @@ from protonet.errors import raise_input_error
 from protonet.losses import class_means
 
 DEBYE_ORDER, DEBYE_TERMS = 30.0, 7  # from this order on the expansion is exact to 1e-11
-CHUNK = 1024  # query rows scored at once
+ROWS_PER_CHUNK = 1024  # query rows scored at once
 
 
 def log_vmf_integral(kappa: Tensor, dim: int) -> Tensor:
@@ -122,4 +122,4 @@ def _log_integral_debye(k: Tensor, order: float) -> Tensor:
 
 def _predict(score: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
     """Compute the argmax of the scores (rows, num_classes) in chunks of rows."""
-    return torch.cat([score(rows).argmax(dim=1) for rows in torch.split(query.double(), CHUNK)])
+    return torch.cat([score(rows).argmax(dim=1) for rows in torch.split(query.double(), ROWS_PER_CHUNK)])

@@ -18,8 +18,8 @@ from torch import Tensor
 from analysis.contest.bayes import predict_bayes
 from analysis.shared.baselines import BASELINES, pool_labelled
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser, parse_wholes
-from analysis.shared.tables import format_mean, mean_and_error, subtract
+from analysis.shared.runner import StudyParser, StudyReport, parse_integers
+from analysis.shared.tables import format_mean, mean_and_error, subtract_pairs
 from protonet import solve
 from protonet._text import plural
 from protonet.datasets import FAMILIES, Split, sample_family
@@ -37,15 +37,15 @@ METHODS = {
     "logistic": "logistic-by-accuracy",
     BAYES: None,
 }
-COMPARED = ("cosine", "lda", "logistic")  #: The regret is the difference to the best of these methods.
-NOTE = """
+COMPARED_METHODS = ("cosine", "lda", "logistic")  #: The regret is the difference to the best of these methods.
+TABLE_NOTE = """
 Test accuracy in percent, mean over {draws} ± one standard error. In brackets: ours minus it, paired by
 draw. The gap is the Bayes rule minus ours, the regret the best of cosine, LDA and logistic regression minus
 ours.
 """
 
 
-class Run(NamedTuple):
+class MethodRun(NamedTuple):
     """A method on a draw."""
 
     family: str
@@ -60,18 +60,18 @@ class Run(NamedTuple):
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the families, shots, methods and draws."""
-    parser.add_int("--draws", 5, "number of draws")
-    parser.add_names("--family", FAMILIES, "isotropic")
-    parser.add("--shots", "16+4", "train+val samples per class, with commas", _parse_shots)
-    parser.add("--limits", "500000", "parameter limits, with commas", functools.partial(parse_wholes, low=0))
-    parser.add_names("--methods", METHODS)
-    parser.add_int("--first-seed", 0, "the first draw's seed", low=0)
-    parser.add_int("--classes", 128, "number of classes", low=2)
-    parser.add_int("--dim", 384, "features", low=2)
-    parser.add_state()
+    parser.add_int_option("--draws", 5, "number of draws")
+    parser.add_names_option("--family", FAMILIES, "isotropic")
+    parser.add_option("--shots", "16+4", "train+val samples per class, with commas", _parse_shots)
+    parser.add_option("--limits", "500000", "parameter limits, with commas", functools.partial(parse_integers, low=0))
+    parser.add_names_option("--methods", METHODS)
+    parser.add_int_option("--first-seed", 0, "the first draw's seed", low=0)
+    parser.add_int_option("--classes", 128, "number of classes", low=2)
+    parser.add_int_option("--dim", 384, "features", low=2)
+    parser.add_state_options()
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Evaluate every method on every draw; logistic regression on isotropic data only if it is named."""
     needed = options.methods or METHODS
     if {"lda", "logistic"} & set(needed) and find_spec("sklearn") is None:
@@ -87,9 +87,9 @@ def run(options: argparse.Namespace) -> Report:
         for n_train, n_val in options.shots:
             for seed in range(options.first_seed, options.first_seed + options.draws):
                 draw = (family, n_train, n_val, seed, options.classes, options.dim)
-                runs += [Run(*draw, *pair) for pair in pairs]
+                runs += [MethodRun(*draw, *pair) for pair in pairs]
     rows = summarise(run_all(runs, run_method, options.state, lambda run: hash_code(run.method), unit="result"))
-    return Report(rows, tabulate(rows))
+    return StudyReport(rows, tabulate(rows))
 
 
 def hash_code(method: str) -> str:
@@ -99,14 +99,14 @@ def hash_code(method: str) -> str:
 
 
 @functools.lru_cache(maxsize=1)  # the runs of a draw follow each other
-def sample_draw(family: str, n_train: int, n_val: int, seed: int, num_classes: int, dim: int) -> Split:
+def sample_dataset(family: str, n_train: int, n_val: int, seed: int, num_classes: int, dim: int) -> Split:
     """Sample a data set of a synthetic family."""
     return sample_family(family, seed=seed, n_train=n_train, n_val=n_val, num_classes=num_classes, dim=dim)
 
 
-def run_method(run: Run) -> dict[str, Any]:
+def run_method(run: MethodRun) -> dict[str, Any]:
     """Measure accuracy in [0, 1] (None if the method does not apply), parameters and seconds of a run."""
-    split = sample_draw(*run[:6])
+    split = sample_dataset(*run[:6])
     started, parameters = time.perf_counter(), None
     if run.method == OURS:
         metadata = {"num_classes": run.num_classes, "input_dim": run.dim, "param_limit": run.limit}
@@ -115,12 +115,12 @@ def run_method(run: Run) -> dict[str, Any]:
         with torch.no_grad():
             predicted: Tensor | None = network(split.test_x).argmax(dim=1)
     else:
-        predicted = predict(split, run.method)
+        predicted = predict_test_rows(split, run.method)
     accuracy = None if predicted is None else float((predicted == split.test_y).double().mean())
     return {"accuracy": accuracy, "parameters": parameters, "seconds": round(time.perf_counter() - started, 3)}
 
 
-def predict(split: Split, method: str) -> Tensor | None:
+def predict_test_rows(split: Split, method: str) -> Tensor | None:
     """Predict the classes (n_test_rows,) int64 of the test samples; None if the method does not apply.
 
     Methods are fitted to the training and validation samples, except the statement's MLP: training samples only.
@@ -132,7 +132,7 @@ def predict(split: Split, method: str) -> Tensor | None:
     return torch.from_numpy(BASELINES[name].fit(x.numpy(), y.numpy())(split.test_x.numpy()).predicted)
 
 
-def summarise(results: Mapping[Run, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def summarise(results: Mapping[MethodRun, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Group results by family, shots and limit: accuracies in percent, and parameters and seconds of the solver."""
     rows = []
     for key, limit in dict.fromkeys((run[:3], run.limit) for run in results if run.method == OURS):
@@ -158,17 +158,17 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
         percent = row["percent"]
         ours, bayes = percent[OURS], percent.get(BAYES, [])
         line = [row["family"], row["shots"], f"{row['limit']:,}", format_mean(ours), format_mean(bayes)]
-        line.append(format_mean(subtract(bayes, ours), sign=True))
+        line.append(format_mean(subtract_pairs(bayes, ours), sign=True))
         for method in shown:
             other = percent.get(method, [])
-            difference = format_mean(subtract(ours, other), sign=True)
+            difference = format_mean(subtract_pairs(ours, other), sign=True)
             line.append(f"{mean_and_error(other)[0]:.2f} ({difference})" if other else "")
-        compared = [percent[method] for method in COMPARED if method in percent]
+        compared = [percent[method] for method in COMPARED_METHODS if method in percent]
         best: list[float] = max(compared, key=lambda values: mean_and_error(values)[0], default=[])
-        line.append(format_mean(subtract(best, ours), sign=True))
+        line.append(format_mean(subtract_pairs(best, ours), sign=True))
         line += [f"{mean_and_error(row[name])[0]:,.{digits}f}" for name, digits in (("parameters", 0), ("seconds", 1))]
         lines.append(line)
-    return format_table(header, lines) + NOTE.format(draws=plural(len(rows[0]["seconds"]), "draw"))
+    return format_table(header, lines) + TABLE_NOTE.format(draws=plural(len(rows[0]["seconds"]), "draw"))
 
 
 def _parse_shots(option: str, text: str) -> list[tuple[int, int]]:

@@ -21,38 +21,41 @@ from typing import Any
 import numpy as np
 
 from analysis.contest.official import sample_official
-from analysis.shared.runner import BUILD, Report, StudyParser
+from analysis.shared.runner import BUILD_FOLDER, StudyParser, StudyReport
 from protonet.datasets import Split
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_known_name, check_output_path
 from solution.pack import pack_single, pack_zip
 
-CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class of train, validation and test.
-WORKER = Path(__file__).with_name("worker.py")
+CONTEST_CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class of train, validation and test.
+WORKER_FILE = Path(__file__).with_name("worker.py")
 PARAM_LIMIT, BASELINE_ACCURACY = 500_000.0, 0.72
-TIMEOUT = 3600.0
+TIMEOUT_SECONDS = 3600.0
 SPLITS = ("train", "val", "test")
 
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the configuration and the kind of submission."""
-    parser.add(
-        "--config", "official", "or agentics: 1 sample per class", partial(check_known_name, known_names=CONFIGS)
+    parser.add_option(
+        "--config",
+        "official",
+        "or agentics: 1 sample per class",
+        partial(check_known_name, known_names=CONTEST_CONFIGS),
     )
     parser.add_argument("--single-file", action="store_true", help="evaluate the single file")
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Evaluate the packed submission on the official data."""
     name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
-    options.json = options.json or check_output_path("--json", BUILD / f"{name}.json")
+    options.json = options.json or check_output_path("--json", BUILD_FOLDER / f"{name}.json")
     submission = pack_single() if options.single_file else pack_zip()
     described = {"submission": "single file" if options.single_file else "ZIP"}
     described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}
-    result = evaluate_submission(submission, sample_official(*CONFIGS[options.config]))
+    result = evaluate_submission(submission, sample_official(*CONTEST_CONFIGS[options.config]))
     line = "accuracy {accuracy:.4f}  score {score:.2f}  parameters {parameters:,}  seconds {seconds:.1f}  "
     line += "peak memory {peak_memory_mib:.0f} MiB\n"
-    return Report(described | result, line.format(**result))
+    return StudyReport(described | result, line.format(**result))
 
 
 def evaluate_submission(submission: bytes, split: Split, *, param_limit: float = PARAM_LIMIT) -> dict[str, Any]:
@@ -88,11 +91,11 @@ def evaluate_submission(submission: bytes, split: Split, *, param_limit: float =
         request = {**limits, "metadata": described, "solution": str(workspace / "solution.py")}
         request |= {"data": str(top / "data.npz"), "result": str(top / "result.json")}
         (top / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        command = [sys.executable, "-I", str(WORKER), str(top / "request.json")]
+        command = [sys.executable, "-I", str(WORKER_FILE), str(top / "request.json")]
         try:  # in a session of its own, so that Ctrl-C ends it from here and it shows no traceback
-            ended = subprocess.run(command, cwd=top, timeout=TIMEOUT, check=False, start_new_session=True)
+            ended = subprocess.run(command, cwd=top, timeout=TIMEOUT_SECONDS, check=False, start_new_session=True)
         except subprocess.TimeoutExpired:
-            raise_input_error("submission", f"end within {TIMEOUT:.0f} s", "no result", "Lower the time limit.")
+            raise_input_error("submission", f"end within {TIMEOUT_SECONDS:.0f} s", "no result", "Lower the time limit.")
         if ended.returncode:
             got, remedy = f"exit code {ended.returncode}", "Its traceback is above."
             raise_input_error("submission", "run in the contest's process", got, remedy)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:  # torch is imported for good once the import system is narrow
     from torch.utils.data import DataLoader
 
 #: torch, numpy, and what torch itself requires.
-ALLOWED = sys.stdlib_module_names | {
+ALLOWED_MODULES = sys.stdlib_module_names | {
     *("torch", "torchgen", "functorch", "numpy", "typing_extensions", "setuptools", "filelock", "fsspec"),
     *("sympy", "mpmath", "networkx", "jinja2", "markupsafe"),
 }
-SEED, BATCH = 2025, 128
+SEED, BATCH_SIZE = 2025, 128
 
 
 class _AllowedFinder:
@@ -43,13 +43,13 @@ class _AllowedFinder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target)
         top = name.partition(".")[0]
-        if spec is None or top in ALLOWED or top.startswith("_sysconfigdata"):  # the latter is sysconfig's
+        if spec is None or top in ALLOWED_MODULES or top.startswith("_sysconfigdata"):  # the latter is sysconfig's
             return spec
         origin = Path(spec.origin or "/").resolve()
         return spec if origin.is_relative_to(self.workspace) else None
 
 
-def narrow_imports(workspace: Path) -> None:
+def restrict_imports(workspace: Path) -> None:
     """Restrict imports to the standard library, torch, numpy and the workspace."""
     finders: Any = [BuiltinImporter, FrozenImporter, _AllowedFinder(workspace)]
     sys.meta_path[:] = finders
@@ -67,13 +67,13 @@ def load_solution(path: Path) -> ModuleType:
 
 def make_loaders(data: Path) -> list[DataLoader[tuple[Tensor, ...]]]:
     """Make the train, validation and test loaders; the train loader shuffles."""
-    import numpy as np  # noqa: PLC0415 - see narrow_imports
+    import numpy as np  # noqa: PLC0415 - see restrict_imports
     import torch  # noqa: PLC0415
     from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
 
     with np.load(data) as arrays:
         parts = [[torch.from_numpy(arrays[f"{part}_{side}"]) for side in "xy"] for part in ("train", "val", "test")]
-    return [DataLoader(TensorDataset(*part), batch_size=BATCH, shuffle=part is parts[0]) for part in parts]
+    return [DataLoader(TensorDataset(*part), batch_size=BATCH_SIZE, shuffle=part is parts[0]) for part in parts]
 
 
 def evaluate_accuracy(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) -> float:
@@ -103,7 +103,7 @@ def measure_peak_memory() -> float:
 def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the submission of a request; return its accuracy, score, parameters, time, memory and versions."""
     solution = Path(request["solution"])
-    narrow_imports(solution.parent)
+    restrict_imports(solution.parent)
     import numpy as np  # noqa: PLC0415
     import torch  # noqa: PLC0415
 

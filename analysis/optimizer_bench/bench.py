@@ -26,52 +26,52 @@ import torch
 from torch import nn
 
 from analysis.optimizer_bench.peers import LIBRARIES, PEERS
-from analysis.optimizer_bench.report import Entry, tabulate
+from analysis.optimizer_bench.report import ReportEntry, format_tables
 from analysis.optimizer_bench.runs import (
-    BASELINES,
-    FILE,
+    BASELINES_FILE,
+    FILE_ROLE,
     Baseline,
     Baselines,
-    Candidate,
+    CandidateOptimizer,
     Curves,
-    Run,
-    add_workloads,
+    TrainingRun,
+    add_workload_options,
     compute_fingerprint,
     load_optimizer,
-    pick_workloads,
+    select_workloads,
     train_all,
 )
-from analysis.optimizer_bench.score import Row, rate, score_workload, summarise
-from analysis.optimizer_bench.tune import check_steps
-from analysis.optimizer_bench.workloads import ROLE, ROLES
-from analysis.shared.runner import Report, StudyParser, parse_names, parse_wholes
+from analysis.optimizer_bench.score import Row, compute_step_ratio, score_workload, summarise
+from analysis.optimizer_bench.tune import parse_horizons
+from analysis.optimizer_bench.workloads import ROLE_OF_WORKLOAD, WORKLOADS_BY_ROLE
+from analysis.shared.runner import StudyParser, StudyReport, parse_integers, parse_names
 from protonet.errors import install_command, raise_input_error
 from protonet.ui.command_line import parse_finite_number
 from solution.pack import ROOT
 
-LOOKS = ROOT / "analysis/results/optimizer_looks.md"
-LOGGED_ROLE = "validation"  #: The role whose evaluations are logged.
-Optimizers = Mapping[int, Candidate]  #: The candidate at each horizon.
+VALIDATION_LOG = ROOT / "analysis/results/optimizer_looks.md"
+VALIDATION_ROLE = "validation"  #: The role whose evaluations are logged.
+Optimizers = Mapping[int, CandidateOptimizer]  #: The candidate at each horizon.
 
 
-class Grid(NamedTuple):
+class EvaluationGrid(NamedTuple):
     """The workloads, baselines, seeds and horizons of an evaluation."""
 
     workloads: Mapping[str, Path | None]  #: File of each workload; None for a built-in one.
     baselines: Baselines
     seeds: Sequence[int]  #: Seeds of the runs; a peer's learning rate is chosen on the first one.
-    steps: Sequence[int]  #: Horizons, ascending.
+    horizons: Sequence[int]  #: Horizons, ascending.
 
     @property
     def roles(self) -> list[str]:
         """The roles of the workloads."""
-        return list(dict.fromkeys(ROLE.get(name, FILE) for name in self.workloads))
+        return list(dict.fromkeys(ROLE_OF_WORKLOAD.get(name, FILE_ROLE) for name in self.workloads))
 
     def get_baseline(self, name: str, steps: int) -> Baseline:
         """Return the baseline of a workload at a horizon."""
         return self.baselines[name][str(steps)]
 
-    def list_runs(self, optimizers: Optimizers, seeds: Sequence[int]) -> list[Run]:
+    def list_runs(self, optimizers: Optimizers, seeds: Sequence[int]) -> list[TrainingRun]:
         """List the runs of optimizers; a run ends at its last horizon, or when it reaches all targets."""
         runs = []
         for optimizer in dict.fromkeys(optimizers.values()):
@@ -80,14 +80,14 @@ class Grid(NamedTuple):
                 baselines = [self.get_baseline(name, horizon) for horizon in steps]
                 baselines += [easier for baseline in baselines for easier in baseline.get("easier", {}).values()]
                 target = min(baseline["target"] for baseline in baselines)
-                runs += [Run(name, file, seed, max(steps), optimizer, target) for seed in seeds]
+                runs += [TrainingRun(name, file, seed, max(steps), optimizer, target) for seed in seeds]
         return runs
 
-    def set_horizons(self, candidate: Candidate, factor: float = 1.0) -> Optimizers:
+    def set_horizons(self, candidate: CandidateOptimizer, factor: float = 1.0) -> Optimizers:
         """Return the candidate for each horizon; total_steps in its configuration becomes factor x horizon."""
         if json.loads(candidate.config).get("total_steps") is None:
-            return dict.fromkeys(self.steps, candidate)
-        return {steps: candidate.configure(total_steps=round(factor * steps)) for steps in self.steps}
+            return dict.fromkeys(self.horizons, candidate)
+        return {steps: candidate.with_settings(total_steps=round(factor * steps)) for steps in self.horizons}
 
     def score(self, optimizers: Optimizers, curves: Curves) -> list[Row]:
         """Compute a row of scores for each role, horizon and workload, in this order."""
@@ -96,15 +96,17 @@ class Grid(NamedTuple):
             for role in self.roles
             for steps, optimizer in optimizers.items()
             for name in self.workloads
-            if ROLE.get(name, FILE) == role
+            if ROLE_OF_WORKLOAD.get(name, FILE_ROLE) == role
         ]
 
-    def average_first(self, candidate: Candidate, curves: Curves) -> dict[int, float]:
+    def average_first(self, candidate: CandidateOptimizer, curves: Curves) -> dict[int, float]:
         """Compute the geometric mean of a candidate's ratios on the first seed, by horizon."""
         seen = {name: curves[candidate, name, self.seeds[0]] for name in self.workloads}
         return {
-            steps: statistics.geometric_mean(rate(seen[name], self.get_baseline(name, steps)) for name in seen)
-            for steps in self.steps
+            steps: statistics.geometric_mean(
+                compute_step_ratio(seen[name], self.get_baseline(name, steps)) for name in seen
+            )
+            for steps in self.horizons
         }
 
 
@@ -112,17 +114,17 @@ def add_options(parser: StudyParser) -> None:
     """Add the options: the optimizers, workloads, horizons and seeds."""
     parser.add_argument("--optimizer", metavar="FILE", help="Python file of a class CustomOptimizer(params, **config)")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
-    parser.add("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
-    parser.add("--horizon-factors", None, "factors of further runs on total_steps, with commas", _parse_factors)
+    parser.add_option("--rates", None, "factors on its learning rate to run as well, with commas", _parse_factors)
+    parser.add_option("--horizon-factors", None, "factors of further runs on total_steps, with commas", _parse_factors)
     known = f"of {', '.join(PEERS)} (no NAMES: all)"
     parser.add_argument("--compare", nargs="?", const=",".join(PEERS), metavar="NAMES", help=known)
-    parser.add("--steps", "1000", "horizons, with commas", check_steps)
-    roles = f"of {', '.join(ROLES)}: whose workloads to run (default: visible)"
-    parser.add("--roles", None, roles, partial(parse_names, known=ROLES))
-    add_workloads(parser, "those of --roles")
-    parser.add_argument("--baselines", default=str(BASELINES), metavar="PATH", help=f"default: {BASELINES}")
-    parser.add("--seeds", "0,1,2", "seeds, with commas", partial(parse_wholes, low=0))
-    parser.add_int("--jobs", os.cpu_count() or 1, "processes")
+    parser.add_option("--steps", "1000", "horizons, with commas", parse_horizons)
+    roles = f"of {', '.join(WORKLOADS_BY_ROLE)}: whose workloads to run (default: visible)"
+    parser.add_option("--roles", None, roles, partial(parse_names, known=WORKLOADS_BY_ROLE))
+    add_workload_options(parser, "those of --roles")
+    parser.add_argument("--baselines", default=str(BASELINES_FILE), metavar="PATH", help=f"default: {BASELINES_FILE}")
+    parser.add_option("--seeds", "0,1,2", "seeds, with commas", partial(parse_integers, low=0))
+    parser.add_int_option("--jobs", os.cpu_count() or 1, "processes")
 
 
 def _parse_factors(option: str, text: str) -> list[float]:
@@ -131,7 +133,7 @@ def _parse_factors(option: str, text: str) -> list[float]:
     return [factor for factor in dict.fromkeys(factors) if factor != 1]
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Run the optimizer, and optionally peers, and report the ratios of AdamW's steps to theirs."""
     peers = [] if options.compare is None else parse_names("--compare", options.compare, PEERS)
     missing = [library for library in LIBRARIES if find_spec(library) is None]
@@ -143,44 +145,46 @@ def run(options: argparse.Namespace) -> Report:
     if options.roles is not None and options.workloads is not None:
         raise_input_error("--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")
     baselines = json.loads(Path(options.baselines).read_text(encoding="utf-8"))
-    workloads = pick_workloads(options, options.roles or ["visible"])
-    grid = Grid(workloads, baselines, options.seeds, sorted(options.steps))
+    workloads = select_workloads(options, options.roles or ["visible"])
+    grid = EvaluationGrid(workloads, baselines, options.seeds, sorted(options.steps))
     variants: dict[tuple[str, float], Optimizers] = {}
     candidate = None if options.optimizer is None else load_candidate(options.optimizer, options.config)
     if candidate is not None:
         variants["nothing", 1.0] = grid.set_horizons(candidate)
         for factor in options.rates or ():
-            variants["rate", factor] = grid.set_horizons(scale_rate(candidate, factor))
+            variants["rate", factor] = grid.set_horizons(scale_learning_rate(candidate, factor))
         for factor in options.horizon_factors or ():
             variants["horizon", factor] = grid.set_horizons(candidate, factor)
     check_baselines(grid)
     entries = run_all_optimizers(grid, variants, peers, options.state, options.jobs)
-    if LOGGED_ROLE in grid.roles:
-        log_look(candidate, peers, grid, entries[0])
-    return Report(entries, tabulate(entries, grid.baselines))
+    if VALIDATION_ROLE in grid.roles:
+        log_validation(candidate, peers, grid, entries[0])
+    return StudyReport(entries, format_tables(entries, grid.baselines))
 
 
-def load_candidate(path: str, config_file: str | None) -> Candidate:
+def load_candidate(path: str, config_file: str | None) -> CandidateOptimizer:
     """Load an optimizer from a file, and check that it accepts the configuration."""
     config = "{}" if config_file is None else Path(config_file).read_text(encoding="utf-8")
     try:
-        candidate = Candidate(Path(path).stem, config, Path(path).resolve()).configure()
+        candidate = CandidateOptimizer(Path(path).stem, config, Path(path).resolve()).with_settings()
     except (ValueError, TypeError) as error:
         raise_input_error("--config", "hold a JSON object", f"{config_file} ({error})", "Write {} for no setting.")
     load_optimizer(candidate)
     return candidate
 
 
-def scale_rate(candidate: Candidate, factor: float) -> Candidate:
+def scale_learning_rate(candidate: CandidateOptimizer, factor: float) -> CandidateOptimizer:
     """Multiply a candidate's learning rate, from the configuration or its default, by a factor."""
     config = json.loads(candidate.config)
     made = load_optimizer(candidate)([nn.Parameter(torch.zeros(2, 2))], **config)
-    return candidate.configure(lr=float(f"{config.get('lr', made.defaults['lr']) * factor:.6g}"))
+    return candidate.with_settings(lr=float(f"{config.get('lr', made.defaults['lr']) * factor:.6g}"))
 
 
-def check_baselines(grid: Grid) -> None:
+def check_baselines(grid: EvaluationGrid) -> None:
     """Raise an InputError for missing baselines; warn on stderr if a workload differs from that of its baseline."""
-    missing = {name: [n for n in grid.steps if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads}
+    missing = {
+        name: [n for n in grid.horizons if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads
+    }
     missing = {name: steps for name, steps in missing.items() if steps}
     if missing:
         got = "; ".join(f"none of {name} at {', '.join(map(str, steps))}" for name, steps in missing.items())
@@ -189,7 +193,7 @@ def check_baselines(grid: Grid) -> None:
         raise_input_error("--baselines", "have every workload", got, remedy)
     for name, path in grid.workloads.items():
         result = compute_fingerprint(name, path)
-        recorded = {grid.get_baseline(name, steps)["fingerprint"] for steps in grid.steps}
+        recorded = {grid.get_baseline(name, steps)["fingerprint"] for steps in grid.horizons}
         if recorded != {result}:
             print(
                 f"{name} differs from what its baseline was made with: loss {result:g} before training, not "
@@ -200,13 +204,16 @@ def check_baselines(grid: Grid) -> None:
 
 
 def run_all_optimizers(
-    grid: Grid, variants: Mapping[tuple[str, float], Optimizers], peers: Sequence[str], state: Path, jobs: int
-) -> list[Entry]:
+    grid: EvaluationGrid, variants: Mapping[tuple[str, float], Optimizers], peers: Sequence[str], state: Path, jobs: int
+) -> list[ReportEntry]:
     """Run and score the variants of a candidate, and peers at their best learning rate.
 
     The learning rate of a peer is chosen for each horizon, on the first seed of all workloads.
     """
-    settings = {peer: {lr: Candidate(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].rates} for peer in peers}
+    settings = {
+        peer: {lr: CandidateOptimizer(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].learning_rates}
+        for peer in peers
+    }
     runs = [run for optimizers in variants.values() for run in grid.list_runs(optimizers, grid.seeds)]
     for by_rate in settings.values():
         runs += [run for peer in by_rate.values() for run in grid.list_runs(grid.set_horizons(peer), grid.seeds[:1])]
@@ -215,13 +222,13 @@ def run_all_optimizers(
         peer: {lr: grid.average_first(setting, curves) for lr, setting in by_rate.items()}
         for peer, by_rate in settings.items()
     }
-    best = {peer: {n: max(rates, key=lambda lr: rates[lr][n]) for n in grid.steps} for peer, rates in means.items()}
+    best = {peer: {n: max(rates, key=lambda lr: rates[lr][n]) for n in grid.horizons} for peer, rates in means.items()}
     chosen = {peer: {n: settings[peer][lr] for n, lr in rates.items()} for peer, rates in best.items()}
     more = [run for optimizers in chosen.values() for run in grid.list_runs(optimizers, grid.seeds[1:])]
     curves |= train_all(more, state, jobs) if more else {}
-    entries: list[Entry] = []
+    entries: list[ReportEntry] = []
     for (changed, factor), optimizers in variants.items():
-        rows, last = grid.score(optimizers, curves), optimizers[grid.steps[-1]]
+        rows, last = grid.score(optimizers, curves), optimizers[grid.horizons[-1]]
         entry = {"name": last.name, "config": json.loads(last.config), "changed": changed, "factor": factor}
         entries.append(entry | {"rows": rows, "summaries": summarise(rows)})
     for peer, optimizers in chosen.items():
@@ -234,13 +241,15 @@ def run_all_optimizers(
     return entries
 
 
-def log_look(candidate: Candidate | None, peers: Sequence[str], grid: Grid, entry: Entry) -> None:
-    """Append a line about an evaluation on validation workloads to the log in ``LOOKS``."""
+def log_validation(
+    candidate: CandidateOptimizer | None, peers: Sequence[str], grid: EvaluationGrid, entry: ReportEntry
+) -> None:
+    """Append a line about an evaluation on validation workloads to the log in ``VALIDATION_LOG``."""
     name, config = ", ".join(peers), ""
     if candidate is not None and candidate.file is not None:
         name, config = hashlib.sha256(candidate.file.read_bytes()).hexdigest()[:8], f"`{candidate.config}`"
     means = "; ".join(f"{part['role']} {part['steps']:,}: {part['ratio']:.2f}" for part in entry["summaries"])
-    lists = (", ".join(map(str, values)) for values in (grid.roles, grid.steps, grid.seeds))
+    lists = (", ".join(map(str, values)) for values in (grid.roles, grid.horizons, grid.seeds))
     cells = [datetime.date.today().isoformat(), *lists, name, config, means]
-    with LOOKS.open("a", encoding="utf-8") as file:
+    with VALIDATION_LOG.open("a", encoding="utf-8") as file:
         file.write(f"| {' | '.join(cells)} |\n")

@@ -14,27 +14,27 @@ from protonet.errors import optional_packages
 
 LIBRARIES = ("heavyball", "pytorch_optimizer", "schedulefree")
 Parameters = list[nn.Parameter]
-Maker = Callable[..., torch.optim.Optimizer]
+OptimizerMaker = Callable[..., torch.optim.Optimizer]
 
 
-class Peer(NamedTuple):
+class PeerOptimizer(NamedTuple):
     """An optimizer to compare with."""
 
-    make: Maker  #: Makes it from parameters and a learning rate ``lr``.
-    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)  #: Learning rates to try.
+    make_optimizer: OptimizerMaker  #: Makes it from parameters and a learning rate ``lr``.
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)  #: Learning rates to try.
 
 
-def _import_class(library: str, name: str) -> Maker:
+def _import_class(library: str, name: str) -> OptimizerMaker:
     """Import an optimizer class of a library."""
     with optional_packages("peers"):
         module = importlib.import_module(library)
     if library == "heavyball":
         module.utils.compile_mode = None  # compiling would take longer than the run
-    maker: Maker = getattr(module, name)
+    maker: OptimizerMaker = getattr(module, name)
     return maker
 
 
-def use_defaults(library: str, name: str) -> Maker:
+def make_default_optimizer(library: str, name: str) -> OptimizerMaker:
     """Return a maker of an optimizer with its default settings; the library is imported when it is called."""
     return lambda parameters, lr: _import_class(library, name)(parameters, lr=lr)
 
@@ -54,13 +54,13 @@ def make_muon(parameters: Parameters, lr: float) -> torch.optim.Optimizer:
 
 
 PEERS = {
-    "adamw": Peer(torch.optim.AdamW),
-    "nadamw": Peer(partial(torch.optim.NAdam, weight_decay=0.01, decoupled_weight_decay=True)),
-    "schedule-free": Peer(make_schedule_free),
-    "ademamix": Peer(use_defaults("pytorch_optimizer", "AdEMAMix")),
-    "muon": Peer(make_muon),
-    "soap": Peer(use_defaults("heavyball", "SOAP")),
-    "psgd-kron": Peer(use_defaults("heavyball", "PSGDKron")),
-    "prodigy": Peer(use_defaults("pytorch_optimizer", "Prodigy"), (0.3, 1.0, 3.0)),
-    "lion": Peer(use_defaults("pytorch_optimizer", "Lion"), (1e-4, 3e-4, 1e-3, 3e-3)),
+    "adamw": PeerOptimizer(torch.optim.AdamW),
+    "nadamw": PeerOptimizer(partial(torch.optim.NAdam, weight_decay=0.01, decoupled_weight_decay=True)),
+    "schedule-free": PeerOptimizer(make_schedule_free),
+    "ademamix": PeerOptimizer(make_default_optimizer("pytorch_optimizer", "AdEMAMix")),
+    "muon": PeerOptimizer(make_muon),
+    "soap": PeerOptimizer(make_default_optimizer("heavyball", "SOAP")),
+    "psgd-kron": PeerOptimizer(make_default_optimizer("heavyball", "PSGDKron")),
+    "prodigy": PeerOptimizer(make_default_optimizer("pytorch_optimizer", "Prodigy"), (0.3, 1.0, 3.0)),
+    "lion": PeerOptimizer(make_default_optimizer("pytorch_optimizer", "Lion"), (1e-4, 3e-4, 1e-3, 3e-3)),
 }

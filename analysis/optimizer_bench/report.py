@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.optimizer_bench.runs import FILE, Baseline, Baselines
-from analysis.optimizer_bench.score import Row, Summary, average_by
-from analysis.optimizer_bench.workloads import ROLES
+from analysis.optimizer_bench.runs import FILE_ROLE, Baseline, Baselines
+from analysis.optimizer_bench.score import Row, Summary, average_ratios_by
+from analysis.optimizer_bench.workloads import WORKLOADS_BY_ROLE
 from protonet.ui.text import format_table
 
 #: An optimizer's ``name``, ``config``, ``rows`` and ``summaries``. A peer has ``rates`` instead of the config: for each
 #: horizon its ``best`` learning rate, and each rate's geometric mean on the first seed (``means``). A candidate has the
 #: ``changed`` quantity and its ``factor``.
-Entry = dict[str, Any]
-TITLES = {role: f"{role.capitalize()} workloads" for role in ROLES} | {FILE: "Workloads of the file"}
-EASIER_TITLES = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}
-NOTE = """
+ReportEntry = dict[str, Any]
+ROLE_TITLES = {role: f"{role.capitalize()} workloads" for role in WORKLOADS_BY_ROLE} | {
+    FILE_ROLE: "Workloads of the file"
+}
+EASIER_BASELINE_TITLES = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}
+RATIO_NOTE = """
 Ratio: AdamW's steps to the target, tuned for each workload and horizon, over the optimizer's; means are geometric,
 intervals of 95 % over seeds. A miss earns at most 0.7, a loss that is not finite 0.05. Short of the target: of misses,
 the best smoothed loss. Milliseconds: one step(), CPU time.
@@ -31,7 +33,7 @@ Change: of the geometric mean, against the configuration's learning rate with to
 """
 
 
-def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
+def format_tables(entries: Sequence[ReportEntry], baselines: Baselines) -> str:
     """Format the tables: for each role and horizon the candidate's rows, if any, and all optimizers' means."""
     text = ""
     variants = [entry for entry in entries if "factor" in entry]
@@ -40,7 +42,7 @@ def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
     for summary in first["summaries"]:
         key = {name: summary[name] for name in ("role", "steps")}
         rows = _select(first["rows"], key)
-        text += f"**{TITLES[summary['role']]}, {summary['steps']:,} steps**\n\n"
+        text += f"**{ROLE_TITLES[summary['role']]}, {summary['steps']:,} steps**\n\n"
         if "factor" in first:
             selected = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
             text += f"{_tabulate_rows(rows, selected)}\n{first['name']}: {_format_summary(summary, rows)}\n\n"
@@ -50,7 +52,7 @@ def tabulate(entries: Sequence[Entry], baselines: Baselines) -> str:
             text += _tabulate_entries(compared, key) + "\n"
     if len(variants) > 1:
         text += f"**Other learning rates and values of total_steps**\n\n{_tabulate_variants(variants)}\n"
-    text += NOTE.lstrip() + PEERS_NOTE.lstrip() * bool(peers)
+    text += RATIO_NOTE.lstrip() + PEERS_NOTE.lstrip() * bool(peers)
     return text + VARIANTS_NOTE.lstrip() * (len(variants) > 1)
 
 
@@ -82,7 +84,7 @@ def _format_summary(summary: Summary, rows: Sequence[Row]) -> str:
     ]
     parts.append(f"worst family {summary['worst_family']} {summary['worst_family_ratio']:.2f}")
     parts += [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
-    parts += [f"against {EASIER_TITLES[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
+    parts += [f"against {EASIER_BASELINE_TITLES[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
     return f"{', '.join(parts)}, not finite: {', '.join(summary['diverged']) or 'none'}.{_format_errors(rows)}"
 
 
@@ -93,11 +95,11 @@ def _format_errors(rows: Sequence[Row]) -> str:
     return message and f" Raised on {message}."
 
 
-def _tabulate_entries(entries: Sequence[Entry], key: Mapping[str, Any]) -> str:
+def _tabulate_entries(entries: Sequence[ReportEntry], key: Mapping[str, Any]) -> str:
     """Format a table with a line per optimizer at a role and horizon, the best optimizer first."""
     names = [row["workload"] for row in _select(entries[0]["rows"], key)]
     lines, notes = [], ""
-    selected: list[tuple[Entry, Summary]] = [(entry, _select(entry["summaries"], key)[0]) for entry in entries]
+    selected: list[tuple[ReportEntry, Summary]] = [(entry, _select(entry["summaries"], key)[0]) for entry in entries]
     for entry, summary in sorted(selected, key=lambda pair: -float(pair[1]["ratio"])):
         rows = _select(entry["rows"], key)
         line = [entry["name"], f"{entry['rates'][str(key['steps'])]['best']:g}" if "rates" in entry else ""]
@@ -114,13 +116,13 @@ def _format_interval(summary: Summary) -> str:
     return "" if summary["interval"] is None else "{:.2f} to {:.2f}".format(*summary["interval"])
 
 
-def _tabulate_variants(entries: Sequence[Entry]) -> str:
+def _tabulate_variants(entries: Sequence[ReportEntry]) -> str:
     """Format a table with a line per variant of a candidate; the first entry is the candidate as configured."""
-    means = average_by(entries[0]["rows"], "steps")
+    means = average_ratios_by(entries[0]["rows"], "steps")
     lines = []
     for entry in entries:
         line = [f"{entry['changed']} x {entry['factor']:g}" if entry is not entries[0] else "as configured"]
-        for steps, mean in average_by(entry["rows"], "steps").items():
+        for steps, mean in average_ratios_by(entry["rows"], "steps").items():
             change = 100 * (mean / means[steps] - 1)
             line += [f"{mean:.2f}", f"{round(change, 1) + 0.0:+.1f} %"]
         worst = min(entry["rows"], key=lambda row: float(row["ratio"]))

@@ -20,23 +20,36 @@ from torch import Tensor, nn
 
 from analysis.optimizer_bench.bench import load_candidate
 from analysis.optimizer_bench.runs import load_optimizer
-from analysis.optimizer_bench.workloads import ROLE, WORKLOADS
+from analysis.optimizer_bench.workloads import ROLE_OF_WORKLOAD, WORKLOADS
 from analysis.shared.journal import use_one_thread
-from analysis.shared.runner import Report, StudyParser
+from analysis.shared.runner import StudyParser, StudyReport
 from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
-Shapes = list[tuple[int, ...]]
-BLOCK: Shapes = [(64,), (64,), (192, 64), (192,), (64, 64), (64,), (64,), (64,), (256, 64), (256,), (64, 256), (64,)]
+ParameterShapes = list[tuple[int, ...]]
+TRANSFORMER_BLOCK: ParameterShapes = [
+    (64,),
+    (64,),
+    (192, 64),
+    (192,),
+    (64, 64),
+    (64,),
+    (64,),
+    (64,),
+    (256, 64),
+    (256,),
+    (64, 256),
+    (64,),
+]
 #: The workloads whose networks are measured, and, by name, the shapes of other networks' parameters.
-STREAMS = ("grammar", "petals", "hops", "regress", "tastes", "teacher", "chords", "jumps")
-NETWORKS = [*(name for name, role in ROLE.items() if role == "visible"), *STREAMS]
-CASES: dict[str, Shapes] = {
+STREAM_WORKLOADS = ("grammar", "petals", "hops", "regress", "tastes", "teacher", "chords", "jumps")
+TIMED_WORKLOADS = [*(name for name, role in ROLE_OF_WORKLOAD.items() if role == "visible"), *STREAM_WORKLOADS]
+SHAPE_CASES: dict[str, ParameterShapes] = {
     "64 vectors of 64": [(64,)] * 64,
     "50 of 16 x 16": [(16, 16)] * 50,
     "40 of 32 x 32, biases": [(32, 32), (32,)] * 40,
     "16 of 64 x 64": [(64, 64)] * 16,
-    "transformer, 4 blocks of 64": [(96, 64), (32, 64), *BLOCK * 4, (64,), (64,), (96, 64)],
+    "transformer, 4 blocks of 64": [(96, 64), (32, 64), *TRANSFORMER_BLOCK * 4, (64,), (64,), (96, 64)],
     "8 of 64 x 64 x 3 x 3": [(64, 64, 3, 3)] * 8,
     "MLP of 784, 128, 10": [(128, 784), (128,), (10, 128), (10,)],
     "MLP of 784, 256, 10": [(256, 784), (256,), (10, 256), (10,)],
@@ -60,21 +73,21 @@ def add_options(parser: StudyParser) -> None:
     """Add the options: the optimizer, the networks and the numbers of steps and turns."""
     parser.add_argument("--optimizer", required=True, metavar="FILE", help="as that of optimizer-bench")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
-    known = [*NETWORKS, *CASES]
-    parser.add(
+    known = [*TIMED_WORKLOADS, *SHAPE_CASES]
+    parser.add_option(
         "--case", None, f"one of {', '.join(known)} (default: all)", partial(check_known_name, known_names=known)
     )
-    parser.add_int("--steps", 48, "steps of a turn")
-    parser.add_int("--turns", 7, "turns of each optimizer")
+    parser.add_int_option("--steps", 48, "steps of a turn")
+    parser.add_int_option("--turns", 7, "turns of each optimizer")
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Time the optimizer and AdamW on each network."""
     candidate = load_candidate(options.optimizer, options.config)
     make = partial(load_optimizer(candidate), **json.loads(candidate.config))
     with use_one_thread():
-        names = [*NETWORKS, *CASES] if options.case is None else [options.case]
-        rows = [measure(name, make, options.steps, options.turns) for name in names]
+        names = [*TIMED_WORKLOADS, *SHAPE_CASES] if options.case is None else [options.case]
+        rows = [measure_step_time(name, make, options.steps, options.turns) for name in names]
     lines = [
         [row["name"], *(f"{row[key]:.2f}" for key in ("adamw_ms", "fused_ms", "ms"))]
         + [f"{row[key]:.1f}" for key in ("ratio", "fused_ratio", "state")]
@@ -83,12 +96,12 @@ def run(options: argparse.Namespace) -> Report:
     table = format_table(["parameters", "AdamW ms", "fused ms", "ms", "of AdamW's", "of fused", "state"], lines)
     of_workloads = [row for row in rows if row["name"] in WORKLOADS] or rows
     medians = {key: statistics.median(row[key] for row in of_workloads) for key in ("ratio", "state")}
-    return Report(
+    return StudyReport(
         rows, table + NOTE.format(steps=options.steps, first=UNTIMED_STEPS, count=len(of_workloads), **medians)
     )
 
 
-def measure(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, turns: int) -> dict[str, Any]:
+def measure_step_time(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, turns: int) -> dict[str, Any]:
     """Measure milliseconds per step of AdamW, fused AdamW and an optimizer on a network; return them and ratios."""
     makers: list[Callable[..., torch.optim.Optimizer]] = [
         torch.optim.AdamW,
@@ -116,11 +129,13 @@ def make_network(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
         weights = [parameter.detach() for parameter in model.parameters()]
         return weights, [[*torch.autograd.grad(train_loss(), [*model.parameters()])] for _ in range(4)]
     generator = torch.Generator().manual_seed(0)
-    gradients = [[0.05 + 0.1 * torch.randn(shape, generator=generator) for shape in CASES[name]] for _ in range(4)]
+    gradients = [
+        [0.05 + 0.1 * torch.randn(shape, generator=generator) for shape in SHAPE_CASES[name]] for _ in range(4)
+    ]
     if name.startswith("embeddings"):
         for (table,) in gradients:
             table[ROWS_WITH_GRADIENT:] = 0
-    return [torch.ones(shape) for shape in CASES[name]], gradients
+    return [torch.ones(shape) for shape in SHAPE_CASES[name]], gradients
 
 
 def _count_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -23,38 +23,38 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.optimizer_bench.runs import (
-    BASELINES,
+    BASELINES_FILE,
+    AdamWSetting,
     Baseline,
     Baselines,
-    Run,
-    Setting,
-    add_workloads,
+    TrainingRun,
+    add_workload_options,
     compute_fingerprint,
-    identify,
-    pick_workloads,
+    identify_run,
     run_adamw,
+    select_workloads,
 )
-from analysis.optimizer_bench.workload import EVERY, Curve
+from analysis.optimizer_bench.workload import STEPS_PER_VALIDATION, LossCurve
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser, parse_wholes
+from analysis.shared.runner import StudyParser, StudyReport, parse_integers
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
 
 SEEDS = (0, 1, 2)  #: Settings are chosen on the first seed; baselines are measured on all seeds.
 #: First and second step factor of the search for a learning rate, and its bounds.
-COARSE, FINE, RATES = 3.0, 1.7, (1e-6, 10.0)
+COARSE_FACTOR, FINE_FACTOR, LEARNING_RATE_RANGE = 3.0, 1.7, (1e-6, 10.0)
 WEIGHT_DECAYS = (0.0, 0.1, 1.0)
-BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
-HORIZONS = (
+CANDIDATE_BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
+CANDIDATE_HORIZONS = (
     1.0,
     0.6,
     0.35,
     0.0,
 )  #: Fractions of the steps after which a cosine schedule reaches 0; 0 is a constant learning rate.
-LADDER_DECAYS = (0.01, 0.1)
+COARSE_WEIGHT_DECAYS = (0.01, 0.1)
 SOURCE_FILE = "analysis/optimizer_bench/tune.py"
-COLUMNS = {
+TABLE_COLUMNS = {
     "workload": "{name}",
     "of": "{max_steps:,}",
     "target": "{target:.4g}",
@@ -66,44 +66,46 @@ COLUMNS = {
 }
 
 
-class Task(NamedTuple):
+class TuningTask(NamedTuple):
     """A workload to tune AdamW on."""
 
     workload: str
     file: Path | None  #: File of the workload; None if built in.
     steps: tuple[int, ...]  #: The horizons, in the order of the search.
-    start: Setting | None  #: The best setting at another horizon.
+    start: AdamWSetting | None  #: The best setting at another horizon.
     state: Path  #: The journal of its runs.
     coarse: bool = False  #: Whether only the coarse ladder is searched.
 
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the workloads, the horizons and the file of baselines."""
-    parser.add("--steps", "1000,300,5000", "horizons, with commas, in the order of the search", check_steps)
-    parser.add_int("--jobs", os.cpu_count() or 1, "processes; each tunes another workload")
+    parser.add_option("--steps", "1000,300,5000", "horizons, with commas, in the order of the search", parse_horizons)
+    parser.add_int_option("--jobs", os.cpu_count() or 1, "processes; each tunes another workload")
     parser.add_argument("--coarse", action="store_true", help="try the coarse ladder alone, and make it the baseline")
-    parser.add_output("--baselines", "baselines, to which these are added", BASELINES)
-    add_workloads(parser)
+    parser.add_output_option("--baselines", "baselines, to which these are added", BASELINES_FILE)
+    add_workload_options(parser)
 
 
-def check_steps(option: str, text: str) -> list[int]:
+def parse_horizons(option: str, text: str) -> list[int]:
     """Parse horizons; raise an InputError unless each is a multiple of the validation interval."""
-    steps = parse_wholes(option, text, low=EVERY)
+    steps = parse_integers(option, text, low=STEPS_PER_VALIDATION)
     for horizon in steps:
-        if horizon % EVERY:
-            raise_input_error(option, f"be multiples of {EVERY}", horizon, "Validations are so far apart.")
+        if horizon % STEPS_PER_VALIDATION:
+            raise_input_error(
+                option, f"be multiples of {STEPS_PER_VALIDATION}", horizon, "Validations are so far apart."
+            )
     return steps
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Tune AdamW on each workload, and add the baselines to the file."""
-    path, files = options.baselines, pick_workloads(options)
+    path, files = options.baselines, select_workloads(options)
     baselines: Baselines = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     tasks = []
     for name, file in files.items():
         known = next((baseline["setting"] for baseline in baselines.get(name, {}).values()), None)
-        start = known and Setting(**known | {"betas": tuple(known["betas"])})
-        tasks.append(Task(name, file, tuple(options.steps), start, options.state, options.coarse))
+        start = known and AdamWSetting(**known | {"betas": tuple(known["betas"])})
+        tasks.append(TuningTask(name, file, tuple(options.steps), start, options.state, options.coarse))
     tuned = run_all(tasks, tune_workload, options.state, _identify, unit="workload", jobs=options.jobs)
     for task, result in tuned.items():
         if not all(baseline["target"] < baseline["initial"] for baseline in result.values()):
@@ -115,41 +117,44 @@ def run(options: argparse.Namespace) -> Report:
     rows = [baseline | baseline["setting"] | {"name": name} for name in files for baseline in baselines[name].values()]
     for row in rows:
         row["schedule"] = f"cosine, {row['horizon']:g}" if row["horizon"] else "constant"
-    cells = [[cell.format(**row) for cell in COLUMNS.values()] for row in rows]
-    return Report(rows, format_table(list(COLUMNS), cells))
+    cells = [[cell.format(**row) for cell in TABLE_COLUMNS.values()] for row in rows]
+    return StudyReport(rows, format_table(list(TABLE_COLUMNS), cells))
 
 
-def _identify(task: Task) -> list[object]:
+def _identify(task: TuningTask) -> list[object]:
     """List the inputs that determine the baselines of a workload, for the journal."""
-    return [*identify(Run(task.workload, task.file, SEEDS[0], task.steps[0], Setting())), hash_sources(SOURCE_FILE)]
+    return [
+        *identify_run(TrainingRun(task.workload, task.file, SEEDS[0], task.steps[0], AdamWSetting())),
+        hash_sources(SOURCE_FILE),
+    ]
 
 
-def tune_workload(task: Task) -> dict[str, Baseline]:
+def tune_workload(task: TuningTask) -> dict[str, Baseline]:
     """Tune AdamW on a workload; return the baseline of each horizon."""
     code = _identify(task)[:-1]  # a run does not depend on the code of the search
 
     @functools.cache
-    def train(setting: Setting, seed: int, max_steps: int) -> Curve:
-        run = Run(task.workload, task.file, seed, max_steps, setting)
-        return Curve(*run_all([run], run_adamw, task.state, lambda _: code, quiet=True)[run])
+    def train(setting: AdamWSetting, seed: int, max_steps: int) -> LossCurve:
+        run = TrainingRun(task.workload, task.file, seed, max_steps, setting)
+        return LossCurve(*run_all([run], run_adamw, task.state, lambda _: code, quiet=True)[run])
 
     result = {}
     start = task.start
     for max_steps in task.steps:
         measure = functools.partial(train, max_steps=max_steps)
         if task.coarse:
-            baseline = make_baseline(measure, [search_ladder(measure)]) | {"coarse": True}
+            baseline = make_baseline(measure, [search_coarsely(measure)]) | {"coarse": True}
         else:
-            baseline, start = tune(measure, start)
+            baseline, start = tune_adamw(measure, start)
         fingerprint = compute_fingerprint(task.workload, task.file)
         result[str(max_steps)] = baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
     return result
 
 
-Measure = Callable[[Setting, int], Curve]  #: Trains with a setting and a seed; results are cached.
+TrainSetting = Callable[[AdamWSetting, int], LossCurve]  #: Trains with a setting and a seed; results are cached.
 
 
-def tune(measure: Measure, start: Setting | None = None) -> tuple[Baseline, Setting]:
+def tune_adamw(measure: TrainSetting, start: AdamWSetting | None = None) -> tuple[Baseline, AdamWSetting]:
     """Tune AdamW; return the baseline without the fields of the workload, and a setting for warm starts.
 
     Args:
@@ -157,55 +162,62 @@ def tune(measure: Measure, start: Setting | None = None) -> tuple[Baseline, Sett
         start: The best setting at another horizon; its betas are kept.
     """
     if start is None:
-        tuned = search_rate(measure, search_rate(measure, Setting(), COARSE), FINE)
-        tuned = choose_setting(measure, [tuned, *(tuned._replace(betas=betas) for betas in BETAS)])
+        tuned = search_rate(measure, search_rate(measure, AdamWSetting(), COARSE_FACTOR), FINE_FACTOR)
+        tuned = choose_setting(measure, [tuned, *(tuned._replace(betas=betas) for betas in CANDIDATE_BETAS)])
     else:
-        tuned = search_rate(measure, start._replace(horizon=1.0), FINE)
+        tuned = search_rate(measure, start._replace(horizon=1.0), FINE_FACTOR)
     tuned = choose_setting(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
-    ends = [tuned._replace(horizon=horizon) for horizon in HORIZONS]
-    ends = [choose_setting(measure, ends[:-1]), search_rate(measure, ends[-1], FINE)]  # a constant rate must be lower
+    ends = [tuned._replace(horizon=horizon) for horizon in CANDIDATE_HORIZONS]
+    ends = [
+        choose_setting(measure, ends[:-1]),
+        search_rate(measure, ends[-1], FINE_FACTOR),
+    ]  # a constant rate must be lower
     finalists = sorted(ends, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
-    ladder = search_ladder(measure)
+    ladder = search_coarsely(measure)
     easier = {
-        name: select_setting(measure, [setting])[0] for name, setting in (("coarse", ladder), ("shared", Setting()))
+        name: select_setting(measure, [setting])[0]
+        for name, setting in (("coarse", ladder), ("shared", AdamWSetting()))
     }
     # the search may miss the optimum of the ladder
     return make_baseline(measure, [*finalists, ladder]) | {"easier": easier}, finalists[0]
 
 
-def choose_setting(measure: Measure, settings: Iterable[Setting]) -> Setting:
+def choose_setting(measure: TrainSetting, settings: Iterable[AdamWSetting]) -> AdamWSetting:
     """Return the setting with the lowest loss on the first seed."""
     return min(settings, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
 
 
-def search_rate(measure: Measure, setting: Setting, factor: float) -> Setting:
+def search_rate(measure: TrainSetting, setting: AdamWSetting, factor: float) -> AdamWSetting:
     """Multiply or divide the learning rate by a factor until both neighbours are worse; return the best setting."""
     while True:
         rates = [setting.lr / factor, setting.lr, setting.lr * factor]
-        tried = choose_setting(measure, [setting._replace(lr=rate) for rate in rates if RATES[0] <= rate <= RATES[1]])
+        tried = choose_setting(
+            measure,
+            [setting._replace(lr=rate) for rate in rates if LEARNING_RATE_RANGE[0] <= rate <= LEARNING_RATE_RANGE[1]],
+        )
         if tried == setting:
             return setting
         setting = tried
 
 
-def search_ladder(measure: Measure) -> Setting:
+def search_coarsely(measure: TrainSetting) -> AdamWSetting:
     """Search the learning rate in coarse steps, then the weight decay; return the best setting."""
-    rung = search_rate(measure, Setting(), COARSE)
-    return choose_setting(measure, [rung._replace(weight_decay=decay) for decay in LADDER_DECAYS])
+    rung = search_rate(measure, AdamWSetting(), COARSE_FACTOR)
+    return choose_setting(measure, [rung._replace(weight_decay=decay) for decay in COARSE_WEIGHT_DECAYS])
 
 
-def make_baseline(measure: Measure, finalists: Sequence[Setting]) -> Baseline:
+def make_baseline(measure: TrainSetting, finalists: Sequence[AdamWSetting]) -> Baseline:
     """Make the baseline of the best of several settings, with its initial loss."""
     strict, curves = select_setting(measure, finalists)
     return strict | {"initial": statistics.fmean(curve.losses[0] for curve in curves)}
 
 
-def select_setting(measure: Measure, finalists: Sequence[Setting]) -> tuple[Baseline, list[Curve]]:
+def select_setting(measure: TrainSetting, finalists: Sequence[AdamWSetting]) -> tuple[Baseline, list[LossCurve]]:
     """Select the setting that reaches the lowest target on all seeds; return its baseline and its curves."""
     curves = {setting: [measure(setting, seed) for seed in SEEDS] for setting in finalists}
     setting = min(finalists, key=lambda finalist: max(map(_min_loss, curves[finalist])))
     target = max(map(_min_loss, curves[setting]))
-    hits = {finalist: [curve.first_hit(target) for curve in curves[finalist]] for finalist in finalists}
+    hits = {finalist: [curve.first_step_below(target) for curve in curves[finalist]] for finalist in finalists}
     medians = {finalist: statistics.median(hit or math.inf for hit in hits[finalist]) for finalist in finalists}
     fastest = min(finalists, key=medians.__getitem__)
     return {
@@ -217,6 +229,6 @@ def select_setting(measure: Measure, finalists: Sequence[Setting]) -> tuple[Base
     }, curves[setting]
 
 
-def _min_loss(curve: Curve) -> float:
+def _min_loss(curve: LossCurve) -> float:
     """Compute the minimum smoothed loss of a run, infinite if it diverged."""
     return math.inf if curve.diverged else min(curve.losses[1:], default=math.inf)

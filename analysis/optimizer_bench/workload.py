@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-EVERY, DECAY = 10, 0.8  #: Steps between two validations, and the decay of the moving average of their losses.
+#: Steps between two validations, and the decay of the moving average of their losses.
+STEPS_PER_VALIDATION, SMOOTHING_DECAY = 10, 0.8
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -30,44 +31,44 @@ class Workload(NamedTuple):
 
 
 #: Builds a workload from a seed, which determines initial weights and the order of batches alone.
-Build = Callable[[int], Workload]
-Stream = Callable[[torch.Generator], Iterator[Any]]  #: Yields batches without end.
-Draw = Callable[[Tensor, torch.Generator], Any]  #: Augments the rows of a batch.
+WorkloadBuilder = Callable[[int], Workload]
+BatchStream = Callable[[torch.Generator], Iterator[Any]]  #: Yields batches without end.
+DrawBatch = Callable[[Tensor, torch.Generator], Any]  #: Augments the rows of a batch.
 
 
 @contextmanager
-def initial_weights(seed: int) -> Iterator[None]:
+def seed_initial_weights(seed: int) -> Iterator[None]:
     """Sample torch's default initialization from a seed; the global random state is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
-class Task(NamedTuple):
+class WorkloadTask(NamedTuple):
     """The parts of a workload that do not depend on its seed."""
 
-    make: Callable[[], nn.Module]  #: Makes the model.
+    make_model: Callable[[], nn.Module]  #: Makes the model.
     loss: Callable[[nn.Module, Any], Tensor]  #: Maps the model and a batch to the loss, 0-d.
-    stream: Stream
+    stream: BatchStream
     validation: Any  #: Validation batch.
 
 
-def workload(describe: Callable[[], Task]) -> Build:
+def make_workload_builder(describe: Callable[[], WorkloadTask]) -> WorkloadBuilder:
     """Wrap a function that describes a task, called once, into a builder of workloads."""
     describe_once = functools.cache(describe)
 
     @functools.wraps(describe)
     def build(seed: int) -> Workload:
         task = describe_once()
-        with initial_weights(seed):
-            model = task.make()
+        with seed_initial_weights(seed):
+            model = task.make_model()
         batches = task.stream(torch.Generator().manual_seed(seed))
         return Workload(model, lambda: task.loss(model, next(batches)), lambda: task.loss(model, task.validation))
 
     return build
 
 
-def shuffle(rows: Tensor, size: int, draw: Draw = lambda rows, _: rows) -> Stream:
+def shuffle_batches(rows: Tensor, size: int, draw: DrawBatch = lambda rows, _: rows) -> BatchStream:
     """Yield batches of rows (n, ...): each row once per epoch, no incomplete batch."""
 
     def stream(generator: torch.Generator) -> Iterator[Any]:
@@ -78,27 +79,27 @@ def shuffle(rows: Tensor, size: int, draw: Draw = lambda rows, _: rows) -> Strea
     return stream
 
 
-def seed_0() -> torch.Generator:
+def fixed_generator() -> torch.Generator:
     """Make the generator for everything that is independent of the workload's seed."""
     return torch.Generator().manual_seed(0)
 
 
 def hold_out(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Shuffle rows (n, ...), and split off ``count`` rows for validation."""
-    validation, train = rows[torch.randperm(len(rows), generator=seed_0())].tensor_split([count])
-    return train, validation
+    validation, train_workload = rows[torch.randperm(len(rows), generator=fixed_generator())].tensor_split([count])
+    return train_workload, validation
 
 
-def on_rows(
+def make_row_task(
     make: Callable[[], nn.Module],
     loss: Callable[[nn.Module, Any], Tensor],
     rows: tuple[Tensor, Tensor],
     size: int,
-    draw: Draw = lambda rows, _: rows,
-) -> Task:
+    draw: DrawBatch = lambda rows, _: rows,
+) -> WorkloadTask:
     """Make the task of batches of ``size`` training rows (n, ...), with validation rows."""
-    train, validation = rows
-    return Task(make, loss, shuffle(train, size, draw), draw(validation, seed_0()))
+    train_workload, validation = rows
+    return WorkloadTask(make, loss, shuffle_batches(train_workload, size, draw), draw(validation, fixed_generator()))
 
 
 def classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
@@ -106,53 +107,58 @@ def classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], T
     return lambda model, rows: F.cross_entropy(model(x[rows]), y[rows])
 
 
-def classify(make: Callable[[int], nn.Module], x: Tensor, y: Tensor, *, held_out: int, size: int) -> Task:
+def make_classification_task(
+    make: Callable[[int], nn.Module], x: Tensor, y: Tensor, *, held_out: int, size: int
+) -> WorkloadTask:
     """Make the task of classifying rows (n, ...) with classes (n,); some rows are held out."""
     make_it = functools.partial(make, int(y.max()) + 1)
-    return on_rows(make_it, classification_loss(x, y), hold_out(torch.arange(len(y)), held_out), size)
+    return make_row_task(make_it, classification_loss(x, y), hold_out(torch.arange(len(y)), held_out), size)
 
 
-class Curve(NamedTuple):
+class LossCurve(NamedTuple):
     """The losses of one run."""
 
-    #: The bias-corrected moving average of the validation loss, after 0, ``EVERY``, 2 ``EVERY`` ... steps.
+    #: The bias-corrected moving average of the validation loss, after 0, ``STEPS_PER_VALIDATION``, 2
+    #: ``STEPS_PER_VALIDATION`` ... steps.
     losses: list[float]
     diverged: bool = False  #: A training or validation loss was not finite; the run ended there.
     step_ms: float = 0.0  #: CPU milliseconds of one ``step()``, where they were measured.
-    raised: str | None = None  #: The error that the optimizer raised, if any; its curve then counts as diverged.
+    error_message: str | None = None  #: The error that the optimizer raised, if any; its curve then counts as diverged.
 
-    def first_hit(self, target: float) -> int | None:
+    def first_step_below(self, target: float) -> int | None:
         """Find the first step whose smoothed loss is at most the target; None if there is none."""
-        return next((EVERY * index for index, loss in enumerate(self.losses) if index and loss <= target), None)
+        return next(
+            (STEPS_PER_VALIDATION * index for index, loss in enumerate(self.losses) if index and loss <= target), None
+        )
 
 
-def train(
-    build: Build,
+def train_workload(
+    build: WorkloadBuilder,
     seed: int,
     make_optimizer: MakeOptimizer,
     *,
     max_steps: int,
     target: float = -math.inf,
     schedule: Callable[[int], float] | None = None,
-) -> Curve:
+) -> LossCurve:
     """Train a workload until its smoothed validation loss reaches a target, or for ``max_steps``.
 
     ``schedule`` is the factor on every group's learning rate at step 0, 1, ... (for baselines: a candidate has none,
     and its groups are its own).
     """
-    workload = build(seed)
-    optimizer = make_optimizer(workload.model.parameters())
+    make_workload_builder = build(seed)
+    optimizer = make_optimizer(make_workload_builder.model.parameters())
     rates = [] if schedule is None else [group["lr"] for group in optimizer.param_groups]
     losses: list[float] = []
     smoothed, weight = 0.0, 0.0
     for step in range(max_steps + 1):
-        if step % EVERY == 0:
-            loss = validate(workload.model, workload.val_loss)
+        if step % STEPS_PER_VALIDATION == 0:
+            loss = compute_validation_loss(make_workload_builder.model, make_workload_builder.val_loss)
             if not math.isfinite(loss):
-                return Curve(losses, diverged=True)
+                return LossCurve(losses, diverged=True)
             if step:  # the loss before training would drag the average for twenty validations
-                smoothed = DECAY * smoothed + (1 - DECAY) * loss
-                weight = DECAY * weight + (1 - DECAY)
+                smoothed = SMOOTHING_DECAY * smoothed + (1 - SMOOTHING_DECAY) * loss
+                weight = SMOOTHING_DECAY * weight + (1 - SMOOTHING_DECAY)
                 loss = smoothed / weight
             losses.append(loss)
             if step and loss <= target:
@@ -163,15 +169,15 @@ def train(
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * schedule(step)
         optimizer.zero_grad(set_to_none=True)
-        batch_loss = workload.train_loss()
+        batch_loss = make_workload_builder.train_loss()
         batch_loss.backward()
         if not math.isfinite(float(batch_loss.detach())):
-            return Curve(losses, diverged=True)
+            return LossCurve(losses, diverged=True)
         optimizer.step()
-    return Curve(losses)
+    return LossCurve(losses)
 
 
-def validate(model: nn.Module, val_loss: Callable[[], Tensor]) -> float:
+def compute_validation_loss(model: nn.Module, val_loss: Callable[[], Tensor]) -> float:
     """Compute the validation loss in evaluation mode, then restore training mode."""
     model.eval()
     with torch.no_grad():

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from analysis.pretrained.sets import CLASS, TEXT, Items, Split, read_items, split
+from analysis.pretrained.sets import CLASS, TEXT, ItemDataset, RowSplit, read_items, split_items
 from analysis.shared.tables import write_csv
 from protonet.__main__ import main
 from protonet.embeddings.opening import PACKAGED, open_representation
 
 #: Names of methods that are no representation.
-CODES, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"
+CLASS_CODES_METHOD, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"
 NONE = "none"
 INVERSE_PENALTY = 10.0  #: Of logistic regression, on the embeddings as they are.
 #: SetFit's recipe: pairs of equal and of unequal classes for each labelled text, pairs per batch, learning rate, and
@@ -31,16 +31,16 @@ INVERSE_PENALTY = 10.0  #: Of logistic regression, on the embeddings as they are
 PAIRS_PER_TEXT, BATCH_SIZE, LEARNING_RATE, WARMUP_FRACTION = 20, 16, 2e-5, 0.1
 
 
-class Run(NamedTuple):
+class MethodRun(NamedTuple):
     """A method on a split of a data set."""
 
     dataset: str
     shots: int
     seed: int
     method: str  #: Name of a representation, "none", or one of the constants above.
-    reads: str  #: Representation whose embeddings the alternatives to ``fit`` read.
+    representation: str  #: Representation whose embeddings the alternatives to ``fit`` read.
     effort: str
-    tests: int  #: Maximal number of test rows.
+    max_test_rows: int  #: Maximal number of test rows.
 
 
 def list_methods(takes: str, shots: int, representations: Sequence[str], *, setfit: bool) -> list[str]:
@@ -51,23 +51,27 @@ def list_methods(takes: str, shots: int, representations: Sequence[str], *, setf
         return [*ours, *([NEAREST] if ours else [])] if takes == "text" else []
     if takes == "picture":
         return [*ours, *plain, *([LOGISTIC] if ours else [])]
-    return [*ours, *plain, *([CODES, LOGISTIC] if ours else []), TFIDF, *([SETFIT] if setfit else [])]
+    return [*ours, *plain, *([CLASS_CODES_METHOD, LOGISTIC] if ours else []), TFIDF, *([SETFIT] if setfit else [])]
 
 
-def measure(path: Path, run: Run) -> dict[str, float]:
+def measure_run(path: Path, run: MethodRun) -> dict[str, float]:
     """Measure the accuracy of a run in percent, and the CPU seconds of the fit with cached embeddings."""
     items = read_items(path)
-    drawn = split(items, run.shots, run.seed, run.tests)
+    drawn = split_items(items, run.shots, run.seed, run.max_test_rows)
     if run.method not in BASELINES:
-        return fit_ours(items, drawn, run)
+        return fit_protonet(items, drawn, run)
     predicted, seconds = BASELINES[run.method](items, drawn, run)
-    return {"percent": score(items, drawn, predicted), "seconds": seconds}
+    return {"percent": compute_accuracy(items, drawn, predicted), "seconds": seconds}
 
 
-def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
+def fit_protonet(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> dict[str, float]:
     """Run ``fit`` and ``predict`` on files; return the accuracy in percent and the CPU seconds of ``fit``."""
-    name = run.reads if run.method == CODES else run.method
-    classes = tuple(f"c{index + 1}" for index in range(len(items.classes))) if run.method == CODES else items.classes
+    name = run.representation if run.method == CLASS_CODES_METHOD else run.method
+    classes = (
+        tuple(f"c{index + 1}" for index in range(len(items.classes)))
+        if run.method == CLASS_CODES_METHOD
+        else items.classes
+    )
     warm_up(name, run.effort)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -79,29 +83,29 @@ def fit_ours(items: Items, drawn: Split, run: Run) -> dict[str, float]:
             open_representation(name).embed(get_inputs(items, drawn.labelled if run.shots else drawn.unlabelled))
         seconds = run_command(fit)
         output = folder / "predicted.csv"
-        new = str(folder / ("new.csv" if items.takes == "text" else "new"))
+        new = str(folder / ("new.csv" if items.modality == "text" else "new"))
         run_command(["predict", model, new, "-o", str(output), *common])
         with output.open(encoding="utf-8", newline="") as file:
             predicted = [classes.index(row["class"]) for row in csv.DictReader(file)]
-    return {"percent": score(items, drawn, np.array(predicted)), "seconds": seconds}
+    return {"percent": compute_accuracy(items, drawn, np.array(predicted)), "seconds": seconds}
 
 
-def score(items: Items, drawn: Split, predicted: np.ndarray) -> float:
+def compute_accuracy(items: ItemDataset, drawn: RowSplit, predicted: np.ndarray) -> float:
     """Compute the accuracy in percent of predictions for the test rows."""
-    assert predicted.shape == drawn.judged.shape
-    return 100 * float((predicted == items.labels[drawn.judged]).mean())
+    assert predicted.shape == drawn.test_rows.shape
+    return 100 * float((predicted == items.labels[drawn.test_rows]).mean())
 
 
-def write_files(items: Items, drawn: Split, shots: int, folder: Path) -> list[str]:
+def write_files(items: ItemDataset, drawn: RowSplit, shots: int, folder: Path) -> list[str]:
     """Write training and test rows to files in a folder; return the arguments of ``fit`` for the training rows."""
     few = ["--allow-many-classes"] * (shots == 1)
-    if items.takes == "picture":
+    if items.modality == "picture":
         for row in drawn.labelled:
             copy_picture(items.cells[row], folder / "train" / items.names[row], row)
-        for position, row in enumerate(drawn.judged):
+        for position, row in enumerate(drawn.test_rows):
             copy_picture(items.cells[row], folder / "new", position)
         return [str(folder / "train"), *few]
-    write_csv(folder / "new.csv", [TEXT], zip(get_inputs(items, drawn.judged)))
+    write_csv(folder / "new.csv", [TEXT], zip(get_inputs(items, drawn.test_rows)))
     if shots:
         write_csv(folder / "train.csv", [TEXT, CLASS], [(items.cells[row], items.names[row]) for row in drawn.labelled])
         return [str(folder / "train.csv"), "--label", CLASS, *few]
@@ -116,9 +120,9 @@ def copy_picture(path: str, folder: Path, index: int) -> None:
     shutil.copyfile(path, folder / f"{index:06}{Path(path).suffix}")
 
 
-def get_inputs(items: Items, indices: Sequence[int] | np.ndarray) -> list[Any]:
+def get_inputs(items: ItemDataset, indices: Sequence[int] | np.ndarray) -> list[Any]:
     """Return the texts, or the paths of the pictures, of some rows."""
-    return [items.cells[index] if items.takes == "text" else Path(items.cells[index]) for index in indices]
+    return [items.cells[index] if items.modality == "text" else Path(items.cells[index]) for index in indices]
 
 
 def run_command(arguments: Sequence[str]) -> float:
@@ -143,22 +147,22 @@ def warm_up(name: str, effort: str) -> None:
         run_command(["fit", str(table), "--label", CLASS, "--effort", effort, "-q", "--representation", NONE])
 
 
-def fit_nearest(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
+def fit_nearest(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> tuple[np.ndarray, float]:
     """Predict the class whose name has the nearest embedding by cosine; also return the seconds of fitting."""
-    representation = open_representation(run.reads)
+    representation = open_representation(run.representation)
     started = time.process_time()
     representation.embed(items.classes)
     seconds = time.process_time() - started
-    names, rows = representation.embed(items.classes), representation.embed(get_inputs(items, drawn.judged))
+    names, rows = representation.embed(items.classes), representation.embed(get_inputs(items, drawn.test_rows))
     names, rows = (matrix / np.linalg.norm(matrix, axis=1, keepdims=True).clip(1e-12) for matrix in (names, rows))
     return (rows @ names.T).argmax(axis=1), seconds
 
 
-def fit_logistic(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
+def fit_logistic(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> tuple[np.ndarray, float]:
     """Predict by logistic regression on embeddings; also return the seconds of fitting."""
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
 
-    representation = open_representation(run.reads)
+    representation = open_representation(run.representation)
     representation.embed(get_inputs(items, drawn.labelled))
     started = time.process_time()
     x = representation.embed(get_inputs(items, drawn.labelled))
@@ -166,10 +170,10 @@ def fit_logistic(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, floa
         warnings.simplefilter("ignore")
         model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000).fit(x, items.labels[drawn.labelled])
     seconds = time.process_time() - started
-    return np.asarray(model.predict(representation.embed(get_inputs(items, drawn.judged)))), seconds
+    return np.asarray(model.predict(representation.embed(get_inputs(items, drawn.test_rows)))), seconds
 
 
-def fit_tfidf(items: Items, drawn: Split, _: Run) -> tuple[np.ndarray, float]:
+def fit_tfidf(items: ItemDataset, drawn: RowSplit, _: MethodRun) -> tuple[np.ndarray, float]:
     """Predict by logistic regression on TF-IDF of words, word pairs and character n-grams; also return the seconds."""
     from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415 - optional
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
@@ -183,10 +187,10 @@ def fit_tfidf(items: Items, drawn: Split, _: Run) -> tuple[np.ndarray, float]:
         warnings.simplefilter("ignore")
         model.fit(get_inputs(items, drawn.labelled), items.labels[drawn.labelled])
     seconds = time.process_time() - started
-    return np.asarray(model.predict(get_inputs(items, drawn.judged))), seconds
+    return np.asarray(model.predict(get_inputs(items, drawn.test_rows))), seconds
 
 
-def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]:
+def fit_setfit(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> tuple[np.ndarray, float]:
     """Predict by SetFit's recipe: a sentence network fine-tuned on pairs of texts, then logistic regression.
 
     Source: Tunstall et al., "Efficient few-shot learning without prompts" (2022); learning rate and warm-up are the
@@ -209,7 +213,7 @@ def fit_setfit(items: Items, drawn: Split, run: Run) -> tuple[np.ndarray, float]
     network.eval()
     model = LogisticRegression().fit(network.encode(texts, show_progress_bar=False), labels)
     seconds = time.process_time() - started
-    x = network.encode(get_inputs(items, drawn.judged), show_progress_bar=False)
+    x = network.encode(get_inputs(items, drawn.test_rows), show_progress_bar=False)
     return np.asarray(model.predict(x)), seconds
 
 

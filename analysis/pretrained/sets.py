@@ -18,10 +18,10 @@ TEXT, CLASS = "text", "class"
 MAX_UNLABELLED = 1000
 
 
-class Items(NamedTuple):
+class ItemDataset(NamedTuple):
     """A data set of texts or pictures."""
 
-    takes: str  #: "text" or "picture".
+    modality: str  #: "text" or "picture".
     cells: list[str]  #: (n,) texts, or paths of pictures.
     classes: tuple[str, ...]  #: Class names in ascending order.
     labels: np.ndarray  #: (n,) int64 indices of classes.
@@ -33,12 +33,12 @@ class Items(NamedTuple):
         return [self.classes[label] for label in self.labels]
 
 
-class Split(NamedTuple):
+class RowSplit(NamedTuple):
     """Indices of the rows of a split, in the order in which they are written to files."""
 
     labelled: np.ndarray  #: Training rows with their classes.
     unlabelled: np.ndarray  #: Training rows without classes.
-    judged: np.ndarray  #: Test rows.
+    test_rows: np.ndarray  #: Test rows.
 
 
 def list_data_sets(folder: Path) -> dict[str, Path]:
@@ -52,7 +52,7 @@ def list_data_sets(folder: Path) -> dict[str, Path]:
 
 
 @cache
-def read_items(path: Path) -> Items:
+def read_items(path: Path) -> ItemDataset:
     """Read a data set; raise an InputError if a column is missing, or for fewer than two classes."""
     if path.is_dir():
         paths = sorted(picture for picture in path.glob("*/*") if picture.is_file())
@@ -72,10 +72,10 @@ def read_items(path: Path) -> Items:
         remedy = "Remove it, or name others with --sets."
         raise_input_error("folder", "hold sets of two classes or more", path.name, remedy)
     digest = hashlib.sha256(content.encode()).hexdigest()
-    return Items("picture" if path.is_dir() else "text", cells, tuple(classes.tolist()), labels, digest)
+    return ItemDataset("picture" if path.is_dir() else "text", cells, tuple(classes.tolist()), labels, digest)
 
 
-def split(items: Items, shots: int, seed: int, tests: int) -> Split:
+def split_items(items: ItemDataset, shots: int, seed: int, tests: int) -> RowSplit:
     """Split a set into training and test rows, half of each class.
 
     There are at most ``shots`` >= 0 labelled rows per class, and at most ``tests`` test rows. These are the same for
@@ -87,4 +87,4 @@ def split(items: Items, shots: int, seed: int, tests: int) -> Split:
     remaining = [order[len(half) :] for order, half in zip(orders, first, strict=True)]
     judged = generator.permutation(np.concatenate(remaining))[:tests]
     unlabelled = generator.permutation(np.concatenate(first))[:MAX_UNLABELLED]
-    return Split(np.concatenate([half[:shots] for half in first]), unlabelled, judged)
+    return RowSplit(np.concatenate([half[:shots] for half in first]), unlabelled, judged)

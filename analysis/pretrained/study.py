@@ -12,10 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.pretrained.measure import CODES, LOGISTIC, NEAREST, NONE, SETFIT, TFIDF, Run, list_methods, measure
+from analysis.pretrained.measure import (
+    CLASS_CODES_METHOD,
+    LOGISTIC,
+    NEAREST,
+    NONE,
+    SETFIT,
+    TFIDF,
+    MethodRun,
+    list_methods,
+    measure_run,
+)
 from analysis.pretrained.sets import MAX_UNLABELLED, list_data_sets, read_items
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import FOLDER, Report, StudyParser, parse_names, parse_wholes
+from analysis.shared.runner import FOLDER_OPTION, StudyParser, StudyReport, parse_integers, parse_names
 from analysis.shared.tables import format_mean
 from protonet._text import plural
 from protonet.embeddings.opening import PACKAGED
@@ -26,17 +36,17 @@ from protonet.ui.text import format_table
 #: Titles of methods in the tables; "{}" is the representation whose embeddings they read.
 TITLES = {
     NONE: "fit, none",
-    CODES: "fit, {}, classes called c1, c2, ...",
+    CLASS_CODES_METHOD: "fit, {}, classes called c1, c2, ...",
     NEAREST: "nearest name, {}",
     LOGISTIC: "logistic regression, {}",
     TFIDF: "TF-IDF, logistic regression",
     SETFIT: "SetFit's recipe",
 }
 #: Methods to which differences are shown.
-COMPARED = (NONE, CODES, NEAREST, LOGISTIC, TFIDF, SETFIT)
+COMPARED_METHODS = (NONE, CLASS_CODES_METHOD, NEAREST, LOGISTIC, TFIDF, SETFIT)
 #: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
 MAX_CLASSES = 8
-DEFAULT = "sentences,words,efficientnet,none"
+DEFAULT_REPRESENTATIONS = "sentences,words,efficientnet,none"
 NOTE = """
 Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
 over {splits} of each set, then over sets; ± one standard error of the sets' differences, in pairs. `fit` is run at
@@ -63,18 +73,20 @@ for each labelled text (batches of 16, AdamW at 2e-5), then fits logistic regres
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the folder, the data sets, the representations and the splits."""
-    parser.add_argument(FOLDER, metavar="FOLDER", help="tables .csv with columns text and class, folders of pictures")
+    parser.add_argument(
+        FOLDER_OPTION, metavar="FOLDER", help="tables .csv with columns text and class, folders of pictures"
+    )
     parser.add_argument("--sets", metavar="NAMES", help="their names, with commas (default: all of the folder)")
-    parser.add("--shots", "0,1,5,20", "labelled rows per class; 0: names alone", partial(parse_wholes, low=0))
-    parser.add_int("--splits", 3, "splits of each set")
-    parser.add_int("--tests", 600, "rows that are judged, at the most")
-    parser.add("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_known_name, known_names=EFFORTS))
-    parser.add_names("--representations", [*PACKAGED, NONE], DEFAULT)
+    parser.add_option("--shots", "0,1,5,20", "labelled rows per class; 0: names alone", partial(parse_integers, low=0))
+    parser.add_int_option("--splits", 3, "splits of each set")
+    parser.add_int_option("--tests", 600, "rows that are judged, at the most")
+    parser.add_option("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_known_name, known_names=EFFORTS))
+    parser.add_names_option("--representations", [*PACKAGED, NONE], DEFAULT_REPRESENTATIONS)
     parser.add_argument("--setfit", action="store_true", help="run SetFit's recipe, too: minutes for each table")
-    parser.add_state()
+    parser.add_state_options()
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Execute all runs, and compare the methods by number of labels."""
     paths = list_data_sets(Path(options.folder))
     chosen = list(paths) if options.sets is None else parse_names("--sets", options.sets, paths)
@@ -82,28 +94,34 @@ def run(options: argparse.Namespace) -> Report:
     for seed in range(options.splits):
         for name in chosen:
             items = read_items(paths[name])
-            reads = next((candidate for candidate in options.representations if takes(candidate) == items.takes), NONE)
+            reads = next(
+                (candidate for candidate in options.representations if get_modality_of(candidate) == items.modality),
+                NONE,
+            )
             for shots in options.shots:
                 setfit = options.setfit and len(items.classes) <= MAX_CLASSES
-                methods = list_methods(items.takes, shots, options.representations, setfit=setfit)
+                methods = list_methods(items.modality, shots, options.representations, setfit=setfit)
                 fixed = (reads, options.effort, options.tests)
-                runs += [Run(name, shots, seed, method, *fixed) for method in methods]
+                runs += [MethodRun(name, shots, seed, method, *fixed) for method in methods]
     source = hash_sources("analysis/pretrained/measure.py", "analysis/pretrained/sets.py", "protonet")
     digests = {name: read_items(paths[name]).digest for name in chosen}
     results = run_all(
-        runs, lambda run: measure(paths[run.dataset], run), options.state, lambda run: [source, digests[run.dataset]]
+        runs,
+        lambda run: measure_run(paths[run.dataset], run),
+        options.state,
+        lambda run: [source, digests[run.dataset]],
     )
-    kinds = {name: read_items(paths[name]).takes for name in chosen}
+    kinds = {name: read_items(paths[name]).modality for name in chosen}
     rows = [{"takes": kinds[run.dataset], **run._asdict(), **result} for run, result in results.items()]
     sizes = {name: len(read_items(paths[name]).classes) for name in chosen}
     note = NOTE.format(tests=options.tests, splits=plural(options.splits, "split"), effort=options.effort)
     notes = {"names": 0 in options.shots, "one": 1 in options.shots}
     notes |= {method: any(run.method == method for run in runs) for method in (TFIDF, SETFIT)}
     note += "".join(text for name, text in NOTES.items() if notes[name])
-    return Report(rows, tabulate(rows, sizes) + note)
+    return StudyReport(rows, tabulate(rows, sizes) + note)
 
 
-def takes(name: str) -> str:
+def get_modality_of(name: str) -> str:
     """Return the kind of input of a representation, "text" or "picture"; "" without one."""
     return "" if name == NONE else PACKAGED[name].modality
 
@@ -142,10 +160,10 @@ def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metho
         for other in methods:
             shared = [name for name in sets if name in selected and name in means[other]]
             leads = [selected[name] - means[other][name] for name in shared]
-            line += ["" if other == method else format_mean(leads, sign=True)] * (other in COMPARED)
+            line += ["" if other == method else format_mean(leads, sign=True)] * (other in COMPARED_METHODS)
         seconds = statistics.fmean(row["seconds"] for row in rows if row["method"] == method)
         lines.append([*line, f"{seconds:.1f}"])
-    headings = [f"less {name_method(other, rows)}" for other in methods if other in COMPARED]
+    headings = [f"less {name_method(other, rows)}" for other in methods if other in COMPARED_METHODS]
     return format_table(["", "accuracy, %", *headings, "CPU s"], lines)
 
 
@@ -160,7 +178,7 @@ def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
 
 def name_method(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the title of a method in tables."""
-    return TITLES.get(method, f"fit, {method}").format(rows[0]["reads"])
+    return TITLES.get(method, f"fit, {method}").format(rows[0]["representation"])
 
 
 def unique(values: Iterable[Any]) -> list[Any]:

@@ -28,13 +28,13 @@ class MeasuredTask(NamedTuple):
 
     name: str
     family: str  #: Family of data sets, as in `analysis.prior.tasks.Task`.
-    judged: bool  #: Whether rows were held out.
-    evidence: PriorInput
+    has_held_out_rows: bool  #: Whether rows were held out.
+    prior_input: PriorInput
     cosines: Tensor  #: (views, m, classes) float16: cosines of the test rows.
     truth: Tensor  #: (m,) classes of the test rows.
 
 
-def measure(task: Task) -> dict[str, np.ndarray]:
+def measure_views(task: Task) -> dict[str, np.ndarray]:
     """Compute the arrays of a measured task by name; empty if raw cosine is the only view.
 
     ``held`` (views, n, classes) are cosines of held-out rows and ``labels`` (n,) their classes; ``judged`` (views, m,
@@ -91,7 +91,7 @@ def measure_task(folder: str, task_id: int) -> float:
     path = Path(folder) / f"{task_id:05d}.npz"
     started = time.process_time()
     if not path.exists():
-        arrays = measure(draw_task(task_id))
+        arrays = measure_views(draw_task(task_id))
         write_atomically(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
     return time.process_time() - started
 

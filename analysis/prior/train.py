@@ -19,25 +19,25 @@ VIEW_DROPOUT = 0.15  #: Probability that an episode lacks a view.
 MAX_TEST_ROWS = 120
 
 
-class Batch(NamedTuple):
+class TaskBatch(NamedTuple):
     """Tasks stacked and padded to the largest task."""
 
-    views: Tensor  #: (tasks, views, view features)
+    view_statistics: Tensor  #: (tasks, views, view features)
     traits: Tensor  #: (tasks, views, traits)
-    problem: Tensor  #: (tasks, problem features)
-    start: Tensor  #: (tasks, views)
-    there: Tensor  #: (tasks, views) bool: whether the cosines of a view differ between rows.
+    dataset_statistics: Tensor  #: (tasks, problem features)
+    initial_log_influence: Tensor  #: (tasks, views)
+    is_view: Tensor  #: (tasks, views) bool: whether the cosines of a view differ between rows.
     factor: Tensor  #: (tasks,)
     cosines: Tensor  #: (tasks, views, m, classes) float16, divided by the spread of the view.
     truth: Tensor  #: (tasks, m): classes, -1 for padding.
     classes: Tensor  #: (tasks, classes) bool: whether the class exists.
 
-    def take(self, tasks: Tensor) -> Batch:
+    def select_tasks(self, tasks: Tensor) -> TaskBatch:
         """Select tasks by their indices."""
-        return Batch(*(task[tasks] for task in self))
+        return TaskBatch(*(task[tasks] for task in self))
 
 
-def collate(tasks: Sequence[MeasuredTask]) -> Batch:
+def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
     """Stack measured tasks, padded to the largest one."""
     sizes = [task.cosines.shape for task in tasks]
     n_views, m, classes = (max(size[axis] for size in sizes) for axis in range(3))
@@ -48,14 +48,14 @@ def collate(tasks: Sequence[MeasuredTask]) -> Batch:
         padded[tuple(slice(length) for length in values.shape)] = values
         return padded
 
-    evidence = [task.evidence for task in tasks]
+    evidence = [task.prior_input for task in tasks]
     scaled = [
-        (task.cosines[:, :m].float() / task.evidence.view_spreads.clamp_min(MIN_SPREAD).float()[:, None, None])
+        (task.cosines[:, :m].float() / task.prior_input.view_spreads.clamp_min(MIN_SPREAD).float()[:, None, None])
         for task in tasks
     ]
     there = torch.stack([pad(task.view_spreads > MIN_SPREAD, n_views) for task in evidence])
     there[~there.any(dim=1), 0] = True
-    return Batch(
+    return TaskBatch(
         torch.stack([pad(task.view_statistics, n_views, task.view_statistics.shape[1]) for task in evidence]),
         torch.stack([pad(task.view_traits, n_views, len(TRAITS)) for task in evidence]),
         torch.stack([task.dataset_statistics for task in evidence]),
@@ -68,7 +68,7 @@ def collate(tasks: Sequence[MeasuredTask]) -> Batch:
     )
 
 
-def score(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+def score_weights(batch: TaskBatch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
     """Compute log-loss and accuracy (tasks,) on the test rows, given log-weights of views and log-factors of logits."""
     mixed = torch.einsum("tv,tvmc->tmc", log_weight.exp(), batch.cosines.float())
     logits = (mixed * (batch.factor * size.exp())[:, None, None]).masked_fill(~batch.classes[:, None], -1e9)
@@ -79,40 +79,42 @@ def score(batch: Batch, log_weight: Tensor, size: Tensor) -> tuple[Tensor, Tenso
 
 
 @torch.no_grad()
-def evaluate(prior: WeightingPrior, batch: Batch) -> tuple[Tensor, Tensor]:
+def evaluate_prior(prior: WeightingPrior, batch: TaskBatch) -> tuple[Tensor, Tensor]:
     """Compute log-loss and accuracy (tasks,) on the test rows of tasks whose views a prior weights."""
-    return score(batch, *_weigh(prior, batch, batch.there))
+    return score_weights(batch, *_weigh(prior, batch, batch.is_view))
 
 
-def _weigh(prior: WeightingPrior, batch: Batch, there: Tensor) -> tuple[Tensor, Tensor]:
+def _weigh(prior: WeightingPrior, batch: TaskBatch, there: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the log-weights of views, tiny for absent ones, and the log-factors of logits."""
-    log_weight, size = prior(batch.views, batch.traits, batch.problem, batch.start, there)
+    log_weight, size = prior(
+        batch.view_statistics, batch.traits, batch.dataset_statistics, batch.initial_log_influence, there
+    )
     return log_weight.masked_fill(~there, -1e4), size
 
 
-def train(batch: Batch, *, epochs: int = EPOCHS) -> WeightingPrior:
+def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
     """Train a prior on tasks by the log-loss relative to chance, with random dropout of views."""
     generator = torch.Generator().manual_seed(0)
     prior = WeightingPrior()
     for weight in (prior.first.weight, prior.second.weight, prior.belief.weight):
         weight.data = torch.randn(weight.shape, generator=generator) / math.sqrt(weight.shape[1])
-    rows = batch.there[..., None].float()
-    mean = (batch.views * rows).sum(dim=(0, 1)) / rows.sum()
+    rows = batch.is_view[..., None].float()
+    mean = (batch.view_statistics * rows).sum(dim=(0, 1)) / rows.sum()
     prior.view_mean.copy_(mean)
-    deviation = (((batch.views - mean).square() * rows).sum(dim=(0, 1)) / rows.sum()).sqrt()
+    deviation = (((batch.view_statistics - mean).square() * rows).sum(dim=(0, 1)) / rows.sum()).sqrt()
     prior.view_deviation.copy_(deviation.clamp_min(1e-2))
-    prior.dataset_mean.copy_(batch.problem.mean(dim=0))
-    prior.dataset_deviation.copy_(batch.problem.std(dim=0).clamp_min(1e-2))
+    prior.dataset_mean.copy_(batch.dataset_statistics.mean(dim=0))
+    prior.dataset_deviation.copy_(batch.dataset_statistics.std(dim=0).clamp_min(1e-2))
     optimizer = torch.optim.AdamW(prior.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    steps = epochs * math.ceil(len(batch.start) / BATCH_SIZE)
+    steps = epochs * math.ceil(len(batch.initial_log_influence) / BATCH_SIZE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
     guessing = batch.classes.sum(dim=1).float().log()
     for _ in range(epochs):
-        for some in torch.randperm(len(batch.start), generator=generator).split(BATCH_SIZE):
-            part = batch.take(some)
-            present = part.there & (torch.rand(part.there.shape, generator=generator) >= VIEW_DROPOUT)
-            there = torch.where(present.any(dim=1, keepdim=True), present, part.there)
-            loss = (score(part, *_weigh(prior, part, there))[0] / guessing[some]).mean()
+        for some in torch.randperm(len(batch.initial_log_influence), generator=generator).split(BATCH_SIZE):
+            part = batch.select_tasks(some)
+            present = part.is_view & (torch.rand(part.is_view.shape, generator=generator) >= VIEW_DROPOUT)
+            there = torch.where(present.any(dim=1, keepdim=True), present, part.is_view)
+            loss = (score_weights(part, *_weigh(prior, part, there))[0] / guessing[some]).mean()
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(prior.parameters(), 1.0)

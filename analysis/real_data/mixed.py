@@ -28,10 +28,10 @@ from scipy.special import log_softmax
 from analysis.prior.study import MIXED_NAME, load_left_out
 from analysis.real_data.mixed_sets import COLLECTIONS, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.robustness import Run, compute_scores
-from analysis.shared.baselines import Outcome
+from analysis.shared.baselines import PredictionOutcome
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
-from analysis.shared.tables import Quantity, group_results, tabulate_methods, tabulate_rows, write_csv
+from analysis.shared.runner import StudyParser, StudyReport, load_available_sets, parse_integers
+from analysis.shared.tables import ComparedQuantity, group_results, tabulate_methods, tabulate_rows, write_csv
 from protonet._text import plural
 from protonet.commands.data import encode_table
 from protonet.commands.options import FitOptions
@@ -74,7 +74,7 @@ the other boosting does; CatBoost is as it is set by default.
 """
 
 
-def fit_ours(split: MixedSplit, effort: str | ModelSearch = "default") -> Outcome:
+def fit_protonet(split: MixedSplit, effort: str | ModelSearch = "default") -> PredictionOutcome:
     """Predict the test rows of a split with the solver, from files that are read as the command reads them."""
     with tempfile.TemporaryDirectory() as folder:
         train, test = Path(folder, "train.csv"), Path(folder, "test.csv")
@@ -90,23 +90,23 @@ def fit_ours(split: MixedSplit, effort: str | ModelSearch = "default") -> Outcom
             x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
             logits = torch.cat([network(rows) for rows in x]).double().numpy()  # (m, classes)
     order = [list(map(str, data.classes)).index(label) for label in np.unique(split.train_labels)]
-    return as_outcome(log_softmax(logits[:, order], axis=1))
+    return to_outcome(log_softmax(logits[:, order], axis=1))
 
 
-def as_outcome(log_probabilities: np.ndarray) -> Outcome:
-    """Convert log-probabilities (m, classes) to an `Outcome`."""
-    return Outcome(log_probabilities.argmax(axis=1), log_probabilities)
+def to_outcome(log_probabilities: np.ndarray) -> PredictionOutcome:
+    """Convert log-probabilities (m, classes) to an `PredictionOutcome`."""
+    return PredictionOutcome(log_probabilities.argmax(axis=1), log_probabilities)
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class BaselinePipeline:
     """A classifier of scikit-learn's interface, and how columns are prepared for it."""
 
     make: Callable[[list[str]], Any]  #: Makes the classifier, given the names of categorical columns.
     grid: Mapping[str, list[Any]]  #: Settings that are cross-validated by accuracy.
     columns: str = "one-hot"  #: Encoding of categories: "one-hot", "ordinal" codes, or "native" categories of pandas.
 
-    def __call__(self, split: MixedSplit) -> Outcome:
+    def __call__(self, split: MixedSplit) -> PredictionOutcome:
         """Fit the classifier to the labelled rows of a split, and predict its test rows."""
         train, test, numeric, categorical = read_frames(split)
         steps = [("model", self.make(categorical))]
@@ -131,9 +131,9 @@ class Pipeline:
             warnings.simplefilter("ignore")
             fitted = pipeline.fit(train, y)
             if not hasattr(fitted, "predict_proba"):
-                return Outcome(np.asarray(fitted.predict(test)).ravel())
+                return PredictionOutcome(np.asarray(fitted.predict(test)).ravel())
             probabilities = fitted.predict_proba(test)  # (m, classes)
-        return as_outcome(np.log(probabilities.clip(MIN_PROBABILITY)))
+        return to_outcome(np.log(probabilities.clip(MIN_PROBABILITY)))
 
 
 def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
@@ -155,28 +155,30 @@ def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
     return train, test, numeric, categorical
 
 
-Method = Callable[[MixedSplit], Outcome]
-OURS: dict[str, Method] = {
-    "left-out": lambda split: fit_ours(split, ModelSearch(prior=load_left_out(MIXED_NAME))),
-    "ours": fit_ours,
-    "fast": functools.partial(fit_ours, effort="fast"),
+Method = Callable[[MixedSplit], PredictionOutcome]
+PROTONET_METHODS: dict[str, Method] = {
+    "left-out": lambda split: fit_protonet(split, ModelSearch(prior=load_left_out(MIXED_NAME))),
+    "ours": fit_protonet,
+    "fast": functools.partial(fit_protonet, effort="fast"),
 }
 PIPELINES: dict[str, Method] = {
-    "logistic": Pipeline(lambda _: LogisticRegression(max_iter=500), {"C": [0.01, 0.1, 1.0, 10.0]}),
-    "forest": Pipeline(lambda _: RandomForestClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}),
-    "extra-trees": Pipeline(lambda _: ExtraTreesClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}),
-    "boosting": Pipeline(
+    "logistic": BaselinePipeline(lambda _: LogisticRegression(max_iter=500), {"C": [0.01, 0.1, 1.0, 10.0]}),
+    "forest": BaselinePipeline(lambda _: RandomForestClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}),
+    "extra-trees": BaselinePipeline(
+        lambda _: ExtraTreesClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}
+    ),
+    "boosting": BaselinePipeline(
         lambda _: HistGradientBoostingClassifier(max_iter=50, random_state=0), {"min_samples_leaf": [2, 5]}, "ordinal"
     ),
-    "svm": Pipeline(lambda _: SVC(), {"C": [0.3, 1.0, 10.0], "gamma": ["scale", 0.01]}),
-    "knn": Pipeline(lambda _: KNeighborsClassifier(weights="distance"), {"n_neighbors": [1, 3, 5, 9]}),
-    "lda": Pipeline(lambda _: LinearDiscriminantAnalysis(solver="lsqr"), {"shrinkage": ["auto", 0.5]}),
-    "lightgbm": Pipeline(
+    "svm": BaselinePipeline(lambda _: SVC(), {"C": [0.3, 1.0, 10.0], "gamma": ["scale", 0.01]}),
+    "knn": BaselinePipeline(lambda _: KNeighborsClassifier(weights="distance"), {"n_neighbors": [1, 3, 5, 9]}),
+    "lda": BaselinePipeline(lambda _: LinearDiscriminantAnalysis(solver="lsqr"), {"shrinkage": ["auto", 0.5]}),
+    "lightgbm": BaselinePipeline(
         lambda _: import_module("lightgbm").LGBMClassifier(n_jobs=1, random_state=0, verbose=-1),
         {"min_child_samples": [2, 5]},
         "native",
     ),
-    "catboost": Pipeline(
+    "catboost": BaselinePipeline(
         lambda names: import_module("catboost").CatBoostClassifier(
             thread_count=1, random_seed=0, verbose=False, allow_writing_files=False, cat_features=names
         ),
@@ -184,38 +186,40 @@ PIPELINES: dict[str, Method] = {
         "native",
     ),
 }
-METHODS = OURS | PIPELINES
+METHODS = PROTONET_METHODS | PIPELINES
 QUANTITIES = (
-    Quantity("accuracy", "accuracy, %", sign=1),
-    Quantity("recall", "mean recall, %"),
-    Quantity("log_loss", "log-loss", sign=-1),
-    Quantity("auc", "AUC", sign=1),
-    Quantity("calibration_error", "calibration error", sign=-1),
-    Quantity("seconds", "seconds"),
+    ComparedQuantity("accuracy", "accuracy, %", sign=1),
+    ComparedQuantity("recall", "mean recall, %"),
+    ComparedQuantity("log_loss", "log-loss", sign=-1),
+    ComparedQuantity("auc", "AUC", sign=1),
+    ComparedQuantity("calibration_error", "calibration error", sign=-1),
+    ComparedQuantity("seconds", "seconds"),
 )
 
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the data sets, methods, shots and splits."""
     known = functools.partial(check_known_name, known_names=COLLECTIONS)
-    parser.add("--collection", "mixed", f"the data sets, unless --datasets names some: {', '.join(COLLECTIONS)}", known)
-    parser.add_names("--datasets", TABLES)
-    parser.add_names("--methods", METHODS)
-    parser.add("--shots", "5,20", "labelled rows per class", functools.partial(parse_wholes, low=2))
-    parser.add_int("--splits", 5, "splits of each table")
-    parser.add_state()
+    parser.add_option(
+        "--collection", "mixed", f"the data sets, unless --datasets names some: {', '.join(COLLECTIONS)}", known
+    )
+    parser.add_names_option("--datasets", TABLES)
+    parser.add_names_option("--methods", METHODS)
+    parser.add_option("--shots", "5,20", "labelled rows per class", functools.partial(parse_integers, low=2))
+    parser.add_int_option("--splits", 5, "splits of each table")
+    parser.add_state_options()
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Execute all runs, and compare the methods by row."""
     methods = options.methods or list(METHODS)
-    if not any(method in OURS for method in methods):
+    if not any(method in PROTONET_METHODS for method in methods):
         raise_input_error("--methods", "name one of ours", ",".join(methods), "Add ours.")
     for name in ("lightgbm", "catboost"):
         if name in methods and find_spec(name) is None:
             raise_input_error("--methods", "be installed", name, f"Run pip install {name}, or name the others.")
     runs = []
-    for name, _ in load_sets(options.datasets or COLLECTIONS[options.collection], load_mixed):
+    for name, _ in load_available_sets(options.datasets or COLLECTIONS[options.collection], load_mixed):
         seeds = range(options.splits)
         runs += [Run(name, n, seed, method) for n in options.shots for seed in seeds for method in methods]
     if not runs:
@@ -223,14 +227,14 @@ def run(options: argparse.Namespace) -> Report:
         raise_input_error("--datasets", "have a package that is installed", "none", remedy)
     results = run_all(runs, run_method, options.state, lambda run: hash_code(run.method))
     rows = group_results(results)
-    return Report(rows, tabulate(rows, methods))
+    return StudyReport(rows, tabulate(rows, methods))
 
 
 def hash_code(method: str) -> str:
     """Hash the code that a method's results depend on."""
     sources = ("analysis/real_data/mixed_sets.py", "analysis/real_data/mixed.py")
     tables = ("protonet/tables", "protonet/commands/data.py")
-    return hash_sources(*sources, *((*tables, *library_files()) if method in OURS else ()))
+    return hash_sources(*sources, *((*tables, *library_files()) if method in PROTONET_METHODS else ()))
 
 
 def run_method(run: Run) -> dict[str, float]:

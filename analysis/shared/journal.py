@@ -22,7 +22,7 @@ from tqdm import tqdm
 from protonet.errors import installed_version
 from solution.pack import ROOT
 
-PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")  #: Packages whose versions affect results.
+HASHED_PACKAGES = ("numpy", "scipy", "scikit-learn", "torch")  #: Packages whose versions affect results.
 Run = TypeVar("Run")
 
 
@@ -95,10 +95,10 @@ def append_journal(path: Path, entry: dict[str, Any]) -> None:
 
 @functools.cache
 def hash_sources(*paths: str) -> str:
-    """Hash Python files, or all files in a folder, by paths in the repository, and the versions of `PACKAGES`."""
+    """Hash Python files, or all files in a folder, by paths in the repository, and the versions of packages."""
     files = [file for path in paths for file in (sorted((ROOT / path).rglob("*.py")) or [ROOT / path])]
     texts = [file.read_text(encoding="utf-8") for file in files]
-    versions = {package: installed_version(package) for package in PACKAGES}
+    versions = {package: installed_version(package) for package in HASHED_PACKAGES}
     return hashlib.sha256(json.dumps([texts, versions], sort_keys=True).encode()).hexdigest()[:16]
 
 

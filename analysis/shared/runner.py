@@ -1,6 +1,6 @@
 """The runner of all studies: it parses options, checks output paths before the work, and writes results.
 
-A study is a module with a docstring, `add_options(parser)` and `run(options)`, which returns a `Report`.
+A study is a module with a docstring, `add_options(parser)` and `run(options)`, which returns a `StudyReport`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, NamedTuple, TypeVar
 from protonet.errors import install_command, raise_input_error
 from protonet.ui.command_line import CommandParser, check_output_options, parse_integer
 
-BUILD = Path("build")
+BUILD_FOLDER = Path("build")
 Loaded = TypeVar("Loaded")
-FORMATS = (".png", ".pdf", ".svg")
+PLOT_SUFFIXES = (".png", ".pdf", ".svg")
 #: Options that the command below a table omits, because they depend on the machine.
 HIDDEN_OPTIONS = ("baselines", "jobs")
 #: Name of the folder argument, whose path depends on the machine.
-FOLDER = "folder"
+FOLDER_OPTION = "folder"
 
 
-class Report(NamedTuple):
+class StudyReport(NamedTuple):
     """The result of a study."""
 
     rows: object  #: Content of ``--json``.
@@ -44,40 +44,40 @@ class StudyParser(CommandParser):
         self.formatter_class = argparse.RawDescriptionHelpFormatter
         self._checks: dict[str, Callable[[str, str], Any]] = {}
         self._outputs: list[str] = []
-        self.add_output("--json", "write the results there")
-        self.add_output("--markdown", "write the table there, too")
+        self.add_output_option("--json", "write the results there")
+        self.add_output_option("--markdown", "write the table there, too")
 
-    def add(self, option: str, default: str | None, text: str, check: Callable[[str, str], Any]) -> None:
+    def add_option(self, option: str, default: str | None, text: str, check: Callable[[str, str], Any]) -> None:
         """Add an option; ``check(option, text)`` converts the text that the user passes, or the default, to a value."""
         metavar = "N" if default and default.isdecimal() else None
         help_text = text if default is None else f"{text} (default: {default})"
         self.add_argument(option, default=default, help=help_text, metavar=metavar)
         self._checks[option] = check
 
-    def add_int(self, option: str, default: int, text: str, *, low: int = 1) -> None:
+    def add_int_option(self, option: str, default: int, text: str, *, low: int = 1) -> None:
         """Add an option whose value is an integer >= ``low``."""
-        self.add(option, str(default), text, partial(parse_integer, low=low))
+        self.add_option(option, str(default), text, partial(parse_integer, low=low))
 
-    def add_names(self, option: str, known: Collection[str], default: str | None = None) -> None:
+    def add_names_option(self, option: str, known: Collection[str], default: str | None = None) -> None:
         """Add an option whose value is a list of names of ``known``; None, the default, stands for all of them."""
         text = f"of {', '.join(known)}{'' if default else ' (default: all)'}"
-        self.add(option, default, text, partial(parse_names, known=known))
+        self.add_option(option, default, text, partial(parse_names, known=known))
 
-    def add_output(self, option: str, text: str, default: Path | None = None) -> None:
+    def add_output_option(self, option: str, text: str, default: Path | None = None) -> None:
         """Add an option for the path of an output file, which is checked to be writable before the work begins."""
         help_text = text if default is None else f"{text} (default: {default})"
         self.add_argument(option, default=default and str(default), metavar="PATH", help=help_text)
         self._outputs.append(option.removeprefix("--"))
 
-    def add_plot(self, text: str) -> None:
+    def add_plot_option(self, text: str) -> None:
         """Add ``--plot``, the path of a figure that shows what ``text`` says."""
-        self.add_output("--plot", f"draw {text} there ({', '.join(FORMATS)})")
+        self.add_output_option("--plot", f"draw {text} there ({', '.join(PLOT_SUFFIXES)})")
         self._checks["--plot"] = _check_plot
 
-    def add_state(self, name: str | None = None) -> None:
+    def add_state_options(self, name: str | None = None) -> None:
         """Add ``--state``, the journal from which an interrupted study resumes, and ``--fresh``, which deletes it."""
         name = name or self.prog.split()[-1]
-        self.add_output("--state", "journal of finished runs", BUILD / f"{name}.jsonl")
+        self.add_output_option("--state", "journal of finished runs", BUILD_FOLDER / f"{name}.jsonl")
         self.add_argument("--fresh", action="store_true", help="forget the finished runs")
 
     def parse_study(self, arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -86,7 +86,7 @@ class StudyParser(CommandParser):
         made = f"python -m {self.prog}"
         named = {action.dest for action in self._actions if action.option_strings}
         for name, value in vars(options).items():
-            if name == FOLDER:
+            if name == FOLDER_OPTION:
                 made += f" {name.upper()}"
             elif isinstance(value, list):
                 made += f" --{name.replace('_', '-')}" if value and name in named else ""
@@ -116,7 +116,7 @@ def run_study(prog: str, study: ModuleType, arguments: Sequence[str] | None) -> 
     print(report.table, end="")
 
 
-def load_sets(names: Iterable[str], load: Callable[[str], Loaded]) -> Iterator[tuple[str, Loaded]]:
+def load_available_sets(names: Iterable[str], load: Callable[[str], Loaded]) -> Iterator[tuple[str, Loaded]]:
     """Yield each name with its data set; a data set whose package is missing is left out, with a line on stderr."""
     for name in names:
         try:
@@ -136,15 +136,15 @@ def parse_names(option: str, text: str, known: Collection[str]) -> list[str]:
     return names
 
 
-def parse_wholes(option: str, text: str, *, low: int) -> list[int]:
+def parse_integers(option: str, text: str, *, low: int) -> list[int]:
     """Parse a comma-separated list of integers >= low without repetition; raise an InputError for others."""
     return list(dict.fromkeys(parse_integer(option, item, low=low) for item in text.split(",")))
 
 
 def _check_plot(option: str, path: str) -> str:
     """Return a path to which matplotlib can draw; raise an InputError for others."""
-    if Path(path).suffix.lower() not in FORMATS:
-        raise_input_error(option, f"end in {', '.join(FORMATS)}", repr(path), "Rename the file.")
+    if Path(path).suffix.lower() not in PLOT_SUFFIXES:
+        raise_input_error(option, f"end in {', '.join(PLOT_SUFFIXES)}", repr(path), "Rename the file.")
     if find_spec("matplotlib") is None:
         raise_input_error(option, "have matplotlib", "none installed", f"Run {install_command('analysis')}.")
     return path

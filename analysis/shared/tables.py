@@ -31,7 +31,7 @@ def format_mean(values: Sequence[float], *, digits: int = 2, sign: bool = False)
     return text if math.isnan(error) else f"{text} ±{error:.{digits}f}"
 
 
-def subtract(left: Sequence[float], right: Sequence[float]) -> list[float]:
+def subtract_pairs(left: Sequence[float], right: Sequence[float]) -> list[float]:
     """Compute the differences of paired values; none if one side is empty."""
     return [a - b for a, b in zip(left, right, strict=True)] if left and right else []
 
@@ -46,7 +46,7 @@ def group_results(results: Mapping[Any, Mapping[str, float]]) -> list[dict[str, 
     return list(rows.values())
 
 
-class Quantity(NamedTuple):
+class ComparedQuantity(NamedTuple):
     """A quantity by which methods are compared."""
 
     key: str  #: Its key in the rows of `group_results`.
@@ -56,14 +56,18 @@ class Quantity(NamedTuple):
     factor: float = 1.0  #: Converts the unit of the rows to that of the table.
 
 
-def average(row: Mapping[str, Any], key: str, method: str) -> float:
+def average_over_splits(row: Mapping[str, Any], key: str, method: str) -> float:
     """Compute the mean of a method's quantity over the splits of a row."""
     return statistics.fmean(row[key][method])
 
 
-def pick_best(row: Mapping[str, Any], key: str, baselines: Iterable[str]) -> str | None:
+def get_best_baseline(row: Mapping[str, Any], key: str, baselines: Iterable[str]) -> str | None:
     """Return the baseline with the highest mean of a quantity in a row; None without baselines."""
-    return max((name for name in baselines if name in row[key]), key=lambda name: average(row, key, name), default=None)
+    return max(
+        (name for name in baselines if name in row[key]),
+        key=lambda name: average_over_splits(row, key, name),
+        default=None,
+    )
 
 
 def tabulate_rows(
@@ -72,8 +76,8 @@ def tabulate_rows(
     """Format a line per row: the mean of each method, the best baseline, and the regret of the first method."""
     main, lines = next(iter(methods)), []
     for row in rows:
-        best = pick_best(row, key, baselines) or ""
-        regret = format_mean(subtract(row[key].get(best, []), row[key][main]), sign=True)
+        best = get_best_baseline(row, key, baselines) or ""
+        regret = format_mean(subtract_pairs(row[key].get(best, []), row[key][main]), sign=True)
         means = [format_mean(row[key][method]) for method in methods]
         lines.append([row["dataset"], str(row["shots"]), *means, methods.get(best, ""), regret])
     header = ["data set", "shots", *methods.values(), "best baseline", f"regret of {methods[main]}"]
@@ -82,7 +86,7 @@ def tabulate_rows(
 
 def tabulate_methods(
     rows: Sequence[Mapping[str, Any]],
-    quantities: Sequence[Quantity],
+    quantities: Sequence[ComparedQuantity],
     methods: Mapping[str, str],
     baselines: Collection[str],
 ) -> str:
@@ -90,7 +94,9 @@ def tabulate_methods(
     columns: dict[str, dict[str, str]] = {}
     for quantity in quantities:
         measured = [name for name in methods if all(name in row.get(quantity.key, {}) for row in rows)]
-        means = np.array([[average(row, quantity.key, name) for name in measured] for row in rows])  # (rows, methods)
+        means = np.array(
+            [[average_over_splits(row, quantity.key, name) for name in measured] for row in rows]
+        )  # (rows, methods)
         cells = [f"{quantity.factor * mean:.{quantity.digits}f}" for mean in means.mean(axis=0)]
         if quantity.sign and len(measured) > 1:
             ranks = rankdata(-quantity.sign * means.round(9), axis=1).mean(axis=0)
@@ -99,10 +105,10 @@ def tabulate_methods(
             columns[quantity.title] = dict(zip(measured, cells, strict=True))
     key, titles = quantities[0].key, dict(methods)
     if any(method in baselines for method in methods):
-        best = [average(row, key, pick_best(row, key, baselines) or "") for row in rows]
+        best = [average_over_splits(row, key, get_best_baseline(row, key, baselines) or "") for row in rows]
         mean, worst = columns["mean regret"], columns["worst regret"] = {"best": "+0.00"}, {}
         for method in methods:
-            regrets = [top - average(row, key, method) for row, top in zip(rows, best, strict=True)]
+            regrets = [top - average_over_splits(row, key, method) for row, top in zip(rows, best, strict=True)]
             at = rows[int(np.argmax(regrets))]
             mean[method] = f"{statistics.fmean(regrets):+.2f}"
             worst[method] = f"{max(regrets):+.2f} ({at['dataset']} {at['shots']})"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import Report, StudyParser
+from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import format_mean
 from protonet.fit.cross_validation import cross_validate, measure_cross_validation
 from protonet.fit.search import EFFORTS
@@ -26,7 +26,7 @@ from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 from solution.pack import library_files
 
-NEW = 20_000  #: New rows on which a network is evaluated.
+NEW_ROWS = 20_000  #: New rows on which a network is evaluated.
 MAX_NOISE = 0.15  #: The largest fraction of rows whose class is random.
 NOTE = """
 Accuracies in percent on {new:,} new rows at effort {effort}, with {low:,} to {high:,} training rows; the classes of up
@@ -36,7 +36,7 @@ error over problems.
 """
 
 
-class Run(NamedTuple):
+class SyntheticProblem(NamedTuple):
     """One synthetic problem; further seeds are further problems."""
 
     kind: str
@@ -45,7 +45,7 @@ class Run(NamedTuple):
     effort: str
 
 
-class Columns(NamedTuple):
+class ProblemColumns(NamedTuple):
     """The columns of a problem."""
 
     needed: list[np.ndarray]  #: (n,) each; they determine the classes.
@@ -53,53 +53,55 @@ class Columns(NamedTuple):
     score: np.ndarray  #: (n,), whose quantiles separate the classes.
 
 
-def make_units(rng: np.random.Generator, n: int) -> Columns:
+def make_units(rng: np.random.Generator, n: int) -> ProblemColumns:
     """Make a temperature in two or three units; classes are stripes."""
     celsius = rng.normal(15, 10, n).round(2)
     units = [(1.8 * celsius + 32).round(2), (celsius + 273.15).round(1)]
-    return Columns([celsius], units[: rng.integers(1, 3)], np.sin(celsius / rng.uniform(1, 4)))
+    return ProblemColumns([celsius], units[: rng.integers(1, 3)], np.sin(celsius / rng.uniform(1, 4)))
 
 
-def make_powers(rng: np.random.Generator, n: int) -> Columns:
+def make_powers(rng: np.random.Generator, n: int) -> ProblemColumns:
     """Make a positive number, its square and its logarithm; classes are stripes or a threshold."""
     x = np.exp(rng.normal(0, 0.6, n))
     score = np.sin(rng.uniform(2, 8) * np.log(x)) if rng.random() < 0.5 else x
-    return Columns([x], [x**2, np.log(x)][: rng.integers(1, 3)], score)
+    return ProblemColumns([x], [x**2, np.log(x)][: rng.integers(1, 3)], score)
 
 
-def make_hours(rng: np.random.Generator, n: int) -> Columns:
+def make_hours(rng: np.random.Generator, n: int) -> ProblemColumns:
     """Make a time of day, whole or not, with its sine and cosine; classes are periods of the day."""
     hour = rng.uniform(0, 24, n)
     hour = hour if rng.random() < 0.5 else np.floor(hour)
     angle = 2 * np.pi * hour / 24
-    return Columns([hour], [np.sin(angle), np.cos(angle)], np.sin(angle * rng.integers(1, 4) + rng.uniform(0, 6)))
+    return ProblemColumns(
+        [hour], [np.sin(angle), np.cos(angle)], np.sin(angle * rng.integers(1, 4) + rng.uniform(0, 6))
+    )
 
 
-def make_combinations(rng: np.random.Generator, n: int) -> Columns:
+def make_combinations(rng: np.random.Generator, n: int) -> ProblemColumns:
     """Make three numbers and up to three of their linear combinations; classes are stripes, or interactions."""
     x = rng.normal(size=(n, 3))
     combinations = x @ rng.normal(size=(3, rng.integers(1, 4)))
     score = np.sin(rng.uniform(0.5, 2) * x[:, 0]) + (rng.random() < 0.5) * x[:, 1] * x[:, 2]
-    return Columns(list(x.T), list(combinations.round(3).T), score)
+    return ProblemColumns(list(x.T), list(combinations.round(3).T), score)
 
 
-def make_counts(rng: np.random.Generator, n: int) -> Columns:
+def make_counts(rng: np.random.Generator, n: int) -> ProblemColumns:
     """Make two counts, their total and a rate; classes depend on the difference, or on the remainder of the total."""
     counts = rng.poisson(rng.uniform(2, 20), (n, 2)).astype(float)
     total = counts.sum(axis=1)
     remainder = total % rng.integers(2, 5)
     score = remainder if rng.random() < 0.3 else counts[:, 0] - counts[:, 1] + rng.normal(0, 0.5, n)
-    return Columns(list(counts.T), [total, counts[:, 0] / (total + 1)], score)
+    return ProblemColumns(list(counts.T), [total, counts[:, 0] / (total + 1)], score)
 
 
-def make_curves(rng: np.random.Generator, n: int) -> Columns:
+def make_curves(rng: np.random.Generator, n: int) -> ProblemColumns:
     """Make a number with its noisy square and its absolute value, beside noise; classes are stripes."""
     x = rng.uniform(-3, 3, n)
     redundant = [x**2 + rng.normal(0, 0.01, n), np.abs(x)]
-    return Columns([x, rng.normal(size=n)], redundant, np.sin(rng.uniform(1, 4) * x))
+    return ProblemColumns([x, rng.normal(size=n)], redundant, np.sin(rng.uniform(1, 4) * x))
 
 
-KINDS: Mapping[str, Callable[[np.random.Generator, int], Columns]] = {
+PROBLEM_KINDS: Mapping[str, Callable[[np.random.Generator, int], ProblemColumns]] = {
     "units": make_units,
     "powers": make_powers,
     "hours": make_hours,
@@ -111,27 +113,31 @@ KINDS: Mapping[str, Callable[[np.random.Generator, int], Columns]] = {
 
 def add_options(parser: StudyParser) -> None:
     """Add the kinds and the number of problems, their rows, and the effort."""
-    parser.add_names("--kinds", tuple(KINDS))
-    parser.add_int("--problems", 34, "problems of each kind")
-    parser.add_int("--first", 1000, "the seed of the first problem", low=0)
-    parser.add_int("--min-rows", 500, "the fewest training rows", low=100)
-    parser.add_int("--max-rows", 6000, "the most training rows", low=100)
-    parser.add("--effort", "fast", "of the fits", partial(check_known_name, known_names=EFFORTS))
-    parser.add_int("--jobs", 1, "problems at the same time")
-    parser.add_state()
+    parser.add_names_option("--kinds", tuple(PROBLEM_KINDS))
+    parser.add_int_option("--problems", 34, "problems of each kind")
+    parser.add_int_option("--first", 1000, "the seed of the first problem", low=0)
+    parser.add_int_option("--min-rows", 500, "the fewest training rows", low=100)
+    parser.add_int_option("--max-rows", 6000, "the most training rows", low=100)
+    parser.add_option("--effort", "fast", "of the fits", partial(check_known_name, known_names=EFFORTS))
+    parser.add_int_option("--jobs", 1, "problems at the same time")
+    parser.add_state_options()
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Fit to all problems, and tabulate."""
     limits = (options.min_rows, max(options.min_rows, options.max_rows))
     seeds = range(options.first, options.first + options.problems)
-    runs = [Run(kind, seed, limits, options.effort) for seed in seeds for kind in options.kinds or KINDS]
+    runs = [
+        SyntheticProblem(kind, seed, limits, options.effort)
+        for seed in seeds
+        for kind in options.kinds or PROBLEM_KINDS
+    ]
     code = hash_sources("analysis/solver/redundant.py", *library_files())
     results = run_all(runs, measure_run, options.state, lambda _: code, unit="problem", jobs=options.jobs)
-    return Report([[*run, result] for run, result in results.items()], tabulate(results))
+    return StudyReport([[*run, result] for run, result in results.items()], tabulate(results))
 
 
-def measure_run(run: Run) -> dict[str, Any]:
+def measure_run(run: SyntheticProblem) -> dict[str, Any]:
     """Fit with and without the redundant columns; compute the accuracies, and the interval with them."""
     needed, features, labels, rows = make_problem(run)
     solution = fit_solution([(features[:rows], labels[:rows])], effort=run.effort)
@@ -151,11 +157,11 @@ def measure_run(run: Run) -> dict[str, Any]:
     }
 
 
-def make_problem(run: Run) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def make_problem(run: SyntheticProblem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """Sample a problem: the needed columns, all columns, labels, and the number of training rows, which come first."""
-    rng = np.random.default_rng([list(KINDS).index(run.kind), run.seed])
+    rng = np.random.default_rng([list(PROBLEM_KINDS).index(run.kind), run.seed])
     rows = round(float(np.exp(rng.uniform(*np.log(run.rows)))))
-    columns = KINDS[run.kind](rng, rows + NEW)
+    columns = PROBLEM_KINDS[run.kind](rng, rows + NEW_ROWS)
     classes = int(rng.integers(2, 4))
     labels = np.digitize(columns.score, np.quantile(columns.score, np.arange(1, classes) / classes))
     random = rng.random(len(labels)) < rng.uniform(0, MAX_NOISE)
@@ -166,7 +172,7 @@ def make_problem(run: Run) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, in
     return needed, torch.cat([needed, redundant], dim=1), torch.from_numpy(labels), rows
 
 
-def tabulate(results: Mapping[Run, Mapping[str, Any]]) -> str:
+def tabulate(results: Mapping[SyntheticProblem, Mapping[str, Any]]) -> str:
     """Tabulate accuracies and coverage by kind, and over all kinds."""
     lines = []
     for kind in (*dict.fromkeys(run.kind for run in results), "all"):
@@ -181,7 +187,7 @@ def tabulate(results: Mapping[Run, Mapping[str, Any]]) -> str:
         "held out less new",
     ]
     run = next(iter(results))
-    note = NOTE.format(new=NEW, effort=run.effort, low=run.rows[0], high=run.rows[1], noise=100 * MAX_NOISE)
+    note = NOTE.format(new=NEW_ROWS, effort=run.effort, low=run.rows[0], high=run.rows[1], noise=100 * MAX_NOISE)
     return format_table([*header, "covered, %", "below, above"], lines) + note
 
 

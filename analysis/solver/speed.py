@@ -22,13 +22,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from analysis.real_data.sets import load_real, split_shots
-from analysis.shared.runner import Report, StudyParser
+from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import write_csv
 from protonet.datasets import load_glyphs
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
-SETS = (
+TIMED_DATASETS = (
     "digits",
     "wine",
     "breast_cancer",
@@ -40,8 +40,8 @@ SETS = (
     "text",
 )
 SHOTS = (5, 20)  #: Labelled rows per class of the real problems.
-PEAKS, LENGTH = 4, 200  #: Peaks and values of a synthetic spectrum.
-GROWTH = (
+PEAKS_PER_SPECTRUM, SPECTRUM_LENGTH = 4, 200  #: Peaks and values of a synthetic spectrum.
+SIZES_OF_LARGE_FITS = (
     (1000, 10, 384),
     (10_000, 128, 384),
     (100_000, 1000, 384),
@@ -75,7 +75,7 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("--folder", metavar="PATH", help="the checkout of another version, to measure before this one")
 
 
-def run(options: argparse.Namespace) -> Report:
+def run(options: argparse.Namespace) -> StudyReport:
     """Measure this version and the other one alternately."""
     versions = {"now": ROOT, **({} if options.folder is None else {"before": Path(options.folder)})}
     rows: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> Report:
             results = {name: measure(measurement, root, Path(folder)) for name, root in versions.items()}
             option = "" if measurement.kind == "command" else measurement.option
             rows.append({"kind": measurement.kind, "name": measurement.name, "option": option, **results})
-    return Report(rows, tabulate(rows))
+    return StudyReport(rows, tabulate(rows))
 
 
 def measure(measurement: Measurement, root: Path, folder: Path) -> dict[str, float]:
@@ -108,14 +108,14 @@ def list_measurements(folder: Path) -> Iterator[Measurement]:
     predicted["a text"] = split_rows(text.x, text.y, 20)
     for name, data in predicted.items():
         yield from (Measurement("predict", name, data, effort) for effort in ("fast", "default"))
-    for name in SETS:
+    for name in TIMED_DATASETS:
         for shots in SHOTS:
             split = split_shots(load_real(name), shots, 0)
             if split is not None:
                 parts = {"x": split.train_x, "y": split.train_y, "new": split.test_x, "truth": split.test_y}
                 arrays = {part: value.numpy() for part, value in parts.items()}
                 yield from (Measurement("fit", f"{name}, {shots}", arrays, effort) for effort in ("fast", "default"))
-    for sizes in GROWTH:
+    for sizes in SIZES_OF_LARGE_FITS:
         name = "{:,} rows of {:,} classes, {:,} features".format(*sizes)
         yield Measurement("grow", name, {"sizes": np.array(sizes)}, "default")
     for rows, columns in ((2000, 21), (60, 10_000)):
@@ -143,10 +143,12 @@ def split_rows(x: Tensor, y: Tensor, shots: int) -> dict[str, np.ndarray]:
 def sample_spectra(generator: np.random.Generator) -> dict[str, np.ndarray]:
     """Sample spectra of six classes, five labelled rows each: peaks at positions of the class, of random heights."""
     y = np.arange(600) % 6
-    centres = generator.random((6, PEAKS))[y] + 0.01 * generator.standard_normal((600, PEAKS))
-    heights = 1 + 0.2 * generator.standard_normal((600, PEAKS))
-    peaks = np.exp(-(((np.linspace(0, 1, LENGTH)[:, None] - centres[:, None]) / 0.03) ** 2)) @ heights[:, :, None]
-    x = peaks[:, :, 0] + 0.1 * generator.standard_normal((600, LENGTH))
+    centres = generator.random((6, PEAKS_PER_SPECTRUM))[y] + 0.01 * generator.standard_normal((600, PEAKS_PER_SPECTRUM))
+    heights = 1 + 0.2 * generator.standard_normal((600, PEAKS_PER_SPECTRUM))
+    peaks = (
+        np.exp(-(((np.linspace(0, 1, SPECTRUM_LENGTH)[:, None] - centres[:, None]) / 0.03) ** 2)) @ heights[:, :, None]
+    )
+    x = peaks[:, :, 0] + 0.1 * generator.standard_normal((600, SPECTRUM_LENGTH))
     return split_rows(torch.from_numpy(x).float(), torch.from_numpy(y), 5)
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from protonet import solve
 
 SEED = 0
-PREDICTED, REPEATS = 512, 5  #: Rows of a prediction, and its repetitions, of which the fastest counts.
+PREDICTED_ROWS, REPEATS = 512, 5  #: Rows of a prediction, and its repetitions, of which the fastest counts.
 RADIUS, NOISE = 2.5, 0.4  #: Geometry of the contest's classes (`analysis.contest.official`).
 Data = dict[str, Any]
 
@@ -26,14 +26,14 @@ Data = dict[str, Any]
 def measure_prediction(data: Data, effort: str) -> dict[str, float]:
     """Measure the CPU microseconds to predict a row, and the accuracy and log-loss on test rows."""
     network, new, result = _solve(data, effort)
-    rows = new[torch.arange(PREDICTED) % len(new)]
+    rows = new[torch.arange(PREDICTED_ROWS) % len(new)]
     times = []
     with torch.no_grad():
         for _ in range(REPEATS):
             start = time.process_time()
             network(rows)
             times.append(time.process_time() - start)
-    return result | {"value": 1e6 * min(times) / PREDICTED}
+    return result | {"value": 1e6 * min(times) / PREDICTED_ROWS}
 
 
 def measure_fit(data: Data, effort: str) -> dict[str, float]:

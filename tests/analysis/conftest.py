@@ -43,7 +43,7 @@ SMALL = {
 }
 #: Values that replace constants of modules, so that a run is short.
 LESS: dict[str, dict[str, object]] = {
-    "redundant": {"analysis.solver.redundant.NEW": 500},
+    "redundant": {"analysis.solver.redundant.NEW_ROWS": 500},
     "incontext": {
         "analysis.incontext.real.load_tables": make_tables,
         "analysis.incontext.train.CELLS_PER_STEP": {"cpu": 300},

@@ -12,8 +12,8 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.neighbors import NearestCentroid
 from sklearn.preprocessing import StandardScaler
 
-from analysis.contest.draws import METHODS, predict
-from analysis.real_data.robustness import TUNED
+from analysis.contest.draws import METHODS, predict_test_rows
+from analysis.real_data.robustness import TUNED_BASELINES
 from analysis.shared.baselines import BASELINES, FOLDS, INVERSE_PENALTIES, pool_labelled
 from protonet.datasets import Split, sample_family
 from tests.strategies import blobs
@@ -24,7 +24,7 @@ def sample_draw(family: str = "isotropic", n_train: int = 4) -> Split:
 
 
 def run(split: Split, method: str) -> torch.Tensor:
-    predicted = predict(split, method)
+    predicted = predict_test_rows(split, method)
     assert predicted is not None
     return predicted
 
@@ -87,7 +87,7 @@ def test_one_sample_per_class() -> None:
         assert predicted.dtype == torch.int64, name
 
 
-@pytest.mark.parametrize("method", TUNED)
+@pytest.mark.parametrize("method", TUNED_BASELINES)
 def test_every_tuned_baseline_learns_blobs(method: str) -> None:
     rows = 5
     x, y = arrays(0, rows + 20)

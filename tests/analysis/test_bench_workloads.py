@@ -10,8 +10,15 @@ import pytest
 import sklearn.datasets  # noqa: F401 - its import draws from the global state
 import torch
 
-from analysis.optimizer_bench.workload import Workload, hold_out, shuffle, validate
-from analysis.optimizer_bench.workloads import FAMILY, KIND, ROLE, ROLES, WORKLOADS, streams
+from analysis.optimizer_bench.workload import Workload, compute_validation_loss, hold_out, shuffle_batches
+from analysis.optimizer_bench.workloads import (
+    FAMILY_OF_WORKLOAD,
+    KIND_OF_WORKLOAD,
+    ROLE_OF_WORKLOAD,
+    WORKLOADS,
+    WORKLOADS_BY_ROLE,
+    streams,
+)
 from analysis.optimizer_bench.workloads.data import cut_windows, read_sources
 
 BATCHES, STEPS, RATE = 2, 30, 3e-3
@@ -27,7 +34,9 @@ def take(workload: Workload) -> list[float]:
     return [float(workload.train_loss().detach()) for _ in range(BATCHES)]
 
 
-@pytest.mark.parametrize("name", [builds[0].__name__ for families in ROLES.values() for builds in families.values()])
+@pytest.mark.parametrize(
+    "name", [builds[0].__name__ for families in WORKLOADS_BY_ROLE.values() for builds in families.values()]
+)
 def test_a_workload_keeps_to_the_rules(name: str) -> None:
     states = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
     first, same, other = (WORKLOADS[name](seed) for seed in (0, 0, 1))
@@ -35,7 +44,7 @@ def test_a_workload_keeps_to_the_rules(name: str) -> None:
     for key, value in same.model.state_dict().items():
         assert torch.equal(value, weights[key])
     assert any(not torch.equal(value, weights[key]) for key, value in other.model.state_dict().items())
-    loss = validate(first.model, first.val_loss)
+    loss = compute_validation_loss(first.model, first.val_loss)
     assert np.isfinite(loss)
     losses = take(first)
     assert take(same) == losses
@@ -43,7 +52,7 @@ def test_a_workload_keeps_to_the_rules(name: str) -> None:
     assert take(other) != losses  # with the same weights: its batches are others
     for workload in (first, other):
         workload.model.load_state_dict(weights)  # batches may have moved buffers
-        assert validate(workload.model, workload.val_loss) == loss
+        assert compute_validation_loss(workload.model, workload.val_loss) == loss
         assert workload.model.training
     optimizer = torch.optim.AdamW(first.model.parameters(), RATES.get(name, RATE))
     trained = []
@@ -55,7 +64,7 @@ def test_a_workload_keeps_to_the_rules(name: str) -> None:
         trained.append(float(batch_loss.detach()))
     assert all(parameter.grad is not None for parameter in first.model.parameters())
     early, late = np.mean(trained[:5]), np.mean(trained[-5:])
-    assert late < early or validate(first.model, first.val_loss) < loss
+    assert late < early or compute_validation_loss(first.model, first.val_loss) < loss
     assert torch.equal(torch.get_rng_state(), states[0])
     assert str(np.random.get_state()) == states[1]  # noqa: NPY002
     assert random.getstate() == states[2]
@@ -67,28 +76,28 @@ def list_rows(batch: object) -> set[tuple[float, ...]]:
     return {*map(tuple, torch.cat([part.flatten(1).double() for part in parts if part.ndim > 1], 1).tolist())}
 
 
-DRAWS = [streams.write, streams.draw_petals, streams.draw_graphs, streams.draw_functions]
+DRAWS = [streams.sample_texts, streams.draw_petals, streams.draw_graphs, streams.draw_functions]
 DRAWS += [streams.draw_pushes, streams.draw_hands]
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_rows_of_a_stream_never_come_again(draw: streams.Draw) -> None:
     generator = generate(3)
-    batches = [list_rows(draw(20, source)) for source in (generator, generator, generate(streams.HELD_OUT))]
+    batches = [list_rows(draw(20, source)) for source in (generator, generator, generate(streams.VALIDATION_SEED))]
     assert [len(rows) for rows in batches] == [20] * 3
     assert len(set.union(*batches)) == 60
 
 
 def test_every_workload_has_one_role_family_and_kind() -> None:
-    assert len(WORKLOADS) == sum(len(builds) for families in ROLES.values() for builds in families.values())
-    assert ROLE.keys() == FAMILY.keys() == KIND.keys() == WORKLOADS.keys()
-    assert all(FAMILY[name] in ROLES[role] for name, role in ROLE.items())
+    assert len(WORKLOADS) == sum(len(builds) for families in WORKLOADS_BY_ROLE.values() for builds in families.values())
+    assert ROLE_OF_WORKLOAD.keys() == FAMILY_OF_WORKLOAD.keys() == KIND_OF_WORKLOAD.keys() == WORKLOADS.keys()
+    assert all(FAMILY_OF_WORKLOAD[name] in WORKLOADS_BY_ROLE[role] for name, role in ROLE_OF_WORKLOAD.items())
 
 
 def test_rows_are_seen_once_before_any_again_and_those_held_out_never() -> None:
     train, validation = hold_out(torch.arange(20), 7)
     assert sorted([*train.tolist(), *validation.tolist()]) == list(range(20))
-    stream = shuffle(train, 4, lambda rows, generator: (rows, torch.rand(1, generator=generator)))(generate(3))
+    stream = shuffle_batches(train, 4, lambda rows, generator: (rows, torch.rand(1, generator=generator)))(generate(3))
     batches = [next(stream)[0] for _ in range(6)]
     for epoch in (batches[:3], batches[3:]):
         assert len(torch.cat(epoch).unique()) == 12

@@ -15,7 +15,7 @@ import torch
 
 from analysis.__main__ import main
 from analysis.contest import draws
-from analysis.contest.draws import OURS, Run, summarise, tabulate
+from analysis.contest.draws import OURS, MethodRun, summarise, tabulate
 from analysis.contest.trial import evaluate_submission
 from analysis.contest.worker import evaluate, measure_peak_memory
 from protonet import solve
@@ -136,7 +136,7 @@ def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> 
 def test_statistics() -> None:
     accuracies = {"cosine": [0.5, 0.7], "lda": [0.9, 0.6], "bayes": [0.9, 0.9], OURS: [0.8, 0.9]}
     results = {
-        Run("nuisance", 16, 4, seed, 128, 384, method, 9 if method == OURS else None): {
+        MethodRun("nuisance", 16, 4, seed, 128, 384, method, 9 if method == OURS else None): {
             "accuracy": accuracies[method][seed],
             "parameters": 1000 + seed,
             "seconds": 1.0,

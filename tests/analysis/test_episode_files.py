@@ -34,9 +34,12 @@ def test_photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pyt
     digest = hash_pictures(locate_pictures(Path("photos")))
     assert f"560 photographs of 16 classes: of no set that we know;\nsha256 of all {digest}" in first
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
-    assert list(rows) == list(photographs.COLUMNS)
+    assert list(rows) == list(photographs.COLUMN_OPTIONS)
     (header, _, measured, *_) = read_cells(first)
-    assert header == ["accuracy, % ±episodes", *photographs.COLUMNS]  # too few episodes for intervals over classes
+    assert header == [
+        "accuracy, % ±episodes",
+        *photographs.COLUMN_OPTIONS,
+    ]  # too few episodes for intervals over classes
     assert measured[1].startswith(f"{100 * rows['1-shot']['methods']['protonet']['accuracy']:.2f} ±")
     assert [cells[0] for cells in read_cells(first)[-2:]] == ["protonet", "bd-cspn"]
     before = {path: path.stat().st_mtime_ns for path in Path("build").rglob("*.npz")}

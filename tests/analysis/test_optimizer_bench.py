@@ -12,23 +12,23 @@ import torch
 
 from analysis.__main__ import main
 from analysis.optimizer_bench import bench, runs, step_time, tune
-from analysis.optimizer_bench.peers import PEERS, Peer
-from analysis.optimizer_bench.runs import BASELINES, Candidate, Run, load_python, train_candidate
-from analysis.optimizer_bench.workload import Curve
-from analysis.optimizer_bench.workloads import FAMILY, ROLE, WORKLOADS
+from analysis.optimizer_bench.peers import PEERS, PeerOptimizer
+from analysis.optimizer_bench.runs import BASELINES_FILE, CandidateOptimizer, TrainingRun, import_file, train_candidate
+from analysis.optimizer_bench.workload import LossCurve
+from analysis.optimizer_bench.workloads import FAMILY_OF_WORKLOAD, ROLE_OF_WORKLOAD, WORKLOADS
 from solution.pack import ROOT
 from tests.analysis.conftest import read_cells
 
 WORKLOAD_FILE = """
 import torch
 from torch import nn
-from analysis.optimizer_bench.workload import Workload, initial_weights
+from analysis.optimizer_bench.workload import Workload, seed_initial_weights
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 Y = X @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]])
 
 def build(seed):
-    with initial_weights(seed):
+    with seed_initial_weights(seed):
         model = nn.Linear(4, 1)
     generator = torch.Generator().manual_seed(seed)
     def train_loss():
@@ -72,9 +72,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def house(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Let the bench have a tiny workload of each role, with baselines; return where looks are logged."""
     roles = {"seen": "visible", "tuned": "tuning", "kept": "validation"}
-    build = load_python(folder / "workloads.py").build
+    build = import_file(folder / "workloads.py").build
     known: dict[str, Any]
-    for known, chosen in ((WORKLOADS, dict.fromkeys(roles, build)), (ROLE, roles), (FAMILY, roles)):
+    for known, chosen in (
+        (WORKLOADS, dict.fromkeys(roles, build)),
+        (ROLE_OF_WORKLOAD, roles),
+        (FAMILY_OF_WORKLOAD, roles),
+    ):
         for name in [*known]:
             monkeypatch.delitem(known, name)
         for name, value in chosen.items():
@@ -82,7 +86,7 @@ def house(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path
     baseline = json.loads((folder / "baselines.json").read_text())["tiny"]
     (tmp_path / "baselines.json").write_text(json.dumps(dict.fromkeys(roles, baseline)))
     (tmp_path / "looks.md").write_text("| date |\n")
-    monkeypatch.setattr(bench, "LOOKS", tmp_path / "looks.md")
+    monkeypatch.setattr(bench, "VALIDATION_LOG", tmp_path / "looks.md")
     return tmp_path / "looks.md"
 
 
@@ -107,7 +111,7 @@ def look(folder: Path, house: Path, *more: str) -> int:
 
 
 def test_committed_baselines_are_of_the_benchs_workloads() -> None:
-    for name, baselines in json.loads((ROOT / BASELINES).read_text()).items():
+    for name, baselines in json.loads((ROOT / BASELINES_FILE).read_text()).items():
         assert name in WORKLOADS
         for steps, baseline in baselines.items():
             assert baseline["target"] < baseline["initial"]
@@ -122,7 +126,7 @@ def test_baselines(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert [[*by_steps] for by_steps in baselines.values()] == [["10", "20"]] * 2
     for steps, baseline in baselines["tiny"].items():
         assert baseline["max_steps"] == int(steps)
-        assert baseline["fingerprint"] == float(f"{load_python(folder / 'workloads.py').build(0).val_loss():.4g}")
+        assert baseline["fingerprint"] == float(f"{import_file(folder / 'workloads.py').build(0).val_loss():.4g}")
     monkeypatch.setattr(tune, "tune_workload", None)  # all is in the journal
     assert main(["optimizer-tune", *TUNED, *options(folder), "--baselines", str(folder / "again.json")]) == 0
     assert json.loads((folder / "again.json").read_text()) == baselines
@@ -160,9 +164,10 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 def test_randomness_is_the_seeds(folder: Path) -> None:
     before = torch.get_rng_state()
-    candidate = Candidate("optimizer", '{"noise": 0.1}', folder / "optimizer.py")
+    candidate = CandidateOptimizer("optimizer", '{"noise": 0.1}', folder / "optimizer.py")
     tried = [
-        train_candidate(Run("tiny", folder / "workloads.py", seed, 30, candidate, -math.inf)) for seed in (0, 0, 1)
+        train_candidate(TrainingRun("tiny", folder / "workloads.py", seed, 30, candidate, -math.inf))
+        for seed in (0, 0, 1)
     ]
     curves = [curve.losses for curve in tried]
     assert curves[0] == curves[1] != curves[2]
@@ -170,19 +175,19 @@ def test_randomness_is_the_seeds(folder: Path) -> None:
 
 
 def test_divergence_keeps_the_losses_before_it(folder: Path) -> None:
-    def try_config(config: str) -> Curve:
-        candidate = Candidate("optimizer", config, folder / "optimizer.py")
-        return train_candidate(Run("tiny", folder / "workloads.py", 0, 40, candidate, 0.0))
+    def try_config(config: str) -> LossCurve:
+        candidate = CandidateOptimizer("optimizer", config, folder / "optimizer.py")
+        return train_candidate(TrainingRun("tiny", folder / "workloads.py", 0, 40, candidate, 0.0))
 
     fine, far, crashed = map(try_config, ("{}", '{"lr": 1e30}', '{"crash": 25}'))
     assert far.diverged
-    assert far.raised is None
+    assert far.error_message is None
     assert crashed.diverged
-    assert crashed.raised is not None
-    assert crashed.raised.startswith("LinAlgError: ")
+    assert crashed.error_message is not None
+    assert crashed.error_message.startswith("LinAlgError: ")
     assert crashed.losses == fine.losses[:3]  # of 0, 10 and 20 steps
     assert not fine.diverged
-    assert fine.raised is None
+    assert fine.error_message is None
 
 
 def test_one_run_is_judged_at_every_horizon(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,7 +288,7 @@ def test_peers_take_their_best_rate_at_every_horizon(
     for entry in json.loads(path.read_text()):
         assert [*entry["rates"]] == ["10", "20"]
         for rates in entry["rates"].values():
-            assert len(rates["means"]) == len(PEERS[entry["name"]].rates)
+            assert len(rates["means"]) == len(PEERS[entry["name"]].learning_rates)
             assert rates["means"][str(rates["best"])] == max(rates["means"].values())
         for steps, rates in entry["rates"].items():
             ratios = [row["ratios"][0] for row in entry["rows"] if row["steps"] == int(steps)]
@@ -306,8 +311,8 @@ def test_a_peer_that_cannot_take_a_shape_is_not_finite_there(
     def refuse(parameters: Any, lr: float) -> torch.optim.Optimizer:
         raise TypeError("nothing")
 
-    monkeypatch.setitem(PEERS, "picky", Peer(Picky, (0.1, 0.2)))
-    monkeypatch.setitem(PEERS, "refusing", Peer(refuse, (0.1,)))
+    monkeypatch.setitem(PEERS, "picky", PeerOptimizer(Picky, (0.1, 0.2)))
+    monkeypatch.setitem(PEERS, "refusing", PeerOptimizer(refuse, (0.1,)))
     path = tmp_path / "peers.json"
     given = ["--optimizer", str(folder / "optimizer.py"), "--compare", "picky,refusing,adamw", "--json", str(path)]
     assert look(folder, house, *given) == 0

@@ -9,20 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.optimizer_bench.report import tabulate
-from analysis.optimizer_bench.score import bootstrap, measure_gap, rate, score_workload, summarise
-from analysis.optimizer_bench.workload import Curve
+from analysis.optimizer_bench.report import format_tables
+from analysis.optimizer_bench.score import (
+    bootstrap_interval,
+    compute_loss_gap,
+    compute_step_ratio,
+    score_workload,
+    summarise,
+)
+from analysis.optimizer_bench.workload import LossCurve
 from tests.analysis.conftest import read_cells
 
 BASELINE: dict[str, Any] = {"target": 1.0, "steps": 60, "initial": 5.0, "max_steps": 100}
 
 
-def curve(*losses: float, diverged: bool = False, **more: Any) -> Curve:
-    return Curve(list(losses), diverged, **more)
+def curve(*losses: float, diverged: bool = False, **more: Any) -> LossCurve:
+    return LossCurve(list(losses), diverged, **more)
 
 
 #: Losses of a run, the horizon, and what the run earns: AdamW takes 60 steps to a loss of 1 from 5.
-RATES: list[tuple[Curve, int, float]] = [
+RATES: list[tuple[LossCurve, int, float]] = [
     (curve(5, 3, 1, 2), 100, 60 / 20),  # a hit ends it, whatever comes later
     (curve(5, 3, 0.9, diverged=True), 100, 60 / 20),
     (curve(0.5, 3, 2, 0.9), 100, 60 / 30),  # nothing is reached before training
@@ -42,16 +48,16 @@ RATES: list[tuple[Curve, int, float]] = [
 
 def test_rate() -> None:
     for losses, steps, expected in RATES:
-        assert rate(losses, BASELINE | {"max_steps": steps}) == pytest.approx(expected), expected
+        assert compute_step_ratio(losses, BASELINE | {"max_steps": steps}) == pytest.approx(expected), expected
 
 
 def test_gaps_are_of_the_best_loss_within_the_horizon() -> None:
-    assert measure_gap(curve(0.1, 3, 1.2, 1.5), BASELINE) == pytest.approx(20)
-    assert measure_gap(curve(5, 3, 1.2, 1.1), BASELINE | {"max_steps": 20}) == pytest.approx(20)
-    assert measure_gap(curve(5, 3, 1), BASELINE) is None
-    assert measure_gap(curve(5, diverged=True), BASELINE) is None
-    assert measure_gap(curve(5, 2, diverged=True), BASELINE) == pytest.approx(100)
-    assert measure_gap(curve(5, -1, -1.5), BASELINE | {"target": -2.0}) == pytest.approx(25)
+    assert compute_loss_gap(curve(0.1, 3, 1.2, 1.5), BASELINE) == pytest.approx(20)
+    assert compute_loss_gap(curve(5, 3, 1.2, 1.1), BASELINE | {"max_steps": 20}) == pytest.approx(20)
+    assert compute_loss_gap(curve(5, 3, 1), BASELINE) is None
+    assert compute_loss_gap(curve(5, diverged=True), BASELINE) is None
+    assert compute_loss_gap(curve(5, 2, diverged=True), BASELINE) == pytest.approx(100)
+    assert compute_loss_gap(curve(5, -1, -1.5), BASELINE | {"target": -2.0}) == pytest.approx(25)
 
 
 def test_summary() -> None:
@@ -60,7 +66,7 @@ def test_summary() -> None:
     assert good["ratio"] == pytest.approx(math.sqrt(6 * 3))
     assert (good["hits"], good["step_ms"], good["gaps"]) == ([10, 20], 2.0, [None, None])
     assert (good["role"], good["family"], good["steps"]) == ("visible", "language", 100)
-    lost = [curve(5, diverged=True, raised="ValueError: x"), curve(5, 5)]
+    lost = [curve(5, diverged=True, error_message="ValueError: x"), curve(5, 5)]
     bad = score_workload("vae", lost, BASELINE)
     assert bad["raised"] == ["ValueError: x", None]
     (summary,) = summarise([good, bad])
@@ -91,10 +97,10 @@ def test_tables() -> None:
     trials = [curve(5, 1), curve(5, 3, 1.004)]
     rows = [
         score_workload("gpt", trials, BASELINE),
-        score_workload("labels", [curve(5, diverged=True, raised="ValueError: x")] * 2, BASELINE),
+        score_workload("labels", [curve(5, diverged=True, error_message="ValueError: x")] * 2, BASELINE),
     ]
     entry = {"name": "ours", "config": {}, "factor": 1.0, "rows": rows, "summaries": summarise(rows)}
-    text = tabulate([entry], {name: {"100": BASELINE} for name in ("gpt", "labels")})
+    text = format_tables([entry], {name: {"100": BASELINE} for name in ("gpt", "labels")})
     lines = read_cells(text)
     assert ["gpt", "language", "1", "60", "10, miss", "2.04", "0.4 %", "0.00"] in lines
     assert ["labels", "noise", "1", "60", "not finite, not finite", "0.05", "", "0.00"] in lines
@@ -107,7 +113,9 @@ def test_bootstrap_is_the_enumeration() -> None:
     logs = np.log(ratios := [[1.0, 2.0, 1.5], [0.5, 0.7, 3.0]])
     draws = list(itertools.product(range(3), repeat=3))
     means = [(a[list(i)].mean() + b[list(j)].mean()) / 2 for a, b in [logs] for i in draws for j in draws]
-    assert bootstrap(ratios) == pytest.approx(np.exp(np.quantile(means, [0.025, 0.975])), rel=0.03)
-    assert bootstrap(ratios) == bootstrap(ratios)
-    assert bootstrap((3 * np.array(ratios)).tolist()) == pytest.approx([3 * end for end in bootstrap(ratios)])
-    assert bootstrap([[2.0, 2.0], [8.0, 8.0]]) == pytest.approx((4, 4))
+    assert bootstrap_interval(ratios) == pytest.approx(np.exp(np.quantile(means, [0.025, 0.975])), rel=0.03)
+    assert bootstrap_interval(ratios) == bootstrap_interval(ratios)
+    assert bootstrap_interval((3 * np.array(ratios)).tolist()) == pytest.approx(
+        [3 * end for end in bootstrap_interval(ratios)]
+    )
+    assert bootstrap_interval([[2.0, 2.0], [8.0, 8.0]]) == pytest.approx((4, 4))

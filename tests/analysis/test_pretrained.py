@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from analysis.__main__ import main
-from analysis.pretrained.measure import CODES, LOGISTIC, NEAREST, SETFIT, TFIDF, list_methods
-from analysis.pretrained.sets import Items, list_data_sets, read_items, split
+from analysis.pretrained.measure import CLASS_CODES_METHOD, LOGISTIC, NEAREST, SETFIT, TFIDF, list_methods
+from analysis.pretrained.sets import ItemDataset, list_data_sets, read_items, split_items
 from analysis.pretrained.study import tabulate
 from analysis.shared.tables import write_csv
 from protonet.embeddings.opening import PACKAGED
@@ -47,8 +47,8 @@ def test_sets_are_tables_and_folders_of_pictures(tmp_path: Path) -> None:
     paths = list_data_sets(tmp_path)
     assert list(paths) == ["things", "pictures"]
     texts, pictures = map(read_items, paths.values())
-    assert (texts.takes, texts.classes, texts.names[0]) == ("text", tuple(WORDS), "fruit")
-    assert (pictures.takes, pictures.names) == ("picture", ["a", "b"])
+    assert (texts.modality, texts.classes, texts.names[0]) == ("text", tuple(WORDS), "fruit")
+    assert (pictures.modality, pictures.names) == ("picture", ["a", "b"])
     assert [Path(cell).parent.name for cell in pictures.cells] == ["a", "b"]
 
 
@@ -67,25 +67,32 @@ def test_folders_that_are_no_data_set_are_one_line(
 
 def test_a_split_judges_no_row_that_it_learns_from() -> None:
     labels = np.repeat([0, 1, 2], [5, 40, 60])
-    items = Items("text", list(map(str, range(105))), ("a", "b", "c"), labels, "")
-    parts = {shots: split(items, shots, 3, 30) for shots in (0, 1, 20)}
+    items = ItemDataset("text", list(map(str, range(105))), ("a", "b", "c"), labels, "")
+    parts = {shots: split_items(items, shots, 3, 30) for shots in (0, 1, 20)}
     assert [np.bincount(labels[part.labelled], minlength=3).tolist() for part in parts.values()] == [
         [0, 0, 0],
         [1, 1, 1],
         [3, 20, 20],
     ]
     assert set(parts[1].labelled) <= set(parts[20].labelled) <= set(parts[20].unlabelled)
-    assert not set(parts[0].judged) & set(parts[0].unlabelled)
-    assert len(set(parts[0].judged)) == 30
+    assert not set(parts[0].test_rows) & set(parts[0].unlabelled)
+    assert len(set(parts[0].test_rows)) == 30
     for part in parts.values():
-        np.testing.assert_array_equal(part.judged, parts[0].judged)
-    assert set(split(items, 1, 4, 30).judged) != set(parts[0].judged)
+        np.testing.assert_array_equal(part.test_rows, parts[0].test_rows)
+    assert set(split_items(items, 1, 4, 30).test_rows) != set(parts[0].test_rows)
 
 
 def test_every_kind_of_data_set_has_its_methods() -> None:
     methods = ["words", "efficientnet", "none"]
     assert list_methods("text", 0, methods, setfit=True) == ["words", NEAREST]
-    assert list_methods("text", 5, methods, setfit=True) == ["words", "none", CODES, LOGISTIC, TFIDF, SETFIT]
+    assert list_methods("text", 5, methods, setfit=True) == [
+        "words",
+        "none",
+        CLASS_CODES_METHOD,
+        LOGISTIC,
+        TFIDF,
+        SETFIT,
+    ]
     assert list_methods("picture", 0, methods, setfit=False) == []
     assert list_methods("picture", 5, methods, setfit=True) == ["efficientnet", "none", LOGISTIC]
     assert list_methods("text", 5, ["none"], setfit=False) == ["none", TFIDF]
@@ -108,7 +115,7 @@ def test_the_commands_are_run_and_nothing_is_done_twice(
     assert written == f"{table}\nMade by `python -m analysis pretrained FOLDER {command}`.\n"
     rows = json.loads(Path("rows.json").read_text(encoding="utf-8"))
     row_of = {(row["shots"], row["method"]): row for row in rows}
-    assert [method for shots, method in row_of if shots == 5] == ["words", "none", CODES, LOGISTIC, TFIDF]
+    assert [method for shots, method in row_of if shots == 5] == ["words", "none", CLASS_CODES_METHOD, LOGISTIC, TFIDF]
     assert row_of[0, "words"]["percent"] >= 75  # fruit and railways, from their names alone
     assert row_of[5, "words"]["percent"] >= 75
     assert all(row["seconds"] >= 0 for row in rows)

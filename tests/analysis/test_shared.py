@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.shared.journal import append_journal, hash_sources, read_journal, run_all
-from analysis.shared.runner import Report, StudyParser, run_study
-from analysis.shared.tables import format_mean, mean_and_error, subtract
+from analysis.shared.runner import StudyParser, StudyReport, run_study
+from analysis.shared.tables import format_mean, mean_and_error, subtract_pairs
 
 
 class Squares:
@@ -26,13 +26,13 @@ class Squares:
         parser.add_argument("files", nargs="*")
         parser.add_argument("--peers", action="store_true")
         parser.add_argument("--jobs")
-        parser.add_int("--most", 3, "the largest")
-        parser.add_names("--names", ["a", "b"])
-        parser.add_state()
+        parser.add_int_option("--most", 3, "the largest")
+        parser.add_names_option("--names", ["a", "b"])
+        parser.add_state_options()
 
     @staticmethod
-    def run(options: argparse.Namespace) -> Report:
-        return Report([n**2 for n in range(options.most)], f"squares of {options.names}\n")
+    def run(options: argparse.Namespace) -> StudyReport:
+        return StudyReport([n**2 for n in range(options.most)], f"squares of {options.names}\n")
 
 
 def test_the_reported_command_has_no_paths_of_this_machine(
@@ -113,5 +113,5 @@ def test_texts() -> None:
     assert format_mean([1.0, 2.0]) == "1.50 ±0.50"
     assert format_mean([1.0, 2.0], digits=1, sign=True) == "+1.5 ±0.5"
     assert format_mean([-0.001]) == "0.00"
-    assert subtract([1.0, 2.0], [0.5, 3.0]) == [0.5, -1.0]
-    assert subtract([], [1.0]) == subtract([1.0], []) == []
+    assert subtract_pairs([1.0, 2.0], [0.5, 3.0]) == [0.5, -1.0]
+    assert subtract_pairs([], [1.0]) == subtract_pairs([1.0], []) == []

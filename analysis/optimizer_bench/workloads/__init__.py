@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from analysis.optimizer_bench.workloads import characters, dynamics, graphs, pictures, sources, streams, words
 
-ROLES = {
+WORKLOADS_BY_ROLE = {
     "visible": {
         "language": (sources.gpt, sources.gru),
         "recommendation": (words.recommender,),
@@ -44,9 +44,23 @@ ROLES = {
         "recurrent stream": (streams.chords,),
     },
 }
-WORKLOADS = {build.__name__: build for families in ROLES.values() for builds in families.values() for build in builds}
-ROLE = {build.__name__: role for role, families in ROLES.items() for builds in families.values() for build in builds}
-FAMILY = {build.__name__: name for families in ROLES.values() for name, builds in families.items() for build in builds}
+WORKLOADS = {
+    build.__name__: build for families in WORKLOADS_BY_ROLE.values() for builds in families.values() for build in builds
+}
+ROLE_OF_WORKLOAD = {
+    build.__name__: role
+    for role, families in WORKLOADS_BY_ROLE.items()
+    for builds in families.values()
+    for build in builds
+}
+FAMILY_OF_WORKLOAD = {
+    build.__name__: name
+    for families in WORKLOADS_BY_ROLE.values()
+    for name, builds in families.items()
+    for build in builds
+}
 #: The scarce resource of a workload. In streams no row repeats; tables of vectors see few of their rows in a step.
-KIND = dict.fromkeys(WORKLOADS, "few rows") | dict.fromkeys(("recommender", "ranking", "words"), "tables")
-KIND |= {name: "streams" for name, build in WORKLOADS.items() if build.__module__ == streams.__name__ or name == "heat"}
+KIND_OF_WORKLOAD = dict.fromkeys(WORKLOADS, "few rows") | dict.fromkeys(("recommender", "ranking", "words"), "tables")
+KIND_OF_WORKLOAD |= {
+    name: "streams" for name, build in WORKLOADS.items() if build.__module__ == streams.__name__ or name == "heat"
+}

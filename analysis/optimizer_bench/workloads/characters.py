@@ -11,58 +11,60 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import (
-    Task,
+    WorkloadTask,
     classification_loss,
-    classify,
+    fixed_generator,
     hold_out,
-    on_rows,
-    seed_0,
-    shuffle,
-    workload,
+    make_classification_task,
+    make_row_task,
+    make_workload_builder,
+    shuffle_batches,
 )
-from analysis.optimizer_bench.workloads.data import PIXELS, SIDE, load_ascii, load_latin
-from analysis.optimizer_bench.workloads.models import Skip, make_convolutions, make_mlp, make_transformer
+from analysis.optimizer_bench.workloads.data import IMAGE_SIDE, PIXELS_PER_IMAGE, load_ascii, load_latin
+from analysis.optimizer_bench.workloads.models import ResidualLayers, make_convolutions, make_mlp, make_transformer
 from protonet.datasets import Dataset
 from protonet.losses import episodic_loss
 from protonet.sampling import index_classes, sample_episodes
 
 #: Patch size and width of the vision transformer.
-PATCH, WIDTH = 7, 64
+PATCH_SIDE, VIT_WIDTH = 7, 64
 #: Factor on torch's default initial weights.
-LOUDNESS = 10.0
+INITIAL_WEIGHT_FACTOR = 10.0
 #: Fraction of training labels that are replaced by another class.
-WRONG = 0.3
+WRONG_LABEL_FRACTION = 0.3
 #: Number of image moments of a character.
-SHAPES = 6
-EXPERTS = 8
+N_MOMENTS = 6
+N_EXPERTS = 8
 #: Weight of the load-balancing loss.
-BALANCE = 0.01
+LOAD_BALANCE_WEIGHT = 0.01
 #: Pixels per side of the downsampled pictures that are read pixel by pixel.
-GRID = 8
-CHANNELS, STATES = 16, 8
-#: Range of the initial time steps of the channels: the state decays by exp(-DECAY * step) per pixel.
-STEPS = (0.01, 0.2)
-DECAY = 0.5
+SEQUENCE_IMAGE_SIDE = 8
+STATE_SPACE_CHANNELS, STATES_PER_CHANNEL = 16, 8
+#: Range of the initial time steps of the channels: the state decays by exp(-STATE_SPACE_DECAY * step) per pixel.
+STATE_SPACE_STEP_RANGE = (0.01, 0.2)
+STATE_SPACE_DECAY = 0.5
 #: Every fifth character is held out, if validation is on unseen characters.
-HELD_OUT = 5
-EPISODE = {"n_way": 20, "n_shot": 1, "n_query": 4}
+HELD_OUT_COPIES = 5
+EPISODE_SIZES = {"n_way": 20, "n_shot": 1, "n_query": 4}
 #: Largest rotation, zoom and shift of a view, where half of the picture's side is 1.
-TURN, ZOOM, SHIFT = math.radians(20), 0.25, 0.15
+MAX_ROTATION, MAX_ZOOM, MAX_SHIFT = math.radians(20), 0.25, 0.15
 #: Standard deviation of the noise of a view.
-GREY = 0.1
-TEMPERATURE = 0.2
+PIXEL_NOISE = 0.1
+CONTRASTIVE_TEMPERATURE = 0.2
 
 
-@workload
-def cnn() -> Task:
+@make_workload_builder
+def cnn() -> WorkloadTask:
     """Classify Latin characters by three strided convolutions and a linear head."""
 
     def make(num_classes: int) -> nn.Module:
         convolutions = make_convolutions(1, 16, 32, 32, stride=2)
-        return nn.Sequential(nn.Unflatten(1, (1, SIDE, SIDE)), *convolutions, nn.Flatten(), nn.Linear(512, num_classes))
+        return nn.Sequential(
+            nn.Unflatten(1, (1, IMAGE_SIDE, IMAGE_SIDE)), *convolutions, nn.Flatten(), nn.Linear(512, num_classes)
+        )
 
     data = load_latin()
-    return classify(make, data.x, data.y, held_out=300, size=32)
+    return make_classification_task(make, data.x, data.y, held_out=300, size=32)
 
 
 class ViT(nn.Module):
@@ -70,67 +72,69 @@ class ViT(nn.Module):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(1, WIDTH, PATCH, stride=PATCH)
-        self.positions = nn.Parameter(0.02 * torch.randn((SIDE // PATCH) ** 2, WIDTH))
-        self.layers = nn.Sequential(make_transformer(WIDTH, "gelu", norm_first=True), nn.LayerNorm(WIDTH))
-        self.head = nn.Linear(WIDTH, num_classes)
+        self.patches = nn.Conv2d(1, VIT_WIDTH, PATCH_SIDE, stride=PATCH_SIDE)
+        self.positions = nn.Parameter(0.02 * torch.randn((IMAGE_SIDE // PATCH_SIDE) ** 2, VIT_WIDTH))
+        self.layers = nn.Sequential(make_transformer(VIT_WIDTH, "gelu", norm_first=True), nn.LayerNorm(VIT_WIDTH))
+        self.head = nn.Linear(VIT_WIDTH, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (n, pixels) to logits (n, num_classes)."""
-        patches = self.patches(images.view(-1, 1, SIDE, SIDE)).flatten(2).transpose(1, 2)  # (n, patches, width)
+        patches = (
+            self.patches(images.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)).flatten(2).transpose(1, 2)
+        )  # (n, patches, width)
         logits: Tensor = self.head(self.layers(patches + self.positions).mean(dim=1))
         return logits
 
 
-@workload
-def vit() -> Task:
+@make_workload_builder
+def vit() -> WorkloadTask:
     """Classify ASCII characters by a transformer of their patches."""
     data = load_ascii()
-    return classify(ViT, data.x, data.y, held_out=200, size=16)
+    return make_classification_task(ViT, data.x, data.y, held_out=200, size=16)
 
 
-@workload
-def loud() -> Task:
-    """Classify characters by an MLP of three layers whose logits start about ``LOUDNESS**3`` times too large."""
+@make_workload_builder
+def loud() -> WorkloadTask:
+    """Classify characters by an MLP whose initial weights, and thus its first logits, are far too large."""
 
     def make(num_classes: int) -> nn.Module:
-        model = make_mlp(PIXELS, 96, 96, num_classes)
+        model = make_mlp(PIXELS_PER_IMAGE, 96, 96, num_classes)
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.mul_(LOUDNESS)
+                parameter.mul_(INITIAL_WEIGHT_FACTOR)
         return model
 
     data = load_ascii()
-    return classify(make, data.x, data.y, held_out=300, size=32)
+    return make_classification_task(make, data.x, data.y, held_out=300, size=32)
 
 
-def spoil_labels(labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
+def corrupt_labels(labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
     """Replace a fraction of labels (n,) by another class, chosen uniformly."""
     other = torch.randint(1, num_classes, labels.shape, generator=generator)
-    wrong = torch.rand(labels.shape, generator=generator) < WRONG
+    wrong = torch.rand(labels.shape, generator=generator) < WRONG_LABEL_FRACTION
     return torch.where(wrong, (labels + other) % num_classes, labels)
 
 
-@workload
-def labels() -> Task:
+@make_workload_builder
+def labels() -> WorkloadTask:
     """Classify characters with many wrong training labels; validation labels are correct.
 
     Source: C. Zhang et al. (2017), Understanding deep learning requires rethinking generalization, arXiv 1611.03530.
     """
-    data, generator = load_ascii(), seed_0()
+    data, generator = load_ascii(), fixed_generator()
     validation, train = torch.randperm(len(data.x), generator=generator).tensor_split([300])
     y = data.y.clone()
-    y[train] = spoil_labels(y[train], data.num_classes, generator)
-    make = functools.partial(make_mlp, PIXELS, 96, 96, data.num_classes, norm=nn.LayerNorm)
-    return on_rows(make, classification_loss(data.x, y), (train, validation), 16)
+    y[train] = corrupt_labels(y[train], data.num_classes, generator)
+    make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 96, 96, data.num_classes, norm=nn.LayerNorm)
+    return make_row_task(make, classification_loss(data.x, y), (train, validation), 16)
 
 
-def measure_shapes(images: Tensor) -> Tensor:
+def compute_image_moments(images: Tensor) -> Tensor:
     """Compute the image moments of images (n, pixels) up to the second: (n, shapes), in pixels.
 
     They are: the ink, its mean row and column, the variances of both and their covariance.
     """
-    positions = torch.cartesian_prod(torch.arange(SIDE), torch.arange(SIDE)).float()  # (pixels, 2)
+    positions = torch.cartesian_prod(torch.arange(IMAGE_SIDE), torch.arange(IMAGE_SIDE)).float()  # (pixels, 2)
     total = images.sum(1, keepdim=True)  # (n, 1)
     ink = images / total
     mean = ink @ positions  # (n, 2)
@@ -139,8 +143,8 @@ def measure_shapes(images: Tensor) -> Tensor:
     return torch.cat([total, mean, *moments], 1)
 
 
-@workload
-def heads() -> Task:
+@make_workload_builder
+def heads() -> WorkloadTask:
     """Predict a glyph's character and centred shape, and reconstruct it, by several heads on one trunk.
 
     The training loss is the sum of unweighted losses: they begin at 4.5 nats, at some 150
@@ -148,13 +152,15 @@ def heads() -> Task:
     each as a share of what it is for one who guesses the same for all glyphs.
     """
     data = load_ascii()
-    shapes = measure_shapes(data.x)
+    shapes = compute_image_moments(data.x)
     shapes -= shapes.mean(0)
     guesses = torch.stack([torch.tensor(math.log(data.num_classes)), shapes.var(), data.x.var(0).mean()])
 
     def make() -> nn.Module:
-        trunk = nn.Sequential(make_mlp(PIXELS, 96, 48), nn.ReLU())
-        return nn.ModuleList([trunk, *(nn.Linear(48, outputs) for outputs in (data.num_classes, SHAPES, PIXELS))])
+        trunk = nn.Sequential(make_mlp(PIXELS_PER_IMAGE, 96, 48), nn.ReLU())
+        return nn.ModuleList(
+            [trunk, *(nn.Linear(48, outputs) for outputs in (data.num_classes, N_MOMENTS, PIXELS_PER_IMAGE))]
+        )
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         trunk, *branches = model.children()
@@ -164,10 +170,10 @@ def heads() -> Task:
         losses = torch.stack([class_loss, F.mse_loss(shape, shapes[rows]), F.mse_loss(image, data.x[rows])])  # (tasks,)
         return losses.sum() if model.training else (losses / guesses).mean()
 
-    return on_rows(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
+    return make_row_task(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
 
 
-class Experts(nn.Module):
+class MixtureOfExperts(nn.Module):
     """A mixture of experts with a residual connection and a linear head; a gate chooses each image's expert.
 
     Source: W. Fedus, B. Zoph and N. Shazeer (2022), Switch transformers, arXiv 2101.03961, (1) to (6).
@@ -175,10 +181,10 @@ class Experts(nn.Module):
 
     def __init__(self, num_classes: int, width: int = 64, within: int = 48) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Linear(PIXELS, width), nn.ReLU())
-        self.gate = nn.Linear(width, EXPERTS)
-        self.rise = nn.Parameter(torch.randn(EXPERTS, width, within) * math.sqrt(2 / width))
-        self.fall = nn.Parameter(torch.randn(EXPERTS, within, width) * math.sqrt(2 / within))
+        self.stem = nn.Sequential(nn.Linear(PIXELS_PER_IMAGE, width), nn.ReLU())
+        self.gate = nn.Linear(width, N_EXPERTS)
+        self.rise = nn.Parameter(torch.randn(N_EXPERTS, width, within) * math.sqrt(2 / width))
+        self.fall = nn.Parameter(torch.randn(N_EXPERTS, within, width) * math.sqrt(2 / within))
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,25 +195,25 @@ class Experts(nn.Module):
         # Each expert sees all images, which so few experts do faster than they would sort them.
         outputs = (x @ self.rise).relu() @ self.fall  # (experts, n, width)
         x = x + gate_weight.unsqueeze(1) * outputs[chosen, torch.arange(len(x))]
-        busy = F.one_hot(chosen, EXPERTS).float().mean(0)  # (experts,)
-        return self.head(x), EXPERTS * (busy * gate_weights.mean(0)).sum()
+        busy = F.one_hot(chosen, N_EXPERTS).float().mean(0)  # (experts,)
+        return self.head(x), N_EXPERTS * (busy * gate_weights.mean(0)).sum()
 
 
-@workload
-def experts() -> Task:
+@make_workload_builder
+def experts() -> WorkloadTask:
     """Classify characters by a mixture of experts. The load imbalance is part of the training loss alone."""
     data = load_latin()
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         logits, imbalance = model(data.x[rows])
-        total: Tensor = F.cross_entropy(logits, data.y[rows]) + BALANCE * imbalance * model.training
+        total: Tensor = F.cross_entropy(logits, data.y[rows]) + LOAD_BALANCE_WEIGHT * imbalance * model.training
         return total
 
-    make = functools.partial(Experts, data.num_classes)
-    return on_rows(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
+    make = functools.partial(MixtureOfExperts, data.num_classes)
+    return make_row_task(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
 
 
-class StateSpace(nn.Module):
+class StateSpaceLayer(nn.Module):
     """A linear state-space model of each channel with a diagonal transition, as one long convolution.
 
     A state is x_t = exp(step * (i frequency - decay)) x_(t-1) + step * u_t; the output is the real part of the sum of
@@ -219,11 +225,15 @@ class StateSpace(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log_step = nn.Parameter(torch.empty(CHANNELS, 1).uniform_(*map(math.log, STEPS)))
-        self.log_decay = nn.Parameter(torch.full((CHANNELS, STATES), math.log(DECAY)))
-        self.frequency = nn.Parameter(math.pi * torch.arange(STATES).repeat(CHANNELS, 1))
-        self.readout = nn.Parameter(torch.randn(2, CHANNELS, STATES))
-        self.through = nn.Parameter(torch.randn(CHANNELS))
+        self.log_step = nn.Parameter(
+            torch.empty(STATE_SPACE_CHANNELS, 1).uniform_(*map(math.log, STATE_SPACE_STEP_RANGE))
+        )
+        self.log_decay = nn.Parameter(
+            torch.full((STATE_SPACE_CHANNELS, STATES_PER_CHANNEL), math.log(STATE_SPACE_DECAY))
+        )
+        self.frequency = nn.Parameter(math.pi * torch.arange(STATES_PER_CHANNEL).repeat(STATE_SPACE_CHANNELS, 1))
+        self.readout = nn.Parameter(torch.randn(2, STATE_SPACE_CHANNELS, STATES_PER_CHANNEL))
+        self.through = nn.Parameter(torch.randn(STATE_SPACE_CHANNELS))
 
     def make_kernel(self, length: int) -> Tensor:
         """Compute the impulse response, (channels, length): the effect of an input 0, 1, ... steps later."""
@@ -241,8 +251,8 @@ class StateSpace(nn.Module):
         return torch.add(remembered, self.through[:, None] * u)
 
 
-@workload
-def states() -> Task:
+@make_workload_builder
+def states() -> WorkloadTask:
     """Classify characters by a state-space model that reads one pixel at a time, from the mean over time.
 
     Each layer is a norm, a state-space model and a gated mix of channels, beside a skip.
@@ -251,18 +261,27 @@ def states() -> Task:
     def make(num_classes: int) -> nn.Module:
         layers = []
         for _ in range(2):
-            mix = StateSpace(), nn.GELU(), nn.Conv1d(CHANNELS, 2 * CHANNELS, 1), nn.GLU(dim=1)
-            layers.append(Skip(nn.BatchNorm1d(CHANNELS), *mix))
+            mix = (
+                StateSpaceLayer(),
+                nn.GELU(),
+                nn.Conv1d(STATE_SPACE_CHANNELS, 2 * STATE_SPACE_CHANNELS, 1),
+                nn.GLU(dim=1),
+            )
+            layers.append(ResidualLayers(nn.BatchNorm1d(STATE_SPACE_CHANNELS), *mix))
         pool = nn.AdaptiveAvgPool1d(1), nn.Flatten()
-        return nn.Sequential(nn.Conv1d(1, CHANNELS, 1), *layers, *pool, nn.Linear(CHANNELS, num_classes))
+        return nn.Sequential(
+            nn.Conv1d(1, STATE_SPACE_CHANNELS, 1), *layers, *pool, nn.Linear(STATE_SPACE_CHANNELS, num_classes)
+        )
 
     data = load_ascii()
-    x = F.adaptive_avg_pool2d(data.x.view(-1, 1, SIDE, SIDE), GRID).flatten(2)  # (n, 1, GRID * GRID)
-    return classify(make, x, data.y, held_out=64, size=16)
+    x = F.adaptive_avg_pool2d(data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE), SEQUENCE_IMAGE_SIDE).flatten(
+        2
+    )  # (n, 1, GRID * GRID)
+    return make_classification_task(make, x, data.y, held_out=64, size=16)
 
 
-@workload
-def prototype() -> Task:
+@make_workload_builder
+def prototype() -> WorkloadTask:
     """Classify a few Latin characters by the nearest class mean of embeddings; the seed determines the episodes.
 
     It is the prototype network's own training, judged on characters that it never saw.
@@ -270,59 +289,65 @@ def prototype() -> Task:
     data = load_latin()
     classes = torch.arange(data.num_classes)
     index = index_classes(data.y)
-    train, novel = (index.select_classes(classes[(classes % HELD_OUT == 0) == chosen]) for chosen in (False, True))
+    train, novel = (
+        index.select_classes(classes[(classes % HELD_OUT_COPIES == 0) == chosen]) for chosen in (False, True)
+    )
 
     def stream(generator: torch.Generator) -> Iterator[Tensor]:
         while True:
-            yield sample_episodes(train, **EPISODE, n_episodes=1, generator=generator)
+            yield sample_episodes(train, **EPISODE_SIZES, n_episodes=1, generator=generator)
 
     def loss(model: nn.Module, episodes: Tensor) -> Tensor:
         embeddings = F.normalize(model(data.x[episodes]), dim=-1)  # (episodes, way, shot + query, embedding)
-        return episodic_loss(embeddings, n_shot=EPISODE["n_shot"], temperature=0.1)
+        return episodic_loss(embeddings, n_shot=EPISODE_SIZES["n_shot"], temperature=0.1)
 
-    make = functools.partial(make_mlp, PIXELS, 192, 64, activation=nn.GELU)
-    return Task(make, loss, stream, sample_episodes(novel, **EPISODE, n_episodes=8, generator=seed_0()))
+    make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 192, 64, activation=nn.GELU)
+    return WorkloadTask(
+        make, loss, stream, sample_episodes(novel, **EPISODE_SIZES, n_episodes=8, generator=fixed_generator())
+    )
 
 
 def split_pictures(data: Dataset) -> tuple[Tensor, Tensor]:
     """Split images by character, (characters, copies, 1, side, side): for training, and for validation."""
-    pictures = data.x.view(data.num_classes, -1, 1, SIDE, SIDE)  # characters are in order, and have as many rows each
-    novel = torch.arange(data.num_classes) % HELD_OUT == 0
+    pictures = data.x.view(
+        data.num_classes, -1, 1, IMAGE_SIDE, IMAGE_SIDE
+    )  # characters are in order, and have as many rows each
+    novel = torch.arange(data.num_classes) % HELD_OUT_COPIES == 0
     return pictures[~novel], pictures[novel]
 
 
 def draw_views(pictures: Tensor, generator: torch.Generator) -> Tensor:
     """Augment pictures (n, 1, side, side) twice: (2 n, 1, side, side), both views of a picture n rows apart."""
     angle, zoom, right, down = 2 * torch.rand(4, 2 * len(pictures), generator=generator) - 1  # each (2 n,) in [-1, 1]
-    cos, sin = ((1 + ZOOM * zoom) * side for side in ((TURN * angle).cos(), (TURN * angle).sin()))
-    maps = torch.stack((cos, -sin, SHIFT * right, sin, cos, SHIFT * down), 1).view(-1, 2, 3)
-    grid = F.affine_grid(maps, [len(maps), 1, SIDE, SIDE], align_corners=False)
+    cos, sin = ((1 + MAX_ZOOM * zoom) * side for side in ((MAX_ROTATION * angle).cos(), (MAX_ROTATION * angle).sin()))
+    maps = torch.stack((cos, -sin, MAX_SHIFT * right, sin, cos, MAX_SHIFT * down), 1).view(-1, 2, 3)
+    grid = F.affine_grid(maps, [len(maps), 1, IMAGE_SIDE, IMAGE_SIDE], align_corners=False)
     views = F.grid_sample(pictures.repeat(2, 1, 1, 1), grid, align_corners=False)
-    return views + GREY * torch.randn(views.shape, generator=generator)
+    return views + PIXEL_NOISE * torch.randn(views.shape, generator=generator)
 
 
-def compare_views(embeddings: Tensor) -> Tensor:
+def contrastive_loss(embeddings: Tensor) -> Tensor:
     """Compute the cross-entropy, 0-d, of identifying each row's other view, n rows apart, in (2 n, embedding).
 
     Source: T. Chen et al. (2020), A simple framework for contrastive learning of visual representations,
         arXiv 2002.05709, algorithm 1.
     """
     unit = F.normalize(embeddings, dim=1)
-    similar = (unit @ unit.T / TEMPERATURE).fill_diagonal_(-math.inf)  # (2 n, 2 n)
+    similar = (unit @ unit.T / CONTRASTIVE_TEMPERATURE).fill_diagonal_(-math.inf)  # (2 n, 2 n)
     return F.cross_entropy(similar, torch.arange(len(unit)).roll(len(unit) // 2))
 
 
-@workload
-def contrast() -> Task:
+@make_workload_builder
+def contrast() -> WorkloadTask:
     """Learn matching views of one picture, as SimCLR does; the seed determines the views, too."""
     train, validation = (pictures.flatten(0, 1) for pictures in split_pictures(load_latin()))
-    generator = seed_0()
+    generator = fixed_generator()
     few = torch.randperm(len(validation), generator=generator)[:64]
 
     def make() -> nn.Module:
         convolutions = make_convolutions(1, 8, 16, 32, stride=2, bias=True)
         return nn.Sequential(*convolutions, nn.Flatten(), make_mlp(512, 64, 32))
 
-    stream = shuffle(train, 16, draw_views)
+    stream = shuffle_batches(train, 16, draw_views)
     second_views = draw_views(validation[few], generator)
-    return Task(make, lambda model, views: compare_views(model(views)), stream, second_views)
+    return WorkloadTask(make, lambda model, views: contrastive_loss(model(views)), stream, second_views)

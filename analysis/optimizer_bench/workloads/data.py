@@ -14,13 +14,13 @@ from torch import Tensor
 from protonet.datasets import Dataset, load_glyphs
 from protonet.errors import optional_packages
 
-SIDE, PIXELS = 28, 28 * 28  #: Size of a picture of a character.
+IMAGE_SIDE, PIXELS_PER_IMAGE = 28, 28 * 28  #: Size of a picture of a character.
 #: One module of the standard library in ten is for validation.
-VALIDATION_EVERY = 10
-DEFINITION = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
-WORD = re.compile(r"[^\W\d]\w+")
+MODULES_PER_VALIDATION_MODULE = 10
+DEFINITION_PATTERN = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
+WORD_PATTERN = re.compile(r"[^\W\d]\w+")
 #: Minimum number of functions of a module in tasks that classify modules.
-MIN_FUNCTIONS = 20
+MIN_FUNCTIONS_PER_MODULE = 20
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def read_sources() -> tuple[dict[str, str], dict[str, str]]:
     train, validation = dict[str, str](), dict[str, str]()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         # A module stays on its side whatever others its Python has.
-        side = train if zlib.crc32(path.name.encode()) % VALIDATION_EVERY else validation
+        side = train if zlib.crc32(path.name.encode()) % MODULES_PER_VALIDATION_MODULE else validation
         side[path.name] = path.read_text(encoding="utf-8")
     return train, validation
 

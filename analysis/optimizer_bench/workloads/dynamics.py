@@ -11,109 +11,109 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Task, on_rows, seed_0, workload
+from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_row_task, make_workload_builder
 from analysis.optimizer_bench.workloads.data import standardise
-from analysis.optimizer_bench.workloads.models import States, make_mlp
+from analysis.optimizer_bench.workloads.models import RecurrentStates, make_mlp
 
 #: Joints, and largest angle of each in both directions.
-JOINTS, TURN = 4, math.pi / 2
+N_JOINTS, MAX_JOINT_ANGLE = 4, math.pi / 2
 #: Fraction of outliers, and their standard deviation relative to that of other readings.
-SPIKES, SPIKE = 0.01, 100.0
-READINGS = 20_000
+OUTLIER_FRACTION, OUTLIER_SIZE = 0.01, 100.0
+N_READINGS = 20_000
 #: Units of time: delay of the equation, step of its solution, and interval between two samples.
-DELAY, EULER, SAMPLE = 17.0, 0.1, 6.0
+MACKEY_GLASS_DELAY, EULER_STEP, SAMPLING_INTERVAL = 17.0, 0.1, 6.0
 #: Series, samples of each, and discarded samples before them.
-SERIES, SAMPLES, SETTLE = 64, 400, 50
+N_SERIES, SAMPLES_PER_SERIES, DISCARDED_SAMPLES = 64, 400, 50
 #: Forecast horizon in samples, and standard deviation of the noise.
-AHEAD, GRAIN = 14, 0.05
+FORECAST_HORIZON, SERIES_NOISE = 14, 0.05
 #: Samples of a window, and samples before the first forecast in the loss.
-LENGTH, WARMUP_SAMPLES = 24, 8
+WINDOW_LENGTH, WARMUP_SAMPLES = 24, 8
 DIFFUSIVITY = 0.02
 #: Amplitudes at time 0 of the components sin(k pi x) of the solution.
-MODES = {1: 1.0, 3: 0.6, 6: 0.4}
+INITIAL_TEMPERATURE_MODES = {1: 1.0, 3: 0.6, 6: 0.4}
 #: Points of a batch: inside, and on each of the three sides with known values.
-INTERIOR, EDGE = 64, 16
-EDGE_WEIGHT = 10.0
+INTERIOR_POINTS, BOUNDARY_POINTS = 64, 16
+BOUNDARY_LOSS_WEIGHT = 10.0
 #: Stiffness of the spring between the two pendulums, whose natural frequency is 1.
-SPRING = 0.5
-SPREAD = 1.5  #: Standard deviation of the first angles and velocities.
+SPRING_STIFFNESS = 0.5
+MAX_INITIAL_STATE = 1.5  #: Standard deviation of the first angles and velocities.
 #: Time step, observations per trajectory after its first state, and integration substeps.
-INTERVAL, OBSERVATIONS, SUBSTEPS = 0.6, 2, 20
+OBSERVATION_INTERVAL, N_OBSERVATIONS, RUNGE_KUTTA_SUBSTEPS = 0.6, 2, 20
 
 
-def reach(angles: Tensor) -> Tensor:
+def compute_hand_position(angles: Tensor) -> Tensor:
     """Compute the position (n, 2) of the hand of a planar arm with links of length 1 and joint angles (n, joints)."""
     headings = angles.cumsum(1)  # (n, joints)
     return torch.stack((headings.cos(), headings.sin()), 2).sum(1)
 
 
 def draw_readings() -> tuple[Tensor, Tensor, Tensor]:
-    """Sample angles (n, joints) over ``TURN``, standardised hands (n, 2), and their noisy readings."""
-    generator = seed_0()
-    x = 2 * torch.rand(READINGS, JOINTS, generator=generator) - 1
-    hands = standardise(reach(TURN * x))
-    spoilt = torch.rand(READINGS, 1, generator=generator) < SPIKES
-    return x, hands, torch.where(spoilt, SPIKE * torch.randn(hands.shape, generator=generator), hands)
+    """Sample angles (n, joints) over ``MAX_JOINT_ANGLE``, standardised hands (n, 2), and their noisy readings."""
+    generator = fixed_generator()
+    x = 2 * torch.rand(N_READINGS, N_JOINTS, generator=generator) - 1
+    hands = standardise(compute_hand_position(MAX_JOINT_ANGLE * x))
+    spoilt = torch.rand(N_READINGS, 1, generator=generator) < OUTLIER_FRACTION
+    return x, hands, torch.where(spoilt, OUTLIER_SIZE * torch.randn(hands.shape, generator=generator), hands)
 
 
-@workload
-def spiky() -> Task:
+@make_workload_builder
+def spiky() -> WorkloadTask:
     """Learn a robot arm's kinematics by squared error from readings with a few gross outliers.
 
     Validation is on right ones.
     """
     x, hands, readings = draw_readings()
-    validation, train = torch.arange(READINGS).tensor_split([512])
+    validation, train = torch.arange(N_READINGS).tensor_split([512])
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         return F.mse_loss(model(x[rows]), (readings if model.training else hands)[rows])
 
-    make = functools.partial(make_mlp, JOINTS, 64, 64, 2, activation=nn.Tanh)
-    return on_rows(make, loss, (train, validation), 16)
+    make = functools.partial(make_mlp, N_JOINTS, 64, 64, 2, activation=nn.Tanh)
+    return make_row_task(make, loss, (train, validation), 16)
 
 
-def simulate(series: int, samples: int) -> Tensor:
-    """Simulate chaotic series from random initial states, in float64: (series, samples), ``SAMPLE`` apart.
+def simulate_chaotic_series(series: int, samples: int) -> Tensor:
+    """Simulate chaotic series from random initial states, in float64: (series, samples), ``SAMPLING_INTERVAL`` apart.
 
     Source: M. Mackey and L. Glass (1977), Oscillation and chaos in physiological control systems: x'(t) =
-        0.2 x(t - DELAY) / (1 + x(t - DELAY)^10) - 0.1 x(t), by Euler steps.
+        0.2 x(t - MACKEY_GLASS_DELAY) / (1 + x(t - MACKEY_GLASS_DELAY)^10) - 0.1 x(t), by Euler steps.
     """
-    delay, sample = round(DELAY / EULER), round(SAMPLE / EULER)
+    delay, sample = round(MACKEY_GLASS_DELAY / EULER_STEP), round(SAMPLING_INTERVAL / EULER_STEP)
     x = np.empty((delay + samples * sample, series))
     x[:delay] = np.linspace(0.5, 1.3, series)  # constant pasts
     for now in range(delay, len(x)):
         past = x[now - delay]
-        x[now] = x[now - 1] + EULER * (0.2 * past / (1 + past**10) - 0.1 * x[now - 1])
+        x[now] = x[now - 1] + EULER_STEP * (0.2 * past / (1 + past**10) - 0.1 * x[now - 1])
     return torch.from_numpy(x[delay::sample].T.copy())
 
 
 def draw_series() -> tuple[Tensor, Tensor]:
-    """Sample windows (n, 2, length) of inputs and values ``AHEAD`` later: for training, and for validation."""
-    x = simulate(SERIES, SETTLE + SAMPLES)[:, SETTLE:].float()
+    """Sample windows (n, 2, length) of inputs and later values, to be forecast: for training, and for validation."""
+    x = simulate_chaotic_series(N_SERIES, DISCARDED_SAMPLES + SAMPLES_PER_SERIES)[:, DISCARDED_SAMPLES:].float()
     x = (x - x.mean()) / x.std()
-    seen = x + GRAIN * torch.randn(x.shape, generator=seed_0())
-    pairs = torch.stack((seen[:, :-AHEAD], x[:, AHEAD:]), 1)  # (series, 2, samples - ahead)
-    windows = pairs.unfold(2, LENGTH, LENGTH // 2).transpose(1, 2)  # (series, windows of each, 2, length)
+    seen = x + SERIES_NOISE * torch.randn(x.shape, generator=fixed_generator())
+    pairs = torch.stack((seen[:, :-FORECAST_HORIZON], x[:, FORECAST_HORIZON:]), 1)  # (series, 2, samples - ahead)
+    windows = pairs.unfold(2, WINDOW_LENGTH, WINDOW_LENGTH // 2).transpose(1, 2)  # (series, windows of each, 2, length)
     validation, train = windows.tensor_split([4])
     return train.flatten(0, 1), validation.flatten(0, 1)
 
 
-@workload
-def chain() -> Task:
+@make_workload_builder
+def chain() -> WorkloadTask:
     """Forecast noisy chaotic series by a causal tanh network.
 
     The loss is the share of the variance that is missed, from ``WARMUP_SAMPLES`` on.
     """
 
     def make() -> nn.Module:
-        states = States(nn.RNN(1, 48, batch_first=True))
+        states = RecurrentStates(nn.RNN(1, 48, batch_first=True))
         return nn.Sequential(nn.Unflatten(1, (-1, 1)), states, nn.Linear(48, 1), nn.Flatten())
 
     def loss(model: nn.Module, windows: Tensor) -> Tensor:
         seen, later = windows.unbind(1)
         return F.mse_loss(model(seen)[:, WARMUP_SAMPLES:], later[:, WARMUP_SAMPLES:])
 
-    return on_rows(make, loss, draw_series(), 16)
+    return make_row_task(make, loss, draw_series(), 16)
 
 
 def differentiate(model: nn.Module, points: Tensor) -> Tensor:
@@ -123,16 +123,16 @@ def differentiate(model: nn.Module, points: Tensor) -> Tensor:
     jet = torch.cat([points.unsqueeze(0), rates])  # (4, n, width)
     *hidden, last = (layer for layer in model.children() if isinstance(layer, nn.Linear))
     for layer in hidden:
-        jet = bend(carry(layer, jet))
-    return carry(last, jet).squeeze(2)
+        jet = propagate_through_tanh(propagate_through_linear(layer, jet))
+    return propagate_through_linear(last, jet).squeeze(2)
 
 
-def carry(layer: nn.Linear, jet: Tensor) -> Tensor:
+def propagate_through_linear(layer: nn.Linear, jet: Tensor) -> Tensor:
     """Propagate values and derivatives (4, n, inputs) through a linear layer; its bias affects no derivative."""
     return torch.cat([layer(jet[:1]), F.linear(jet[1:], layer.weight)])
 
 
-def bend(jet: Tensor) -> Tensor:
+def propagate_through_tanh(jet: Tensor) -> Tensor:
     """Propagate values and derivatives (4, n, width) through tanh: slope 1 - tanh^2, curvature -2 tanh * slope."""
     value = jet[0].tanh()
     slope = 1 - value**2
@@ -143,12 +143,15 @@ def bend(jet: Tensor) -> Tensor:
 def solve_heat(points: Tensor) -> Tensor:
     """Compute temperatures (n,) of a rod of length 1 with ends at 0, at times and positions (n, 2)."""
     t, x = points.unbind(1)
-    waves = [a * (-DIFFUSIVITY * (k * math.pi) ** 2 * t).exp() * (k * math.pi * x).sin() for k, a in MODES.items()]
+    waves = [
+        a * (-DIFFUSIVITY * (k * math.pi) ** 2 * t).exp() * (k * math.pi * x).sin()
+        for k, a in INITIAL_TEMPERATURE_MODES.items()
+    ]
     return torch.stack(waves).sum(0)
 
 
-@workload
-def heat() -> Task:
+@make_workload_builder
+def heat() -> WorkloadTask:
     """Solve u_t = diffusivity * u_xx; the seed determines the collocation points.
 
     The training loss is the squared residual and the squared errors at time 0 and at both ends; the validation loss
@@ -159,8 +162,8 @@ def heat() -> Task:
 
     def stream(generator: torch.Generator) -> Iterator[Tensor]:
         while True:
-            points = torch.rand(INTERIOR + 3 * EDGE, 2, generator=generator)
-            start, left, right = points[INTERIOR:].split(EDGE)  # views
+            points = torch.rand(INTERIOR_POINTS + 3 * BOUNDARY_POINTS, 2, generator=generator)
+            start, left, right = points[INTERIOR_POINTS:].split(BOUNDARY_POINTS)  # views
             start[:, 0], left[:, 1], right[:, 1] = 0, 0, 1
             yield points
 
@@ -170,18 +173,18 @@ def heat() -> Task:
             error: Tensor = model(points).squeeze(1) - solution
             return error.square().sum() / solution.square().sum()
         u, u_t, _, u_xx = differentiate(model, points)
-        residual = (u_t - DIFFUSIVITY * u_xx)[:INTERIOR]
-        at_edges = F.mse_loss(u[INTERIOR:], solution[INTERIOR:])
-        return F.mse_loss(residual, torch.zeros_like(residual)) + EDGE_WEIGHT * at_edges
+        residual = (u_t - DIFFUSIVITY * u_xx)[:INTERIOR_POINTS]
+        at_edges = F.mse_loss(u[INTERIOR_POINTS:], solution[INTERIOR_POINTS:])
+        return F.mse_loss(residual, torch.zeros_like(residual)) + BOUNDARY_LOSS_WEIGHT * at_edges
 
     grid = torch.cartesian_prod(torch.linspace(0, 1, 25), torch.linspace(0, 1, 50))
-    return Task(functools.partial(make_mlp, 2, 32, 32, 32, 1, activation=nn.Tanh), loss, stream, grid)
+    return WorkloadTask(functools.partial(make_mlp, 2, 32, 32, 32, 1, activation=nn.Tanh), loss, stream, grid)
 
 
-def swing(states: Tensor) -> Tensor:
+def pendulum_derivatives(states: Tensor) -> Tensor:
     """Compute the time derivatives (n, 4) of states (n, 4) of two pendulums with a spring: angles and velocities."""
     angles, rates = states.chunk(2, dim=1)
-    return torch.cat([rates, SPRING * (angles.flip(1) - angles) - angles.sin()], 1)
+    return torch.cat([rates, SPRING_STIFFNESS * (angles.flip(1) - angles) - angles.sin()], 1)
 
 
 def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float, count: int) -> Tensor:
@@ -199,21 +202,23 @@ def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float
 
 def draw_trajectories() -> Tensor:
     """Sample trajectories of the pendulums: initial and observed states (n, 1 + observations, 4)."""
-    first = SPREAD * torch.randn(4000, 4, generator=seed_0(), dtype=torch.float64)
-    path = integrate(swing, first, INTERVAL / SUBSTEPS, OBSERVATIONS * SUBSTEPS)[:, SUBSTEPS - 1 :: SUBSTEPS]
+    first = MAX_INITIAL_STATE * torch.randn(4000, 4, generator=fixed_generator(), dtype=torch.float64)
+    path = integrate(
+        pendulum_derivatives, first, OBSERVATION_INTERVAL / RUNGE_KUTTA_SUBSTEPS, N_OBSERVATIONS * RUNGE_KUTTA_SUBSTEPS
+    )[:, RUNGE_KUTTA_SUBSTEPS - 1 :: RUNGE_KUTTA_SUBSTEPS]
     return torch.cat([first.unsqueeze(1), path], 1).float()
 
 
-@workload
-def oscillator() -> Task:
+@make_workload_builder
+def oscillator() -> WorkloadTask:
     """Learn the dynamics of the pendulums from their trajectories.
 
     Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
     """
 
     def loss(model: nn.Module, paths: Tensor) -> Tensor:
-        return F.mse_loss(integrate(model, paths[:, 0], INTERVAL, OBSERVATIONS), paths[:, 1:])
+        return F.mse_loss(integrate(model, paths[:, 0], OBSERVATION_INTERVAL, N_OBSERVATIONS), paths[:, 1:])
 
     validation, train = draw_trajectories().tensor_split([256])
     make = functools.partial(make_mlp, 4, 48, 48, 4, activation=nn.Tanh)
-    return on_rows(make, loss, (train, validation), 64)
+    return make_row_task(make, loss, (train, validation), 64)

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Task, seed_0, shuffle, workload
-from analysis.optimizer_bench.workloads.data import DEFINITION, MIN_FUNCTIONS, WORD
+from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_workload_builder, shuffle_batches
+from analysis.optimizer_bench.workloads.data import DEFINITION_PATTERN, MIN_FUNCTIONS_PER_MODULE, WORD_PATTERN
 
-FOREIGN = {"site-packages", "dist-packages", "test"}  #: Folders whose content differs between machines.
+EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test"}  #: Folders whose content differs between machines.
 #: Maximum number of functions with one name; more frequent names are uninformative.
 COMMON = 6
-WORDS = 256  #: Features: whether a body has each of the commonest words.
-FANOUT = 5  #: Neighbours drawn of each node.
+N_WORD_FEATURES = 256  #: Features: whether a body has each of the commonest words.
+SAMPLED_NEIGHBOURS = 5  #: Neighbours drawn of each node.
 HEADS, SLOPE = 2, 0.2  #: The attention's, and the slope of its scores below zero.
-MODULES, LABELLED = 8, 6  #: The convolution's: modules, the largest ones, and labelled functions of each.
+N_MODULES, LABELLED_PER_MODULE = 8, 6  #: The convolution's: modules, the largest ones, and labelled functions of each.
 HIDDEN, DROPOUT = 16, 0.5
 
 
@@ -42,7 +42,9 @@ class Graph(NamedTuple):
 
     def draw(self, nodes: Tensor, generator: torch.Generator) -> Tensor:
         """Sample neighbours (..., fanout) of nodes (...), with replacement."""
-        uniform = torch.rand(*nodes.shape, FANOUT, generator=generator, dtype=torch.float64)  # float32 could round up
+        uniform = torch.rand(
+            *nodes.shape, SAMPLED_NEIGHBOURS, generator=generator, dtype=torch.float64
+        )  # float32 could round up
         return self.neighbours[self.start[nodes][..., None] + (uniform * self.degree[nodes][..., None]).long()]
 
 
@@ -53,12 +55,12 @@ def load_graph() -> Graph:
     module = 0
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted([*library.glob("*.py"), *library.glob("*/*.py")]):
-        if path.parent.name in FOREIGN:
+        if path.parent.name in EXCLUDED_FOLDERS:
             continue
-        _, *pieces = DEFINITION.split(path.read_text(encoding="utf-8", errors="replace"))
-        if len(pieces) // 2 >= MIN_FUNCTIONS:
+        _, *pieces = DEFINITION_PATTERN.split(path.read_text(encoding="utf-8", errors="replace"))
+        if len(pieces) // 2 >= MIN_FUNCTIONS_PER_MODULE:
             names += pieces[::2]
-            bodies += [set(WORD.findall(body)) for body in pieces[1::2]]
+            bodies += [set(WORD_PATTERN.findall(body)) for body in pieces[1::2]]
             labels += [module] * (len(pieces) // 2)
             module += 1
     nodes_of = defaultdict(set)
@@ -72,14 +74,14 @@ def load_graph() -> Graph:
                 for other in nodes_of[word]:
                     adjacent[other].add(node)
     counts = Counter(word for body in bodies for word in body)
-    words = sorted(counts, key=lambda word: (-counts[word], word))[:WORDS]
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:N_WORD_FEATURES]
     x = np.array([[word in body for word in words] for body in bodies], np.float32)  # (n, words)
     degree = torch.tensor(list(map(len, adjacent)))
     neighbours = torch.tensor([other for near in adjacent for other in sorted(near)])
     return Graph(torch.from_numpy(x), torch.tensor(labels), neighbours, degree.cumsum(0) - degree, degree)
 
 
-class Mean(nn.Module):
+class NeighbourMean(nn.Module):
     """A linear map of a node plus a linear map of the mean of its neighbours.
 
     Source: Hamilton, Ying and Leskovec (2017), Inductive representation learning on large graphs, algorithms 1 and 2:
@@ -96,7 +98,7 @@ class Mean(nn.Module):
         return torch.add(self.own(x), self.others(near.mean(dim=-2)))
 
 
-class Attention(nn.Module):
+class GraphAttention(nn.Module):
     """Mean over a node and its neighbours for each head, with weights of a network of one layer of the pairs.
 
     Source: P. Veličković et al. (2018), Graph attention networks, arXiv 1710.10903; here neighbours are sampled.
@@ -128,7 +130,7 @@ def classify_modules(
     *,
     size: int,
     held_out: int,
-) -> Task:
+) -> WorkloadTask:
     """Make the task of classifying a function's module from its words and from sampled neighbours.
 
     Args:
@@ -138,7 +140,7 @@ def classify_modules(
         size: Functions of a batch.
         held_out: Functions to validate on.
     """
-    graph, generator = load_graph(), seed_0()
+    graph, generator = load_graph(), fixed_generator()
     validation, train = torch.randperm(len(graph.x), generator=generator).tensor_split([held_out])
 
     def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,25 +153,25 @@ def classify_modules(
         return F.cross_entropy(logits, graph.y[batch[0]])
 
     model = functools.partial(make, int(graph.y.max()) + 1)
-    return Task(model, loss, shuffle(train, size, draw), draw(validation, generator))
+    return WorkloadTask(model, loss, shuffle_batches(train, size, draw), draw(validation, generator))
 
 
-@workload
-def gnn() -> Task:
+@make_workload_builder
+def gnn() -> WorkloadTask:
     """Classify a function's module by GraphSAGE; the seed determines the sampled neighbours, too."""
 
     def make(num_classes: int) -> nn.Module:
-        return nn.ModuleList([Mean(WORDS, 64), Mean(64, num_classes)])
+        return nn.ModuleList([NeighbourMean(N_WORD_FEATURES, 64), NeighbourMean(64, num_classes)])
 
     return classify_modules(make, torch.relu, lambda logits: logits, size=48, held_out=300)
 
 
-@workload
-def gat() -> Task:
+@make_workload_builder
+def gat() -> WorkloadTask:
     """Classify a function's module by graph attention: heads are concatenated in layer 1, averaged in layer 2."""
 
     def make(num_classes: int) -> nn.Module:
-        return nn.ModuleList([Attention(WORDS, 16), Attention(HEADS * 16, num_classes)])
+        return nn.ModuleList([GraphAttention(N_WORD_FEATURES, 16), GraphAttention(HEADS * 16, num_classes)])
 
     def between(x: Tensor) -> Tensor:
         return F.elu(x).flatten(-2)
@@ -180,7 +182,7 @@ def gat() -> Task:
 def load_modules() -> tuple[Tensor, Tensor, Tensor]:
     """Load the features (n, words) and modules (n,) of the largest modules' functions, and the edges (2, e)."""
     graph = load_graph()
-    largest = graph.y.bincount().argsort(descending=True, stable=True)[:MODULES]
+    largest = graph.y.bincount().argsort(descending=True, stable=True)[:N_MODULES]
     among = torch.isin(graph.y, largest)
     indices = among.cumsum(0) - 1  # of the nodes of these modules
     ends = torch.stack((torch.arange(len(graph.y)).repeat_interleave(graph.degree), graph.neighbours))
@@ -188,14 +190,14 @@ def load_modules() -> tuple[Tensor, Tensor, Tensor]:
     return graph.x[among], torch.searchsorted(largest.sort().values, graph.y[among]), edges
 
 
-def normalise(edges: Tensor, n: int) -> Tensor:
+def normalized_adjacency(edges: Tensor, n: int) -> Tensor:
     """Build the adjacency matrix (n, n), sparse, of edges (2, e), each divided by the root of both degrees."""
     degree = edges[0].bincount(minlength=n).float()
     return torch.sparse_coo_tensor(edges, degree[edges].prod(0).rsqrt(), (n, n), check_invariants=True).coalesce()
 
 
-@workload
-def gcn() -> Task:
+@make_workload_builder
+def gcn() -> WorkloadTask:
     """Classify modules from a few labelled functions, with the whole graph as a batch; the seed determines dropout.
 
     Two layers mix what a linear map makes of the neighbours, with dropout before both. The weights learn the labels by
@@ -205,27 +207,27 @@ def gcn() -> Task:
         1609.02907; here dropout takes a word, or a hidden feature, from all nodes at once.
     """
     x, y, edges = load_modules()
-    mixing = normalise(edges, len(x))
-    shuffled = torch.randperm(len(x), generator=seed_0())
+    mixing = normalized_adjacency(edges, len(x))
+    shuffled = torch.randperm(len(x), generator=fixed_generator())
     rank = F.one_hot(y[shuffled]).cumsum(0).gather(1, y[shuffled, None]).squeeze(1)  # of a node in its module, from 1
-    train, validation = shuffled[rank <= LABELLED], shuffled[rank > LABELLED]
+    train, validation = shuffled[rank <= LABELLED_PER_MODULE], shuffled[rank > LABELLED_PER_MODULE]
 
     def make() -> nn.Module:
-        layers = [nn.Linear(WORDS, HIDDEN), nn.Linear(HIDDEN, MODULES)]
+        layers = [nn.Linear(N_WORD_FEATURES, HIDDEN), nn.Linear(HIDDEN, N_MODULES)]
         for layer in layers:
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
         return nn.ModuleList(layers)
 
     def draw(nodes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        stays = torch.rand(WORDS + HIDDEN, generator=generator) >= DROPOUT
+        stays = torch.rand(N_WORD_FEATURES + HIDDEN, generator=generator) >= DROPOUT
         return nodes, stays / (1 - DROPOUT)
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         (first, second), (nodes, scale) = model.children(), batch
-        before, between = scale.split([WORDS, HIDDEN])
+        before, between = scale.split([N_WORD_FEATURES, HIDDEN])
         hidden = (mixing @ first(x * before)).relu() * between  # (n, hidden)
         return F.cross_entropy((mixing @ second(hidden))[nodes], y[nodes])
 
-    held_out = validation, torch.ones(WORDS + HIDDEN)
-    return Task(make, loss, shuffle(train, len(train), draw), held_out)
+    held_out = validation, torch.ones(N_WORD_FEATURES + HIDDEN)
+    return WorkloadTask(make, loss, shuffle_batches(train, len(train), draw), held_out)

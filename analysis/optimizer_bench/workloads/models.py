@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Skip(nn.Module):
+class ResidualLayers(nn.Module):
     """Layers with a residual connection."""
 
     def __init__(self, *layers: nn.Module) -> None:
@@ -21,7 +21,7 @@ class Skip(nn.Module):
         return torch.add(x, self.path(x))
 
 
-class States(nn.Module):
+class RecurrentStates(nn.Module):
     """The hidden states (batch, length, width) of a recurrent layer."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -34,7 +34,7 @@ class States(nn.Module):
         return states
 
 
-class Embedded(nn.Module):
+class TokenEmbedding(nn.Module):
     """Token and position embeddings."""
 
     def __init__(self, symbols: int, length: int, width: int) -> None:

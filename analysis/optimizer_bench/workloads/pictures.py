@@ -9,20 +9,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Task, hold_out, on_rows, shuffle, workload
-from analysis.optimizer_bench.workloads.data import PIXELS, load_ascii, load_latin, load_photograph, standardise
-from analysis.optimizer_bench.workloads.models import Skip, make_convolutions, make_mlp
+from analysis.optimizer_bench.workload import (
+    WorkloadTask,
+    hold_out,
+    make_row_task,
+    make_workload_builder,
+    shuffle_batches,
+)
+from analysis.optimizer_bench.workloads.data import (
+    PIXELS_PER_IMAGE,
+    load_ascii,
+    load_latin,
+    load_photograph,
+    standardise,
+)
+from analysis.optimizer_bench.workloads.models import ResidualLayers, make_convolutions, make_mlp
 
-LATENT = 16  #: The autoencoder's.
+LATENT_DIM = 16  #: The autoencoder's.
 #: Factor on the outputs of a layer that preserves the scale of its inputs.
-FAINTNESS = 0.1
-TILE, NOISE = 12, (0.02, 0.3)  #: Size of a tile, and the range of its standard deviation; colours are in [0, 1].
-SPREAD = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
-FREQUENCIES, WIDTH = 48, 96
+INITIAL_OUTPUT_SCALE = 0.1
+#: Size of a tile, and the range of its standard deviation; colours are in [0, 1].
+TILE_SIDE, NOISE_RANGE = 12, (0.02, 0.3)
+FREQUENCY_DEVIATION = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
+N_FREQUENCIES, WIDTH = 48, 96
 
 
-@workload
-def vae() -> Task:
+@make_workload_builder
+def vae() -> WorkloadTask:
     """Learn a variational autoencoder of Latin characters; the seed determines the latent noise of training, too.
 
     An encoder gives the mean and log variance of a latent, and a decoder the logits of pixels. The loss is the negative
@@ -31,10 +44,12 @@ def vae() -> Task:
     train, validation = hold_out(load_latin().x, 1000)
 
     def make() -> nn.Module:
-        return nn.ModuleList([make_mlp(PIXELS, 128, 2 * LATENT), make_mlp(LATENT, 128, PIXELS)])
+        return nn.ModuleList(
+            [make_mlp(PIXELS_PER_IMAGE, 128, 2 * LATENT_DIM), make_mlp(LATENT_DIM, 128, PIXELS_PER_IMAGE)]
+        )
 
     def draw(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return images, torch.randn(len(images), LATENT, generator=generator)
+        return images, torch.randn(len(images), LATENT_DIM, generator=generator)
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         (encoder, decoder), (images, noise) = model.children(), batch
@@ -44,10 +59,12 @@ def vae() -> Task:
         surprise = F.binary_cross_entropy_with_logits(logits, images, reduction="sum")
         return (surprise + divergence) / len(images)
 
-    return Task(make, loss, shuffle(train, 64, draw), (validation, torch.zeros(len(validation), LATENT)))
+    return WorkloadTask(
+        make, loss, shuffle_batches(train, 64, draw), (validation, torch.zeros(len(validation), LATENT_DIM))
+    )
 
 
-class FaintLinear(nn.Module):
+class DownscaledLinear(nn.Module):
     """A linear layer with weights of standard deviation 1, whose outputs are scaled down instead.
 
     Source: T. Karras et al. (2018), Progressive growing of GANs, arXiv 1710.10196, section 4.1; there by He's constant
@@ -61,37 +78,37 @@ class FaintLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, inputs) to (n, outputs)."""
-        return FAINTNESS * F.linear(x, self.weight / math.sqrt(x.shape[1]), self.bias)
+        return INITIAL_OUTPUT_SCALE * F.linear(x, self.weight / math.sqrt(x.shape[1]), self.bias)
 
 
-@workload
-def faint() -> Task:
+@make_workload_builder
+def faint() -> WorkloadTask:
     """Predict the lower half of a character from its upper half; outputs start near 0."""
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         upper, lower = rows.chunk(2, dim=1)
         return F.binary_cross_entropy_with_logits(model(upper), lower)
 
-    make = functools.partial(make_mlp, PIXELS // 2, 96, 96, PIXELS // 2, linear=FaintLinear)
-    return on_rows(make, loss, hold_out(load_ascii().x, 300), 32)
+    make = functools.partial(make_mlp, PIXELS_PER_IMAGE // 2, 96, 96, PIXELS_PER_IMAGE // 2, linear=DownscaledLinear)
+    return make_row_task(make, loss, hold_out(load_ascii().x, 300), 32)
 
 
 def cut_tiles() -> Tensor:
     """Cut the photographs into tiles: (n, 3, tile, tile) in [0, 1]."""
     images = torch.stack(list(map(load_photograph, ("china.jpg", "flower.jpg")))).movedim(3, 1) / 255
-    tiles = images.unfold(2, TILE, TILE).unfold(3, TILE, TILE)  # (2, 3, rows, columns, tile, tile)
+    tiles = images.unfold(2, TILE_SIDE, TILE_SIDE).unfold(3, TILE_SIDE, TILE_SIDE)  # (2, 3, rows, columns, tile, tile)
     return tiles.permute(0, 2, 3, 1, 4, 5).flatten(0, 2).contiguous()
 
 
 def add_noise(tiles: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Add normal noise to tiles (n, 3, tile, tile), each at a random level; also return the tiles."""
-    low, high = NOISE
+    low, high = NOISE_RANGE
     levels = low + (high - low) * torch.rand(len(tiles), 1, 1, 1, generator=generator)
     return tiles + levels * torch.randn(tiles.shape, generator=generator), tiles
 
 
-@workload
-def denoiser() -> Task:
+@make_workload_builder
+def denoiser() -> WorkloadTask:
     """Remove noise of unknown level from tiles of photographs; the loss is 1000 times the mean squared error.
 
     Convolutions guess the noise, to be taken away.
@@ -108,15 +125,15 @@ def denoiser() -> Task:
         noisy, clean = batch
         return 1000 * F.mse_loss(noisy - model(noisy), clean)
 
-    return on_rows(make, loss, hold_out(cut_tiles(), 64), 8, add_noise)
+    return make_row_task(make, loss, hold_out(cut_tiles(), 64), 8, add_noise)
 
 
-class Waves(nn.Module):
+class FourierFeatures(nn.Module):
     """Cosines and sines of learned frequencies of numerical features."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
-        self.frequencies = nn.Parameter(SPREAD * torch.randn(features, FREQUENCIES))
+        self.frequencies = nn.Parameter(FREQUENCY_DEVIATION * torch.randn(features, N_FREQUENCIES))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (n, features) to (n, 2 * frequencies)."""
@@ -124,8 +141,8 @@ class Waves(nn.Module):
         return torch.cat((angles.cos(), angles.sin()), 1)
 
 
-@workload
-def pixels() -> Task:
+@make_workload_builder
+def pixels() -> WorkloadTask:
     """Predict the standardised colour of a photograph's pixel from its position, in [0, 1]: a table of two columns.
 
     Source: Y. Gorishniy et al. (2021), Revisiting deep learning models for tabular data, arXiv 2106.11959, and
@@ -136,12 +153,12 @@ def pixels() -> Task:
     y = standardise(image.flatten(0, 1))  # (n, 3)
 
     def make() -> nn.Module:
-        layers: list[nn.Module] = [Waves(2), nn.Linear(2 * FREQUENCIES, WIDTH)]
+        layers: list[nn.Module] = [FourierFeatures(2), nn.Linear(2 * N_FREQUENCIES, WIDTH)]
         for _ in range(2):
-            layers.append(Skip(nn.BatchNorm1d(WIDTH), make_mlp(WIDTH, 2 * WIDTH, WIDTH)))
+            layers.append(ResidualLayers(nn.BatchNorm1d(WIDTH), make_mlp(WIDTH, 2 * WIDTH, WIDTH)))
         return nn.Sequential(*layers, nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         return F.mse_loss(model(x[rows]), y[rows])
 
-    return on_rows(make, loss, hold_out(torch.arange(len(x)), 2048), 256)
+    return make_row_task(make, loss, hold_out(torch.arange(len(x)), 2048), 256)

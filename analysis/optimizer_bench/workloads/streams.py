@@ -15,78 +15,88 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import Task, seed_0, workload
-from analysis.optimizer_bench.workloads.models import Skip, States, make_convolutions, make_mlp, make_transformer
+from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_workload_builder
+from analysis.optimizer_bench.workloads.models import (
+    RecurrentStates,
+    ResidualLayers,
+    make_convolutions,
+    make_mlp,
+    make_transformer,
+)
 from analysis.optimizer_bench.workloads.sources import make_gpt, predict_next
-from analysis.optimizer_bench.workloads.words import FACTORS, make_factors
+from analysis.optimizer_bench.workloads.words import FACTOR_DIM, make_factors
 
 #: Seed of the validation batch, which no run uses.
-HELD_OUT = 2**31
+VALIDATION_SEED = 2**31
 #: Topics, symbols and length of texts; the topic determines the transition probabilities.
-TOPICS, SYMBOLS, LENGTH = 4, 64, 16
+N_TOPICS, N_SYMBOLS, TEXT_LENGTH = 4, 64, 16
 #: Petals of flowers, pixels per side, and standard deviation of the noise.
-PETALS, SIDE, BLUR = range(2, 10), 20, 0.35
+PETAL_COUNTS, SIDE, BLUR = range(2, 10), 20, 0.35
 #: Nodes of graphs, edge probability, and the class of all larger distances.
-NODES, EDGES, MAX_DISTANCE = 20, 0.09, 6
-POINTS, INPUTS, UNKNOWN = 12, 4, 6  #: Points and inputs of a linear function; points to predict.
-PEOPLE, THINGS = 800, 500
+N_NODES, EDGE_PROBABILITY, MAX_DISTANCE = 20, 0.09, 6
+POINTS_IN_CONTEXT, INPUTS, UNKNOWN = 12, 4, 6  #: Points and inputs of a linear function; points to predict.
+N_USERS, N_ITEMS = 800, 500
 COLUMNS, CLASSES = 32, 10
 SAMPLES, WARMUP_SAMPLES = 16, 5  #: Samples of a chord, and samples before the first forecast in the loss.
 #: Coordinates of a surface, and number of waves in it.
 PLACES, BENDS = 3, 12
 #: Samples of a spring, samples before the first forecast, and cubic stiffness.
 PUSHED, WARMUP_STEPS, STIFF = 20, 4, 0.25
-CARDS, KINDS, WORTH = 6, 6, 4  #: Cards in a hand, kinds of cards, and cards of each kind.
+CARDS_PER_HAND, KINDS, NUMBERS_PER_CARD = 6, 6, 4  #: Cards in a hand, kinds of cards, and cards of each kind.
 #: Samples of a signal, jump probability, and standard deviation of the noise.
-SIGNAL, JUMPS, HISS = 64, 0.06, 0.4
+SIGNAL_LENGTH, JUMP_PROBABILITY, SIGNAL_NOISE = 64, 0.06, 0.4
 
 Draw = Callable[[int, torch.Generator], Any]  #: Samples a batch, given the number of rows.
 
 
-def on_stream(
+def make_stream_task(
     make: Callable[[], nn.Module], loss: Callable[[nn.Module, Any], Tensor], draw: Draw, size: int, held_out: int
-) -> Task:
+) -> WorkloadTask:
     """Make the task of newly sampled batches of ``size`` rows, with ``held_out`` validation rows."""
 
     def stream(generator: torch.Generator) -> Iterator[Any]:
         while True:
             yield draw(size, generator)
 
-    return Task(make, loss, stream, draw(held_out, torch.Generator().manual_seed(HELD_OUT)))
+    return WorkloadTask(make, loss, stream, draw(held_out, torch.Generator().manual_seed(VALIDATION_SEED)))
 
 
 @functools.cache
 def make_grammar() -> Tensor:
     """Compute cumulative probabilities of the next symbol given two: (topics, symbols, symbols, symbols)."""
-    generator = seed_0()
-    before, last, after = (torch.randn(SYMBOLS, 8, generator=generator) for _ in range(3))
-    topics = torch.randn(TOPICS, 1, 1, 8, generator=generator)
+    generator = fixed_generator()
+    before, last, after = (torch.randn(N_SYMBOLS, 8, generator=generator) for _ in range(3))
+    topics = torch.randn(N_TOPICS, 1, 1, 8, generator=generator)
     follows = (topics * before[:, None] + last) @ after.T  # (topics, symbols, symbols, symbols)
     return follows.softmax(-1).cumsum(-1)
 
 
-def write(n: int, generator: torch.Generator) -> Tensor:
+def sample_texts(n: int, generator: torch.Generator) -> Tensor:
     """Sample texts (n, 1 + length): each symbol depends on the two before it, and on the text's topic."""
-    grammar, topics = make_grammar(), torch.randint(TOPICS, (n,), generator=generator)
-    text = [*torch.randint(SYMBOLS, (2, n), generator=generator)]
-    for chance in torch.rand(LENGTH - 1, n, 1, generator=generator):
+    grammar, topics = make_grammar(), torch.randint(N_TOPICS, (n,), generator=generator)
+    text = [*torch.randint(N_SYMBOLS, (2, n), generator=generator)]
+    for chance in torch.rand(TEXT_LENGTH - 1, n, 1, generator=generator):
         text.append((grammar[topics, text[-2], text[-1], :-1] < chance).sum(1))
     return torch.stack(text, 1)
 
 
-@workload
-def grammar() -> Task:
+@make_workload_builder
+def grammar() -> WorkloadTask:
     """Predict the next symbol of texts by a GPT."""
-    return on_stream(make_gpt, predict_next, write, 4, 48)
+    return make_stream_task(make_gpt, predict_next, sample_texts, 4, 48)
 
 
 def draw_petals(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw flowers with noise, (n, 1, side, side), and the number of their petals, (n,)."""
-    kinds = torch.randint(len(PETALS), (n,), generator=generator)
+    kinds = torch.randint(len(PETAL_COUNTS), (n,), generator=generator)
     turn, size, depth, right, down = torch.rand(5, n, 1, 1, generator=generator)
     axis = torch.linspace(-1, 1, SIDE)
     x, y = axis - 0.4 * (right - 0.5), axis[:, None] - 0.4 * (down - 0.5)
-    edge = 1 + (0.2 + 0.3 * depth) * (torch.atan2(y, x) * (kinds + PETALS[0])[:, None, None] + 2 * math.pi * turn).cos()
+    edge = (
+        1
+        + (0.2 + 0.3 * depth)
+        * (torch.atan2(y, x) * (kinds + PETAL_COUNTS[0])[:, None, None] + 2 * math.pi * turn).cos()
+    )
     flowers = torch.sigmoid(12 * ((0.4 + 0.3 * size) * edge - (x**2 + y**2).sqrt()))
     return (flowers + BLUR * torch.randn(n, SIDE, SIDE, generator=generator))[:, None], kinds
 
@@ -96,30 +106,32 @@ def batch_cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tenso
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-@workload
-def petals() -> Task:
+@make_workload_builder
+def petals() -> WorkloadTask:
     """Count a flower's petals by convolutions."""
 
     def make() -> nn.Module:
-        return nn.Sequential(*make_convolutions(1, 12, 24, 32, stride=2), nn.Flatten(), nn.Linear(288, len(PETALS)))
+        return nn.Sequential(
+            *make_convolutions(1, 12, 24, 32, stride=2), nn.Flatten(), nn.Linear(288, len(PETAL_COUNTS))
+        )
 
-    return on_stream(make, batch_cross_entropy, draw_petals, 16, 256)
+    return make_stream_task(make, batch_cross_entropy, draw_petals, 16, 256)
 
 
 def draw_graphs(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Sample adjacency matrices with self-loops, (n, nodes, nodes), and distances of nodes from the first one."""
-    upper = (torch.rand(n, NODES, NODES, generator=generator) < EDGES).float().triu(1)
-    edges = upper + upper.mT + torch.eye(NODES)
-    reached = torch.eye(NODES)[0].expand(n, NODES)
-    hops = torch.zeros(n, NODES, dtype=torch.int64)
+    upper = (torch.rand(n, N_NODES, N_NODES, generator=generator) < EDGE_PROBABILITY).float().triu(1)
+    edges = upper + upper.mT + torch.eye(N_NODES)
+    reached = torch.eye(N_NODES)[0].expand(n, N_NODES)
+    hops = torch.zeros(n, N_NODES, dtype=torch.int64)
     for _ in range(MAX_DISTANCE):
         hops += reached == 0
         reached = ((edges @ reached[..., None]).squeeze(2) > 0).float()
     return edges, hops
 
 
-@workload
-def hops() -> Task:
+@make_workload_builder
+def hops() -> WorkloadTask:
     """Predict the distance of a node from a marked one in edges, by means over neighbours."""
 
     def make() -> nn.Module:
@@ -130,12 +142,12 @@ def hops() -> Task:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         (*layers, head), (edges, hops) = model.children(), batch
         near = edges / edges.sum(2, keepdim=True)
-        x = torch.eye(NODES)[0, :, None].expand(len(edges), NODES, 1)
+        x = torch.eye(N_NODES)[0, :, None].expand(len(edges), N_NODES, 1)
         for layer in layers:
             x = layer(torch.cat((x, near @ x), 2)).relu()
         return F.cross_entropy(head(x).flatten(0, 1), hops.flatten())
 
-    return on_stream(make, loss, draw_graphs, 8, 128)
+    return make_stream_task(make, loss, draw_graphs, 8, 128)
 
 
 def draw_functions(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -143,14 +155,20 @@ def draw_functions(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
     The last column says which values are hidden: there is 0 in their place.
     """
-    x = torch.randn(n, POINTS, INPUTS, generator=generator)
-    y = x @ torch.randn(n, INPUTS, 1, generator=generator) + 0.1 * torch.randn(n, POINTS, 1, generator=generator)
-    hidden = (torch.arange(POINTS) >= POINTS - UNKNOWN).float()[:, None].expand(n, POINTS, 1)
+    x = torch.randn(n, POINTS_IN_CONTEXT, INPUTS, generator=generator)
+    y = x @ torch.randn(n, INPUTS, 1, generator=generator) + 0.1 * torch.randn(
+        n, POINTS_IN_CONTEXT, 1, generator=generator
+    )
+    hidden = (
+        (torch.arange(POINTS_IN_CONTEXT) >= POINTS_IN_CONTEXT - UNKNOWN)
+        .float()[:, None]
+        .expand(n, POINTS_IN_CONTEXT, 1)
+    )
     return torch.cat((x, y * (1 - hidden), hidden), 2), y[:, -UNKNOWN:, 0]
 
 
-@workload
-def regress() -> Task:
+@make_workload_builder
+def regress() -> WorkloadTask:
     """Predict values of a linear function in context by a transformer; each row is a new function.
 
     Source: S. Garg et al. (2022), What can transformers learn in-context?, arXiv 2208.01066.
@@ -163,22 +181,22 @@ def regress() -> Task:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.mse_loss(model(batch[0])[:, -UNKNOWN:], batch[1])
 
-    return on_stream(make, loss, draw_functions, 8, 96)
+    return make_stream_task(make, loss, draw_functions, 8, 96)
 
 
-@workload
-def tastes() -> Task:
+@make_workload_builder
+def tastes() -> WorkloadTask:
     """Predict whether a user likes an item; item frequencies are skewed.
 
     The logit is the dot product of a person's and a thing's vector, plus their biases, as is the truth.
     """
-    generator = seed_0()
-    people, things = (torch.randn(count, FACTORS // 2, generator=generator) for count in (PEOPLE, THINGS))
-    lean = torch.randn(THINGS, generator=generator)
+    generator = fixed_generator()
+    people, things = (torch.randn(count, FACTOR_DIM // 2, generator=generator) for count in (N_USERS, N_ITEMS))
+    lean = torch.randn(N_ITEMS, generator=generator)
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        user = torch.randint(PEOPLE, (n,), generator=generator)
-        item = (THINGS * torch.rand(n, generator=generator) ** 2).long()
+        user = torch.randint(N_USERS, (n,), generator=generator)
+        item = (N_ITEMS * torch.rand(n, generator=generator) ** 2).long()
         logits = (people[user] * things[item]).sum(1) + lean[item]
         return user, item, (torch.rand(n, generator=generator) < logits.sigmoid()).float()
 
@@ -187,13 +205,15 @@ def tastes() -> Task:
         logits = (of_user(user) * of_item(item)).sum(1) + (user_bias(user) + item_bias(item)).squeeze(1)
         return F.binary_cross_entropy_with_logits(logits, liked)
 
-    return on_stream(functools.partial(make_factors, PEOPLE, THINGS, (PEOPLE, THINGS)), loss, draw, 256, 8192)
+    return make_stream_task(
+        functools.partial(make_factors, N_USERS, N_ITEMS, (N_USERS, N_ITEMS)), loss, draw, 256, 8192
+    )
 
 
-@workload
-def teacher() -> Task:
+@make_workload_builder
+def teacher() -> WorkloadTask:
     """Classify rows labelled by a network of random weights."""
-    generator = seed_0()
+    generator = fixed_generator()
     first = torch.randn(COLUMNS, 24, generator=generator) / math.sqrt(COLUMNS)
     second = torch.randn(24, CLASSES, generator=generator)
 
@@ -203,7 +223,7 @@ def teacher() -> Task:
         return x, chances.multinomial(1, generator=generator).squeeze(1)
 
     make = functools.partial(make_mlp, COLUMNS, 96, 96, CLASSES)
-    return on_stream(make, batch_cross_entropy, draw, 64, 2048)
+    return make_stream_task(make, batch_cross_entropy, draw, 64, 2048)
 
 
 def draw_chords(n: int, generator: torch.Generator) -> Tensor:
@@ -213,47 +233,47 @@ def draw_chords(n: int, generator: torch.Generator) -> Tensor:
     return torch.add((loudness * angles.sin()).sum(1), torch.randn(n, 1 + SAMPLES, generator=generator), alpha=0.05)
 
 
-@workload
-def chords() -> Task:
+@make_workload_builder
+def chords() -> WorkloadTask:
     """Forecast the next sample of a chord by a GRU; the loss is the squared error from ``WARMUP_SAMPLES`` on."""
 
     def make() -> nn.Module:
-        return nn.Sequential(States(nn.GRU(1, 48, batch_first=True)), nn.Linear(48, 1), nn.Flatten())
+        return nn.Sequential(RecurrentStates(nn.GRU(1, 48, batch_first=True)), nn.Linear(48, 1), nn.Flatten())
 
     def loss(model: nn.Module, samples: Tensor) -> Tensor:
         return F.mse_loss(model(samples[:, :-1, None])[:, WARMUP_SAMPLES:], samples[:, 1 + WARMUP_SAMPLES :])
 
-    return on_stream(make, loss, draw_chords, 16, 128)
+    return make_stream_task(make, loss, draw_chords, 16, 128)
 
 
 def draw_signals(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Sample piecewise constant signals (n, 1, signal), with and without noise."""
-    levels = torch.randn(n, SIGNAL, generator=generator)
-    jumps = torch.rand(n, SIGNAL, generator=generator) < JUMPS
-    since = torch.where(jumps, torch.arange(SIGNAL), 0).cummax(1).values  # the last jump, or the start
+    levels = torch.randn(n, SIGNAL_LENGTH, generator=generator)
+    jumps = torch.rand(n, SIGNAL_LENGTH, generator=generator) < JUMP_PROBABILITY
+    since = torch.where(jumps, torch.arange(SIGNAL_LENGTH), 0).cummax(1).values  # the last jump, or the start
     clean = levels.gather(1, since)[:, None]
-    return clean + HISS * torch.randn(clean.shape, generator=generator), clean
+    return clean + SIGNAL_NOISE * torch.randn(clean.shape, generator=generator), clean
 
 
-@workload
-def jumps() -> Task:
+@make_workload_builder
+def jumps() -> WorkloadTask:
     """Remove noise from piecewise constant signals by convolutions; the loss is 100 times the mean squared error."""
 
     def make() -> nn.Module:
         convolve = functools.partial(nn.Conv1d, kernel_size=5, padding=2)
-        middle = [Skip(nn.ReLU(), convolve(24, 24)) for _ in range(2)]
+        middle = [ResidualLayers(nn.ReLU(), convolve(24, 24)) for _ in range(2)]
         return nn.Sequential(convolve(1, 24), *middle, nn.ReLU(), convolve(24, 1))
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return 100 * F.mse_loss(model(batch[0]), batch[1])
 
-    return on_stream(make, loss, draw_signals, 8, 128)
+    return make_stream_task(make, loss, draw_signals, 8, 128)
 
 
-@workload
-def surface() -> Task:
+@make_workload_builder
+def surface() -> WorkloadTask:
     """Learn a smooth function of a few coordinates, without noise: the minimum loss is 0."""
-    generator = seed_0()
+    generator = fixed_generator()
     waves = 2.5 * torch.randn(PLACES, BENDS, generator=generator)
     phases = 2 * math.pi * torch.rand(BENDS, generator=generator)
     heights = torch.randn(BENDS, generator=generator) / math.sqrt(BENDS / 2)
@@ -266,7 +286,7 @@ def surface() -> Task:
         return F.mse_loss(model(batch[0]).squeeze(1), batch[1])
 
     make = functools.partial(make_mlp, PLACES, 48, 48, 48, 1, activation=nn.Tanh)
-    return on_stream(make, loss, draw, 48, 512)
+    return make_stream_task(make, loss, draw, 48, 512)
 
 
 def draw_pushes(n: int, generator: torch.Generator) -> Tensor:
@@ -281,26 +301,26 @@ def draw_pushes(n: int, generator: torch.Generator) -> Tensor:
     return torch.stack((pushes, torch.stack(positions, 1)), 2)
 
 
-@workload
-def spring() -> Task:
+@make_workload_builder
+def spring() -> WorkloadTask:
     """Predict the position of a mass on a spring by an LSTM from the forces on it, without noise."""
 
     def make() -> nn.Module:
-        return nn.Sequential(States(nn.LSTM(1, 40, batch_first=True)), nn.Linear(40, 1), nn.Flatten())
+        return nn.Sequential(RecurrentStates(nn.LSTM(1, 40, batch_first=True)), nn.Linear(40, 1), nn.Flatten())
 
     def loss(model: nn.Module, samples: Tensor) -> Tensor:
         pushes, positions = samples.unbind(2)
         return F.mse_loss(model(pushes[..., None])[:, WARMUP_STEPS:], positions[:, WARMUP_STEPS:])
 
-    return on_stream(make, loss, draw_pushes, 16, 128)
+    return make_stream_task(make, loss, draw_pushes, 16, 128)
 
 
-class Hand(nn.Module):
+class DeepSetsOfCards(nn.Module):
     """A permutation-invariant network of cards (deep sets): the sum of embeddings between two small networks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.card, self.hand = make_mlp(WORTH, 48, 48), make_mlp(48, 48, 48, 1 + CARDS)
+        self.card, self.hand = make_mlp(NUMBERS_PER_CARD, 48, 48), make_mlp(48, 48, 48, 1 + CARDS_PER_HAND)
 
     def forward(self, cards: Tensor) -> Tensor:
         """Map hands (n, cards, worth) to logits (n, 1 + cards)."""
@@ -310,11 +330,13 @@ class Hand(nn.Module):
 
 def draw_hands(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Sample hands (n, cards, worth), each kind of card with its own random numbers, and the numbers of kinds."""
-    cards = torch.randint(KINDS, (n, CARDS), generator=generator)
-    return torch.randn(KINDS, WORTH, generator=seed_0())[cards], (F.one_hot(cards, KINDS).sum(1) > 0).sum(1)
+    cards = torch.randint(KINDS, (n, CARDS_PER_HAND), generator=generator)
+    return torch.randn(KINDS, NUMBERS_PER_CARD, generator=fixed_generator())[cards], (
+        F.one_hot(cards, KINDS).sum(1) > 0
+    ).sum(1)
 
 
-@workload
-def kinds() -> Task:
+@make_workload_builder
+def kinds() -> WorkloadTask:
     """Count the kinds of cards in a hand; the minimum loss is 0."""
-    return on_stream(Hand, batch_cross_entropy, draw_hands, 32, 512)
+    return make_stream_task(DeepSetsOfCards, batch_cross_entropy, draw_hands, 32, 512)
