@@ -97,7 +97,7 @@ def _normalize_name(name: str) -> str | Decimal:
     Source: The Unicode standard, sec. 3.13, default caseless matching (D145).
     """
     try:
-        value = Decimal(name.strip())
+        value = Decimal(name.strip().replace(",", "."))
         if value.is_finite():
             return value
     except InvalidOperation:

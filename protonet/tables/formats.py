@@ -157,7 +157,7 @@ def open_csv(path: Path, names: Collection[str] = (), text_column: str | None = 
     """Open a file of delimited text as a table; ``names`` and ``text_column`` are those of `open_table_source`."""
     notes: list[str] = []
     lines = read_delimited_rows(path, notes, names=names, text_column=text_column)
-    header = [cell.strip() for cell in next(lines, (0, []))[1]]
+    header = [" ".join(cell.split()) for cell in next(lines, (0, []))[1]]
     if not header:
         raise_input_error("path", "have a header and rows", f"{path}, which is empty", "Pass another file.")
 
@@ -372,7 +372,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     rows = lines[first:end]
     width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_value(cell)), default=0)
     transposed = list(islice(zip_longest(*rows), width))
-    header = [_to_text(cells[0]) for cells in transposed]
+    header = [" ".join(_to_text(cells[0]).split()) for cells in transposed]
     columns = [convert_excel_column([cell if _has_value(cell) else None for cell in cells[1:]]) for cells in transposed]
 
     def read(indices: Sequence[int]) -> Iterator[TableChunk]:

@@ -190,7 +190,8 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         if (spec.columns is None or spec.are_user_columns) and (values := list_numeric_names(source.header)):
             source.notes.append(f"warning: columns are named {format_names(values)}. {MISSING_HEADER_REMEDY}".rstrip())
     if "" in unused:
-        source.notes.append("the unnamed column is not used")
+        n_unnamed = unused.count("")
+        source.notes.append(f"{plural(n_unnamed, 'unnamed column')} {'is' if n_unnamed == 1 else 'are'} not used")
     chunks = source.read_chunks([*features, *extra.values(), *([] if label is None else [label])])
     blocks = _read_blocks(source, chunks, len(features), len(extra), spec)
     first = next(blocks, None)
@@ -228,13 +229,9 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
     header = source.header or []
     path = f"{file}{source.sheet_note}"
     hint = MISSING_HEADER_REMEDY * bool(list_numeric_names(header))
-    duplicates = [name for name, number in Counter(header).items() if number > 1]
-    if duplicates and duplicates != [""]:
+    if duplicates := [name for name, number in Counter(filter(None, header)).items() if number > 1]:
         got = f"{format_names(duplicates)} twice in {path}"
         raise_input_error("path", "name each column once", got, f"{hint}Rename or drop one.")
-    if duplicates:
-        got = f"none for {header.count('')} columns of {path}"
-        raise_input_error("path", "name every column", got, "Name them; only one may be unnamed, as an index.")
     got = f"{path} with {format_names(header)}"
     if spec.labelled and spec.label not in header:
         given = f"{format_names([spec.label])}, and {path} has {format_names([name for name in header if name])}"

@@ -104,7 +104,7 @@ def test_columns_are_matched_by_name(tmp_path: Path) -> None:
     assert read_table(path, optional_labels)[1].labels.tolist() == []
     assert [to_floats(block).tolist() for block in open_table(path, spec).blocks] == [[[1, 2]]]
     table, block = read_table(write(tmp_path, ",a,kind\n0,1,x\n1,5,y\n"), KIND)
-    assert (table.columns, table.unused_columns, table.notes) == (("a",), (), ["the unnamed column is not used"])
+    assert (table.columns, table.unused_columns, table.notes) == (("a",), (), ["1 unnamed column is not used"])
     assert block.columns[0].tolist() == ["1", "5"]
 
 
@@ -114,7 +114,6 @@ def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("", "have a header and rows; got .*, which is empty"),
         ("kind\nx\n", "have columns beside the classes; got .* with kind"),
         ("a,a,b,kind\n1,2,3,x\n", r"name each column once; got a twice in .*\. Rename or drop one"),
-        (",a,,kind\n0,1,2,x\n", "name every column; got none for 2 columns of .*; only one may be unnamed"),
         ("a,kind\n", "have at least one row; got none in "),
         ("\nold, new\n2\n1,x\n", r"have 2 cells .* in line 3\. .*If the header, line 2 \('old, new'\), is a title"),
         ("a,kind\n1,x\n2, \n", r"name the class of every row; got none in line 3\. Fill it in"),
@@ -246,3 +245,14 @@ def test_grouped_digits_among_column_names() -> None:
     assert list_numeric_names(["1'234.5", "-2.5", "x"]) == ["1'234.5", "-2.5"]
     assert not list_numeric_names(["x", "900", "1,000", "1,100"])  # a scale
     assert not list_numeric_names(["400,5", "401,0", "401,5"])
+
+
+def test_columns_and_cells_as_spreadsheets_export_them(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    text = '"Weight\n(kg)";"a  b";kind;;\n="007";"=""x""";x;;\n="1,5";<a href="b">;="y";;\n;;;;\n'
+    path.write_text(text, encoding="utf-8")
+    table, block = read_table(path, replace(KIND, for_training=True))
+    assert table.columns == ("Weight (kg)", "a b")
+    assert "2 unnamed columns are not used" in table.notes
+    assert [cells.tolist() for cells in block.columns] == [["007", "1,5"], ['="x"', '<a href="b">']]
+    assert block.labels.tolist() == ["x", "y"]
