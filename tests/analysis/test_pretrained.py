@@ -148,7 +148,7 @@ def test_pictures_are_classified_by_folders_whose_names_predict_does_not_see(
 def test_means_are_over_sets_and_leads_in_pairs() -> None:
     def row(dataset: str, method: str, percent: float, seed: int = 0) -> dict[str, object]:
         row = {"dataset": dataset, "method": method, "percent": percent, "seed": seed}
-        return row | {"takes": "text", "shots": 5, "reads": "words", "seconds": 2.0}
+        return row | {"takes": "text", "shots": 5, "representation": "words", "seconds": 2.0}
 
     rows = [row("a", "words", 80), row("a", "words", 90, 1), row("b", "words", 60)]
     rows += [row("a", LOGISTIC, 75), row("b", LOGISTIC, 40), row("b", SETFIT, 61)]
