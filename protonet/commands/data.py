@@ -27,7 +27,7 @@ from protonet.fit.solver import Solution
 from protonet.pipeline import TablePipeline, TrainingTable
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.parsing import count_missing_cells
+from protonet.tables.columns.parsing import is_missing
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
 from protonet.tables.drift import compute_column_statistics
 from protonet.tables.features import convert_to_training_formats, encode_block, fit_features
@@ -252,7 +252,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
         row_ids=ids,
         group_names=rows.group_names.tolist(),
         notes=notes,
-        missing_counts=list(map(count_missing_cells, labelled)),
+        missing_counts=[int(is_missing(column).sum()) for column in labelled],
         cells=cells if keep_cells else [],
         unlabelled=unlabelled,
         unlabelled_positions=unlabelled_positions,

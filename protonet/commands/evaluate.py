@@ -29,7 +29,7 @@ from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.search import FitProgress
 from protonet.pipeline import TablePipeline
-from protonet.tables.columns.parsing import count_missing_cells
+from protonet.tables.columns.parsing import is_missing
 from protonet.tables.table import RowBlock, Table
 from protonet.ui.html import write_results
 
@@ -108,7 +108,8 @@ def compute_evaluate_details(
     cells = [np.concatenate(parts) for parts in zip(*(block.columns for _, block in rows), strict=True)]
     locations = [table.position_format.format(row) for _, block in rows for row in block.positions]
     known = labels >= 0
-    data = table_to_dict(model, labels[known], len(labels), list(map(count_missing_cells, cells)), table.notes)
+    missing_counts = [int(is_missing(column).sum()) for column in cells]
+    data = table_to_dict(model, labels[known], len(labels), missing_counts, table.notes)
     features = torch.cat([x for x, _ in rows])
     evaluated = model.evaluate_on_new_rows(features[known], labels[known])
     importance = compute_importance(evaluated, names, model.column_sizes, 0, math.inf, progress)

@@ -52,7 +52,7 @@ from protonet.server.label_queue import LabelQueue
 from protonet.server.labels import LabelFile, LabelSession, UploadedRows, extend_rows, get_similar_class, parse_classes
 from protonet.server.parsing import decode_json, parse_body, read_upload
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.tables.columns.parsing import count_missing_cells, replace_missing_cells
+from protonet.tables.columns.parsing import is_missing, replace_missing_cells
 from protonet.tables.formats import make_text_array
 from protonet.ui.html import format_page
 
@@ -243,7 +243,7 @@ class LabelApi:
         rows, header, settings = self.queue.latest_rows, list(self.queue.column_names), self.jobs.column_overrides
         names, cells = list(rows.columns or header), self.queue.session.cells
         missing = {
-            name: count_missing_cells(replace_missing_cells(make_text_array([row[at] for row in cells], len(cells))))
+            name: int(is_missing(replace_missing_cells(make_text_array([row[at] for row in cells], len(cells)))).sum())
             for at, name in enumerate(header)
         }
         used = {

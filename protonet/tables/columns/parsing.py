@@ -152,11 +152,6 @@ def _parse_missing_values(missing: frozenset[str]) -> tuple[np.ndarray, np.ndarr
     return numbers[np.isfinite(numbers)], days[np.isfinite(days)]
 
 
-def count_missing_cells(values: np.ndarray) -> int:
-    """Count the missing values of a column (n,)."""
-    return int(is_missing(values).sum())
-
-
 def is_missing_word(cell: str) -> bool:
     """Test whether a cell of a column of numbers or dates means "missing", such as "n.a.", "(unknown)" or "***"."""
     visible = cell.isascii() or not any(unicodedata.category(char) == "Cf" for char in cell)

@@ -7,17 +7,16 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
-_CURRENCIES = (
+#: Matches currencies that may stand before a number or after it.
+CURRENCIES = re.compile(
     r"(?i:aed|aud|brl|cad|chf|cny|czk|dkk|eur|gbp|hkd|huf|idr|ils|inr|jpy|krw|kč|mxn|myr|nok|nzd|php|pln|ron|sar|sek|"
     r"sfr|sgd|thb|try|twd|usd|vnd|zar|zł|(?:us|au?|ca?|hk|nz|r|s)\$)|Fr|kr|Rs"
 )
-#: Matches currencies that may stand before a number or after it.
-CURRENCIES = re.compile(_CURRENCIES)
 #: Matches units that may follow a number without a space. Other letters there belong to codes, such as 12B, 3rd and 5e.
 UNITS = re.compile(
     rf"(?i:[kmµμun]g|lbs?|oz|[kdcmµμn]m|in|ft|yd|mi|sqm|sqft|ha|cc|[dcmh]l|[kmg]?hz|[kmgt]b|[kmg]w|[kmg]?wh|[mk]v|mah?|"
     rf"[hkm]?pa|bar|psi|mmhg|k?cal|kj|db|m?mol|pp[mb]|rpm|bpm|mph|km?h|kph|px|ms|secs?|mins?|hrs?|yrs?)|"
-    rf"[dghlLmsty]|{_CURRENCIES}"
+    rf"[dghlLmsty]|{CURRENCIES.pattern}"
 )
 #: The last words of open intervals, which are no units.
 OPEN_INTERVAL_WORDS = frozenset({"over", "more", "above"})
@@ -47,9 +46,11 @@ def split_unit(cell: str) -> tuple[str, str]:
             text, unit = text[: match.start()].rstrip(), match["unit"]
     elif (match := _CURRENCY.match(text)) and CURRENCIES.fullmatch(match["unit"]):
         text, unit = match["sign"] + text[match.end() :], match["unit"]
-    for sign in filter(_is_sign, _NON_NUMERIC_SYMBOL.findall(text)):
-        text, unit = text.replace(sign, ""), unit or sign
-    return text, _normalize_unit(unit)
+    for symbol in _NON_NUMERIC_SYMBOL.findall(text):
+        if symbol in "%‰" or unicodedata.category(symbol) == "Sc":  # a currency
+            text, unit = text.replace(symbol, ""), unit or symbol
+    unit = unit.casefold()
+    return text, unit.removesuffix("s") if len(unit) > 2 else unit  # "lbs" is "lb"
 
 
 def detect_unit(cells: Iterable[str]) -> str:
@@ -57,14 +58,3 @@ def detect_unit(cells: Iterable[str]) -> str:
     units = Counter(split_unit(cell)[1] for cell in cells if any(map(str.isdigit, cell)))
     del units[""]
     return max(units, key=lambda unit: units[unit], default="")
-
-
-def _is_sign(char: str) -> bool:
-    """Test whether a character is a currency sign or a per cent sign."""
-    return char in "%‰" or unicodedata.category(char) == "Sc"
-
-
-def _normalize_unit(unit: str) -> str:
-    """Convert a unit to lower case and to the singular, such as "lbs" to "lb"."""
-    unit = unit.casefold()
-    return unit.removesuffix("s") if len(unit) > 2 else unit
