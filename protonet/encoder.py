@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from protonet.views.view import Graph, Source, View
+from protonet.views.view import OnnxGraph, Source, View
 
 #: A mean of rows of unit norm whose norm is below this consists of rounding errors and counts as zero.
 MIN_MEAN_NORM = 1e-6
@@ -114,7 +114,7 @@ class Encoder(nn.Module):
         super()._apply(keep_float32(fn, self.buffers()), recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def add_to_graph(self, graph: Graph, features: str) -> str:
+    def add_to_graph(self, graph: OnnxGraph, features: str) -> str:
         """Add the encoder to an ONNX graph.
 
         Args:

@@ -54,7 +54,7 @@ from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
 from protonet.tables.drift import DriftMonitor, monitor_drift
 from protonet.tables.features import convert_to_training_formats, encode_block
 from protonet.tables.table import ReadSpec, RowBlock, Table, format_names, open_table, read_table
-from protonet.views.config import expect
+from protonet.views.config import raise_unless
 
 #: Name of the tensor in a model file with the hashes of all training rows, by which ``add_samples_to_folds`` detects
 #: repeated rows.
@@ -350,7 +350,7 @@ class TablePipeline(Model):
             return None
         try:
             cv = restore_cross_validation(self.network, self.folds, self.update_state)
-            expect(len(self.held_out_positions) == len(cv.labels), "held-out rows without positions")
+            raise_unless(len(self.held_out_positions) == len(cv.labels), "held-out rows without positions")
         except ValueError as error:
             raise_input_error("model", "have the cross-validation of fit", str(error), "Fit it again.")
         return cv if len(cv.labels) else None

@@ -84,7 +84,7 @@ def make_noise_evaluator(held_out: int, reference: float) -> CandidateEvaluator:
     evaluator = CandidateEvaluator(
         TrainingRows(x, y, 2), [Fold(torch.arange(60), torch.arange(60, n))], plan_encoder(4, 2, 0)
     )
-    evaluator.reference_losses = torch.full((held_out,), reference, dtype=torch.float64)
+    evaluator.best_linear_losses = torch.full((held_out,), reference, dtype=torch.float64)
     return evaluator
 
 

@@ -51,7 +51,7 @@ PLAIN_ROWS = TrainingRows(X, LABELS, 5, shifts=(0, 1, -1))
 WEIGHTED_ROWS = replace(
     PLAIN_ROWS,
     weights=torch.linspace(0.5, 1, len(X), dtype=torch.float64),
-    blocks=torch.tensor([0, 0, 1, 2, 2, 2, 2, 3]),
+    column_indices=torch.tensor([0, 0, 1, 2, 2, 2, 2, 3]),
 )
 #: A search with linear views, a kernel and an MLP, each as short as possible.
 SHORT = replace(EFFORTS["fast"], folds=2, families=(LinearFamily(("raw", "whitened")),))

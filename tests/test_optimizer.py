@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from protonet.optimizer import CustomOptimizer, StackOptimizer
-from protonet.optimizer.search import Run
-from protonet.optimizer.settings import SEARCH
+from protonet.optimizer.search import OptimizerRun
+from protonet.optimizer.settings import STEP_SIZE_SEARCH
 from tests.optimizer_cases import distance, loss_on, make_model, same, train, trained, weights
 
 SHAPES: list[tuple[int, ...]] = [
@@ -105,12 +105,12 @@ def test_sparse_gradients_are_errors_before_anything_moves() -> None:
 
 def test_the_anneal_is_a_line_to_the_last_step() -> None:
     """Against interpolation between the places where the line bends."""
-    last = SEARCH.final_fraction / SEARCH.anneal_fraction
+    last = STEP_SIZE_SEARCH.final_fraction / STEP_SIZE_SEARCH.anneal_fraction
     for total in (1, 7, 10, 400):
-        bends = [(1 - SEARCH.anneal_fraction) * total, (1 - SEARCH.final_fraction) * total]
-        factors = [Run(1.0, total).anneal(steps) for steps in range(total + 3)]
+        bends = [(1 - STEP_SIZE_SEARCH.anneal_fraction) * total, (1 - STEP_SIZE_SEARCH.final_fraction) * total]
+        factors = [OptimizerRun(1.0, total).anneal(steps) for steps in range(total + 3)]
         np.testing.assert_allclose(factors, np.interp(range(total + 3), bends, [1, last]))
-    assert [Run(1.0).anneal(steps) for steps in (0, 10**9)] == [1, 1]
+    assert [OptimizerRun(1.0).anneal(steps) for steps in (0, 10**9)] == [1, 1]
 
 
 def test_total_steps_change_only_the_end_of_a_run() -> None:

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, Re
 from analysis.optimizer_bench.workload import seed_initial_weights
 from analysis.optimizer_bench.workloads.models import make_mlp
 from protonet.optimizer import CustomOptimizer
-from protonet.optimizer.search import Run
+from protonet.optimizer.search import OptimizerRun
 from tests.optimizer_cases import loss_on, make_model, same, train, trained, weights
 
 VOCABULARY, CONTEXT, BATCH, STEPS = 24, 3, 64, 200
@@ -134,7 +134,7 @@ def test_schedules_neither_limit_the_search_nor_raise_the_rate() -> None:
 
 def test_a_rate_that_was_searched_at_a_small_factor_is_not_multiplied_when_the_factor_rises() -> None:
     """A warm-up in few stairs: each is long enough for the search to end on it."""
-    run = Run(1.0)
+    run = OptimizerRun(1.0)
     for _ in range(20):
         run.follow(-run.rate, 0.01, 0.1)  # downhill all the way
         run.steps += 1

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from protonet.optimizer import CustomOptimizer
-from protonet.optimizer.preconditioner import Block
-from protonet.optimizer.settings import SEARCH
+from protonet.optimizer.preconditioner import BasisBlock
+from protonet.optimizer.settings import STEP_SIZE_SEARCH
 
 
 def list_sides(*shapes: tuple[int, ...]) -> list[list[tuple[int, int]]]:
@@ -50,7 +50,7 @@ def test_bases_come_to_the_eigenvectors_of_the_second_moments() -> None:
     torch.testing.assert_close(overlap, torch.eye(3, dtype=torch.float64).flip(1), rtol=0, atol=0.15)
 
 
-def find_rows(optimizer: CustomOptimizer) -> Block:
+def find_rows(optimizer: CustomOptimizer) -> BasisBlock:
     """Return the block of the rows of an optimizer's one matrix."""
     return next(block for block in optimizer.stepper.batches[0].blocks if block.axis == 1)
 
@@ -68,7 +68,7 @@ def test_a_direction_that_goes_on_downhill_gets_a_larger_factor_than_one_that_tu
     onward = int(rows.basis[0, 0].abs().argmax())  # the direction nearest to the row with the constant slope
     factors = rows.factors[0]
     assert factors[onward] > factors[1 - onward] + 0.2
-    assert factors.abs().max() <= SEARCH.max_log_factor
+    assert factors.abs().max() <= STEP_SIZE_SEARCH.max_log_factor
 
 
 @pytest.mark.parametrize("turning", [False, True])

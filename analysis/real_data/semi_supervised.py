@@ -42,7 +42,7 @@ UNLABELLED_REGIMES = {
     "strangers": "a third of them, or nearly, of classes that have no label",
 }
 SKLEARN_METHODS = ("LabelSpreading", "LabelPropagation", "SelfTraining")
-NOTE = """
+TABLE_NOTE = """
 Accuracy in percent on the rows without a label, of the classes that are known, ± one standard error over the splits;
 lead: with these rows, less without them, in points. "Fresh": the same on rows of the same classes that were in neither.
 Learned: in how many runs they were learned from. scikit-learn's methods have standardised columns, a kernel of 7
@@ -228,4 +228,4 @@ def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
         f"**Means**\n\n{format_table([*columns, *(f'ahead of {peer}' for peer in SKLEARN_METHODS)], summary)}"
     )
     regimes = "; ".join(f"{name}: {text}" for name, text in UNLABELLED_REGIMES.items())
-    return "\n".join(tables) + NOTE.format(chosen=", ".join(DEVELOPMENT_DATASETS), regimes=regimes, effort=effort)
+    return "\n".join(tables) + TABLE_NOTE.format(chosen=", ".join(DEVELOPMENT_DATASETS), regimes=regimes, effort=effort)

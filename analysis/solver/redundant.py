@@ -28,7 +28,7 @@ from solution.pack import library_files
 
 NEW_ROWS = 20_000  #: New rows on which a network is evaluated.
 MAX_NOISE = 0.15  #: The largest fraction of rows whose class is random.
-NOTE = """
+TABLE_NOTE = """
 Accuracies in percent on {new:,} new rows at effort {effort}, with {low:,} to {high:,} training rows; the classes of up
 to {noise:.0f} % of the rows are random. Covered: problems where the accuracy on new rows lies in the 95 % interval that
 fit reports, with that fraction's own 95 % interval; below and above: problems where it lies outside. ± one standard
@@ -187,7 +187,7 @@ def tabulate(results: Mapping[SyntheticProblem, Mapping[str, Any]]) -> str:
         "held out less new",
     ]
     run = next(iter(results))
-    note = NOTE.format(new=NEW_ROWS, effort=run.effort, low=run.rows[0], high=run.rows[1], noise=100 * MAX_NOISE)
+    note = TABLE_NOTE.format(new=NEW_ROWS, effort=run.effort, low=run.rows[0], high=run.rows[1], noise=100 * MAX_NOISE)
     return format_table([*header, "covered, %", "below, above"], lines) + note
 
 

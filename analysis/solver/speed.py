@@ -54,7 +54,7 @@ ROW_TITLES = {
     "memory": "... its peak, MiB",
     "size": "... its model, MB",
 }
-NOTE = """
+TABLE_NOTE = """
 CPU seconds, or microseconds, of one thread. Solve is the sum over {problems} real problems of {shots} rows per class;
 right is the share of rows that are classified right there, in percent, and loss their mean log-loss. Pixels: 784 of
 10 characters, 20 of each. Spectra: 200 values in an order, six classes of five. Text: 384 features, 39 classes of 20.
@@ -189,4 +189,6 @@ def tabulate(rows: Sequence[dict[str, Any]]) -> str:
             ["... loss", *(f"{statistics.fmean(fit['loss'] for fit in part):.4f}" for part in some)],
         ]
     problems = len(fits) // 2
-    return format_table(["", *versions], lines) + NOTE.format(problems=problems, shots=" and ".join(map(str, SHOTS)))
+    return format_table(["", *versions], lines) + TABLE_NOTE.format(
+        problems=problems, shots=" and ".join(map(str, SHOTS))
+    )

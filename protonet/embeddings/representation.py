@@ -22,7 +22,7 @@ import numpy as np
 from protonet._io import JsonDict, cache_folder
 from protonet.embeddings.pictures.reading import item_progress_bar, raise_unreadable_picture
 from protonet.errors import raise_input_error
-from protonet.views.config import Stored, expect
+from protonet.views.config import UntrustedComponent, raise_unless
 
 #: Number of keys in one query, since older versions of SQLite limit the number of variables in a statement.
 KEYS_PER_QUERY = 500
@@ -142,11 +142,15 @@ class RepresentationRecord:
         return asdict(self)
 
     @classmethod
-    def from_stored(cls, stored: Stored) -> RepresentationRecord:
+    def from_stored(cls, stored: UntrustedComponent) -> RepresentationRecord:
         """Build a record from an entry of a model file; raise a ValueError if the entry is invalid."""
-        name, modality, digest, licence = (stored.entry(key, str) for key in ("name", "modality", "digest", "licence"))
-        expect(modality in MODALITIES, "a representation of something else than texts and pictures")
-        expect(name.isprintable() and len(name) <= MAX_ENCODER_NAME_LENGTH, "a representation without a usable name")
+        name, modality, digest, licence = (
+            stored.get_entry(key, str) for key in ("name", "modality", "digest", "licence")
+        )
+        raise_unless(modality in MODALITIES, "a representation of something else than texts and pictures")
+        raise_unless(
+            name.isprintable() and len(name) <= MAX_ENCODER_NAME_LENGTH, "a representation without a usable name"
+        )
         return cls(name, modality, stored.get_int("width", MAX_EMBEDDING_WIDTH, low=1), digest, licence)
 
 

@@ -29,7 +29,7 @@ ONNX_ML_DOMAIN, ONNX_ML_OPSET = "ai.onnx.ml", 2
 
 
 class GraphBuilder:
-    """Builds an ONNX graph node by node, as views do through the protocol `protonet.views.view.Graph`.
+    """Builds an ONNX graph node by node, as views do through the protocol `protonet.views.view.OnnxGraph`.
 
     Each method adds one operation. Its arguments and its result are names of values of the graph, unless they are
     constant arrays.

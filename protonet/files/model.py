@@ -28,8 +28,8 @@ from protonet.files.archive import FORMAT_VERSION, FormatVersionError, check_ent
 from protonet.network import PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import SOURCE_CLASSES, VIEW_FAMILIES
-from protonet.views.config import expect, require_finite, validate_tensors
-from protonet.views.view import Component, Source, View
+from protonet.views.config import raise_unless, require_finite, validate_tensors
+from protonet.views.view import RestorableModule, Source, View
 
 ComponentT = TypeVar("ComponentT", Source, View)
 #: Name of the network's buffer that is not stored, because it is computed from the buffers ``sums`` and ``counts``.
@@ -59,21 +59,21 @@ def build_network(config: Any) -> PrototypeNetwork:
         ValueError: The config is invalid.
     """
     dim, classes = (config.get(name) for name in ("input_dim", "classes"))
-    expect(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
+    raise_unless(type(dim) is int and type(classes) is int and min(dim, classes) > 0, "no usable input_dim or classes")
     sources: list[Source] = []
     for entry in _copy_entries(config, "sources"):
         source_class = _pop_component_class(entry, SOURCE_CLASSES)
         source_config = source_class.config_type.from_json(entry)
-        expect(getattr(source_config, "input_dim", None) == dim, "a source of another number of features")
+        raise_unless(getattr(source_config, "input_dim", None) == dim, "a source of another number of features")
         sources.append(source_class(source_config))
     views: list[View] = []
     for entry in _copy_entries(config, "views"):
         view_class, index = _pop_component_class(entry, [view for _, view in VIEW_FAMILIES]), entry.pop("source", None)
-        expect(index is None or (type(index) is int and 0 <= index < len(sources)), "a view of an unknown source")
+        raise_unless(index is None or (type(index) is int and 0 <= index < len(sources)), "a view of an unknown source")
         views.append(view_class(view_class.config_type.from_json(entry), None if index is None else sources[index]))
-        expect(views[-1].input_dim == dim, "a view of another number of features")
-    expect(bool(views), "no view")
-    expect({view.source for view in views} - {None} == set(sources), "a source for no view")
+        raise_unless(views[-1].input_dim == dim, "a view of another number of features")
+    raise_unless(bool(views), "no view")
+    raise_unless({view.source for view in views} - {None} == set(sources), "a source for no view")
     encoder = Encoder(views, torch.zeros(sum(len(view.sizes) for view in views)), origin=torch.zeros(dim))
     return PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=classes).eval()
 
@@ -84,7 +84,9 @@ def check_network_tensors(network: PrototypeNetwork, tensors: Mapping[str, Tenso
     del expected[DERIVED_BUFFER_NAME]
     encoder = network.encoder
     assert isinstance(encoder, Encoder)
-    components: dict[str, Component] = {f"encoder.views.{at}.": view for at, view in enumerate(encoder.list_views())}
+    components: dict[str, RestorableModule] = {
+        f"encoder.views.{at}.": view for at, view in enumerate(encoder.list_views())
+    }
     components |= {f"encoder.sources.{at}.": source for at, source in enumerate(encoder.list_sources())}
     for prefix, component in components.items():
         names = [name for name in unchecked if name.startswith(prefix)]
@@ -92,10 +94,10 @@ def check_network_tensors(network: PrototypeNetwork, tensors: Mapping[str, Tenso
         expected = {name: tensor for name, tensor in expected.items() if not name.startswith(prefix)}
     validate_tensors(unchecked, expected)
     weights = unchecked["encoder.weights"]
-    expect(bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-3, "weights that do not sum to 1")
+    raise_unless(bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 1e-3, "weights that do not sum to 1")
     positive = all(bool(unchecked[name] > 0) for name in ("encoder.scale", "temperature"))
-    expect(positive, "a scale or temperature that is not positive")
-    expect(bool((unchecked["counts"] >= 0).all()), "counts below 0")
+    raise_unless(positive, "a scale or temperature that is not positive")
+    raise_unless(bool((unchecked["counts"] >= 0).all()), "counts below 0")
 
 
 @torch.inference_mode(False)
@@ -107,12 +109,12 @@ def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetw
     Raises:
         ValueError: The config or a tensor is invalid.
     """
-    expect(
+    raise_unless(
         isinstance(config, dict) and {"sums", "encoder.origin"} <= tensors.keys(),
         "no config of a network, or no tensor sums or encoder.origin",
     )
     sizes = [*tensors["encoder.origin"].shape, *tensors["sums"].shape[:1]]
-    expect(sizes == [config.get("input_dim"), config.get("classes")], "tensors of other features or classes")
+    raise_unless(sizes == [config.get("input_dim"), config.get("classes")], "tensors of other features or classes")
     with torch.device("meta"):  # no memory is allocated before the sizes are compared with the tensors
         network = build_network(config)
     check_network_tensors(network, tensors)
@@ -138,7 +140,9 @@ def _pop_component_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -
 def _copy_entries(config: JsonDict, name: str) -> list[JsonDict]:
     """Copy the list of dicts that the config has as entry ``name``; raise a ValueError if it is not such a list."""
     entries = config.get(name)
-    expect(isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries), f"no usable entry {name}")
+    raise_unless(
+        isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries), f"no usable entry {name}"
+    )
     return list(map(dict, entries))  # type: ignore[arg-type]
 
 
@@ -277,14 +281,16 @@ def _build_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bo
     state, columns, update_state, *fold_states = _split_by_prefix(tensors, prefixes)
     if config.get("encoding") is not None:
         encoding = Encoding.restore(config["encoding"], columns)
-    expect(encoding is not None or not columns, "tensors that belong to no column")
+    raise_unless(encoding is not None or not columns, "tensors that belong to no column")
     network = restore_network(config["network"], state)
     classes = _check_names("classes", config.get("classes"), len(network.counts), (str, int))
     names, input_dim = config.get("columns"), config["network"]["input_dim"]
     if names is not None:
         names = _check_names("columns", names, input_dim if encoding is None else len(encoding.columns), (str,))
-    expect(encoding is None or sum(encoding.column_sizes) == input_dim, "columns that make another number of features")
-    expect(isinstance(config.get("metadata"), dict), "no metadata")
+    raise_unless(
+        encoding is None or sum(encoding.column_sizes) == input_dim, "columns that make another number of features"
+    )
+    raise_unless(isinstance(config.get("metadata"), dict), "no metadata")
     model = Model(network=network, classes=classes, columns=names, metadata=config["metadata"], encoding=encoding)
     if not for_update:
         return model
@@ -293,7 +299,7 @@ def _build_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bo
     fold_networks = tuple(map(restore_network, folds, fold_states))
     same_classes = all(len(fold.sums) == len(network.sums) for fold in fold_networks)
     same_features = all(fold["input_dim"] == input_dim for fold in folds)
-    expect(same_classes and same_features, "folds of other features or classes")
+    raise_unless(same_classes and same_features, "folds of other features or classes")
     return replace(model, update_state=update_state, folds=fold_networks)
 
 
@@ -315,5 +321,5 @@ def _split_by_prefix(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> 
 def _check_names(entry: str, names: Any, count: int, types: tuple[type, ...]) -> Any:
     """Convert an untrusted list to a tuple; raise a ValueError unless it has ``count`` distinct names of one type."""
     one_type = isinstance(names, list) and any(all(type(name) is kind for name in names) for kind in types)
-    expect(one_type and len(set(names)) == len(names) == count, f"{entry} that are not {count} different names")
+    raise_unless(one_type and len(set(names)) == len(names) == count, f"{entry} that are not {count} different names")
     return tuple(names)

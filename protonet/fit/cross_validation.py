@@ -24,7 +24,7 @@ from protonet.losses import class_means, multiply_by_weights
 from protonet.metrics import EvaluationSample, Metrics, measure, refit_variance_factor, score_known
 from protonet.network import PrototypeNetwork
 from protonet.selection.folds import Fold
-from protonet.views.config import expect
+from protonet.views.config import raise_unless
 from protonet.views.linear import shrink_covariance
 from protonet.views.view import TrainingRows
 
@@ -139,19 +139,19 @@ def restore_cross_validation(
     if "rows" in available:
         rows = available["rows"]
         sound = rows.ndim == 2 and rows.shape[1] == encoder.input_dim and rows.dtype == torch.float32
-        expect(sound, "held-out rows of another shape or type")
+        raise_unless(sound, "held-out rows of another shape or type")
         available["features"] = to_input_units(rows, encoder.origin, encoder.scale)
-    expect(set(CROSS_VALIDATION_TENSORS) <= available.keys(), "no held-out rows")
+    raise_unless(set(CROSS_VALIDATION_TENSORS) <= available.keys(), "no held-out rows")
     x, labels, weights, fold, groups, offset, gain = (available[name] for name in CROSS_VALIDATION_TENSORS)
     shapes = x.shape == (len(labels), encoder.input_dim) and offset.shape == () and gain.shape == (2,)
     shapes = shapes and labels.shape == weights.shape == fold.shape == groups.shape and labels.ndim == 1
     types = x.dtype in {torch.float32, torch.float64} and {labels.dtype, fold.dtype, groups.dtype} == {torch.int64}
     types = types and {weights.dtype, offset.dtype, gain.dtype} == {torch.float64}
-    expect(shapes and types, "held-out rows of another shape or type")
+    raise_unless(shapes and types, "held-out rows of another shape or type")
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in (x, weights, offset, gain))
-    expect(finite and bool((weights > 0).all()), "held-out rows that are not finite, or have no weight")
+    raise_unless(finite and bool((weights > 0).all()), "held-out rows that are not finite, or have no weight")
     for values, high in ((labels, len(network.counts)), (fold, len(folds))):
-        expect(bool(((values >= 0) & (values < high)).all()), "held-out rows of no class or no fold")
+        raise_unless(bool(((values >= 0) & (values < high)).all()), "held-out rows of no class or no fold")
     return CrossValidation(
         network=network, folds=tuple(folds), **{name: available[name] for name in CROSS_VALIDATION_TENSORS}
     )

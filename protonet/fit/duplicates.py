@@ -449,8 +449,8 @@ def _estimate_fraction(
     tied = _detect_tied_features(rows, queries[near.nonzero()[:, 0]], nearest[:, :max_neighbours][near])
     if not bool(tied.any()):
         return fraction
-    blocks = None if rows.blocks is None else rows.blocks[~tied]
-    rows = replace(rows, features=rows.features[:, ~tied], blocks=blocks)
+    blocks = None if rows.column_indices is None else rows.column_indices[~tied]
+    rows = replace(rows, features=rows.features[:, ~tied], column_indices=blocks)
     if not bool((rows.features[1:] != rows.features[:-1]).any()):
         return 0.0
     neighbours = _nearest_neighbours(rows, everywhere, 2 * max_neighbours)
@@ -482,7 +482,7 @@ def _estimate_jointly(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours:
 def _detect_tied_features(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
     """Compute a mask (dim,) of the features of columns with too many equal pairs ``first``, ``second`` (pairs,)."""
     dim = rows.features.shape[1]
-    blocks = torch.arange(dim) if rows.blocks is None else rows.blocks.unique(return_inverse=True)[1]
+    blocks = torch.arange(dim) if rows.column_indices is None else rows.column_indices.unique(return_inverse=True)[1]
     differs = (rows.features[first] != rows.features[second]).float()
     differing = torch.zeros(len(first), int(blocks.max()) + 1).index_add_(1, blocks, differs) > 0
     return ((~differing).sum(dim=0) > NEAR_DUPLICATES.max_equal_cells * len(first))[blocks]

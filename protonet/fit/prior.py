@@ -110,7 +110,7 @@ def compute_row_statistics(rows: TrainingRows) -> Tensor:
     values = x[:, varies] if bool(varies.any()) else x
     ascending = values.sort(dim=0).values
     distinct = (ascending[1:] > ascending[:-1]).double().mean() if n > 1 else torch.tensor(1.0)
-    blocks = dim if rows.blocks is None else int(rows.blocks.max()) + 1
+    blocks = dim if rows.column_indices is None else int(rows.column_indices.max()) + 1
     statistics = [
         math.log(n),
         math.log(dim),
@@ -118,7 +118,7 @@ def compute_row_statistics(rows: TrainingRows) -> Tensor:
         float(counts.log().mean()),
         float(counts.min().log()),
         math.log(n / dim),
-        float(rows.blocks is not None),
+        float(rows.column_indices is not None),
         math.log(blocks / dim),
         math.log(len(rows.shifts)),
         math.log(_effective_dimension(centred) / min(n, dim)),

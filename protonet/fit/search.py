@@ -211,7 +211,9 @@ def evaluate_candidates(
     if seen < 2 or (without_validation and not plan.ensemble_sizes) or time.monotonic() > rows.deadline:
         return None
     progress(search.families[0].stage, 0.0)
-    if plan.ensemble_sizes and search.shifts and rows.blocks is None:  # features of several kinds are in no order
+    if (
+        plan.ensemble_sizes and search.shifts and rows.column_indices is None
+    ):  # features of several kinds are in no order
         rows = replace(rows, **detect_feature_order(rows.features)._asdict())
     if without_validation:
         everything = torch.arange(len(rows.labels))
@@ -232,8 +234,8 @@ def evaluate_candidates(
         if stage:  # the first stage is reported before shifts are detected
             progress(kind.stage, SEARCH_PROGRESS_FRACTION * sum(times[:stage]) / sum(times))
         evaluator.candidates += kind.candidates(evaluator)
-        if evaluator.reference_losses is None:
-            evaluator.reference_losses = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss).losses
+        if evaluator.best_linear_losses is None:
+            evaluator.best_linear_losses = min(evaluator.candidates, key=lambda candidate: candidate.mean_loss).losses
     losses = {candidate.spec.name: candidate.mean_loss for candidate in evaluator.candidates}
     candidates = [candidate for candidate in evaluator.candidates if not candidate.spec.trained]
     trained = [candidate for candidate in evaluator.candidates if candidate.spec.trained]

@@ -118,7 +118,7 @@ def prepare_training_set(
         seed=seed,
         weights=weights,
         groups=groups,
-        blocks=blocks,
+        column_indices=blocks,
         is_class_name=is_class_name,
     ).select(order)
     scale = _compute_scale(rows.features, rows.weights) or 1.0

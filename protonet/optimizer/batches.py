@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from protonet.optimizer.preconditioner import Block, choose_blocks, rotate
-from protonet.optimizer.settings import EMBEDDING, PRECONDITIONER, SEARCH, STEP, Group
+from protonet.optimizer.preconditioner import BasisBlock, choose_blocks, rotate
+from protonet.optimizer.settings import EMBEDDING, PRECONDITIONER, STEP, STEP_SIZE_SEARCH, ParameterGroup
 
-State = dict[str, Tensor]  #: The state of one slice.
+SliceState = dict[str, Tensor]  #: The state of one slice.
 SCALAR_ENTRIES = ("step", "gradient_size", "step_length")  #: Entries of a state that are numbers, on the CPU.
-MATRICES = ("mean", "slow_mean", "square", "direction")  #: Entries of the slice's shape.
+MATRIX_ENTRIES = ("mean", "slow_mean", "square", "direction")  #: Entries of the slice's shape.
 
 
-def make_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> State:
+def make_slice_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> SliceState:
     """Make the state of a slice before its first step, with the device of a tensor and at least single precision."""
     like = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
     state = {"embedding": torch.tensor(embedding)}
     state |= {name: torch.tensor(0.0, dtype=torch.float64) for name in SCALAR_ENTRIES}
-    state |= {name: like.new_zeros(rows, columns) for name in MATRICES}
+    state |= {name: like.new_zeros(rows, columns) for name in MATRIX_ENTRIES}
     if embedding:  # rows are seen too seldom for a mean over a long window
         state["slow_mean"] = like.new_zeros(0)
     lengths = [] if embedding else [n for _, _, n in choose_blocks(rows, columns)]
@@ -36,9 +36,9 @@ def make_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> Sta
     return state
 
 
-def is_short(state: State) -> bool:
+def is_short_vector(state: SliceState) -> bool:
     """Decide whether a slice steps as a short vector, whatever its shape."""
-    return state["mean"].numel() <= STEP.short_vector and not state["factors"].numel() and not state["embedding"]
+    return state["mean"].numel() <= STEP.max_short_length and not state["factors"].numel() and not state["embedding"]
 
 
 @dataclass(eq=False)
@@ -61,8 +61,8 @@ class ParameterBatch:
     direction: Tensor  #: The last step, uphill, in the bases, in units of its length.
     #: (2, slices, directions), of the directions of all blocks: logarithms of factors; averages of squared slopes.
     factors: Tensor
-    blocks: list[Block]  #: Those of one side, if it has any, before those of the other.
-    sides: list[list[Block]] = field(init=False)  #: The same by side.
+    blocks: list[BasisBlock]  #: Those of one side, if it has any, before those of the other.
+    sides: list[list[BasisBlock]] = field(init=False)  #: The same by side.
     numbers: array[float] = field(init=False)  #: ``step``, ``sizes`` and ``lengths``, which states view.
     block_lengths: list[int] = field(init=False)  #: The number of directions of each block of each slice.
     short: bool = field(init=False)  #: Whether the slices are short vectors, which may differ in shape.
@@ -73,27 +73,27 @@ class ParameterBatch:
         self.sides = [list(side) for _, side in groupby(self.blocks, lambda block: block.axis)]
         self.numbers = array("d", [self.step, *self.sizes, *self.lengths])
         self.block_lengths = [block.basis.shape[2] for block in self.blocks] * len(self.indices)
-        self.short, self.views = is_short(self.get_state(0)), []
+        self.short, self.views = is_short_vector(self.get_state(0)), []
 
     @classmethod
-    def from_states(cls, indices: list[int], states: Sequence[State]) -> ParameterBatch:
+    def from_states(cls, indices: list[int], states: Sequence[SliceState]) -> ParameterBatch:
         """Stack copies of the states of slices, as `get_state` makes them; they have one layout and one step."""
         first, shapes = states[0], [(state["mean"].shape[0], state["mean"].shape[1]) for state in states]
         stacked = {
-            name: _stack([state[name] for state in states], pad=name in MATRICES and len({*shapes}) > 1)
+            name: _stack([state[name] for state in states], pad=name in MATRIX_ENTRIES and len({*shapes}) > 1)
             for name in first.keys() - {"embedding", *SCALAR_ENTRIES}
         }
         sizes, lengths = ([float(state[name]) for state in states] for name in SCALAR_ENTRIES[1:])
         factors = torch.stack([stacked.pop(name) for name in ("factors", "slopes")])
-        embedding, blocks, place = bool(first["embedding"]), list[Block](), 0
+        embedding, blocks, place = bool(first["embedding"]), list[BasisBlock](), 0
         for index, (axis, start, n) in enumerate([] if embedding else choose_blocks(*shapes[0])):
             statistics, basis = (stacked.pop(f"block{index}.{name}") for name in ("statistics", "basis"))
-            blocks.append(Block(axis, start, statistics, basis, *factors.narrow(2, place, n)))
+            blocks.append(BasisBlock(axis, start, statistics, basis, *factors.narrow(2, place, n)))
             place += n
         step = int(first["step"])
         return cls(indices, shapes, embedding, step, sizes, lengths, factors=factors, blocks=blocks, **stacked)
 
-    def get_state(self, row: int) -> State:
+    def get_state(self, row: int) -> SliceState:
         """Get the state of one slice: views of the stacked tensors."""
         rows, columns = self.shapes[row]
         numbers = torch.frombuffer(self.numbers, dtype=torch.float64)
@@ -101,7 +101,7 @@ class ParameterBatch:
         state |= {"factors": self.factors[0, row], "slopes": self.factors[1, row]}
         places = (0, 1 + row, 1 + len(self.indices) + row)
         state |= {name: numbers[place] for name, place in zip(SCALAR_ENTRIES, places, strict=True)}
-        for name in MATRICES:
+        for name in MATRIX_ENTRIES:
             matrix = getattr(self, name)[row]
             state[name] = matrix.view(-1)[: rows * columns].view(rows, columns) if matrix.numel() else matrix
         for index, block in enumerate(self.blocks):
@@ -117,7 +117,7 @@ class ParameterBatch:
         stacked = _stack(gradients, pad=self.short) if len(gradients) > 1 else gradients[0]
         return stacked.reshape(self.mean.shape).to(self.mean.dtype)
 
-    def observe(self, gradient: Tensor, norms: Sequence[float], group: Group) -> tuple[Tensor, Tensor, Tensor]:
+    def observe(self, gradient: Tensor, norms: Sequence[float], group: ParameterGroup) -> tuple[Tensor, Tensor, Tensor]:
         """Update the bases by gradients (slices, rows, columns) with finite norms; the gradients are not written to.
 
         The results are the gradients in the bases, their inner products with the last directions, (slices,), and the
@@ -127,8 +127,8 @@ class ParameterBatch:
         scales = self._update_sizes(norms, self._get_betas(group)[1])
         if min(scales) < 1:
             gradient = gradient * gradient.new_tensor(scales)[:, None, None]
-        if self.step == 1 or self.step % PRECONDITIONER.gather_every == 0:
-            update = self.step <= PRECONDITIONER.early_steps or self.step % PRECONDITIONER.update_every == 0
+        if self.step == 1 or self.step % PRECONDITIONER.gradient_interval == 0:
+            update = self.step <= PRECONDITIONER.early_steps or self.step % PRECONDITIONER.basis_update_interval == 0
             for block in self.blocks:
                 block.gather(gradient)
                 if update:
@@ -140,7 +140,7 @@ class ParameterBatch:
         sums = [products.sum(3 - blocks[0].axis) for blocks in self.sides]  # each (slices, rows or columns)
         return gradient, sums[0].sum(1), _multiply(torch.cat(sums, 1), [-length for length in self.lengths])
 
-    def _get_betas(self, group: Group) -> tuple[float, float]:
+    def _get_betas(self, group: ParameterGroup) -> tuple[float, float]:
         """Get the decays of the first and second moments."""
         beta1, beta2 = map(float, group["betas"])
         return beta1, max(beta2, EMBEDDING.min_beta2) if self.embedding else beta2
@@ -150,19 +150,21 @@ class ParameterBatch:
         step, scales = self.step, list[float]()
         for row, ((rows, columns), norm, size) in enumerate(zip(self.shapes, norms, self.sizes, strict=True)):
             root = math.sqrt(rows * columns)
-            limit = STEP.max_spike * root * size if step > 1 else math.inf
+            limit = STEP.max_gradient_ratio * root * size if step > 1 else math.inf
             scales.append(limit / norm if norm > limit else 1.0)
             # The mean of ``square``, which rotations do not change.
             mean = beta2 * (1 - beta2 ** (step - 1)) * size**2 + (1 - beta2) * (min(norm, limit) / root) ** 2
             self.sizes[row] = math.sqrt(mean / (1 - beta2**step) + STEP.tiny)
         return scales
 
-    def move(self, rotated: Tensor, rates: Sequence[float], parameters: Sequence[Tensor], group: Group) -> None:
+    def move(
+        self, rotated: Tensor, rates: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup
+    ) -> None:
         """Move parameters by one step, along gradients in the bases, and decay the weights of matrices."""
         step, (beta1, beta2) = self.step, self._get_betas(group)
         slow_fraction = 0.0 if self.embedding else STEP.slow_fraction
         correction, scale = 1 - beta2**step, (1 - slow_fraction) / (1 - beta1 ** (step + 1))
-        relative = correction * (STEP.floor**2 + float(group["eps"]) ** 2)
+        relative = correction * (STEP.min_relative_rms**2 + float(group["eps"]) ** 2)
         floors = [relative * size**2 + STEP.tiny for size in self.sizes]
         floor: float | Tensor = floors[0] if len(floors) == 1 else rotated.new_tensor(floors)[:, None, None]
         mean = self.mean.lerp_(rotated, 1 - beta1)
@@ -173,7 +175,7 @@ class ParameterBatch:
             usual = sums.sum(1) / (sums.count_nonzero(1).clamp_(min=1) * rotated.shape[2])
             floor = floor + EMBEDDING.extra_frequency * correction * usual[:, None, None]
         else:
-            slow_mean = self.slow_mean.lerp_(rotated, STEP.window / (step + STEP.window - 1))
+            slow_mean = self.slow_mean.lerp_(rotated, STEP.slow_mean_divisor / (step + STEP.slow_mean_divisor - 1))
             direction.add_(slow_mean, alpha=slow_fraction / scale)
         direction.mul_((square + floor).rsqrt_())
         if self.sides:
@@ -188,7 +190,7 @@ class ParameterBatch:
         self._decay(steps, parameters, group)
         self._add(rotate(self.sides, direction, back=True), parameters)
 
-    def _decay(self, steps: Sequence[float], parameters: Sequence[Tensor], group: Group) -> None:
+    def _decay(self, steps: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
         """Decay the weights of matrices, in full at usual steps.
 
         There is no decay at short steps, where AdamW's would pull the weights off the minimum.
@@ -198,7 +200,7 @@ class ParameterBatch:
             return
         for p, step in zip(parameters, steps, strict=True):
             if p.ndim > 1:
-                p.mul_(1 - step * min(1.0, step / SEARCH.usual_rate) ** 2 * weight_decay)
+                p.mul_(1 - step * min(1.0, step / STEP_SIZE_SEARCH.usual_rate) ** 2 * weight_decay)
 
     def _add(self, update: Tensor, parameters: Sequence[Tensor]) -> None:
         """Move parameters by their lengths, against an update (slices, rows, columns)."""

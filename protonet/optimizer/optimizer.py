@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from protonet.optimizer.batches import SCALAR_ENTRIES, ParameterBatch, make_state
-from protonet.optimizer.search import Run
-from protonet.optimizer.settings import SEARCH, SKIPPED_BEFORE_WARNING, Group, raise_error
+from protonet.optimizer.batches import SCALAR_ENTRIES, ParameterBatch, make_slice_state
+from protonet.optimizer.search import OptimizerRun
+from protonet.optimizer.settings import SKIPPED_BEFORE_WARNING, STEP_SIZE_SEARCH, ParameterGroup, raise_error
 from protonet.optimizer.stepper import Stepper
 
 
@@ -72,7 +72,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         unsupported = {"fused": fused, "capturable": capturable, "differentiable": differentiable, "amsgrad": amsgrad}
         super().__init__(params, settings | unsupported | {"maximize": maximize})
         max_lr = max(float(group["lr"]) for group in self.param_groups) or 1.0
-        self.stepper = Stepper(Run(SEARCH.usual_rate / max_lr, total_steps), sharded=sharded)
+        self.stepper = Stepper(OptimizerRun(STEP_SIZE_SEARCH.usual_rate / max_lr, total_steps), sharded=sharded)
         self._saved_run: dict[str, Any] | None = None  # the entry of the first group
         self._entries: list[Any] = []  # of each parameter of the batches: itself, its group, its state
 
@@ -103,7 +103,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         self.stepper.add_states({index: state for index, state in enumerate(entries[2::3]) if state})
         self._publish(self.stepper.batches)
 
-    def _list_parameters(self) -> Iterable[tuple[Tensor, Group]]:
+    def _list_parameters(self) -> Iterable[tuple[Tensor, ParameterGroup]]:
         """List the parameters of the batches with their groups."""
         return zip(self._entries[::3], self._entries[1::3], strict=True)
 
@@ -115,7 +115,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         group = self.param_groups[0] if self.param_groups else {}
         if group.get("run", self._saved_run) is not self._saved_run:
             total_steps = self.stepper.runs[0].total_steps
-            run = Run(**group["run"])
+            run = OptimizerRun(**group["run"])
             run.total_steps = run.total_steps if total_steps is None else total_steps
             self.stepper, self._entries = Stepper(run, sharded=self.stepper.sharded), []
         self._saved_run = group["run"] = {**vars(self.stepper.runs[0])}
@@ -169,7 +169,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         """Restore a copy; torch also calls it when a state is loaded."""
         state = dict(state)
         if "sharded" in state:  # a copy
-            self.stepper, self._saved_run = Stepper(Run(1.0), sharded=state.pop("sharded")), None
+            self.stepper, self._saved_run = Stepper(OptimizerRun(1.0), sharded=state.pop("sharded")), None
         self._entries = []
         super().__setstate__(state)
         self._synchronize_run()
@@ -190,7 +190,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         """
         groups = state_dict["param_groups"]
         run = groups[0].get("run") if groups else None
-        if not isinstance(run, dict) or run.keys() != {field.name for field in fields(Run)}:
+        if not isinstance(run, dict) or run.keys() != {field.name for field in fields(OptimizerRun)}:
             _raise_foreign_state()
         parameters = [p for group in self.param_groups for p in group["params"]]
         parameter_of = dict(zip([index for group in groups for index in group["params"]], parameters, strict=False))
@@ -206,7 +206,7 @@ class CustomOptimizer(torch.optim.Optimizer):
             }
 
 
-def _validate(group: Group) -> None:
+def _validate(group: ParameterGroup) -> None:
     """Raise an error for a setting that is not supported or out of range."""
     on_host = "Each step reads numbers on the host, without autograd."
     unsupported = dict.fromkeys(("fused", "capturable", "differentiable"), on_host)
@@ -229,7 +229,7 @@ def _validate_state(p: Tensor, state: dict[str, Tensor]) -> None:
     """Raise an error for a state that does not fit a parameter."""
     rows = max(1, p.shape[0]) if p.ndim > 1 else 1
     like = torch.empty(0, device="meta")
-    expected = make_state(rows, p.numel() // rows, like, embedding=bool(state.get("embedding")))
+    expected = make_slice_state(rows, p.numel() // rows, like, embedding=bool(state.get("embedding")))
     if state.keys() != expected.keys():
         _raise_foreign_state()
     for name, value in expected.items():

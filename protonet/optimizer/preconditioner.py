@@ -10,11 +10,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from protonet.optimizer.settings import PRECONDITIONER, SEARCH
+from protonet.optimizer.settings import PRECONDITIONER, STEP_SIZE_SEARCH
 
 
 @dataclass
-class Block:
+class BasisBlock:
     """A part of a side of matrices, of length n, with its own basis."""
 
     axis: int  #: 1 for rows, 2 for columns.
@@ -42,7 +42,7 @@ class Block:
     def gather(self, gradient: Tensor) -> None:
         """Add gradients to the statistics."""
         part = self.narrow(gradient) if self.axis == 1 else self.narrow(gradient).mT
-        decay = PRECONDITIONER.decay**PRECONDITIONER.gather_every
+        decay = PRECONDITIONER.second_moment_decay**PRECONDITIONER.gradient_interval
         self.statistics.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay)
 
     def update_basis(self, averages: Sequence[Tensor], square: Tensor) -> None:
@@ -60,7 +60,7 @@ class Block:
             vector.copy_((overlaps * vector[:, None]).sum(2))
 
 
-def rotate(sides: Sequence[Sequence[Block]], matrices: Tensor, *, back: bool = False) -> Tensor:
+def rotate(sides: Sequence[Sequence[BasisBlock]], matrices: Tensor, *, back: bool = False) -> Tensor:
     """Express matrices in the bases of the blocks of each side, or take them back from these."""
     for blocks in sides:
         parts = [
@@ -77,17 +77,17 @@ def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tenso
     ``usual`` (n,) are averages of squared slopes, ``lengths`` (blocks,) numbers of directions, and ``block_of`` (n,)
     the block of each direction. The slopes are overwritten.
     """
-    usual.mul_(SEARCH.memory).addcmul_(slopes, slopes, value=1 - SEARCH.memory)
+    usual.mul_(STEP_SIZE_SEARCH.slope_size_decay).addcmul_(slopes, slopes, value=1 - STEP_SIZE_SEARCH.slope_size_decay)
     peaks = torch.segment_reduce(usual, "max", lengths=lengths, unsafe=True)
-    silent = usual <= peaks.mul_(SEARCH.negligible**2).index_select(0, block_of)
+    silent = usual <= peaks.mul_(STEP_SIZE_SEARCH.min_relative_slope**2).index_select(0, block_of)
     moves = slopes.mul_(usual.rsqrt()).masked_fill_(silent, 0)
-    bound = 1 / math.sqrt(1 - SEARCH.memory**step)
+    bound = 1 / math.sqrt(1 - STEP_SIZE_SEARCH.slope_size_decay**step)
     moves.clamp_(-bound, bound)
     alive = torch.segment_reduce((~silent).to(moves.dtype), "sum", lengths=lengths, unsafe=True)
     means = torch.segment_reduce(moves, "sum", lengths=lengths, unsafe=True).div_(alive.clamp_(min=1))
     moves.sub_(means.index_select(0, block_of)).masked_fill_(silent, 0)
-    gain = (SEARCH.direction_gain + SEARCH.early_direction_gain / step) / bound
-    factors.sub_(moves, alpha=gain).clamp_(-SEARCH.max_log_factor, SEARCH.max_log_factor)
+    gain = (STEP_SIZE_SEARCH.direction_gain + STEP_SIZE_SEARCH.early_direction_gain / step) / bound
+    factors.sub_(moves, alpha=gain).clamp_(-STEP_SIZE_SEARCH.max_log_factor, STEP_SIZE_SEARCH.max_log_factor)
 
 
 def choose_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
@@ -96,8 +96,8 @@ def choose_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
     if min(rows, columns) < 2:
         return blocks
     for axis, length, other in ((2, columns, rows), (1, rows, columns)):
-        short = length <= min(PRECONDITIONER.max_length, PRECONDITIONER.max_ratio * other)
-        if short and (not blocks or rows + columns <= PRECONDITIONER.max_sum):
+        short = length <= min(PRECONDITIONER.max_side_length, PRECONDITIONER.max_ratio * other)
+        if short and (not blocks or rows + columns <= PRECONDITIONER.max_side_sum):
             count, unit = math.ceil(length / PRECONDITIONER.block_length), PRECONDITIONER.block_unit
             ends = [round(length * index / count / unit) * unit for index in range(count)] + [length]
             blocks += [(axis, start, end - start) for start, end in pairwise(ends)]

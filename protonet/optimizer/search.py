@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from protonet.optimizer.settings import EMBEDDING, SEARCH, raise_error
+from protonet.optimizer.settings import EMBEDDING, STEP_SIZE_SEARCH, raise_error
 
 
 @dataclass
-class Run:
+class OptimizerRun:
     """The state that all parameters share."""
 
     rate: float  #: Step size in units of the learning rate.
@@ -24,13 +24,14 @@ class Run:
     steps_at_cap: int = 0  #: Steps of the search at the longest step.
     factor: float = 0.0  #: Largest ratio of a group's learning rate to its unit, at the last step ...
     peak_factor: float = 0.0  #: ... and at any step.
-    anneal_fraction: float = SEARCH.anneal_fraction  #: Last fraction of a known number of steps, in which steps shrink.
+    anneal_fraction: float = STEP_SIZE_SEARCH.anneal_fraction
+    """Last fraction of a known number of steps, in which steps shrink."""
 
     def anneal(self, steps: int) -> float:
         """Compute the fraction of the rate after some steps: 1 at first, then a linear fall."""
         if self.total_steps is None:
             return 1.0
-        return min(1.0, max(SEARCH.final_fraction, 1 - steps / self.total_steps) / self.anneal_fraction)
+        return min(1.0, max(STEP_SIZE_SEARCH.final_fraction, 1 - steps / self.total_steps) / self.anneal_fraction)
 
     def __post_init__(self) -> None:
         """Validate the number of steps."""
@@ -50,31 +51,40 @@ class Run:
             return
         unit, reduced = lr * (self.peak_factor or 1.0), factor / (self.peak_factor or 1.0)
         self.slopes += 1
-        self.slope_size += (1 - SEARCH.memory) * (abs(downhill) - self.slope_size)
-        usual_size = SEARCH.unit * self.slope_size / (1 - SEARCH.memory**self.slopes)
+        self.slope_size += (1 - STEP_SIZE_SEARCH.slope_size_decay) * (abs(downhill) - self.slope_size)
+        usual_size = (
+            STEP_SIZE_SEARCH.usual_slope_ratio * self.slope_size / (1 - STEP_SIZE_SEARCH.slope_size_decay**self.slopes)
+        )
         evidence, last_trend = max(-1.0, min(1.0, downhill / usual_size)), self.trend
-        self.trend = SEARCH.trend * last_trend + (1 - SEARCH.trend) * evidence
+        self.trend = STEP_SIZE_SEARCH.trend_decay * last_trend + (1 - STEP_SIZE_SEARCH.trend_decay) * evidence
         if self.settled_rate:
             self.turns += (last_trend > 0) != (self.trend > 0)
-            stretch = max(1.0, (self.total_steps or 0) / SEARCH.reference_steps)
-            trust = max(0.0, 1 - (1 - reduced) / SEARCH.max_reduction)
-            gain = min(SEARCH.gain / stretch, SEARCH.late_gain / self.slopes) + SEARCH.turn_gain / (1 + self.turns)
-            late_fall = trust * SEARCH.late_fall + (1 - trust) * SEARCH.scheduled_fall
-            fall = min(SEARCH.fall / stretch, late_fall / self.slopes)
+            stretch = max(1.0, (self.total_steps or 0) / STEP_SIZE_SEARCH.reference_steps)
+            trust = max(0.0, 1 - (1 - reduced) / STEP_SIZE_SEARCH.max_reduction)
+            gain = min(
+                STEP_SIZE_SEARCH.slope_gain / stretch, STEP_SIZE_SEARCH.late_slope_gain / self.slopes
+            ) + STEP_SIZE_SEARCH.turn_gain / (1 + self.turns)
+            late_fall = trust * STEP_SIZE_SEARCH.late_log_rate_fall + (1 - trust) * STEP_SIZE_SEARCH.scheduled_fall
+            fall = min(STEP_SIZE_SEARCH.log_rate_fall / stretch, late_fall / self.slopes)
             # No slope takes the rate below it.
             min_rate = min(self.settled_rate, math.sqrt(stretch) / self.slopes / unit)
             self.rate = max(min_rate, self.rate * math.exp(trust * gain * evidence - fall))
-        elif self.trend < (0 if self.rate * unit >= SEARCH.usual_rate and not rising else -SEARCH.uphill):
-            self.rate *= SEARCH.backtrack
+        elif self.trend < (
+            0 if self.rate * unit >= STEP_SIZE_SEARCH.usual_rate and not rising else -STEP_SIZE_SEARCH.max_uphill_trend
+        ):
+            self.rate *= STEP_SIZE_SEARCH.final_rate_factor
             self.settled_rate = self.rate
-        elif reduced >= SEARCH.min_search_factor and not rising:  # a warm-up is waited for
-            self.rate *= math.exp(SEARCH.growth * (self.trend if self.rate * unit >= SEARCH.usual_rate else 1))
+        elif reduced >= STEP_SIZE_SEARCH.min_search_factor and not rising:  # a warm-up is waited for
+            self.rate *= math.exp(
+                STEP_SIZE_SEARCH.log_rate_growth
+                * (self.trend if self.rate * unit >= STEP_SIZE_SEARCH.usual_rate else 1)
+            )
 
     def _set_factor(self, factor: float, lr: float) -> None:
         """Set a scheduler's factor. If it is the largest so far, the rate gives back its growth at smaller ones."""
         if factor > self.peak_factor:
             if self.peak_factor:
-                scale = max(self.peak_factor / factor, min(1.0, SEARCH.usual_rate / lr / self.rate))
+                scale = max(self.peak_factor / factor, min(1.0, STEP_SIZE_SEARCH.usual_rate / lr / self.rate))
                 self.rate, self.settled_rate = self.rate * scale, self.settled_rate * scale
             self.peak_factor = factor
         self.factor = factor
@@ -85,10 +95,10 @@ class Run:
         Embeddings alone stay at their short longest step for most of the run, to their good. Their search does not end
         there, and their steps shrink earlier.
         """
-        self.anneal_fraction = EMBEDDING.anneal_fraction if embeddings_alone else SEARCH.anneal_fraction
+        self.anneal_fraction = EMBEDDING.anneal_fraction if embeddings_alone else STEP_SIZE_SEARCH.anneal_fraction
         max_rate = max_rate / self.anneal(self.steps) / (self.peak_factor or 1.0)
         if self.rate >= max_rate:
             self.rate = max_rate
             self.steps_at_cap += not self.settled_rate
-            if not embeddings_alone and self.steps_at_cap >= SEARCH.max_cap_steps:
+            if not embeddings_alone and self.steps_at_cap >= STEP_SIZE_SEARCH.max_cap_steps:
                 self.settled_rate = self.settled_rate or max_rate

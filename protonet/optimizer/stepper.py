@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from protonet.optimizer.batches import ParameterBatch, State, is_short, make_state
+from protonet.optimizer.batches import ParameterBatch, SliceState, is_short_vector, make_slice_state
 from protonet.optimizer.preconditioner import adapt_factors
-from protonet.optimizer.search import Run
-from protonet.optimizer.settings import EMBEDDING, SEARCH, STEP, Group
+from protonet.optimizer.search import OptimizerRun
+from protonet.optimizer.settings import EMBEDDING, STEP, STEP_SIZE_SEARCH, ParameterGroup
 
 
 class Stepper:
@@ -27,10 +27,10 @@ class Stepper:
         sharded: Whether the processes of torch's default group have other parameters of the same, single run.
     """
 
-    def __init__(self, *runs: Run, sharded: bool = False) -> None:
+    def __init__(self, *runs: OptimizerRun, sharded: bool = False) -> None:
         self.runs = runs
         self.sharded = sharded
-        self.slices: list[tuple[Tensor, Group]] = []
+        self.slices: list[tuple[Tensor, ParameterGroup]] = []
         self.batches: list[ParameterBatch] = []
         #: By device: the batches whose factors moved last, their blocks' lengths, and the block of each direction.
         self._layouts: dict[torch.device, tuple[list[ParameterBatch], Tensor, Tensor]] = {}
@@ -54,13 +54,13 @@ class Stepper:
             active, stacks, norms = self._measure(gradients)
         self._move(active, stacks, norms)
 
-    def add_states(self, states: dict[int, State]) -> None:
+    def add_states(self, states: dict[int, SliceState]) -> None:
         """Batch slices that are alike, from their states."""
         alike = defaultdict[Any, list[int]](list)
         for index, state in states.items():
             p, group = self.slices[index]
             embedding = bool(state["embedding"])
-            layout = "short" if is_short(state) else tuple(p.shape)
+            layout = "short" if is_short_vector(state) else tuple(p.shape)
             kind = (p.dtype, p.device, id(group), embedding, int(state["step"]), state["mean"].dtype)
             alike[layout, kind].append(index)
         for indices in alike.values():
@@ -69,12 +69,12 @@ class Stepper:
                 part = indices[start : start + count]
                 self.batches.append(ParameterBatch.from_states(part, [states[index] for index in part]))
 
-    def _make_state(self, index: int, gradient: Tensor) -> State:
+    def _make_state(self, index: int, gradient: Tensor) -> SliceState:
         """Make the state of a slice from its first gradient."""
         p, rows = self.slices[index][0], gradient.shape[0] if gradient.ndim > 1 else 1
         tall = p.ndim == 2 and p.shape[0] >= EMBEDDING.min_ratio * p.shape[1]
         embedding = tall and bool((gradient == 0).all(1).float().mean() > EMBEDDING.min_untouched)
-        return make_state(rows, gradient.numel() // rows, gradient, embedding=embedding)
+        return make_slice_state(rows, gradient.numel() // rows, gradient, embedding=embedding)
 
     def _measure(self, gradients: dict[int, Tensor]) -> tuple[list[ParameterBatch], list[Tensor], dict[int, float]]:
         """List the batches with gradients, and stack these; list the norms of all gradients by index.
@@ -189,12 +189,12 @@ class StackOptimizer:
     def __init__(
         self,
         groups: Sequence[tuple[Sequence[Tensor], float]],
-        start: float = SEARCH.usual_rate,
+        start: float = STEP_SIZE_SEARCH.usual_rate,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-8,
         total_steps: int | None = None,
     ) -> None:
-        self.stepper = Stepper(*(Run(1.0, total_steps) for _ in groups[0][0][0]))
+        self.stepper = Stepper(*(OptimizerRun(1.0, total_steps) for _ in groups[0][0][0]))
         for weights, decay in groups:
             group = {"lr": start, "betas": betas, "eps": eps, "weight_decay": decay}
             self.stepper.slices += [(part, group) for weight in weights for part in weight.detach().unbind()]

@@ -29,8 +29,8 @@ class Config:
     def __post_init__(self) -> None:
         for entry in fields(self):
             value, (low, high) = getattr(self, entry.name), entry.metadata.get("range", (-math.inf, math.inf))
-            expect(type(value).__name__ == entry.type, f"no usable entry {entry.name}")
-            expect(math.isfinite(value) and low <= value <= high, f"an entry {entry.name} out of range")
+            raise_unless(type(value).__name__ == entry.type, f"no usable entry {entry.name}")
+            raise_unless(math.isfinite(value) and low <= value <= high, f"an entry {entry.name} out of range")
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a mapping of field names to values."""
@@ -40,11 +40,11 @@ class Config:
     def from_json(cls: type[ConfigT], entries: Any) -> ConfigT:
         """Build a config from a mapping as `to_json` returns it; raise a ValueError if names or values are invalid."""
         names = {entry.name for entry in fields(cls)}
-        expect(isinstance(entries, dict) and entries.keys() == names, f"entries other than {sorted(names)}")
+        raise_unless(isinstance(entries, dict) and entries.keys() == names, f"entries other than {sorted(names)}")
         return cls(**entries)
 
 
-def expect(condition: bool, message: str) -> None:
+def raise_unless(condition: bool, message: str) -> None:
     """Raise a ValueError with the message ``message`` if the condition is false."""
     if not condition:
         raise ValueError(message)
@@ -59,9 +59,9 @@ def require_finite(name: str, tensor: Tensor, *, allow_infinity: bool = False) -
         allow_infinity: Whether positive infinities are allowed.
     """
     if tensor.dtype == torch.bool:
-        expect(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
+        raise_unless(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
     finite = tensor > -torch.inf if allow_infinity else torch.isfinite(tensor)
-    expect(bool(finite.all()), f"a tensor {name} that is not finite")
+    raise_unless(bool(finite.all()), f"a tensor {name} that is not finite")
 
 
 def validate_tensors(
@@ -79,15 +79,15 @@ def validate_tensors(
         infinite_tensors: Names of the tensors that may hold positive infinities.
     """
     for name, reference in expected.items():
-        expect(name in tensors, f"no tensor {prefix}{name}")
+        raise_unless(name in tensors, f"no tensor {prefix}{name}")
         tensor = tensors[name]
         same_type = tensor.shape == reference.shape and tensor.dtype == reference.dtype
-        expect(same_type, f"a tensor {prefix}{name} of another shape or type")
+        raise_unless(same_type, f"a tensor {prefix}{name} of another shape or type")
         require_finite(prefix + name, tensor, allow_infinity=name in infinite_tensors)
-    expect(len(tensors) == len(expected), "tensors that belong to no part of the network")
+    raise_unless(len(tensors) == len(expected), "tensors that belong to no part of the network")
 
 
-class Stored:
+class UntrustedComponent:
     """The JSON entries and tensors of one component of an untrusted model file; each is validated when it is read.
 
     Args:
@@ -101,29 +101,29 @@ class Stored:
     def __init__(self, description: Any, tensors: dict[str, Tensor], prefix: str = "") -> None:
         self.description, self.tensors, self.prefix = description, tensors, prefix
 
-    def entry(self, name: str, kind: type) -> Any:
-        """Get the entry ``name`` of the description, whose type must be exactly ``kind``, such as int or str."""
-        usable = isinstance(self.description, dict) and type(self.description.get(name)) is kind
-        expect(usable, f"no usable entry {name}")
+    def get_entry(self, name: str, entry_type: type) -> Any:
+        """Get the entry ``name`` of the description, whose type must be exactly ``entry_type``, such as int or str."""
+        usable = isinstance(self.description, dict) and type(self.description.get(name)) is entry_type
+        raise_unless(usable, f"no usable entry {name}")
         return self.description[name]
 
     def get_int(self, name: str, high: int, low: int = 0) -> int:
         """Get an entry that is an int in [low, high]."""
-        value: int = self.entry(name, int)
-        expect(low <= value <= high, f"an entry {name} out of range")
+        value: int = self.get_entry(name, int)
+        raise_unless(low <= value <= high, f"an entry {name} out of range")
         return value
 
     def get_float(self, name: str, low: float = -math.inf, high: float = math.inf) -> float:
         """Get an entry that is a finite float in [low, high]."""
-        value: float = self.entry(name, float)
-        expect(math.isfinite(value) and low <= value <= high, f"an entry {name} out of range")
+        value: float = self.get_entry(name, float)
+        raise_unless(math.isfinite(value) and low <= value <= high, f"an entry {name} out of range")
         return value
 
     def get_strings(self, name: str) -> tuple[str, ...]:
         """Get an entry that is a list of distinct strings."""
-        values = self.entry(name, list)
+        values = self.get_entry(name, list)
         distinct = all(type(value) is str for value in values) and len(set(values)) == len(values)
-        expect(distinct, f"no usable entry {name}")
+        raise_unless(distinct, f"no usable entry {name}")
         return tuple(values)
 
     def pop_tensor(self, name: str, *shape: int | None) -> Tensor:
@@ -132,11 +132,11 @@ class Stored:
         A None in the shape allows any size.
         """
         name = self.prefix + name
-        expect(name in self.tensors, f"no tensor {name}")
+        raise_unless(name in self.tensors, f"no tensor {name}")
         tensor = self.tensors.pop(name)
         same_shape = tensor.ndim == len(shape) and all(
             required in {None, size} for size, required in zip(tensor.shape, shape, strict=True)
         )
-        expect(same_shape and tensor.dtype == torch.float32, f"a tensor {name} of another shape or type")
+        raise_unless(same_shape and tensor.dtype == torch.float32, f"a tensor {name} of another shape or type")
         require_finite(name, tensor)
         return tensor

@@ -115,7 +115,7 @@ class CandidateEvaluator:
     cached_views: dict[ViewSpec, list[View]] = field(default_factory=dict)
     """Fitted views whose source is the input of other views: for each spec, one view per fold."""
     candidates: list[Candidate] = field(default_factory=list)  #: The candidates evaluated so far, of all families.
-    reference_losses: Tensor | None = None
+    best_linear_losses: Tensor | None = None
     """(n_held_out,) log-losses to which those of a view are compared when it may be pruned. If None, no view is
     pruned."""
 
@@ -221,9 +221,9 @@ class CandidateEvaluator:
             expected_loss_ratio: Factor on the losses of the view, below 1 if other hyperparameters may be better.
         """
         n = len(cosines)
-        if self.reference_losses is None or n < VIEW_PRUNING.min_evaluated_rows:
+        if self.best_linear_losses is None or n < VIEW_PRUNING.min_evaluated_rows:
             return False
-        losses, reference = expected_loss_ratio * self.compute_losses(cosines), self.reference_losses[:n]
+        losses, reference = expected_loss_ratio * self.compute_losses(cosines), self.best_linear_losses[:n]
         clearly_worse = n >= VIEW_PRUNING.min_decisive_rows and is_worse_by_one_error(losses, reference)
         return clearly_worse or float((losses - reference).mean()) > VIEW_PRUNING.max_excess_loss
 

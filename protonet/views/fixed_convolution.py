@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import class_means
-from protonet.views.config import Config, bounded_field, expect
+from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
-from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec
+from protonet.views.view import OnnxGraph, Source, TrainingRows, View, ViewSpec
 
 
 @dataclass(frozen=True)
@@ -234,8 +234,8 @@ class KernelBankConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect(self.input_dim % self.width == 0, "images of no integer number of lines")
-        expect(self.parts <= self.input_dim, "more parts than features")
+        raise_unless(self.input_dim % self.width == 0, "images of no integer number of lines")
+        raise_unless(self.parts <= self.input_dim, "more parts than features")
 
 
 class KernelBank(Source):
@@ -341,7 +341,7 @@ class KernelBank(Source):
         parts, dim = features.view(-1, self.n_responses, len(self.counts)).unbind(2), self.config.input_dim
         return torch.stack([count / dim * part for count, part in zip(self.counts, parts, strict=True)]).sum(dim=0)
 
-    def add_to_graph(self, graph: Graph, x: str) -> str:
+    def add_to_graph(self, graph: OnnxGraph, x: str) -> str:
         """Add the pooled features of rows ``x`` to an ONNX graph; return the name of their value."""
         kernels, columns = graph.constant(graph.array(fixed_kernels().T)), []
         members = F.one_hot(torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))).float().T
@@ -464,7 +464,7 @@ class FixedConvolutionView(View):
         # Scores are small compared with their terms: float32 rounding would depend on the batch.
         return F.linear(features.double(), self.readout.double().T.contiguous(), self.offset.double()).to(z.dtype)
 
-    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+    def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the class scores to an ONNX graph; return the name of their value, in a list.
 
         Global pooling is linear in the locally pooled features and becomes a part of the coefficients.

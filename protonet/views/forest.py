@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from protonet.losses import CHUNK_SIZE
-from protonet.views.config import Config, bounded_field, expect
+from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily, map_features
 from protonet.views.shifts import shift_rows
 from protonet.views.view import (
-    Graph,
+    OnnxGraph,
     Source,
     TrainingRows,
     View,
@@ -97,7 +97,7 @@ class ForestSpec:
         generator = torch.Generator().manual_seed(FOREST.seed)
         chosen = select_evenly(len(x), rows.scale_limit(FOREST.max_fitted_rows))
         x, labels, weights = x[chosen], labels[chosen], weights[chosen]
-        blocks = torch.arange(x.shape[1]) if rows.blocks is None else rows.blocks
+        blocks = torch.arange(x.shape[1]) if rows.column_indices is None else rows.column_indices
         columns = canonical_feature_order(x, blocks)  # features are drawn by their position
         x, blocks = x[:, columns], blocks[columns].unique_consecutive(return_inverse=True)[1]
         trees = max_tree_count(len(x), x.shape[1], self.max_trees)
@@ -248,10 +248,10 @@ class ForestView(View):
         config, inner = self.config, torch.isfinite(tensors["threshold"])
         for name, high in (("feature", config.input_dim), ("label", config.classes)):
             value = tensors[name]
-            expect(bool(((value >= 0) & (value < high)).all()), f"a tensor {prefix}{name} out of range")
+            raise_unless(bool(((value >= 0) & (value < high)).all()), f"a tensor {prefix}{name} out of range")
         descending = _locate_children(inner, config.trees)[inner] > inner.nonzero().flatten()
         complete = config.nodes == config.trees + 2 * int(inner.sum())
-        expect(complete and bool(descending.all()), "nodes that make no trees")
+        raise_unless(complete and bool(descending.all()), "nodes that make no trees")
 
     def forward(self, z: Tensor) -> Tensor:
         """Compute the votes of rows z (n, input_dim): the fraction of trees for each class (n, num_classes)."""
@@ -290,7 +290,7 @@ class ForestView(View):
         """Estimate the prediction time per row, as a number of multiplications."""
         return FOREST.flops_per_node * self.config.trees * self.config.depth
 
-    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+    def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the votes to an ONNX graph; return the name of their value, in a list."""
         n_rows, trees = graph.add("Shape", rows, end=1), self.config.trees
         feature, threshold, child = (

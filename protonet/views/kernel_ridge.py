@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protonet.losses import CHUNK_SIZE, add_to_class_sums
-from protonet.views.config import Config, bounded_field, expect
+from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.distances import batch_invariant_distances, quantization_grid, quantized_l1_distances
 from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.linear import LinearSpec
 from protonet.views.shifts import shift_rows
-from protonet.views.view import Graph, LinearMap, Source, TrainingRows, View, require_linear_map, select_evenly
+from protonet.views.view import LinearMap, OnnxGraph, Source, TrainingRows, View, require_linear_map, select_evenly
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ class KernelRidgeView(View):
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
         """Validate the tensors of a file as `Component.check` does, and check that the bandwidth is positive."""
         super().check(tensors, prefix)
-        expect(bool(tensors["bandwidth"] > 0), "a bandwidth that is not positive")
+        raise_unless(bool(tensors["bandwidth"] > 0), "a bandwidth that is not positive")
 
     def forward(self, z: Tensor) -> Tensor:
         """Compute class scores (n, num_classes) of mapped rows z (n, dim)."""
@@ -350,7 +350,7 @@ class KernelRidgeView(View):
             (terms for terms, step in steps.items() if noise * step <= KERNEL_RIDGE.max_quantization_error), None
         )
 
-    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+    def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the class scores to an ONNX graph; return the name of their value, in a list.
 
         They are computed in float64, since large coefficients cancel.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from protonet.losses import CHUNK_SIZE, class_means, multiply_by_weights
 from protonet.views.config import Config, bounded_field
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
-from protonet.views.view import Graph, LinearMap, LinearMapConfig, Source, TrainingRows, View, ViewSpec
+from protonet.views.view import LinearMap, LinearMapConfig, OnnxGraph, Source, TrainingRows, View, ViewSpec
 
 
 @dataclass(frozen=True)
@@ -213,9 +213,9 @@ class LinearSpec:
                 lower, shift, upper = _quartiles(features, weights)
                 spread = (upper - lower) / LINEAR_VIEW.normal_iqr
                 deviation = torch.where(spread > LINEAR_VIEW.min_iqr_fraction * deviation, spread, deviation)
-            if rows.blocks is not None:
-                variances = torch.bincount(rows.blocks, deviation.square() * varies)
-                deviation = variances[rows.blocks].sqrt()
+            if rows.column_indices is not None:
+                variances = torch.bincount(rows.column_indices, deviation.square() * varies)
+                deviation = variances[rows.column_indices].sqrt()
             gain = torch.where(varies, 1 / deviation.clamp_min(LINEAR_VIEW.min_divisor), 0.0)
             if scaling == "relevant":
                 gain *= _relevance_factors(rows)
@@ -283,7 +283,7 @@ class LinearView(View):
         """Append the bias coordinate to rows z (n, dim): (n, dim + 1); return z if there is no bias."""
         return nn.functional.pad(z, (0, 1), value=self.config.bias) if self.config.bias else z
 
-    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+    def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the bias coordinate to an ONNX graph; return the name of the value with it, in a list."""
         return [graph.pad(rows, int(self.config.bias > 0), self.config.bias)]
 

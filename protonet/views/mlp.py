@@ -22,7 +22,7 @@ from protonet.losses import CHUNK_SIZE, class_means, cosine_cross_entropy, episo
 from protonet.optimizer import StackOptimizer
 from protonet.sampling import index_classes, sample_episodes
 from protonet.selection.scoring import is_worse_by_one_error, select_simplest_within_one_error
-from protonet.views.config import Config, bounded_field, expect
+from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import (
     MLP_SIZES,
     VIEW_PRUNING,
@@ -35,8 +35,8 @@ from protonet.views.evaluation import (
 from protonet.views.linear import LinearSpec
 from protonet.views.shifts import shift_rows
 from protonet.views.view import (
-    Graph,
     LinearMap,
+    OnnxGraph,
     Source,
     TrainingRows,
     View,
@@ -398,7 +398,7 @@ class MLPView(View):
     ) -> None:
         super().__init__(config, source, tensors)
         dim = self.source.config.dim
-        expect(self.config.embedding_dim >= dim, "an MLP with fewer dimensions than features")
+        raise_unless(self.config.embedding_dim >= dim, "an MLP with fewer dimensions than features")
         self.mlps = ResidualMLPs(self.config.members, dim, self.config.hidden, self.config.embedding_dim)
 
     @classmethod
@@ -418,7 +418,7 @@ class MLPView(View):
         """Map rows z (n, dim) by all MLPs; return their concatenated outputs (n, members * embedding_dim)."""
         return torch.cat(self.mlps(z.to(self.mlps.first.dtype)).unbind(0), dim=1)
 
-    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+    def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the MLPs to an ONNX graph; return the names of the values of their outputs."""
         first, bias, last = map(graph.array, (self.mlps.first, self.mlps.bias, self.mlps.last))
         padded = graph.pad(rows, last.shape[2] - first.shape[1], 0.0)

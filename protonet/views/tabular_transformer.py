@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from protonet.losses import class_means
-from protonet.views.config import Config, bounded_field, expect
+from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.transformer import (
     CELL_CHANNELS,
@@ -32,7 +32,7 @@ from protonet.views.transformer import (
     encode_labelled_rows,
     unpack_weights,
 )
-from protonet.views.view import Graph, Source, TrainingRows, View, ViewSpec, select_evenly
+from protonet.views.view import OnnxGraph, Source, TrainingRows, View, ViewSpec, select_evenly
 
 MAX_Z = 5.0  #: Standardized values are clipped to this magnitude.
 RANK_SCALE = 1.7  #: Factor on ranks in [-1, 1], so that they vary about as much as standardized values.
@@ -91,7 +91,7 @@ class CellEncoder:
             cells[:, self.categories, NUMERIC_CHANNELS:] = torch.einsum("md,kdc->mkc", centred, self.codes)
         return cells
 
-    def add_to_graph(self, graph: Graph, x: str) -> str:
+    def add_to_graph(self, graph: OnnxGraph, x: str) -> str:
         """Add the encoding of rows to an ONNX graph.
 
         Returns the name of the value (m, columns, CELL_CHANNELS); ``x`` is the name of the rows (m, features).
@@ -201,7 +201,9 @@ class TabularTransformer:
         checksum = compute_weights_checksum()
         load_checked_weights(checksum)
         device = rows.features.device
-        blocks = torch.arange(rows.features.shape[1], device=device) if rows.blocks is None else rows.blocks
+        blocks = (
+            torch.arange(rows.features.shape[1], device=device) if rows.column_indices is None else rows.column_indices
+        )
         n = len(rows.labels)
         count = min(n, rows.scale_limit(_count_context_rows(blocks)))
         if rows.weights is None:
@@ -247,7 +249,7 @@ def load_checked_weights(checksum: int) -> np.ndarray:
     pretrained = load_pretrained_weights()
     if pretrained is None:
         raise ValueError(f"no file {WEIGHTS_FILE.name} of pretrained weights")
-    expect(
+    raise_unless(
         checksum == compute_weights_checksum(),
         "a tabular transformer of other weights than this version's; fit it again",
     )
@@ -272,7 +274,7 @@ class TabularTransformerFamily(ViewFamily):
         Nothing is yielded for images and series, for embedded class names, or for unequal weights.
         """
         rows = evaluator.rows
-        n_columns = rows.features.shape[1] if rows.blocks is None else int(rows.blocks[-1]) + 1
+        n_columns = rows.features.shape[1] if rows.column_indices is None else int(rows.column_indices[-1]) + 1
         n_classes = int(evaluator.seen.sum())
         is_table = n_columns <= TABULAR_TRANSFORMER.max_columns and rows.shifts == (0,) and rows.is_class_name is None
         # A context row of weight 2 does not count twice.
@@ -336,11 +338,11 @@ class TabularTransformerView(View):
         """Validate the tensors of a file, including class and column indices and the pretrained weights."""
         super().check(tensors, prefix)
         classes, blocks = tensors["classes"], tensors["blocks"]
-        expect(bool(((classes >= 0) & (classes < 2**31)).all()), "a tabular transformer with invalid classes")
+        raise_unless(bool(((classes >= 0) & (classes < 2**31)).all()), "a tabular transformer with invalid classes")
         step = blocks.diff(prepend=blocks.new_tensor([0]))
-        expect(bool(((step == 0) | (step == 1)).all()), "columns that are not ascending")
-        expect(int(blocks[0]) == 0 and int(blocks[-1]) < TABULAR_TRANSFORMER.max_columns, "too many columns")
-        expect(self.config.rows <= _count_context_rows(blocks), "a tabular transformer with too many rows")
+        raise_unless(bool(((step == 0) | (step == 1)).all()), "columns that are not ascending")
+        raise_unless(int(blocks[0]) == 0 and int(blocks[-1]) < TABULAR_TRANSFORMER.max_columns, "too many columns")
+        raise_unless(self.config.rows <= _count_context_rows(blocks), "a tabular transformer with too many rows")
         load_checked_weights(self.config.checksum)
 
     @torch.no_grad()
@@ -380,7 +382,7 @@ class TabularTransformerView(View):
                 parts.append(embed_rows(weights, cells.encode(x)[None], memory).transpose(0, 1).flatten(1))
             return torch.cat(parts)
 
-    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+    def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add all passes to an ONNX graph, with the encoded context as constants; return the name of each embedding."""
         weights, cells, memory = self._encode_context()
         encoded = cells.add_to_graph(graph, rows)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.views.view import Graph
+from protonet.views.view import OnnxGraph
 
 DIM, CELL_LAYERS = 64, 4  #: Width of embeddings and of tokens of cells, and number of layers with a token per cell.
 ROW_DIM, ROW_LAYERS = 128, 9  #: Width of tokens of rows, and number of layers with one token per row.
@@ -216,7 +216,7 @@ def _layer_norm(weights: TransformerWeights, name: str, h: Tensor) -> Tensor:
     return F.layer_norm(h, h.shape[-1:], weights[name], weights[f"{name}_bias"])
 
 
-def add_to_graph(graph: Graph, weights: TransformerWeights, cells: str, memory: EncodedContext, table: int) -> str:
+def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memory: EncodedContext, table: int) -> str:
     """Add `embed_rows` to an ONNX graph; return the name of the value with the embeddings (m, DIM).
 
     Args:

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from protonet.views.config import Config, bounded_field, expect, validate_tensors
+from protonet.views.config import Config, bounded_field, raise_unless, validate_tensors
 from protonet.views.distances import batch_invariant_matmul
 
 Array = NDArray[Any]
@@ -46,7 +46,7 @@ class TrainingRows:
     deadline: float = math.inf  #: Value of ``time.monotonic()`` after which training takes no further step.
     weights: Tensor | None = None  #: (n,) float64, > 0: sample weights. If None, they are equal.
     groups: Tensor | None = None  #: (n,) int64: rows of a group are held out together. If None, rows are independent.
-    blocks: Tensor | None = None
+    column_indices: Tensor | None = None
     """(dim,) int64, ascending from 0: the table column that each feature encodes. The features of one column, such as
     its one-hot categories, are scaled together. None if each feature is a column."""
     is_class_name: Tensor | None = None
@@ -98,8 +98,8 @@ class TrainingRows:
 
     def select_features(self, start: int, stop: int) -> TrainingRows:
         """Select the features with an index in [start, stop), of all rows."""
-        blocks = None if self.blocks is None else self.blocks[start:stop] - self.blocks[start]
-        return replace(self, features=self.features[:, start:stop], blocks=blocks)
+        blocks = None if self.column_indices is None else self.column_indices[start:stop] - self.column_indices[start]
+        return replace(self, features=self.features[:, start:stop], column_indices=blocks)
 
 
 def select_evenly(n: int, count: int) -> Tensor:
@@ -114,7 +114,7 @@ def require_linear_map(source: Source | None) -> LinearMap:
     return source
 
 
-class Graph(Protocol):
+class OnnxGraph(Protocol):
     """A builder of an ONNX graph, implemented by `protonet.files.export`.
 
     Values of the graph are referred to by name. All methods but `array` return the name of a new value.
@@ -145,7 +145,7 @@ class Graph(Protocol):
         """Convert a tensor on any device to a NumPy array."""
 
 
-class Component(nn.Module):
+class RestorableModule(nn.Module):
     """A module that can be rebuilt from a config and a state dict: the config determines shapes and types of buffers.
 
     Constants that can be computed from the buffers are not part of the state: `derive_constants` computes them.
@@ -202,10 +202,10 @@ def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-class Source(Component):
+class Source(RestorableModule):
     """A feature map whose output several views take as input; the encoder evaluates it once for all these views."""
 
-    def add_to_graph(self, graph: Graph, x: str) -> str:
+    def add_to_graph(self, graph: OnnxGraph, x: str) -> str:
         """Add the feature map to an ONNX graph, applied to the value named ``x``; return the name of its output."""
         raise NotImplementedError
 
@@ -221,7 +221,7 @@ class LinearMapConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect(self.first + self.dim <= self.input_dim, "a map of columns that are not there")
+        raise_unless(self.first + self.dim <= self.input_dim, "a map of columns that are not there")
 
 
 class LinearMap(Source):
@@ -261,7 +261,7 @@ class LinearMap(Source):
             batch_invariant_matmul(centred, self.basis) * self.coefficient, self.basis.T
         )
 
-    def add_to_graph(self, graph: Graph, x: str) -> str:
+    def add_to_graph(self, graph: OnnxGraph, x: str) -> str:
         """Add the affine map to an ONNX graph, applied to the value named ``x``; return the name of its output."""
         config = self.config
         if config.dim < config.input_dim:
@@ -276,7 +276,7 @@ class LinearMap(Source):
         return graph.add("Add", z, graph.add("MatMul", low, graph.array(self.basis.T)))
 
 
-class View(Component):
+class View(RestorableModule):
     """A fitted view: a feature map whose output is one or more parts (blocks of columns) of the embedding.
 
     Args:
@@ -297,7 +297,7 @@ class View(Component):
         self, config: Config, source: Source | None = None, tensors: Mapping[str, Tensor] | None = None
     ) -> None:
         expected_type = self.source_type or type(None)
-        expect(type(source) is expected_type, f"a view of kind {self.kind} with another source")
+        raise_unless(type(source) is expected_type, f"a view of kind {self.kind} with another source")
         self.__dict__["source"] = source  # not a submodule: its state is stored once, by the encoder
         super().__init__(config, tensors)
 
@@ -320,7 +320,7 @@ class View(Component):
         """Map the output (n, dim) of the source to the concatenated parts of the view (n, sum of ``sizes``)."""
         raise NotImplementedError
 
-    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+    def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the view to an ONNX graph.
 
         Args:

@@ -24,7 +24,7 @@ from protonet.embeddings.pictures.networks import open_extractor
 from protonet.embeddings.pictures.reading import open_rgb, read_pixels
 from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.errors import InputError, MissingPackageError
-from protonet.views.config import Stored
+from protonet.views.config import UntrustedComponent
 from tests.embeddings.cases import TABLE, write_vectors
 from tests.embeddings.pictures.cases import draw
 
@@ -146,13 +146,13 @@ def test_a_missing_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_records_round_trip_and_invalid_records_are_refused() -> None:
     described = RECORD.to_dict()
-    assert RepresentationRecord.from_stored(Stored(described, {})) == RECORD
+    assert RepresentationRecord.from_stored(UntrustedComponent(described, {})) == RECORD
     assert RECORD.summary() == "words (00000000), 5 numbers"
     spoiled: list[JsonDict] = [{name: value} for name in RECORD.to_dict() for value in (None, 3.5, ["a"])]
     spoiled += [{"width": value} for value in (0, 2**16 + 1, True, "5")] + [{"modality": "sound"}, {"name": "x" * 501}]
     for change in spoiled:
         with pytest.raises(ValueError, match=r"\w"):
-            RepresentationRecord.from_stored(Stored(described | change, {}))
+            RepresentationRecord.from_stored(UntrustedComponent(described | change, {}))
 
 
 def make(counted: list[str], *, digest: str = "a" * 64) -> Representation:

@@ -124,7 +124,7 @@ def test_the_forest_of_a_fold_uses_the_same_fraction_of_its_rows(monkeypatch: py
 
 def count_roots(x: Tensor, blocks: Tensor | None, trees: int = 3000) -> Tensor:
     """Count the trees (dim,) that split first by each feature; with two blocks, or two features, a node tries one."""
-    view = ForestSpec(trees).fit(TrainingRows(x, torch.arange(len(x)) % 2, 2, blocks=blocks))
+    view = ForestSpec(trees).fit(TrainingRows(x, torch.arange(len(x)) % 2, 2, column_indices=blocks))
     return view.feature[view.root].bincount(minlength=x.shape[1]).double()
 
 

@@ -113,9 +113,9 @@ def fit_blocks(scaling: str, blocks: torch.Tensor | None = BLOCKS) -> tuple[torc
     """Fit a view to features of different units, one of them constant; return its gains (8,) and a mask of the rest."""
     x, y = blobs(4, rows=41)
     x = x * torch.tensor([1.0, 20.0, 0.1, 5.0, 1.0, 0.0, 30.0, 0.01])
-    return LinearSpec(scaling).fit(TrainingRows(x, y, 5, blocks=blocks)).source.gain.double(), x.amax(dim=0) > x.amin(
+    return LinearSpec(scaling).fit(TrainingRows(x, y, 5, column_indices=blocks)).source.gain.double(), x.amax(
         dim=0
-    )
+    ) > x.amin(dim=0)
 
 
 def test_features_of_a_block_share_one_gain_and_blocks_have_equal_size() -> None:

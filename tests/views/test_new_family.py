@@ -25,7 +25,7 @@ from torch import Tensor
 
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.config import Config, bounded_field
-from protonet.views.view import Graph, LinearMap, TrainingRows, Source, ViewSpec, View
+from protonet.views.view import OnnxGraph, LinearMap, TrainingRows, Source, ViewSpec, View
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class ToyView(View):
         """Map (n, dim) to (n, dim)."""
         return (z - self.mean).abs() ** self.config.power
 
-    def add_to_graph(self, graph: Graph, rows: str) -> list[str]:
+    def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the powers."""
         distance = graph.add("Abs", graph.add("Sub", rows, graph.array(self.mean)))
         return [graph.add("Pow", distance, np.float32(self.config.power))]

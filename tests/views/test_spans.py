@@ -22,12 +22,12 @@ def draw_rows() -> TrainingRows:
     labels = torch.arange(24) % 3
     x = torch.randn(24, 10, generator=generator)
     x[:, 3:8] += 2 * torch.randn(3, 5, generator=generator)[labels]
-    return TrainingRows(x, labels, 3, blocks=torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 4]))
+    return TrainingRows(x, labels, 3, column_indices=torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 4]))
 
 
 def cut(rows: TrainingRows) -> TrainingRows:
-    blocks = None if rows.blocks is None else rows.blocks[slice(*SPAN)] - 1
-    return replace(rows, features=rows.features[:, slice(*SPAN)], blocks=blocks)
+    blocks = None if rows.column_indices is None else rows.column_indices[slice(*SPAN)] - 1
+    return replace(rows, features=rows.features[:, slice(*SPAN)], column_indices=blocks)
 
 
 def test_a_linear_view_of_a_span_is_that_of_its_columns() -> None:

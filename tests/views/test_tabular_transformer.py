@@ -66,7 +66,7 @@ def draw_table(seed: int, n: int = 24, classes: int = 3) -> TrainingRows:
     gap = (torch.rand(n, generator=generator) < 0.3).float()
     level = (y + (torch.rand(n, generator=generator) < 0.3)) % 3
     columns = [indices[:, :1], indices[:, 1:2], gap[:, None], F.one_hot(level, 3).float(), indices[:, 2:]]
-    return TrainingRows(torch.cat(columns, dim=1), y, classes, blocks=BLOCKS)
+    return TrainingRows(torch.cat(columns, dim=1), y, classes, column_indices=BLOCKS)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def test_embeddings_do_not_depend_on_order_class_indices_and_units(seed: int) ->
         (rows.select(order), new),
         (replace(rows, labels=names[rows.labels]), new),
         (replace(rows, features=rows.features * scale + 1), new * scale + 1),
-        (replace(rows, features=rows.features[:, columns], blocks=other_blocks), new[:, columns]),
+        (replace(rows, features=rows.features[:, columns], column_indices=other_blocks), new[:, columns]),
     ):
         torch.testing.assert_close(TabularTransformer(2).fit(changed)(read), expected, atol=2e-4, rtol=1e-3)
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.tables.columns.parsing import format_cells, is_missing
-from protonet.views.config import Stored
-from protonet.views.view import Graph
+from protonet.views.config import UntrustedComponent
+from protonet.views.view import OnnxGraph
 
 #: Function that loads the pretrained network (representation) that a record of a model file identifies.
 OpenRepresentation = Callable[[RepresentationRecord], Representation]
@@ -160,10 +160,10 @@ class FittedColumn(ABC):
 
     @classmethod
     @abstractmethod
-    def restore(cls, stored: Stored) -> FittedColumn:
+    def restore(cls, stored: UntrustedComponent) -> FittedColumn:
         """Restore a column from the untrusted entries of a model file; raise a ValueError if they are invalid."""
 
-    def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str] | None:
+    def add_to_graph(self, graph: OnnxGraph, cells: str) -> tuple[str, str] | None:
         """Add the encoding of the column to an ONNX graph.
 
         Args:

@@ -14,8 +14,8 @@ from protonet._text import to_printable
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS, format_cells
 from protonet.tables.delimited import MISSING_TEXTS
-from protonet.views.config import Stored, expect
-from protonet.views.view import Graph
+from protonet.views.config import UntrustedComponent, raise_unless
+from protonet.views.view import OnnxGraph
 
 
 @dataclass(frozen=True)
@@ -157,15 +157,17 @@ class Category(FittedColumn):
         return f"category: {', '.join(names)}"
 
     @classmethod
-    def restore(cls, stored: Stored) -> Category:
+    def restore(cls, stored: UntrustedComponent) -> Category:
         """Restore the column from the untrusted entries of a model file."""
-        levels, counts = stored.get_strings("levels"), stored.entry("counts", list)
+        levels, counts = stored.get_strings("levels"), stored.get_entry("counts", list)
         rows = stored.get_int("rows", 2**53, low=1)
-        expect(len(counts) == len(levels) and all(type(count) is int and count > 0 for count in counts), "no counts")
-        expect(sum(counts) <= rows, "more rows of some levels than there are")
+        raise_unless(
+            len(counts) == len(levels) and all(type(count) is int and count > 0 for count in counts), "no counts"
+        )
+        raise_unless(sum(counts) <= rows, "more rows of some levels than there are")
         return cls(levels, tuple(counts), rows)
 
-    def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
+    def add_to_graph(self, graph: OnnxGraph, cells: str) -> tuple[str, str]:
         """Add the one-hot encoding to an ONNX graph, in which any of ``MISSING_TEXTS`` is a missing value.
 
         Returns:

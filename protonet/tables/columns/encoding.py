@@ -16,7 +16,7 @@ from protonet.tables.columns.category import Category
 from protonet.tables.columns.ordered import Date, Numeric
 from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
-from protonet.views.config import Stored, expect
+from protonet.views.config import UntrustedComponent, raise_unless
 
 #: The class of every column type, by its name in model files.
 COLUMN_CLASSES: dict[str, type[FittedColumn]] = {
@@ -149,13 +149,13 @@ class Encoding:
     @classmethod
     def restore(cls, described: Any, tensors: Mapping[str, Tensor]) -> Encoding:
         """Restore an encoding from an untrusted result of `describe`; raise a ValueError if it is invalid."""
-        expect(isinstance(described, list) and bool(described), "an encoding without columns")
+        raise_unless(isinstance(described, list) and bool(described), "an encoding without columns")
         remaining, columns = dict(tensors), []
         for index, description in enumerate(described):
-            stored = Stored(description, remaining, f"{index}.")
-            column_class = COLUMN_CLASSES.get(stored.entry("kind", str))
+            stored = UntrustedComponent(description, remaining, f"{index}.")
+            column_class = COLUMN_CLASSES.get(stored.get_entry("kind", str))
             if column_class is None:
                 raise ValueError("a column of an unknown kind")
             columns.append(column_class.restore(stored))
-        expect(not remaining, "tensors that belong to no column")
+        raise_unless(not remaining, "tensors that belong to no column")
         return cls(tuple(columns))

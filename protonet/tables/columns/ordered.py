@@ -24,8 +24,8 @@ from protonet.tables.columns.parsing import (
     parse_numeric_column,
 )
 from protonet.tables.columns.units import detect_unit
-from protonet.views.config import Stored, expect
-from protonet.views.view import Graph
+from protonet.views.config import UntrustedComponent, raise_unless
+from protonet.views.view import OnnxGraph
 
 #: The largest absolute value that a number in a table may have.
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -117,7 +117,7 @@ class OrderedColumn(FittedColumn):
         return f", {100 * self.missing:.2g} % missing" if self.missing else ""
 
     @staticmethod
-    def restore_statistics(stored: Stored) -> tuple[float, float, float, float]:
+    def restore_statistics(stored: UntrustedComponent) -> tuple[float, float, float, float]:
         """Restore median, mean, scale and fraction of missing values from the untrusted entries of a model file."""
         median, mean = stored.get_float("median"), stored.get_float("mean")
         return median, mean, stored.get_float("scale", math.ulp(0.0)), stored.get_float("missing", 0, 1)
@@ -207,13 +207,13 @@ class Numeric(OrderedColumn):
         return f"number{formats[self.format]}{f', in {self.unit}' if self.unit else ''}{self.missing_note}"
 
     @classmethod
-    def restore(cls, stored: Stored) -> Numeric:
+    def restore(cls, stored: UntrustedComponent) -> Numeric:
         """Restore the column from the untrusted entries of a model file."""
-        numeric_format = stored.entry("format", str)
-        expect(numeric_format in NUMERIC_FORMATS, "numbers of an unknown format")
-        return cls(numeric_format, *cls.restore_statistics(stored), unit=stored.entry("unit", str))
+        numeric_format = stored.get_entry("format", str)
+        raise_unless(numeric_format in NUMERIC_FORMATS, "numbers of an unknown format")
+        return cls(numeric_format, *cls.restore_statistics(stored), unit=stored.get_entry("unit", str))
 
-    def add_to_graph(self, graph: Graph, cells: str) -> tuple[str, str]:
+    def add_to_graph(self, graph: OnnxGraph, cells: str) -> tuple[str, str]:
         """Add the features to an ONNX graph; return the names of the features and of the mask of missing cells."""
         missing = graph.add("IsNaN", cells)
         filled = graph.add("Where", missing, np.float64(self.median), cells)
@@ -283,11 +283,11 @@ class Date(OrderedColumn):
         return f"date{date_format}{cycles}{self.missing_note}"
 
     @classmethod
-    def restore(cls, stored: Stored) -> Date:
+    def restore(cls, stored: UntrustedComponent) -> Date:
         """Restore the column from the untrusted entries of a model file."""
-        date_format, cycles = stored.entry("format", str), stored.get_strings("cycles")
+        date_format, cycles = stored.get_entry("format", str), stored.get_strings("cycles")
         known = set(date_format.split(DATE_FORMAT_SEPARATOR)) <= set(DATE_FORMATS) and set(cycles) <= set(CYCLE_DAYS)
-        expect(known, "dates of an unknown format or cycle")
+        raise_unless(known, "dates of an unknown format or cycle")
         return cls(date_format, *cls.restore_statistics(stored), cycles)
 
 

@@ -14,7 +14,7 @@ from protonet.embeddings.pictures.reading import map_pictures, require_pillow
 from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.text import ColumnEmbedding
-from protonet.views.config import Stored, expect
+from protonet.views.config import UntrustedComponent, raise_unless
 
 #: Version of the image descriptors. Increase it if `protonet.embeddings.pictures.descriptors` computes other values.
 DESCRIPTOR_VERSION = 1
@@ -114,15 +114,15 @@ class Picture(FittedColumn):
         return {} if self.embedding is None else {"centre": self.embedding.mean}
 
     @classmethod
-    def restore(cls, stored: Stored) -> Picture:
+    def restore(cls, stored: UntrustedComponent) -> Picture:
         """Restore the column from the untrusted entries of a model file. Its network is not loaded yet."""
-        sizes, side = stored.entry("sizes", list), stored.get_int("side", 2**15)
+        sizes, side = stored.get_entry("sizes", list), stored.get_int("side", 2**15)
         embedding = ColumnEmbedding.restore(stored) if "representation" in stored.description else None
         same = tuple(sizes) == tuple(descriptor_part_sizes().values()) and side == DESCRIPTORS.picture_side
-        version = stored.entry("version", int)
-        expect(same and version == DESCRIPTOR_VERSION, "features of pictures of another version")
+        version = stored.get_entry("version", int)
+        raise_unless(same and version == DESCRIPTOR_VERSION, "features of pictures of another version")
         takes_pictures = embedding is None or embedding.record.modality == "picture"
-        expect(takes_pictures, "a picture column whose representation does not take pictures")
+        raise_unless(takes_pictures, "a picture column whose representation does not take pictures")
         return cls(tuple(sizes), side, embedding)
 
 

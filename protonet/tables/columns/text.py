@@ -17,7 +17,7 @@ from protonet.embeddings.opening import reopen_representation
 from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.parsing import format_cells
-from protonet.views.config import Stored, expect
+from protonet.views.config import UntrustedComponent, raise_unless
 
 if TYPE_CHECKING:
     from scipy import sparse
@@ -173,10 +173,10 @@ class Text(FittedColumn):
         return f"text: {len(self.mean)} components of {len(self.grams)} words and character n-grams"
 
     @classmethod
-    def restore(cls, stored: Stored) -> Text:
+    def restore(cls, stored: UntrustedComponent) -> Text:
         """Restore the column from the untrusted entries of a model file."""
         grams, mean = stored.get_strings("grams"), stored.pop_tensor("mean", None)
-        apart = stored.entry("apart", bool)
+        apart = stored.get_entry("apart", bool)
         scales, basis = stored.pop_tensor("scales", len(grams)), stored.pop_tensor("basis", len(grams), len(mean))
         return cls(grams, scales.numpy(), basis.numpy(), mean.numpy(), apart)
 
@@ -304,9 +304,9 @@ class ColumnEmbedding:
         return {"representation": self.record.to_dict(), "scale": float(self.scale)}
 
     @classmethod
-    def restore(cls, stored: Stored) -> ColumnEmbedding:
+    def restore(cls, stored: UntrustedComponent) -> ColumnEmbedding:
         """Restore the embedding from the untrusted entries of a model file. Its network is not loaded yet."""
-        record = RepresentationRecord.from_stored(Stored(stored.entry("representation", dict), {}))
+        record = RepresentationRecord.from_stored(UntrustedComponent(stored.get_entry("representation", dict), {}))
         scale = stored.get_float("scale", 1e-30)
         return cls(record, stored.pop_tensor("centre", record.width).numpy(), scale)
 
@@ -420,9 +420,9 @@ class EmbeddedText(FittedColumn):
         return {"centre": self.embedding.mean, **self.words.tensors()}
 
     @classmethod
-    def restore(cls, stored: Stored) -> EmbeddedText:
+    def restore(cls, stored: UntrustedComponent) -> EmbeddedText:
         """Restore the column from the untrusted entries of a model file. Its network is not loaded yet."""
         embedding = ColumnEmbedding.restore(stored)
-        expect(embedding.record.modality == "text", "a text column whose representation does not take texts")
+        raise_unless(embedding.record.modality == "text", "a text column whose representation does not take texts")
         weight = stored.get_float("share", 1e-3, 1.0)
         return cls(embedding, Text.restore(stored), weight)
