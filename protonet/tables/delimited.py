@@ -393,6 +393,8 @@ def _check_rows(
         if text.is_blank:
             n_blank, n_blank_before = n_blank + 1, n_blank_before + 1
             continue
+        if len(cells) == width + 1 and not cells[-1].strip():  # a separator behind the last cell
+            del cells[-1]
         if len(cells) != width:
             following = next((cells for cells in records if not text.is_blank), None)
             same_width_follows = following is not None and len(following) == len(cells) and not _is_comment(cells)

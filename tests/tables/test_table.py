@@ -247,6 +247,14 @@ def test_grouped_digits_among_column_names() -> None:
     assert not list_numeric_names(["400,5", "401,0", "401,5"])
 
 
+def test_separators_behind_the_last_cell(tmp_path: Path) -> None:
+    for text in ("a,kind\n1,x,\n2,y, \n", "a,kind\n1,x\n2,y,\n"):
+        _, block = read_table(write(tmp_path, text), KIND)
+        assert (block.columns[0].tolist(), block.labels.tolist()) == (["1", "2"], ["x", "y"])
+    with pytest.raises(InputError, match=r"have 2 cells per row; got 3 in line 3|hold one table"):
+        read_table(write(tmp_path, "a,kind\n1,x\n2,y,z\n"), KIND)
+
+
 def test_columns_and_cells_as_spreadsheets_export_them(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     text = '"Weight\n(kg)";"a  b";kind;;\n="007";"=""x""";x;;\n="1,5";<a href="b">;="y";;\n;;;;\n'
