@@ -335,7 +335,7 @@ def compute_auroc(known_scores: Tensor, unknown_scores: Tensor) -> float:
     It is the probability that a row of a known class scores higher than a row of no known class. Ties count half.
 
     Args:
-        known_scores: (n,) floating, n >= 1: scores of rows of known classes, such as those of `score_known`.
+        known_scores: (n,) floating, n >= 1: scores of rows of known classes, such as those of `score_known_class`.
         unknown_scores: (m,) floating, m >= 1: scores of rows of no known class.
 
     Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve"
@@ -371,7 +371,7 @@ def score_label_errors(logits: Tensor, labels: Tensor) -> Tensor:
 MAX_KNOWN_SCORES = 2000
 
 
-def score_known(logits: Tensor) -> Tensor:
+def score_known_class(logits: Tensor) -> Tensor:
     """Compute a score of each row that is higher if the row more likely belongs to one of the known classes.
 
     The score is the log-sum-exp of the logits. Unlike the largest probability, it is also low if a row is far from all
@@ -392,7 +392,7 @@ def score_known(logits: Tensor) -> Tensor:
 
 
 def calibrate_known_scores(scores: Tensor, offset: float = 0.0) -> Tensor:
-    """Estimate the distribution of the scores (`score_known`) of new rows of known classes under the final network.
+    """Estimate the distribution of `score_known_class` for new rows of known classes under the final network.
 
     Args:
         scores: (n,) float64: scores of held-out rows by cross-validation networks, from
@@ -410,7 +410,7 @@ def calibrate_known_scores(scores: Tensor, offset: float = 0.0) -> Tensor:
 
 
 def rejection_threshold(scores: Tensor, false_rejection_rate: float) -> float:
-    """Compute the threshold on the scores of `score_known` at which a given fraction of known rows is rejected.
+    """Compute the threshold on scores of `score_known_class` at which a given fraction of known rows is rejected.
 
     Rows whose score is at or below the threshold are to be rejected as rows of no known class.
 

@@ -23,7 +23,7 @@ from protonet.metrics import (
     compute_auroc,
     count_confidence_bins,
     measure_classes,
-    score_known,
+    score_known_class,
     score_label_errors,
 )
 from protonet.views import VIEW_FAMILIES
@@ -115,7 +115,7 @@ def test_networks_metrics_and_losses_compute_on_the_device_of_their_tensors() ->
         lambda x, y, rows: (network.add_samples(x, y), network(x))[1],
         lambda x, y, rows: (network.arrange_classes(y.new_tensor([2, 0, -1, 1])), network(x))[1],
         lambda x, y, rows: (network.add_class(x[:3]), network(x))[1],
-        lambda x, y, rows: calibrate_known_scores(score_known(network(x))),
+        lambda x, y, rows: calibrate_known_scores(score_known_class(network(x))),
         lambda x, y, rows: score_label_errors(x, y),
         lambda x, y, rows: count_confidence_bins(x.softmax(dim=1).amax(dim=1), y > 0),
         lambda x, y, rows: measure_classes(y.new_ones(5, 5)).recall,
@@ -126,7 +126,7 @@ def test_networks_metrics_and_losses_compute_on_the_device_of_their_tensors() ->
     with NoValues():
         x, y, rows = X.to(AWAY), LABELS.to(AWAY), EPISODES.to(AWAY)
         assert all(use(x, y, rows).device == AWAY for use in uses)
-        compute_auroc(*score_known(x).split([10, 20]))
+        compute_auroc(*score_known_class(x).split([10, 20]))
 
 
 @pytest.mark.parametrize("rows", [PLAIN_ROWS, WEIGHTED_ROWS], ids=["plain", "weighted"])

@@ -27,7 +27,7 @@ from protonet.metrics import (
     measure_classes,
     refit_variance_factor,
     rejection_threshold,
-    score_known,
+    score_known_class,
     score_label_errors,
     student_quantile,
     wilson_interval,
@@ -260,7 +260,9 @@ def test_invalid_logits_are_errors() -> None:
 @given(seed=seeds, size=st.sampled_from([0.0, 1.0, 1e4]))
 def test_the_score_is_the_logarithm_of_the_sum_of_exponentials(seed: int, size: float) -> None:
     logits = size * torch.randn(7, 5, generator=torch.Generator().manual_seed(seed))
-    np.testing.assert_allclose(score_known(logits).numpy(), logsumexp(logits.double().numpy(), axis=1), rtol=1e-12)
+    np.testing.assert_allclose(
+        score_known_class(logits).numpy(), logsumexp(logits.double().numpy(), axis=1), rtol=1e-12
+    )
 
 
 @settings(max_examples=30)
@@ -294,7 +296,7 @@ def test_the_requested_rate_holds_on_fresh_rows() -> None:
         solution = fit_solution([(x[:50], y[:50])], effort=PLAIN)
         cv = cross_validate(solution)
         threshold = rejection_threshold(calibrate_known_scores(score_known_held_out(cv), float(cv.offset)), 0.1)
-        rates.append(float((score_known(solution.network(x[50:])) <= threshold).double().mean()))
+        rates.append(float((score_known_class(solution.network(x[50:])) <= threshold).double().mean()))
     assert abs(np.mean(rates) - 0.1) < 3 * np.std(rates, ddof=1) / np.sqrt(len(rates)) + 0.02
 
 

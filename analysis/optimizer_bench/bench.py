@@ -64,7 +64,7 @@ class EvaluationGrid(NamedTuple):
 
     @property
     def roles(self) -> list[str]:
-        """The roles of the workloads."""
+        """The roles of the workloads, such as "visible" and "validation", without repetition."""
         return list(dict.fromkeys(ROLE_OF_WORKLOAD.get(name, FILE_ROLE) for name in self.workloads))
 
     def get_baseline(self, name: str, steps: int) -> Baseline:

@@ -35,7 +35,7 @@ from protonet.commands.options import PredictOptions, ReadOptions, show_notes
 from protonet.embeddings.pictures.reading import holds_pictures, is_picture_path
 from protonet.embeddings.representation import hash_file
 from protonet.errors import InputError, raise_input_error
-from protonet.metrics import rejection_threshold, score_known
+from protonet.metrics import rejection_threshold, score_known_class
 from protonet.pipeline import TablePipeline
 from protonet.tables.formats import PICTURE_COLUMN, open_table_source
 from protonet.tables.table import RowBlock, Table
@@ -248,7 +248,7 @@ def format_predicted_classes(
     probabilities, labels = (values.tolist() for values in logits.softmax(dim=1).max(dim=1))
     rows = [(class_names[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]
     if threshold is not None:
-        for row in (score_known(logits) <= threshold).nonzero().flatten().tolist():
+        for row in (score_known_class(logits) <= threshold).nonzero().flatten().tolist():
             rows[row] = (UNKNOWN_CLASS_NAME, "")
     return rows
 

@@ -27,7 +27,7 @@ from protonet.metrics import (
     count_confidence_bins,
     measure,
     measure_classes,
-    score_known,
+    score_known_class,
     score_label_errors,
     wilson_interval,
 )
@@ -122,7 +122,7 @@ def evaluate_to_dict(
         unknown_labels: The number of rows of each class that the model does not know, by class name.
     """
     known, counts = labels >= 0, torch.tensor(model.sample_counts)
-    metrics, scores, rows = measure(logits[known], labels[known]), score_known(logits), int(known.sum())
+    metrics, scores, rows = measure(logits[known], labels[known]), score_known_class(logits), int(known.sum())
     auroc = compute_auroc(scores[known], scores[~known]) if unknown_labels else None
     frequent, balanced = (
         {MOST_FREQUENT_CLASS: score_class_frequencies(counts, rows)},

@@ -21,7 +21,7 @@ from protonet.fit.search import FitProgress, ignore_progress, split_training_row
 from protonet.fit.solver import Solution, preserve_torch_state
 from protonet.fit.training_set import TrainingSet, to_input_units
 from protonet.losses import class_means, multiply_by_weights
-from protonet.metrics import EvaluationSample, Metrics, measure, refit_variance_factor, score_known
+from protonet.metrics import EvaluationSample, Metrics, measure, refit_variance_factor, score_known_class
 from protonet.network import PrototypeNetwork
 from protonet.selection.folds import Fold
 from protonet.views.config import raise_unless
@@ -231,8 +231,8 @@ def predict_held_out(cv: CrossValidation) -> Tensor:
 def score_known_held_out(cv: CrossValidation) -> Tensor:
     """Compute the score (held_out,) float64 of each held-out row: how likely it belongs to a known class.
 
-    The fold model that was fitted without the row embeds it. The score is that of `protonet.metrics.score_known`, with
-    the temperature and the class offsets of the network of all rows.
+    The fold model that was fitted without the row embeds it. The score is that of
+    `protonet.metrics.score_known_class`, with the temperature and the class offsets of the network of all rows.
     """
     scores = torch.zeros(len(cv.labels), dtype=torch.float64)
     for fold, network in enumerate(cv.folds):
@@ -242,12 +242,12 @@ def score_known_held_out(cv: CrossValidation) -> Tensor:
 
 
 def _score_logits(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
-    """Score the logits (n, num_classes) of a network by `score_known`; the scores (n,) are higher for known classes.
+    """Score the logits (n, num_classes) of a network by `score_known_class`: (n,), higher for known classes.
 
     The logits are first converted to the temperature and the class offsets of the network ``reference``.
     """
     cosines = (logits - network.offsets) * network.temperature
-    return score_known(network.mask_logits(cosines / reference.temperature + reference.offsets))
+    return score_known_class(network.mask_logits(cosines / reference.temperature + reference.offsets))
 
 
 def measure_cross_validation(cv: CrossValidation) -> Metrics:

@@ -20,7 +20,7 @@ from protonet.fit.unlabelled import (
     rank_among_known_scores,
 )
 from protonet.losses import CHUNK_SIZE
-from protonet.metrics import score_known
+from protonet.metrics import score_known_class
 from protonet.network import PrototypeNetwork
 from protonet.selection.folds import Fold
 from protonet.selection.scoring import fit_temperature, is_worse_by_one_error
@@ -172,7 +172,8 @@ class SemiSupervisedResult(NamedTuple):
     is_significant: bool  #: Whether the two ``held_out_losses`` differ by more than one standard error.
     known_score_ranks: Tensor
     """(m,) float64: for each unlabelled row, the fraction of held-out rows of known classes that are less similar to
-    the known classes, by `protonet.metrics.score_known`. A low rank means an outlier. 0 if no row was held out."""
+    the known classes, by `protonet.metrics.score_known_class`. A low rank means an outlier. 0 if no row was held
+    out."""
 
 
 def decide_use_of_unlabelled_rows(
@@ -209,9 +210,9 @@ def decide_use_of_unlabelled_rows(
         labelled_only.append(predict_fold(network, fold))
         fold_probabilities, logits = pseudo_label_weights(part, network)
         probabilities.append(fold_probabilities)
-        scores += score_known(logits) / len(folds)
+        scores += score_known_class(logits) / len(folds)
     without = torch.cat(labelled_only)
-    ranks = rank_among_known_scores(score_known(without), scores)
+    ranks = rank_among_known_scores(score_known_class(without), scores)
     pooling = UnlabelledWeights((~detect_outliers(ranks, len(without))).double(), selected.temperature)
     if not folds:  # with one row per class, no row can be held out
         return selected._replace(unlabelled=pooling), SemiSupervisedResult(True, None, False, ranks)

@@ -161,7 +161,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
-        """Get what a copy or a pickle needs."""
+        """Return the state for copies and pickles."""
         self._synchronize_run()
         return {**super().__getstate__(), "sharded": self.stepper.sharded}
 

@@ -131,7 +131,7 @@ class PredictionApi:
         name = request.path_params["name"]
         model = self.get_model_by_name(name).model
         query = parse_query(request)
-        threshold = get_unknown_threshold(model, query.unknown)
+        threshold = get_rejection_threshold(model, query.unknown)
         media, body = await parsing.read_upload(request)
         if (
             media == JSON_TYPE and len(body) <= MAX_EVENT_LOOP_BODY_BYTES and not any(model.modalities)
@@ -266,16 +266,19 @@ def parse_query(request: Request) -> schemas.PredictQuery:
         raise_input_error("query", "hold proba=0 or 1, and unknown in (0, 1)", str(error)[:200], "Correct it.")
 
 
-def get_unknown_threshold(model: TablePipeline, rate: float | msgspec.UnsetType) -> float | None:
+def get_rejection_threshold(model: TablePipeline, false_rejection_rate: float | msgspec.UnsetType) -> float | None:
     """Return the score at and below which rows are rejected as unknown, for a false-rejection rate; None for UNSET."""
-    if rate is msgspec.UNSET:
+    if false_rejection_rate is msgspec.UNSET:
         return None
     limits = schemas.false_rejection_limits(model)
-    if limits and not limits[0] <= rate <= limits[1]:
+    if limits and not limits[0] <= false_rejection_rate <= limits[1]:
         raise_input_error(
-            "unknown", f"be in [{limits[0]:.2g}, {limits[1]:.6g}]", rate, "There are too few held-out rows for others."
+            "unknown",
+            f"be in [{limits[0]:.2g}, {limits[1]:.6g}]",
+            false_rejection_rate,
+            "There are too few held-out rows for others.",
         )
-    return choose_rejection_threshold(model, rate)
+    return choose_rejection_threshold(model, false_rejection_rate)
 
 
 def format_probabilities(logits: torch.Tensor) -> list[list[str]]:

@@ -22,7 +22,7 @@ from protonet.errors import InputError
 from protonet.files import load_model
 from protonet.fit.cross_validation import cross_validate, measure_cross_validation
 from protonet.fit.solver import fit_solution
-from protonet.metrics import rejection_threshold, score_known
+from protonet.metrics import rejection_threshold, score_known_class
 from protonet.tables import formats
 from protonet.ui.text import format_probability_metrics
 from tests.commands.cases import FAST, Run, fit_model, read_lines
@@ -130,7 +130,7 @@ class TestPredict:
         path, table = fitted / "model.safetensors", fitted / "train.csv"
         model = load_model(path)
         scores = torch.tensor(model.metadata["scores"], dtype=torch.float64)
-        expected = score_known(model.network(X)) <= rejection_threshold(scores, 0.5)
+        expected = score_known_class(model.network(X)) <= rejection_threshold(scores, 0.5)
         rows = run.read_rows("predict", path, table, "--unknown", "0.5")
         assert [row["class"] == "unknown" for row in rows] == expected.tolist()
         assert [row["probability"] == "" for row in rows] == expected.tolist()

@@ -14,7 +14,7 @@ from torch import Tensor
 from protonet import solve
 from protonet.commands.rows import detect_respellings
 from protonet.files import Model, load_model, save_model
-from protonet.metrics import score_known
+from protonet.metrics import score_known_class
 from protonet.tables import formats
 from protonet.ui.text import MAX_LISTED_CLASSES
 from tests.commands.cases import Run
@@ -78,7 +78,7 @@ def test_metrics_equal_those_of_scikit_learn(
         assert results["unknown"] == {"rows": 0, "classes": {}, "auroc": None}
         assert "AUROC" not in output
         return
-    auroc = roc_auc_score([True] * 30 + [False] * 7, score_known(logits).detach())
+    auroc = roc_auc_score([True] * 30 + [False] * 7, score_known_class(logits).detach())
     assert results["unknown"] == {"rows": 7, "classes": {"elk": 5, "fox": 2}, "auroc": pytest.approx(auroc)}
     line = f"7 rows of 2 unknown classes (elk, fox): AUROC {100 * auroc:.1f} % of the rejection score"
     assert line in output.splitlines()

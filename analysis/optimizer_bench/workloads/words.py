@@ -54,7 +54,7 @@ def load_pairs() -> Tensor:
 
 @make_workload_builder
 def recommender() -> WorkloadTask:
-    """Discriminate the words of a function from random words; the seed determines these, too.
+    """Discriminate the words of a function from random words, which depend on the seed.
 
     The logit is the dot product of a user's and an item's vector, plus their biases.
     """
@@ -87,7 +87,7 @@ def score_difference(model: nn.Module, users: Tensor, items: Tensor, others: Ten
 
 @make_workload_builder
 def ranking() -> WorkloadTask:
-    """Rank the words that a function uses above other words; the seed determines those, too.
+    """Rank the words that a function uses above random words, which depend on the seed.
 
     Some three words of each function are known.
 
@@ -147,7 +147,7 @@ def load_words() -> tuple[Tensor, Tensor, Tensor]:
 
 @make_workload_builder
 def words() -> WorkloadTask:
-    """Discriminate a word's context from random words; the seed determines these, too.
+    """Discriminate a word's context from random words, which depend on the seed.
 
     Source: T. Mikolov et al. (2013), Distributed representations of words and phrases and their compositionality,
         arXiv 1310.4546.
