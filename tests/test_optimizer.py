@@ -178,6 +178,8 @@ def test_invalid_settings_are_errors() -> None:
         with pytest.raises((TypeError, ValueError), match=re.escape(name)):
             CustomOptimizer([p], **setting)
     assert len(optimizer.param_groups) == 1
+    with pytest.raises(ValueError, match=r"^CustomOptimizer: `lr` must be > 0"):  # a unit of 0 has no multiples
+        CustomOptimizer([{"params": [p], "lr": 0.0}])
     total: Any
     for total in (0, -1, 10.0, True, "10"):
         for make in (

@@ -24,9 +24,9 @@ class CustomOptimizer(torch.optim.Optimizer):
     Args:
         params: Parameters or groups of them, dense and not sharded. Groups may have their own settings, and keys that
             this optimizer does not read. Complex parameters are updated as pairs of real numbers.
-        lr: >= 0, a unit. Schedulers multiply the steps by the ratio of a group's learning rate to that of the
-            constructor; groups' units multiply them relative to the largest one. The value itself does not matter:
-            the search for the step size starts at 0.01.
+        lr: A unit, >= 0, and > 0 in at least one group. Schedulers multiply the steps by the ratio of a group's
+            learning rate to that of the constructor; groups' units multiply them relative to the largest one. The value
+            itself does not matter: the search for the step size starts at 0.01.
         betas: Two decays in [0, 1), of the gradients' mean and of their squares.
         weight_decay: >= 0, decoupled, of matrices alone. It is multiplied by the step size and, below 0.01, by the
             square of their ratio, so that it vanishes with short steps.
@@ -71,7 +71,9 @@ class CustomOptimizer(torch.optim.Optimizer):
         settings = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps, "foreach": foreach}
         unsupported = {"fused": fused, "capturable": capturable, "differentiable": differentiable, "amsgrad": amsgrad}
         super().__init__(params, settings | unsupported | {"maximize": maximize})
-        max_lr = max(float(group["lr"]) for group in self.param_groups) or 1.0
+        max_lr = max(float(group["lr"]) for group in self.param_groups)
+        if not max_lr:
+            raise_error("lr", "be > 0 in one group at least, as the unit of later values", "0", "Use the default.")
         self.stepper = Stepper(OptimizerRun(STEP_SIZE_SEARCH.usual_rate / max_lr, total_steps), sharded=sharded)
         self._saved_run: dict[str, Any] | None = None  # the entry of the first group
         self._entries: list[Any] = []  # of each parameter of the batches: itself, its group, its state
