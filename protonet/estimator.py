@@ -213,8 +213,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             InputError: As in ``partial_fit``; or a number is far beyond the scale of the training rows.
         """
-        predicted = self._predict_logits(X).argmax(dim=1).numpy()
-        labels: np.ndarray = self.classes_[predicted]
+        labels: np.ndarray = self.classes_[self._predict_logits(X).argmax(dim=1).numpy()]
         return labels
 
     def predict_proba(self, X: object) -> np.ndarray:
@@ -233,13 +232,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         return torch.cat(parts).numpy()
 
     def suggest(self, X: object, n: int) -> list[Suggestion]:
-        """Select ``n`` rows of X (rows, n_features) to label next, in order of priority, each with a reason.
+        """Select ``n`` rows of X (rows, n_features) with a known cell to label next, in order of priority, and say why.
 
         Raises:
-            InputError: As in ``predict``; or ``n`` is larger than the number of rows or than 4096.
+            InputError: As in ``predict``; or ``n`` is larger than the number of such rows or than 4096.
         """
-        x = torch.from_numpy(to_dense(self._encode(X, self._frame_encoding)[0]))
-        return suggest_rows(self.network_, x, n, self.classes_.tolist())
+        encoded, empty = self._encode(X, self._frame_encoding)
+        x, rows = map(torch.from_numpy, (to_dense(encoded), np.flatnonzero(~empty)))
+        return suggest_rows(self.network_, x, n, self.classes_.tolist(), unlabelled_rows=rows)
 
     def _predict_logits(self, X: object) -> Tensor:
         """Compute logits (n, n_classes) float64 of rows X; sparse rows are made dense block by block."""

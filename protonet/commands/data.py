@@ -153,8 +153,8 @@ class TableToLabel:
 
     @property
     def unlabelled_indices(self) -> Tensor:
-        """The indices (m,) int64 of the rows without a label."""
-        return (~self.has_label).nonzero().flatten()
+        """The indices (m,) int64 of the informative rows without a label."""
+        return (~self.has_label & ~self.uninformative).nonzero().flatten()
 
 
 class ColumnOverrides(NamedTuple):
@@ -374,8 +374,9 @@ def read_table_to_label(
             parts.append((model.encode(table, block), block.labels, block.uninformative))
         x, labels, uninformative = map(np.concatenate, zip(*parts, strict=True))
     known = labels != "" if len(labels) else np.zeros(len(x), bool)
-    if known.all() and not allow_labelled:
-        got = f"a label in {to_printable(label)} in each of {plural(len(x), 'row')}"
+    if (known | uninformative).all() and not allow_labelled:
+        reason = f"a label in {to_printable(label)}{'' if known.all() else ' or no information'}"
+        got = f"{reason} in each of {plural(len(x), 'row')}"
         raise_input_error("table", "have unlabelled rows", got, "Add rows whose label is empty.")
     if known.any() and not allow_labelled:
         rows = plural(int(known.sum()), "row")

@@ -303,9 +303,10 @@ class LabelSession:
 
         Args:
             n: Number of rows to suggest. There are fewer if fewer remain, and more while typical rows are missing.
-            candidates: Indices (m,) of the unlabelled rows; None to compute them.
+            candidates: Indices (m,) of the unlabelled rows; None to compute them. Uninformative ones are not suggested.
         """
         candidates = self.list_unlabelled_rows() if candidates is None else candidates
+        candidates = candidates[~self.rows.uninformative[candidates]]
         first = TYPICAL_ROWS_PER_CLASS * len(self.classes) - len(self.labelled)
         if not len(candidates):
             return []

@@ -183,3 +183,6 @@ class TestSession:
             assert session.labelled == [2, 4]
             assert session.list_unlabelled_rows().tolist() == [1, 5]
             assert {row for row, _ in session.suggest(BATCH)} == {1, 5}
+            empty = torch.arange(len(x)) == 1
+            session = LabelSession(replace(rows, has_label=known, uninformative=empty), cells, CLASSES, None, answers)
+            assert {row for row, _ in session.suggest(BATCH)} == {5}

@@ -97,6 +97,18 @@ def test_without_a_model_labelled_rows_count_as_selected(tmp_path: Path, run: Ru
     assert chosen[0] < 5 < chosen[1]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_without_information_are_not_suggested(folder: Path, tmp_path: Path, run: Run, known: bool) -> None:
+    columns = {name: ["", "?", *cells[:3]] for name, cells in zip(COLUMNS, zip(*CELLS, strict=True), strict=True)}
+    words = ["suggest", *([folder / "model.safetensors"] if known else []), tmp_path / "table.csv"]
+    write_columns(tmp_path / "table.csv", columns | {"note": ["", "-", "", "", ""]})
+    assert {item.row for item in read_printed(run(*words, "-n", "3"))} == {2, 3, 4}
+    assert "Ask for at most 3 of 3 rows at once" in run(*words, "-n", "4", code=2)
+    write_columns(tmp_path / "table.csv", columns | {"kind": ["", "", *NAMES]})
+    message = "`table` must have unlabelled rows; got a label in kind or no information in each of 5 rows"
+    assert message in run(*words, "-n", "1", "--label", "kind", code=2)
+
+
 def test_a_column_that_may_hold_the_classes_is_named(tmp_path: Path, run: Run) -> None:
     table = write_columns(tmp_path / "part.csv", {"size": [1.5, 2.5, 9.5], "Class": ["ant", "bee", ""]})
     note = "no column label; if Class holds the labels, pass it with --label\n"

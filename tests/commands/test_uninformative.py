@@ -97,6 +97,9 @@ def test_the_estimator_warns_and_predicts_frequencies(tmp_path: Path) -> None:
         with pytest.warns(UserWarning, match="2 rows have no information"):
             assert item.predict(rows).tolist() == ["ant", "bee", "ant"]
         assert np.isfinite(item.transform(rows)).all()
+        assert [suggestion.row for suggestion in item.suggest(rows, 1)] == [1]
+        with pytest.raises(ValueError, match="Ask for at most 1 of 1 rows"):
+            item.suggest(rows, 2)
 
 
 def test_the_page_gives_class_frequencies(model: Path, tmp_path: Path) -> None:
