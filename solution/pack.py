@@ -105,7 +105,7 @@ def pack_zip() -> bytes:
     return buffer.getvalue()
 
 
-def pack_single() -> bytes:
+def pack_single_file() -> bytes:
     """Make the single-file submission: `solution.single_file` with the sources of the library embedded."""
     template = (ROOT / "solution" / "single_file.py").read_text(encoding="utf-8")
     entries = [f'    "{path}": {_format_literal(source)},\n' for path, source in library_files().items()]
@@ -189,7 +189,7 @@ def _write_submissions(arguments: Sequence[str] | None) -> None:
     )
     parser.add_argument("-o", "--output", default="dist", metavar="DIR", help="folder (default: dist)")
     folder = check_output_path("--output", parser.parse_args(arguments).output, folder=True)
-    submissions = {ZIP_NAME: pack_zip(), SINGLE_FILE_NAME: pack_single()}
+    submissions = {ZIP_NAME: pack_zip(), SINGLE_FILE_NAME: pack_single_file()}
     config = (ROOT / "solution" / CONFIG_FILE_NAME).read_bytes()
     submissions |= {OPTIMIZER_FILE_NAME: join_package().encode(), CONFIG_FILE_NAME: config}
     for name, data in submissions.items():

@@ -19,7 +19,16 @@ from hypothesis import strategies as st
 
 from protonet.optimizer import CustomOptimizer
 from solution import pack
-from solution.pack import MANIFEST_FILE, ROOT, check_archive, join_package, library_files, main, pack_single, pack_zip
+from solution.pack import (
+    MANIFEST_FILE,
+    ROOT,
+    check_archive,
+    join_package,
+    library_files,
+    main,
+    pack_single_file,
+    pack_zip,
+)
 
 GOOD = {
     "protocol": "zip_project",
@@ -138,7 +147,7 @@ def test_command_writes_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert optimizer[0].read_text(encoding="utf-8") == join_package()
     assert optimizer[1].read_bytes() == (ROOT / "solution" / pack.CONFIG_FILE_NAME).read_bytes()
     assert archive.read_bytes() == pack_zip()  # the same sources give the same bytes
-    assert single.read_bytes() == pack_single()
+    assert single.read_bytes() == pack_single_file()
     assigned = next(node for node in ast.parse(single.read_bytes()).body if isinstance(node, ast.AnnAssign))
     assert assigned.value is not None
     assert ast.literal_eval(assigned.value) == library_files()

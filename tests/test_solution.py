@@ -17,7 +17,7 @@ import protonet
 from analysis.contest.trial import evaluate_submission
 from analysis.contest.worker import load_solution
 from protonet.datasets import Split, sample_family
-from solution.pack import ROOT, pack_single, pack_zip
+from solution.pack import ROOT, pack_single_file, pack_zip
 
 SOURCE = ROOT / "solution" / "solution.py"
 
@@ -72,7 +72,7 @@ def test_the_packed_solution_imports_the_packed_library(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("import_system")
 def test_the_single_file_imports_its_embedded_library(tmp_path: Path) -> None:
     path = tmp_path / "anything.py"
-    path.write_bytes(pack_single())
+    path.write_bytes(pack_single_file())
     module = load_solution(path)
     path.unlink()
     assert module._library is sys.modules["protonet"] is not protonet

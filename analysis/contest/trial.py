@@ -25,7 +25,7 @@ from analysis.shared.runner import BUILD_FOLDER, StudyParser, StudyReport
 from protonet.datasets import Split
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_known_name, check_output_path
-from solution.pack import pack_single, pack_zip
+from solution.pack import pack_single_file, pack_zip
 
 CONTEST_CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class of train, validation and test.
 WORKER_FILE = Path(__file__).with_name("worker.py")
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     """Evaluate the packed submission on the official data."""
     name = "contest" + "_agentics" * (options.config == "agentics") + "_single_file" * options.single_file
     options.json = options.json or check_output_path("--json", BUILD_FOLDER / f"{name}.json")
-    submission = pack_single() if options.single_file else pack_zip()
+    submission = pack_single_file() if options.single_file else pack_zip()
     described = {"submission": "single file" if options.single_file else "ZIP"}
     described |= {"sha256": hashlib.sha256(submission).hexdigest(), "config": options.config}
     result = evaluate_submission(submission, sample_official(*CONTEST_CONFIGS[options.config]))

@@ -136,7 +136,11 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def classify(weights: TransformerWeights, episodes: Episodes, labelled: int) -> tuple[Tensor, Tensor]:
-    """Compute cosines (tables, new rows, CLASS_CODES) to prototypes, of rows embedded with and without their class."""
+    """Compute the cosines of new rows to class prototypes, each (tables, new rows, classes).
+
+    Prototypes are means of labelled rows that are embedded with their class (first result) or without it (second one).
+    The first ``labelled`` rows of each table are labelled.
+    """
     cells, classes, _ = episodes
     with torch.autocast(cells.device.type, torch.bfloat16, enabled=cells.is_cuda), sdpa_kernel(BACKENDS):
         memory = encode_labelled_rows(weights, cells[:, :labelled], classes[:, :labelled])

@@ -25,7 +25,7 @@ from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
-from protonet.fit.prior import TRAITS, WeightingPrior, deserialize_prior, serialize_prior
+from protonet.fit.prior import VIEW_TRAITS, WeightingPrior, deserialize_prior, serialize_prior
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
@@ -114,7 +114,7 @@ def compare(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int) -> lis
     judged = torch.tensor([task.has_held_out_rows for task in tasks])
     synthetic = torch.tensor([task.family.startswith("synthetic ") for task in tasks])
     half = torch.arange(len(tasks)) % 2 == 0
-    blind = batch._replace(traits=torch.zeros(len(tasks), batch.traits.shape[1], len(TRAITS)))
+    blind = batch._replace(traits=torch.zeros(len(tasks), batch.traits.shape[1], len(VIEW_TRAITS)))
     unseen = batch._replace(dataset_statistics=torch.zeros_like(batch.dataset_statistics))
     everything = torch.ones_like(synthetic)
     variants: list[tuple[str, TaskBatch, torch.Tensor, int]] = [

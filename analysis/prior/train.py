@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.prior.measure import MeasuredTask
-from protonet.fit.prior import MIN_LOG_INFLUENCE, MIN_SPREAD, TRAITS, WeightingPrior
+from protonet.fit.prior import MIN_LOG_INFLUENCE, MIN_SPREAD, VIEW_TRAITS, WeightingPrior
 
 #: Passes over the tasks, tasks per step, learning rate and weight decay.
 EPOCHS, BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 40, 64, 2e-3, 0.05
@@ -57,7 +57,7 @@ def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
     there[~there.any(dim=1), 0] = True
     return TaskBatch(
         torch.stack([pad(task.view_statistics, n_views, task.view_statistics.shape[1]) for task in evidence]),
-        torch.stack([pad(task.view_traits, n_views, len(TRAITS)) for task in evidence]),
+        torch.stack([pad(task.view_traits, n_views, len(VIEW_TRAITS)) for task in evidence]),
         torch.stack([task.dataset_statistics for task in evidence]),
         torch.stack([pad(task.initial_log_influence, n_views, fill=MIN_LOG_INFLUENCE) for task in evidence]),
         there,

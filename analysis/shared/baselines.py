@@ -214,7 +214,10 @@ def _class_means(x: np.ndarray, y: np.ndarray) -> torch.Tensor:
 
 
 def _fit_tuned(estimator: Any, x: np.ndarray, y: np.ndarray, grid: Any = None, min_class_rows: int = 2) -> Predictor:
-    """Fit scaling and an estimator, with a grid of settings cross-validated by accuracy."""
+    """Fit a scaler and an estimator; its settings are chosen from a grid by cross-validated accuracy.
+
+    If a class has fewer than ``min_class_rows`` rows, the first setting of the grid is used.
+    """
     model = _search_grid(estimator, x, y, grid, min_class_rows=min_class_rows)
     return lambda rows: PredictionOutcome(model.predict(rows))
 

@@ -175,7 +175,11 @@ def _run_in_pool(
 
 
 def _initialize_process(rows: object, stop: object) -> None:
-    """Initialize a local process: it uses one thread, ignores Ctrl-C, and exits with its parent; see `_POOL_STATE`."""
+    """Initialize a worker process, which uses one thread, ignores Ctrl-C and exits with its parent.
+
+    ``rows``, the shared count of predicted rows, and ``stop``, the shared event that ends all workers, are kept in
+    `_POOL_STATE`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional
     import torch  # noqa: PLC0415 - with the work

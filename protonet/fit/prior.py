@@ -31,7 +31,7 @@ from protonet.selection.scoring import (
 from protonet.views.view import TrainingRows, ViewSpec, canonical_feature_order, select_evenly
 
 #: All traits that a feature map (view) may have, inputs of the prior; see `protonet.views.view.ViewSpec.traits`.
-TRAITS = (
+VIEW_TRAITS = (
     "raw",
     "centred",
     "standardised",
@@ -86,8 +86,8 @@ class PriorInput(NamedTuple):
 
 
 def encode_traits(specs: Sequence[ViewSpec]) -> Tensor:
-    """Encode the traits of views as indicators (views, traits) float32: 1 if the view has this trait of ``TRAITS``."""
-    rows = [[float(trait in spec.traits) for trait in TRAITS] for spec in specs]
+    """Encode the traits of views as indicators (views, traits) float32: 1 if a view has this one of ``VIEW_TRAITS``."""
+    rows = [[float(trait in spec.traits) for trait in VIEW_TRAITS] for spec in specs]
     return torch.tensor(rows, dtype=torch.float32)
 
 
@@ -294,7 +294,7 @@ class WeightingPrior(nn.Module):
         for name, size in (("view", N_VIEW_STATISTICS), ("dataset", N_DATASET_STATISTICS)):
             self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float32))
             self.register_buffer(f"{name}_deviation", torch.ones(size, dtype=torch.float32))
-        self.first = ZeroInitializedLinear(N_VIEW_STATISTICS + len(TRAITS) + N_DATASET_STATISTICS, HIDDEN_UNITS)
+        self.first = ZeroInitializedLinear(N_VIEW_STATISTICS + len(VIEW_TRAITS) + N_DATASET_STATISTICS, HIDDEN_UNITS)
         self.second = ZeroInitializedLinear(2 * HIDDEN_UNITS, HIDDEN_UNITS)
         self.score = ZeroInitializedLinear(HIDDEN_UNITS, 1)
         self.belief = ZeroInitializedLinear(len(TEMPERATURE_STATISTICS), HIDDEN_UNITS)

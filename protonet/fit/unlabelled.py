@@ -153,8 +153,9 @@ def rank_among_known_scores(known_scores: Tensor, scores: Tensor) -> Tensor:
 
 
 def detect_outliers(ranks: Tensor, n_held_out: int) -> Tensor:
-    """Compute a mask (m,) of outliers: rows with a rank of `rank_among_known_scores` below ``OUTLIER_RATE``.
+    """Compute a mask (m,) of outliers: rows whose rank is below ``OUTLIER_RATE``.
 
-    No row is an outlier if fewer than ``MIN_HELD_OUT_ROWS`` rows were held out.
+    The rank (m,) of a row is the fraction of held-out rows that look no more like the known classes. No row is an
+    outlier if fewer than ``MIN_HELD_OUT_ROWS`` rows were held out.
     """
     return (ranks < OUTLIER_RATE) & (n_held_out >= MIN_HELD_OUT_ROWS)

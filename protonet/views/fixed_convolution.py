@@ -432,7 +432,7 @@ class ConvolutionFeaturesView(View):
 
 @dataclass(frozen=True)
 class FixedConvolutionConfig(Config):
-    """The settings from which a `FixedConvolutionView` is built."""
+    """The number of classes of a `FixedConvolutionView`, and how it pools responses."""
 
     classes: int = bounded_field()  #: Number of classes.
     local: bool = True  #: Whether responses are pooled over each part of the row or over the whole row.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from protonet.fit.prior import (
     N_DATASET_STATISTICS,
-    TRAITS,
+    VIEW_TRAITS,
     WeightingPrior,
     build_prior_input,
     compute_row_statistics,
@@ -67,8 +67,8 @@ def test_the_traits_of_a_view() -> None:
     ]
     for spec, traits in cases:
         (flags,) = encode_traits([spec]).tolist()
-        assert flags == [float(trait in traits) for trait in TRAITS], spec
-        assert spec.traits <= set(TRAITS), spec
+        assert flags == [float(trait in traits) for trait in VIEW_TRAITS], spec
+        assert spec.traits <= set(VIEW_TRAITS), spec
 
 
 @settings(max_examples=15)

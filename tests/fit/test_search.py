@@ -9,7 +9,7 @@ from sklearn.metrics import log_loss
 
 from protonet.datasets import load_digits
 from protonet.datasets.synthetic import sample_family
-from protonet.fit.prior import N_VIEW_STATISTICS, TRAITS, WeightingPrior
+from protonet.fit.prior import N_VIEW_STATISTICS, VIEW_TRAITS, WeightingPrior
 from protonet.fit.search import (
     EFFORTS,
     RAW_LINEAR,
@@ -129,7 +129,7 @@ def test_the_prior_weighs_the_views() -> None:
     prior = WeightingPrior()
     prior.first.weight.data.zero_()
     prior.second.weight.data.zero_()
-    prior.first.weight.data[0, N_VIEW_STATISTICS + TRAITS.index("forest")] = 10.0
+    prior.first.weight.data[0, N_VIEW_STATISTICS + VIEW_TRAITS.index("forest")] = 10.0
     prior.second.weight.data[0, 0] = 1.0
     prior.score.weight.data[0, 0] = 10.0
     forests = []

@@ -25,7 +25,7 @@ MIN_FUNCTIONS_PER_MODULE = 20
 
 @functools.cache
 def load_latin() -> Dataset:
-    """Load ASCII to Latin Extended-A: about 310 classes, 7,400 rows of 28 * 28 grey values in [0, 1]."""
+    """Load pictures of characters, from ASCII to Latin Extended-A: 7,400 rows of 28 * 28 grey values, 310 classes."""
     return load_glyphs(characters=map(chr, range(0x21, 0x180)), copies=2)
 
 

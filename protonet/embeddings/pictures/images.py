@@ -66,7 +66,10 @@ def list_visible_folders(folder: Path) -> list[Path]:
 
 
 def list_images(argument: str, folder: Path) -> list[Path]:
-    """List the visible images in the folder of a class in sorted order; raise an InputError if there is none."""
+    """List the image files of a class's folder, sorted, without hidden ones; raise an InputError if there is none.
+
+    ``argument`` is the name of the folder's argument in the error message.
+    """
     with os.scandir(folder) as entries:  # a million pictures: a Path for each question takes ten times as long
         names = sorted(entry.name for entry in entries if entry.is_file() and not is_hidden(entry.name))
     paths = [path for path in map(folder.joinpath, names) if path.suffix.lower() in IMAGE_SUFFIXES]

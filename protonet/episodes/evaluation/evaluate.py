@@ -20,7 +20,7 @@ from protonet.episodes.methods import Method, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod
 from protonet.episodes.samplers.batch import (
     BaseClasses,
-    ClassTexts,
+    ClassTextEmbeddings,
     EpisodeBatch,
     Episodes,
     TrainedEncoder,
@@ -158,7 +158,7 @@ def evaluate(
     if texts is not None and (texts.shape != expected or not texts.is_floating_point()):
         got, remedy = f"{texts.dtype} of shape {tuple(texts.shape)}", "Pass one row per class."
         raise_input_error("texts", f"be floats of shape (classes, dim), {expected} here", got, remedy)
-    class_texts = None if texts is None else ClassTexts(texts, compute_row_classes(index, len(x)))
+    class_texts = None if texts is None else ClassTextEmbeddings(texts, compute_row_classes(index, len(x)))
     index = config.validate(index, tuple(map(str, range(len(index.size)))))
     group, take = group or ProcessGroup(), take or make_row_reader(x)
     batch_size = choose_batch_size(methods, x)

@@ -138,10 +138,11 @@ def write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
 
 
 def _open_part_file(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
-    """Read how far an interrupted job came, and cut incomplete rows off its part file.
+    """Read how far an interrupted job of ``n`` rows in batches of ``step`` came, and cut off incomplete batches.
 
-    Returns the number of features and the number of finished rows; both are 0 if the file has no rows. An InputError is
-    raised if the part file begins with another ``header``, so is of another job.
+    ``part`` is the path of the open part file, for messages, and ``header`` the bytes that identify the job. Returns
+    the number of features and the number of finished rows; both are 0 if the file has no rows. An InputError is raised
+    if the part file begins with another ``header``, so is of another job.
     """
     file.seek(0)
     content = file.read(len(header) + 4)

@@ -234,7 +234,7 @@ def make_row_reader(x: Tensor) -> RowReader:
     return take
 
 
-class ClassTexts(NamedTuple):
+class ClassTextEmbeddings(NamedTuple):
     """Embeddings of texts that name the classes, one text per class, such as from CLIP."""
 
     embeddings: Tensor  #: (classes, dim) floating, the embedding of the text of each class.
@@ -251,7 +251,7 @@ def gather_episodes(
     read_rows: RowReader,
     batch: EpisodeBatch,
     base: BaseClasses | None = None,
-    texts: ClassTexts | None = None,
+    texts: ClassTextEmbeddings | None = None,
     trained: TrainedEncoder | None = None,
     shape: tuple[int, int, int] | None = None,
 ) -> Episodes:

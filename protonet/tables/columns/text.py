@@ -92,7 +92,7 @@ class Text(FittedColumn):
         rules = SECONDARY_TEXT_FEATURES if secondary else TEXT_FEATURES
         cells = np.sort(format_cells(cells))  # the row order must not influence components of equal variance
         cells = cells[:: max(1, -(-len(cells) // rules.max_fitted_rows))]
-        counts = [count_ngrams(cell, rules.ngram_lengths, bigrams=rules.count_bigrams) for cell in cells]
+        counts = [count_ngrams(cell, rules.ngram_lengths, word_bigrams=rules.count_bigrams) for cell in cells]
         rows_with = Counter(gram for row in counts for gram in row)
         max_count, min_count = Counter[str](), Counter[str]()  # over the rows that have the n-gram
         for row in counts:
@@ -147,7 +147,7 @@ class Text(FittedColumn):
         row_ends, indices, values = [0], [], []
         rules = TEXT_FEATURES if self.apart else SECONDARY_TEXT_FEATURES
         for cell in cells:
-            for gram, count in count_ngrams(cell, rules.ngram_lengths, bigrams=rules.count_bigrams).items():
+            for gram, count in count_ngrams(cell, rules.ngram_lengths, word_bigrams=rules.count_bigrams).items():
                 index = self._gram_indices.get(gram)
                 if index is not None:
                     indices.append(index)
@@ -202,14 +202,14 @@ def is_word_or_bigram(gram: str) -> bool:
 
 
 def count_ngrams(
-    text: str, ngram_lengths: tuple[int, ...] = TEXT_FEATURES.ngram_lengths, *, bigrams: bool = False
+    text: str, ngram_lengths: tuple[int, ...] = TEXT_FEATURES.ngram_lengths, *, word_bigrams: bool = False
 ) -> Counter[str]:
     """Count the words of a text, their character n-grams and, optionally, pairs of adjacent words.
 
     Args:
         text: The text. Its letters are converted to lower case.
         ngram_lengths: The lengths of the character n-grams.
-        bigrams: Whether pairs of adjacent words are counted as well.
+        word_bigrams: Whether pairs of adjacent words are counted as well.
 
     Returns:
         The count of each n-gram. Words and pairs of words have a space at both ends.
@@ -221,7 +221,7 @@ def count_ngrams(
         for size in ngram_lengths:
             if size < len(word):
                 counts.update(word[start : start + size] for start in range(len(word) - size + 1))
-    counts.update(first + second for first, second in pairwise(words) if bigrams)
+    counts.update(first + second for first, second in pairwise(words) if word_bigrams)
     return counts
 
 
