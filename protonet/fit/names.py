@@ -23,6 +23,7 @@ from protonet.fit.training_set import ClassNameRows
 from protonet.losses import class_means
 from protonet.selection.scoring import fit_temperature
 from protonet.tables.columns.encoding import Encoding
+from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS
 from protonet.views.linear import LinearFamily
 
 
@@ -59,6 +60,7 @@ GENERIC_WORDS = {
     "id",
     "the",
     "and",
+    *BOOLEAN_SPELLINGS,
 }
 #: First Chinese, Japanese or Korean character in Unicode. This character and all later ones count as two letters each.
 FIRST_CJK_CHARACTER = "\u2e80"
@@ -69,7 +71,7 @@ NAMES_ONLY_SEARCH = ModelSearch((LinearFamily((RAW_LINEAR.scaling,)),), folds=0)
 def split_name_into_words(name: str | int) -> str:
     """Rewrite a class name as words with spaces, such as "card arrival" for "card_arrival".
 
-    The result is "" if the name is a number or has no informative word, such as a code.
+    The result is "" if the name is a number or has no informative word, such as a code or "true".
     """
     pairs = pairwise(f" {unicodedata.normalize('NFC', str(name))}")
     parts = [f" {char}" if before.islower() and char.isupper() else char for before, char in pairs]

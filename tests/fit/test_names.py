@@ -61,6 +61,7 @@ def test_words_are_extracted_from_class_names() -> None:
             (name, "")
             for name in ("c1", "A", 7, "7", "class 3", "class_3", "Label", "x2y2z2z", "", "a b c", "?!", "片")
         ),
+        *((name, "") for name in ("TRUE", "False", "yes", "off")),
     ]
     for name, words in cases:
         assert split_name_into_words(name) == words, name
