@@ -424,14 +424,15 @@ def rejection_threshold(scores: Tensor, false_rejection_rate: float) -> float:
 
     Source: conformal p-values, Vovk, Gammerman and Shafer, "Algorithmic learning in a random world" (2005), sec. 2.2.
     """
-    false_rejection_rate = check_number("rate", false_rejection_rate, low=0, strict=True)
+    fraction = "Pass a fraction, such as 0.05 for 5 %."
+    false_rejection_rate = check_number("rate", false_rejection_rate, low=0, strict=True, remedy=fraction)
     if not len(scores):
         remedy = "Fit to two samples or more of some classes."
         raise_input_error("scores", "come from rows that were held out", "none", remedy)
     rank = math.floor(false_rejection_rate * (len(scores) + 1) + 1e-9)
     if not 0 < rank <= len(scores):
         bounds = f"be in [{1 / (len(scores) + 1):.2g}, 1)"
-        remedy = f"There are {len(scores)} held-out rows, too few for this rate."
+        remedy = fraction if rank else f"There are {len(scores)} held-out rows, too few for this rate."
         raise_input_error("rate", bounds, false_rejection_rate, remedy)
     return float(scores[rank - 1])
 

@@ -279,14 +279,16 @@ def test_at_most_the_rate_of_exchangeable_rows_is_rejected(n: int, rate: float) 
 def test_a_rate_below_the_resolution_of_the_rows_is_an_error() -> None:
     cases: list[tuple[torch.Tensor, Any, type[Exception], str]] = [
         (torch.zeros(99), 0.001, InputError, r"`rate` must be in \[0.01, 1\); got 0.001. There are 99 held-out rows"),
-        (torch.zeros(99), 1.0, InputError, r"`rate` must be in \[0.01, 1\); got 1"),
+        (torch.zeros(99), 1.0, InputError, r"`rate` must be in \[0.01, 1\); got 1.0"),
+        (torch.zeros(24), 5, InputError, r"`rate` must be in \[0.04, 1\); got 5.0"),
         (torch.zeros(99), 0, InputError, "`rate` must be a finite number > 0; got 0"),
         (torch.zeros(99), "few", InputTypeError, "`rate` must be a finite number > 0; got 'few'"),
         (torch.zeros(0), 0.1, InputError, "`scores` must come from rows that were held out; got none"),
     ]
     for scores, rate, error, message in cases:
-        with pytest.raises(error, match=f"{message}"):
+        with pytest.raises(error, match=f"{message}") as caught:
             rejection_threshold(scores, rate)
+        assert ("too few" in str(caught.value)) == (rate == 0.001)
 
 
 def test_the_requested_rate_holds_on_fresh_rows() -> None:

@@ -35,6 +35,8 @@ from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table,
 
 #: Maximum number of blocks of rows that are processed at the same time, each by one thread.
 MAX_BLOCK_THREADS = 8
+#: What to do if a table lacks the label column of a model, for the error message.
+LABEL_REMEDY = "Pass the name of another column as --label."
 
 Result = TypeVar("Result")
 
@@ -60,7 +62,13 @@ def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
 
 
 def make_read_spec(
-    options: ReadOptions, spec: ReadSpec, label: str | None = None, *, labelled: bool = False, extra: object = None
+    options: ReadOptions,
+    spec: ReadSpec,
+    label: str | None = None,
+    *,
+    labelled: bool = False,
+    extra: object = None,
+    remedy: str = LABEL_REMEDY,
 ) -> ReadSpec:
     """Copy the specification for reading a table, with the options of a command filled in.
 
@@ -70,11 +78,13 @@ def make_read_spec(
         label: The name of the label column; None for that of ``spec``.
         labelled: Whether the table must have labels.
         extra: The name of a column that is read beside the features, such as that of groups; None for no such column.
+        remedy: What to do if the table lacks the label column of ``spec``, for the error message.
     """
     return replace(
         spec,
         label=label or spec.label,
         labelled=labelled,
+        label_remedy="" if label else remedy,
         extra_columns={} if extra is None else {str(extra): "path"},
         skip_broken=options.skip_broken,
         sheet=options.sheet,
@@ -83,7 +93,7 @@ def make_read_spec(
 
 
 def read_labelled_rows(
-    options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None
+    options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None, remedy: str = LABEL_REMEDY
 ) -> tuple[Table, RowBlock]:
     """Read all rows of a labelled table, given the options of a command and its model.
 
@@ -92,11 +102,12 @@ def read_labelled_rows(
         table: The path of the table.
         pipeline: The model that determines the feature columns.
         extra: The name of a column that is read beside the features, such as that of groups; None for no such column.
+        remedy: What to do if the table lacks the label column of the model, for the error message.
 
     Returns:
         The opened table with its notes, and one block with all of its rows.
     """
-    spec = make_read_spec(options, pipeline.read_spec, options.label, labelled=True, extra=extra)
+    spec = make_read_spec(options, pipeline.read_spec, options.label, labelled=True, extra=extra, remedy=remedy)
     return pipeline.read_table(table, spec, options.labels_file)
 
 

@@ -50,13 +50,14 @@ def compute_column_importance(options: ExplainOptions, model: TablePipeline, gen
     if options.table is None:
         evaluated = model.cross_validation
     else:
-        table, block = read_labelled_rows(options, options.table, model)
+        remedy = "Pass another column as --label, or explain the predictions of single rows: --rows."
+        table, block = read_labelled_rows(options, options.table, model, remedy=remedy)
         check_class_spellings(block.labels.tolist(), model.classes, "Spell them in the table as the model does.")
         labels, x = model.class_indices(block.labels), model.encode(table, block)
         model.predict_logits(x)  # raises if the embedding of a row overflows
         evaluated = model.evaluate_on_new_rows(torch.from_numpy(x), labels)
     if evaluated is None:
-        remedy = "Pass a labelled table, or fit it again with two or more rows per class."
+        remedy = "Pass a labelled table, or run protonet fit on two or more rows per class (estimators store none)."
         raise_input_error("model", "have held-out rows, if no table is given", "none", remedy)
     with show_progress(quiet=options.quiet) as progress:
         results = rank_columns_by_importance(evaluated, model.column_names, model.column_sizes, generator, progress)

@@ -120,7 +120,10 @@ class ReadOptions(CommandOptions):
 
     sheet: str | None = option("the sheet of an Excel workbook (default: the first)", group=_READ_GROUP)
     decimal_mark: str | None = option(
-        "the decimal mark of numbers (default: detected)", choices=[".", ","], group=_READ_GROUP
+        'the decimal mark of numbers, "." or "," (default: detected)',
+        choices=[".", ","],
+        metavar="MARK",
+        group=_READ_GROUP,
     )
     skip_broken: bool = option("leave out pictures that cannot be read", False, group=_READ_GROUP)
     split: str | None = option(

@@ -211,7 +211,7 @@ def choose_rejection_threshold(model: TablePipeline, false_rejection_rate: float
         raise_input_error("unknown", f"come with a model without a class {UNKNOWN_CLASS_NAME!r}", got, remedy)
     scores = model.metadata.get("scores")
     if not isinstance(scores, list) or not all(type(score) is float for score in scores):
-        must, remedy = "come with a model that was cross-validated", "Fit it again, with two or more rows per class."
+        must, remedy = "come with a model that was cross-validated", "Run protonet fit on two or more rows per class."
         raise_input_error("unknown", must, "one without held-out rows", remedy)
     return rejection_threshold(torch.tensor(scores, dtype=torch.float64), false_rejection_rate)
 

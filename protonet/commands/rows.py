@@ -170,10 +170,10 @@ def read_table_rows(options: FitOptions) -> TableRows:
     label = options.label or DEFAULT_LABEL_COLUMN
     types = get_column_types(options.table, parse_column_types(options.column_type))
     extra = {name: option for option, name in (("group", options.group), ("id", options.id)) if name is not None}
-    for name in (*extra, *options.drop, *(options.columns or ()), *types):
-        if name == label:
-            must = "use the column of the labels for nothing else"
-            raise_input_error("arguments", must, repr(name), "Name another one.")
+    chosen = {"ignored": options.drop, "columns": options.columns or (), "column_type": types}
+    for argument, names in {**chosen, "group": [options.group], "id": [options.id]}.items():
+        if label in names:
+            raise_input_error(argument, "name another column than that of the labels", repr(label), "Leave it out.")
     described = {} if options.classes is None else read_classes(options.classes)
     spec = ReadSpec(
         label=label,

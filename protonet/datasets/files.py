@@ -148,7 +148,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
     header = [cell.strip() for cell in next(lines, (0, []))[1]]
     if header.count(label) != 1 or len(header) < 2:
         got = f"{path} with {shorten_list(header) or 'nothing'}"
-        remedy = f"Name the classes' column {label}, or pass label=."
+        remedy = f"Rename the column of the classes to {label}."
         raise_input_error("path", f"have one column {label} and columns of numbers", got, remedy)
     column = header.index(label)
     for line_index, cells in lines:

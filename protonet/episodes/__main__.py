@@ -168,6 +168,8 @@ def run(arguments: Sequence[str] | None) -> None:
     None takes the arguments of this process.
     """
     parser, words = make_parser(), list(arguments or ())
+    if words and not words[0].startswith("-"):
+        check_known_name("command", words[0], SUBCOMMANDS)
     options = parser.parse_args(words)
     if options.list_methods or options.list_presets or options.class_lists:
         from protonet.datasets.benchmarks import format_class_lists  # noqa: PLC0415 - as above

@@ -55,6 +55,8 @@ class ReadSpec:
     ignored_columns: tuple[str, ...] = ()  #: Names of columns that are not features, if the table has them.
     #: Whether rows may have no label. All labels are then read as text, "" if missing.
     partly_labelled: bool = False
+    #: What to do if a table lacks the label column of a model, for the error message; "" if the user named the column.
+    label_remedy: str = ""
     skip_broken: bool = False  #: Whether pictures that cannot be decoded are skipped; otherwise they are an error.
     #: Whether ``columns`` and ``ignored_columns`` come from the user; otherwise they come from a model file.
     are_user_columns: bool = False
@@ -234,8 +236,14 @@ def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[li
         raise_input_error("path", "name each column once", got, f"{hint}Rename or drop one.")
     got = f"{path} with {format_names(header)}"
     if spec.labelled and spec.label not in header:
+        suggestion = _suggest_label(source, spec.label)
+        if spec.label_remedy:
+            must = f"have the column of the labels, {to_printable(spec.label)}"
+            raise_input_error("path", must, got, f"{hint}{suggestion} {spec.label_remedy}")
         given = f"{format_names([spec.label])}, and {path} has {format_names([name for name in header if name])}"
-        raise_input_error("label", "name a column of the table", given, hint + _suggest_label(source, spec.label))
+        raise_input_error(
+            "label", "name a column of the table", given, hint + (suggestion or "Name the column of the classes.")
+        )
     for name, argument in spec.extra_columns.items():
         if argument != "path":
             _check_user_columns(argument, [name], path, header)
@@ -308,7 +316,7 @@ def _suggest_label(source: TableSource, label: str) -> str:
         f"{to_printable(name)} ({n_values} values)" for *_, n_values, _, name in sorted(likely)[:MAX_SUGGESTIONS]
     )
     meant = f"Did you mean {to_printable(similar)}? " if similar else ""
-    return meant + (f"These look like classes: {columns}." if columns else "Name the column of the classes.")
+    return meant + (f"These look like classes: {columns}." if columns else "")
 
 
 def describe_unused_columns(names: Sequence[str]) -> str:

@@ -208,6 +208,11 @@ def test_exported_files_have_the_classes_and_compute_the_logits(tmp_path: Path, 
         ("update M none.csv", "`-o or --in-place` must name the file to write; got neither .*--in-place"),
         ("update M T -o a.safetensors --in-place", "argument .* not allowed with"),
         ("update M spelled.csv --in-place", "`table` must spell known .*; got 'ANT' for 'ant'.* --new-c"),
+        (
+            "update M other.csv --in-place",
+            "`table` must have the column of the labels, kind; got .*other.csv with w, x, y",
+        ),
+        ("evaluate M other.csv", "`table` must have the column of the labels, kind; got .*other.csv with w, x, y"),
         ("update M none.csv -o none.csv", r"`--output` must end in \.protonet, \.safetensors"),
     ],
 )

@@ -222,6 +222,7 @@ def test_a_model_without_held_out_rows_is_an_error(bare: str, tmp_path: Path, ru
 def test_errors(numeric: str, bare: str, tmp_path: Path, run: Run) -> None:
     table, output = write(tmp_path / "t.csv", make_informative(1)), tmp_path / "t.json"
     unknown = write(tmp_path / "s.csv", {**make_informative(1), "kind": ["elk"] * 48})
+    without = write(tmp_path / "n.csv", {"x0": [1.0], "x1": [2.0]})
     far = write(tmp_path / "f.csv", {**make_informative(1), "x0": [3e38] * 48, "x1": [-3e38] * 48})
     for arguments, message in (
         (
@@ -230,6 +231,8 @@ def test_errors(numeric: str, bare: str, tmp_path: Path, run: Run) -> None:
         ),
         ([numeric, table, "--rows", "1,x"], "`--rows` must be a whole number >= 0; got 'x'. "),
         ([numeric, "--rows", "1"], "`arguments` must name a table for --rows, --label and --labels-file; got none. "),
+        ([numeric, without], "`table` must have the column of the labels, kind; got "),
+        ([numeric, without, "--label", "x"], "`--label` must name a column of the table; got x, and "),
         ([numeric, unknown], "`table` must have classes that the model knows; got 'elk'. "),
         ([numeric, far], "`table` must have numbers of the scale of the training data; got 3e+38 as the largest "),
         ([bare], "`model` must have held-out rows, if no table is given; got none. Pass a labelled table"),
@@ -237,4 +240,5 @@ def test_errors(numeric: str, bare: str, tmp_path: Path, run: Run) -> None:
     ):
         error = run("explain", *arguments, "--json", output, code=2)
         assert error.startswith(f"protonet explain: {message}"), error
+        assert ("--rows" in error) == ("--rows" in arguments or arguments == [numeric, without]), error
     assert not output.exists()

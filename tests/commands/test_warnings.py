@@ -82,7 +82,10 @@ def test_drop_columns_and_id(model: Path, tmp_path: Path, run: Run) -> None:
     numbered = read_lines(run("predict", model, table, "--row-numbers"))
     assert numbered == [[str(index), *row] for index, row in zip(["row", *range(2, 42)], rows, strict=True)]
     for arguments, message in (
-        ("--drop kind", "`arguments` must use the column of the labels for nothing else; got 'kind'"),
+        *(
+            (f"{option} kind{value}", f"`{option}` must name another column than that of the labels; got 'kind'")
+            for option, value in (("--drop", ""), ("--columns", ""), ("--group", ""), ("--column-type", "=number"))
+        ),
         ("--columns x0 X9", "`--columns` must name columns of the table; got X9, and "),
         ("--columns Nam", "t.csv has name, note, x0, x1, x2 and 2 more. Did you mean name?\n"),
         ("--columns x0 name --id name", "`--columns` must name columns of the table; got name, and "),

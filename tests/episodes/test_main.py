@@ -87,6 +87,7 @@ def test_errors(command: Command, folder: Path) -> None:
         ("--frobnicate", "unknown option: --frobnicate"),
     ):
         command.refuses(message, FEW, "--method protonet", arguments)
+    command.refuses("`command` must be one of train, .*; got 'trian'. Did you mean train?", "trian")
     assert (folder / "x.npz").read_bytes() == before
 
 
