@@ -30,7 +30,7 @@ from protonet.tables.columns.encoding import Encoding
 from protonet.tables.columns.parsing import is_missing
 from protonet.tables.delimited import MISSING_TEXTS, parse_missing_texts
 from protonet.tables.drift import compute_column_statistics
-from protonet.tables.features import convert_to_training_formats, encode_block, fit_features
+from protonet.tables.features import describe_left_out_rows, encode_block, fit_features, split_uninformative_rows
 from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table, format_names, open_table, read_table
 
 #: Maximum number of blocks of rows that are processed at the same time, each by one thread.
@@ -206,12 +206,13 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     extra = [name for name in (options.group, options.id) if name is not None]
     features = torch.from_numpy(np.ascontiguousarray(encoded.x))
     labels = torch.from_numpy(rows.labels)
-    unlabelled, unlabelled_positions = None, list[int]()
+    unlabelled, unlabelled_positions, left_out = None, list[int](), list[int]()
     if rows.unlabelled_block is not None:
         used = rows.unlabelled_block._replace(columns=_select_columns(table, rows.unlabelled_block, columns))
-        x = encode_block(replace(table, columns=columns), used, encoding)
-        unlabelled = torch.from_numpy(np.ascontiguousarray(x))
-        unlabelled_positions = list(rows.unlabelled_block.positions)
+        used, left_out = split_uninformative_rows(used, encoding)
+        if used.positions:
+            x = encode_block(replace(table, columns=columns), used, encoding)
+            unlabelled, unlabelled_positions = torch.from_numpy(np.ascontiguousarray(x)), list(used.positions)
     elif rows.all_unlabelled:
         unlabelled, unlabelled_positions, features = features, list(block.positions), features[:0]
     names = embed_class_names(encoding, rows.classes, features, labels, rows.descriptions)
@@ -220,6 +221,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
     known = {*rows.labels.tolist(), *(() if names is None else names.labels.tolist())}
     lost = [str(name) for label, name in enumerate(rows.classes) if label not in known]
     notes = [*table.notes, *encoded.notes, *warn_similar_names(rows.classes)]
+    notes += describe_left_out_rows(left_out, table.position_format)
     if lost:
         notes.append(f"warning: never predicted, without rows or informative names: {format_names(lost)}")
     uninformative, empty = np.zeros(len(rows.classes), np.int64), np.zeros(len(labels), bool)
@@ -291,47 +293,6 @@ def raise_missing_labels(encoding: Encoding | None, classes: Sequence[str | int]
         remedy = f"Run {install_command('text')}, pass --representation, or label some rows."
         raise_input_error("table", "have labels, or texts and a pretrained encoder", "texts alone", remedy)
     raise_input_error("table", "have labels, or texts", "neither", "Label some rows.")
-
-
-class UnlabelledRows:
-    """An iterable of the features of all unlabelled rows of ``fit``, in blocks (b, dim).
-
-    The unlabelled rows of the training table come first, then those of the table at ``path``, if there is one. The
-    object is false if there are no unlabelled rows.
-    """
-
-    def __init__(self, data: EncodedTable, path: Path | None, label: str) -> None:
-        self.data, self.path = data, path
-        self.positions = list(data.unlabelled_positions)  #: The position in its file of each row that was read so far.
-        if path is not None:
-            width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
-            spec = ReadSpec(
-                label=label,
-                labelled=False,
-                columns=data.columns,
-                n_features=width,
-                ignored_columns=tuple(data.metadata["left_out"]),
-                for_training=True,
-                missing_texts=data.missing_texts,
-            )
-            self.table = convert_to_training_formats(open_table(path, spec), data.encoding, argument="unlabelled")
-
-    def __bool__(self) -> bool:
-        return self.path is not None or self.data.unlabelled is not None
-
-    def __iter__(self) -> Iterator[Tensor]:
-        if self.data.unlabelled is not None:
-            yield self.data.unlabelled
-        for block in () if self.path is None else self.table.blocks:
-            self.positions += block.positions
-            x = encode_block(self.table, block, self.data.encoding, "unlabelled")
-            yield torch.from_numpy(np.ascontiguousarray(x))
-
-    def format_location(self, row: int) -> str:
-        """Format where unlabelled row number ``row``, in the order of iteration, is in its file, such as "line 2"."""
-        if row < len(self.data.unlabelled_positions) or self.path is None:
-            return self.data.position_format.format(self.positions[row])
-        return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
 
 
 def read_table_to_label(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from shlex import quote
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protonet._io import JsonDict, show_progress
 from protonet._text import plural, to_printable
-from protonet.commands.data import EncodedTable, UnlabelledRows, encode_table
+from protonet.commands.data import EncodedTable, encode_table
 from protonet.commands.options import FitOptions, replace_argument_names, show_notes
 from protonet.commands.report import (
     EvaluatedRows,
@@ -30,6 +31,7 @@ from protonet.commands.report import (
 from protonet.commands.rows import TableRows
 from protonet.embeddings.pictures.files import split_backbone
 from protonet.embeddings.pictures.images import path_to_text
+from protonet.errors import raise_input_error
 from protonet.fit.active import cluster_unknown
 from protonet.fit.class_weights import restore_row_counts, set_sample_counts
 from protonet.fit.cross_validation import (
@@ -49,7 +51,13 @@ from protonet.fit.solver import TIME_LIMIT, Solution
 from protonet.fit.training_set import TrainingSet
 from protonet.pipeline import TablePipeline
 from protonet.tables import DEFAULT_LABEL_COLUMN
-from protonet.tables.table import format_names
+from protonet.tables.features import (
+    convert_to_training_formats,
+    describe_left_out_rows,
+    encode_block,
+    split_uninformative_rows,
+)
+from protonet.tables.table import ReadSpec, format_names, open_table
 from protonet.ui.html import write_results
 from protonet.ui.text import format_byte_count, format_column_types, format_probability_metrics, format_view_weights
 
@@ -59,6 +67,56 @@ REPORT_START_FRACTION = 0.8
 MAX_LISTED_OUTLIER_GROUPS, MAX_LISTED_GROUP_ROWS = 5, 5
 #: Fraction of the time limit, and of the progress bar, for model selection; cross-validation takes the remainder.
 SOLVE_TIME_FRACTION = 0.6
+
+
+class UnlabelledRows:
+    """An iterable of the features of all unlabelled rows of ``fit``, in blocks (b, dim).
+
+    The unlabelled rows of the training table come first, then those of the table at ``path``, if there is one. The
+    object is false if there are no unlabelled rows.
+    """
+
+    def __init__(self, data: EncodedTable, path: Path | None, label: str) -> None:
+        self.data, self.path = data, path
+        self.positions = list(data.unlabelled_positions)  #: The position in its file of each row that was read so far.
+        if path is not None:
+            width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
+            spec = ReadSpec(
+                label=label,
+                labelled=False,
+                columns=data.columns,
+                n_features=width,
+                ignored_columns=tuple(data.metadata["left_out"]),
+                for_training=True,
+                missing_texts=data.missing_texts,
+            )
+            self.table = convert_to_training_formats(open_table(path, spec), data.encoding, argument="unlabelled")
+
+    def __bool__(self) -> bool:
+        return self.path is not None or self.data.unlabelled is not None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self.data.unlabelled is not None:
+            yield self.data.unlabelled
+        left_out = list[int]()
+        for block in () if self.path is None else self.table.blocks:
+            used, uninformative = split_uninformative_rows(block, self.data.encoding)
+            left_out += uninformative
+            self.positions += used.positions
+            x = encode_block(self.table, used, self.data.encoding, "unlabelled")
+            yield torch.from_numpy(np.ascontiguousarray(x))
+        if left_out and not self.positions:
+            got = f"{plural(len(left_out), 'row')} without one"
+            raise_input_error("unlabelled", "have rows with a readable cell", got, "Leave it out.")
+        if self.path is not None:
+            file = f" of {to_printable(self.path.name)}"
+            self.data.notes.extend(describe_left_out_rows(left_out, self.table.position_format, file))
+
+    def format_location(self, row: int) -> str:
+        """Format where unlabelled row number ``row``, in the order of iteration, is in its file, such as "line 2"."""
+        if row < len(self.data.unlabelled_positions) or self.path is None:
+            return self.data.position_format.format(self.positions[row])
+        return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
 
 
 def train(options: FitOptions, rows: TableRows) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._text import to_printable
+from protonet._text import plural, to_printable
 from protonet.embeddings.opening import SelectedRepresentations, get_modality
 from protonet.embeddings.pictures.images import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
@@ -360,3 +360,18 @@ def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argum
         must = f"have numbers of at most {MAX_FLOAT32:.1e} in absolute value"
         raise_input_error(argument, must, got, "Rescale the column.")
     return x
+
+
+def split_uninformative_rows(block: RowBlock, encoding: Encoding | None) -> tuple[RowBlock, list[int]]:
+    """Return a block without its rows of missing or unknown cells alone, such as footers, and these rows' positions."""
+    if encoding is None:
+        return block, []
+    empty = encoding.is_uninformative(block.columns)
+    left_out = [block.positions[row] for row in np.flatnonzero(empty).tolist()]
+    return block.select_rows(np.flatnonzero(~empty)) if left_out else block, left_out
+
+
+def describe_left_out_rows(positions: Sequence[int], position_format: str, file: str = "") -> list[str]:
+    """Format a note that counts unlabelled rows that are left out and names the first; an empty list without such."""
+    text = f"{plural(len(positions), 'unlabelled row')} without a readable cell left out, first {position_format}"
+    return [text.format(positions[0]) + file] if positions else []

@@ -55,8 +55,9 @@ def test_another_file_and_empty_cells_give_the_same_model(tmp_path: Path, run: R
         ("a,b\n1,2\n", "`table` must have the model's columns; got .*more.csv without c. .*"),
         ("a,b,c\n1,2,inf\n", "`--unlabelled` must have finite numbers; got 'inf' in c, line 2. .*"),
         ("a,b,c\n", "`table` must have at least one row; got none in .*more.csv. Add rows."),
+        ("a,b,c\n,n/a,\n", "`--unlabelled` must have rows with a readable cell; got 1 row without one. .*"),
     ],
-    ids=["columns", "infinity", "no row"],
+    ids=["columns", "infinity", "no row", "no cell"],
 )
 def test_invalid_unlabelled_rows_are_errors(text: str, message: str, tmp_path: Path, run: Run) -> None:
     train, more = write(tmp_path / "t.csv", *blobs("uv", 6, 0)), tmp_path / "more.csv"
@@ -64,3 +65,22 @@ def test_invalid_unlabelled_rows_are_errors(text: str, message: str, tmp_path: P
     error = run("fit", train, "--unlabelled", more, *FAST, "-o", tmp_path / "m.safetensors", code=2)
     assert re.fullmatch(f"protonet fit: {message}\n", error), error
     assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_rows_without_a_readable_cell_are_no_unlabelled_rows(tmp_path: Path, run: Run) -> None:
+    rows, names = blobs("uv", 12, 0)
+    footers = [["Total", "", ""], ["exported by", "Foo", ""], ["", "n/a", "?"]]
+    columns = dict(zip("abc", map(list, zip(*rows.round(3).tolist(), *footers, strict=True)), strict=True))
+    both = write_columns(tmp_path / "both.csv", columns | {"kind": [*names[:22], *[""] * 5]})
+    alone = write_columns(tmp_path / "alone.csv", columns | {"kind": [*names, *[""] * 3]})
+    more = write_columns(tmp_path / "more.csv", columns)
+    for arguments, n_rows, place in (
+        ([both], 2, "line 26"),
+        ([alone], None, "line 26"),
+        ([alone, "--drop-unlabelled", "--unlabelled", more], 24, "line 26 of more.csv"),
+    ):
+        result, text = run.read_json("fit", *arguments, *FAST, "-o", tmp_path / "m.safetensors")
+        assert result.get("unlabelled", {}).get("rows") == n_rows
+        (note,) = (line for line in text.splitlines() if "without a readable cell" in line)
+        assert "3 unlabelled rows" in note
+        assert place in note
