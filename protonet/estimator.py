@@ -213,8 +213,8 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             InputError: As in ``partial_fit``; or a number is far beyond the scale of the training rows.
         """
-        labels: np.ndarray = self.classes_[self._predict_logits(X).argmax(dim=1).numpy()]
-        return labels
+        predicted = self._predict_logits(X).argmax(dim=1).numpy()  # an unfitted estimator has no classes_
+        return np.asarray(self.classes_[predicted])
 
     def predict_proba(self, X: object) -> np.ndarray:
         """Compute class probabilities (n, n_classes) float64 of rows X, calibrated on held-out rows of ``fit``."""
