@@ -28,6 +28,7 @@ from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
 from protonet.tables.formats import closest_match
 from protonet.tables.numeric_formats import (
+    describe_mixed_percentages,
     describe_mixed_units,
     describe_numeric_formats,
     detect_numeric_conversion,
@@ -105,6 +106,7 @@ def fit_features(
         reasons.setdefault(inferred[name].drop_reason + hint, []).append(to_printable(name))
     numeric = _select_numeric_columns(inferred)
     notes = describe_numeric_formats(cells, numeric, ambiguous_points=table.has_semicolons and decimal is None)
+    notes += describe_mixed_percentages(cells, numeric)
     notes += describe_mixed_units({name: cells[name] for name in cells if name not in {*numeric, *column_types}})
     notes += [f"dropped: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
     modalities = {inferred_type.modality for inferred_type in inferred.values()} - {None}

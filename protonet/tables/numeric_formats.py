@@ -8,6 +8,7 @@ be far from those of the training rows.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ DECIMAL_FORMATS = {".": "point", ",": "comma"}
 MARKS = ("point", "comma")  #: The formats of numbers by their decimal mark.
 MAX_MIXED_UNITS = 4  #: Maximum number of units of a column that gets a warning; more are probably parts of codes.
 CONVERTED_NUMERIC_FORMATS = {"plain", *MARKS}  #: Number formats that may have another decimal mark in new rows.
+MIN_MIXED_FRACTION = 0.1  #: Minimum fraction of percentages, and of fractions, in a column that gets a warning.
 #: Maximum number of distinct cells of a column that are examined.
 MAX_EXAMINED_CELLS = 1000
 #: Smaller magnitudes of the numbers of a column are replaced by this one, so that their logarithm is finite.
@@ -113,6 +115,29 @@ def describe_mixed_units(columns: Mapping[str, np.ndarray]) -> list[str]:
         if 1 < len(units) <= MAX_MIXED_UNITS and len(numbers) >= MIN_PARSED_FRACTION * len(distinct):
             named = f"{to_printable(name)} has numbers in several units ({', '.join(map(to_printable, units))})"
             notes.append(f"warning: {named}: they are not read as numbers; convert them to one unit")
+    return notes
+
+
+def describe_mixed_percentages(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> list[str]:
+    """Format a warning about each fitted column of numbers with both percentages and fractions, as 35% and 0.35.
+
+    The arguments are those of `describe_numeric_formats`. 0 is no fraction, since it means the same as 0%.
+    """
+    notes = []
+    for name, column in numeric.items():
+        if columns[name].dtype.kind != "O" or "%" not in "".join(columns[name]):  # fast exit for most columns
+            continue
+        counts = Counter(columns[name].tolist())
+        values = {cell: parse_numeric(cell, column.format) for cell in list(counts)[:MAX_EXAMINED_CELLS]}
+        numbers = [cell for cell, value in values.items() if not math.isnan(value)]
+        units = {cell: split_unit(cell)[1] for cell in numbers}
+        percentages = [cell for cell in numbers if units[cell] == "%"]
+        fractions = [cell for cell in numbers if not units[cell] and 0 < values[cell] <= 1]
+        rows, *mixed = (sum(counts[cell] for cell in cells) for cells in (numbers, percentages, fractions))
+        if rows and min(mixed) >= MIN_MIXED_FRACTION * rows:
+            percentage, fraction = percentages[0], fractions[0]
+            read = f"{percentage!r} is read as {values[percentage]:.10g}, {fraction!r} as {values[fraction]:.10g}"
+            notes.append(f"warning: {to_printable(name)} has numbers with and without %: {read}; write all in one way")
     return notes
 
 

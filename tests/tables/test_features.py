@@ -153,3 +153,18 @@ def test_numbers_in_several_units_get_a_warning() -> None:
     assert len(warnings) == 1
     assert warnings[0].startswith("warning: weight has numbers in several units (g, kg)")
     assert not any("several units" in note for note in fit(columns, {"weight": "text"}).notes)
+
+
+def test_percentages_beside_fractions_get_a_warning() -> None:
+    columns = {
+        "rate": repeat("0.25", "87%", "26%"),
+        "comma": repeat("0,25", "87,5 %"),
+        "percent": repeat("0.5%", "87%"),
+        "zero": repeat("0", "87%", "12%"),
+        "large": repeat("25", "87%"),
+        "rare": [*repeat("88%", "26%")[:-1], "0.5"],
+        "plain": repeat("0.25", "0.5", "12"),
+    }
+    for name, cells in columns.items():
+        notes = [note for note in fit({"x": X, name: cells}).notes if "%" in note]
+        assert [note.split()[1] for note in notes] == [name] * (name in {"rate", "comma"}), notes
