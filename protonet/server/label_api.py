@@ -311,12 +311,8 @@ class LabelApi:
         metrics = None if jobs.metrics is None else {key: jobs.metrics.get(key) for key in SHOWN_METRIC_KEYS}
         if metrics is not None and (rows := (jobs.metrics or {}).get("predictions")):
             metrics["rows"] = {key: rows[key] for key in ("index", "label", "predicted", "probability")}
-        state: dict[str, object] = {
-            "running": jobs.running_job,
-            "error": jobs.error_message,
-            "ready": jobs.list_exported(),
-        }
-        state |= {"metrics": metrics, "fresh": jobs.metrics_version == self.queue.version}
+        state: dict[str, object] = {"running": jobs.running_job, "error": jobs.error_message, "metrics": metrics}
+        state |= {"ready": jobs.list_exported(), "fresh": jobs.metrics_version == self.queue.version}
         return state | self.queue.count_progress() | self.describe_accuracy()
 
     async def start_job(self, action: ActionRequest) -> object:
@@ -372,9 +368,8 @@ class LabelApi:
             raise HTTPException(404, "`row` must be one with a picture; got another one. Load the page again.")
         path = text_to_path(cells[int(row)][self.queue.picture_column])
         try:
-            return Response(
-                await self.run_in_thread(lambda: convert_to_png(path, MAX_PICTURE_SIDE)), media_type="image/png"
-            )
+            png = await self.run_in_thread(lambda: convert_to_png(path, MAX_PICTURE_SIDE))
+            return Response(png, media_type="image/png")
         except UNREADABLE_IMAGE_ERRORS as error:
             raise HTTPException(
                 404, f"This picture cannot be read: {path_to_text(path)} ({describe_image_error(error)})"

@@ -180,11 +180,9 @@ def parse_body(model: TablePipeline, media_type: str, body: bytes) -> ParsedRows
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):
         path = Path(folder, f"body{BODY_SUFFIXES[kind]}")
         path.write_bytes(body)
-        return (
-            encode_columns(model, [make_text_array([str(path)], 1)])
-            if kind == "image/*"
-            else parse_table_file(model, path)
-        )
+        if kind == "image/*":
+            return encode_columns(model, [make_text_array([str(path)], 1)])
+        return parse_table_file(model, path)
 
 
 @contextmanager
