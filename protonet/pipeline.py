@@ -253,10 +253,10 @@ class TablePipeline(Model):
         return replace(table, blocks=self.mark_uninformative(table.blocks, table))
 
     def read_table(self, path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[Table, RowBlock]:
-        """Read all rows of a table at once; arguments, notes and errors are those of `open_table`.
+        """Read all rows of a table at once, with the arguments and errors of `open_table`, which reads it in blocks.
 
         Returns:
-            The table, and a block with all of its rows, in which uninformative rows are not marked.
+            The table, and one block with all rows; rows without a readable cell are not marked in it.
         """
         table, block = read_table(path, spec, labels)
         table = self._convert_and_monitor(replace(table, blocks=iter([block])), spec)

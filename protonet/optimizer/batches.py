@@ -77,7 +77,7 @@ class ParameterBatch:
 
     @classmethod
     def from_states(cls, indices: list[int], states: Sequence[SliceState]) -> ParameterBatch:
-        """Stack copies of the states of slices, as `get_state` makes them; they have one layout and one step."""
+        """Build a batch from copies of the states of parameters, which have the same shapes and numbers of steps."""
         first, shapes = states[0], [(state["mean"].shape[0], state["mean"].shape[1]) for state in states]
         stacked = {
             name: _stack([state[name] for state in states], pad=name in MATRIX_ENTRIES and len({*shapes}) > 1)

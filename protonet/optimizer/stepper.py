@@ -172,18 +172,18 @@ def _to_floats(rows: Sequence[Tensor]) -> list[float]:
 
 
 class StackOptimizer:
-    """CustomOptimizer's steps for a stack of models, all at once, with a step size for each model.
+    """Optimize several models of one architecture at once, as `CustomOptimizer` does, each with its own step size.
 
     It is no `torch.optim.Optimizer`, because making the first one imports torch's compiler (about 1.1 CPU seconds). It
     has no hooks, schedulers or state dictionary.
 
     Args:
-        groups: Weights (members, ...) and their weight decay, >= 0; each member's slice of a weight has at least one
+        groups: Weights (models, ...) and their weight decay, >= 0; each model's slice of a weight has at least one
             dimension.
-        start: > 0, where the search for the step size starts.
-        betas: Those of `CustomOptimizer`.
-        eps: That of `CustomOptimizer`.
-        total_steps: That of `CustomOptimizer`, of every member.
+        start: The initial step size, > 0.
+        betas: Two decays in [0, 1), of the gradients' mean and of their squares.
+        eps: >= 0, in units of the gradients' usual size.
+        total_steps: The number of steps of the run; None if it is not known.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ def _add_settings(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMetho
 
 
 def _look_up_method(key: str, option: str) -> ChosenMethod:
-    """Look up a method by name, without settings: of this package, a user's file or an installed package."""
+    """Look up a method of this package, a user's file or an installed package; ``option`` is named in errors."""
     if key in METHODS or key in METHOD_ALIASES:
         name = METHOD_ALIASES.get(key, key)
         return ChosenMethod(name, key, METHODS[name])

@@ -90,7 +90,7 @@ class PrototypeLearner(MetaLearner):
     losses = ("episodic_loss", "cross_entropy")
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute two losses, as in `MetaLearner.forward`: of the cosines to prototypes and of those to proxies."""
+        """Compute the losses of the cosines to prototypes, and to one trained proxy per base class."""
         unit = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)
         temperature, smoothing = META_TRAINING.temperature, META_TRAINING.label_smoothing
         rows = unit.unflatten(0, x.shape[:3])
@@ -131,7 +131,7 @@ class FeatLearner(MetaLearner):
     losses = LOSS_NAMES
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute three losses, as in `MetaLearner.forward`: episodic, weighted contrastive, and of the proxies."""
+        """Compute the losses of the episodes, of FEAT's contrast, weighted, and of one trained proxy per base class."""
         embeddings = self.encoder(x.flatten(0, 2))
         rows = embeddings.unflatten(0, x.shape[:3])
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)
