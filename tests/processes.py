@@ -43,7 +43,9 @@ def start_command(
     for writer in writers:
         writer.close()
     with ExitStack() as stack:
-        output, errors = (stack.enter_context(os.fdopen(os.dup(each.fileno()), encoding="utf-8")) for each in readers)
+        output, errors = (
+            stack.enter_context(os.fdopen(os.dup(reader.fileno()), encoding="utf-8")) for reader in readers
+        )
         for reader in readers:
             reader.close()
         stack.callback(process.join)

@@ -144,7 +144,7 @@ def test_an_interrupted_upload_is_repeated(tmp_path: Path) -> None:
 
 def test_uploads_of_several_threads_are_saved_once(tmp_path: Path) -> None:
     """As when a request has timed out, whose thread goes on beside that of the repeated request."""
-    lines = [f"text {number}" for number in range(8)]
+    lines = [f"text {index}" for index in range(8)]
     with LabelFile(tmp_path / "out.added.csv", ["note", "added"], ["added"], lazy=True) as file:
         uploads = UploadedRows(file, tmp_path / "texts.csv", 0, are_pictures=False)
         with ThreadPoolExecutor(4) as pool:
@@ -156,9 +156,9 @@ def test_uploads_of_several_threads_are_saved_once(tmp_path: Path) -> None:
 def test_dropped_pictures_become_rows(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     random = np.random.default_rng(0)
-    for number in range(6):
+    for index in range(6):
         pixels = random.integers(0, 255, (16, 16, 3)).astype(np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{number}.png")
+        Image.fromarray(pixels).save(tmp_path / "pictures" / f"{index}.png")
     output, before = tmp_path / "out.csv", sorted(tmp_path.rglob("*"))
     with start("page", tmp_path / "pictures", "--representation", "none", "-o", output) as server:
         before = sorted(tmp_path.rglob("*"))
@@ -192,8 +192,8 @@ def test_pictures_of_the_camera_become_rows(tmp_path: Path) -> None:
     if CHROMIUM is None:
         pytest.skip("no Chromium")
     (tmp_path / "pictures").mkdir()
-    for number in range(4):
-        (tmp_path / "pictures" / f"{number}.png").write_bytes(draw((60 * number, 0, 100)))
+    for index in range(4):
+        (tmp_path / "pictures" / f"{index}.png").write_bytes(draw((60 * index, 0, 100)))
     output = tmp_path / "out.csv"
     # A camera of the browser, which shows a moving dot, and its question whether the page may use it.
     flags = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]

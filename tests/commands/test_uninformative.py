@@ -119,13 +119,13 @@ def test_the_page_gives_class_frequencies(model: Path, tmp_path: Path) -> None:
             assert time.monotonic() < until, values
             status, answer, _ = server.ask("POST", "/api/try", body, media)
             tried = json.loads(answer)
-            values = {each["name"]: each["probability"] for each in tried["likely"]} if status == 200 else {}
+            values = {guess["name"]: guess["probability"] for guess in tried["likely"]} if status == 200 else {}
             time.sleep(0.05)
         assert any("1 row has no information" in note for note in tried["notes"])
         for row in [row for row in range(N) if row not in labelled]:
             server.ask_json("POST", "/api/skip", {"tab": "one", "row": row})
         question = server.ask_json("POST", "/api/next", {"tab": "one"})
         assert question["row"] == N
-        assert abs(next(each["probability"] for each in question["likely"] if each["name"] == "bee") - SHARE) < 0.1
+        assert abs(next(guess["probability"] for guess in question["likely"] if guess["name"] == "bee") - SHARE) < 0.1
         notes = server.ask_json("GET", "/api/state")["notes"]
         assert any("1 row" in note and "information" in note for note in notes), notes

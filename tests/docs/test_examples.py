@@ -68,7 +68,7 @@ def test_the_python_blocks_for_a_method_of_ones_own_run(
 ) -> None:
     shutil.copy(tables / "features.npz", work)
     write_plugin(work)
-    for command in (each for each in read_commands(METHOD) if " paper " in each and "features.npz" in each):
+    for command in (line for line in read_commands(METHOD) if " paper " in line and "features.npz" in line):
         assert episodes.main([*shlex.split(command)[3:], "--episodes", "20"]) == 0
     names = run_blocks(METHOD)
     rates = {name: method["accuracy"] for name, method in names["run"]["methods"].items()}
@@ -112,12 +112,12 @@ def write_pictures(path: Path) -> None:
     rng = np.random.default_rng(0)
     notes = {"print": "from the press of the town", "painting": "signed by the painter", "drawing": "a sketch on paper"}
     lines = ["number,sold,price,framed,style,note,width,kind"]
-    for number in range(36):
-        kind = list(notes)[number * 7 % 3]
+    for index in range(36):
+        kind = list(notes)[index * 7 % 3]
         day = np.datetime64("2023-01-05") + int(rng.integers(0, 700))
-        price = f'"${rng.normal(2500 if kind == "painting" else 900, 300):,.2f}"' if number % 9 else ""
+        price = f'"${rng.normal(2500 if kind == "painting" else 900, 300):,.2f}"' if index % 9 else ""
         style = rng.choice(["ink", "chalk", "oil"] if kind != "painting" else ["oil", "water"])
-        cells = [number + 1, day, price, ["no", "yes"][int(rng.integers(2))], style]
+        cells = [index + 1, day, price, ["no", "yes"][int(rng.integers(2))], style]
         cells += [f"{notes[kind]} no. {rng.integers(900)}", f"{rng.normal(40, 9):.1f}", kind]
         lines.append(",".join(map(str, cells)))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -140,7 +140,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x, y = load_wine(return_X_y=True)
     kinds = np.array(["barolo", "grignolino", "barbera"])[y]
     order = np.random.default_rng(0).permutation(len(x))
-    columns = [f"c{number}" for number in range(x.shape[1])]
+    columns = [f"c{index}" for index in range(x.shape[1])]
     for name, rows, labelled in (
         ("train", order[:30], True),
         ("test", order[30:90], True),
@@ -241,7 +241,7 @@ def ask_for_help(module: str, arguments: tuple[str, ...], option: str = "--help"
 
 def check_options(module: str, words: Sequence[str]) -> None:
     """Check that a command's ``--help`` names the options that an example gives."""
-    first = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
+    first = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
     text = ask_for_help(module, tuple(words[:first]))
     assert "usage" in text, f"python -m {module} {' '.join(words)} has no --help"
     for word in words[first:]:
