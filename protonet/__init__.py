@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from protonet.errors import DISTRIBUTION_NAME, InputError, InputTypeError, MissingPackageError, installed_version
 
 if TYPE_CHECKING:
-    from protonet.encoder import Encoder
     from protonet.files.model import Model, load_model, save_model
     from protonet.fit.solver import solve
-    from protonet.network import PrototypeNetwork
+    from protonet.network import Encoder, PrototypeNetwork
     from protonet.views.evaluation import plan_encoder
 
 __all__ = [
@@ -29,7 +28,7 @@ __all__ = [
 
 #: The module of each public name. Modules are imported on first use, so that commands start without torch.
 LAZY_EXPORTS = {
-    "Encoder": "encoder",
+    "Encoder": "network",
     "Model": "files.model",
     "PrototypeNetwork": "network",
     "load_model": "files.model",

@@ -24,8 +24,8 @@ from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import MODEL_SUFFIXES
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
 from protonet.fit.cross_validation import CrossValidation, cross_validate, measure_cross_validation
+from protonet.fit.diagnostics import compute_log_loss_rises, embed_rows
 from protonet.fit.duplicates import describe_near_duplicates
-from protonet.fit.importance import compute_log_loss_rises, embed_rows
 from protonet.fit.label_validation import (
     apply_class_weights,
     check_labels,

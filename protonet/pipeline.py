@@ -33,8 +33,8 @@ from protonet.fit.cross_validation import (
     score_class_frequencies,
     score_known_held_out,
 )
+from protonet.fit.diagnostics import RowExplanation, explain_rows
 from protonet.fit.duplicates import hash_rows
-from protonet.fit.importance import RowExplanation, explain_rows
 from protonet.fit.loading import UnlabelledSamples
 from protonet.fit.names import CLASS_NAMES, NAMES_ONLY_SEARCH, classify_by_names
 from protonet.fit.search import FitProgress, ModelSearch, ignore_progress

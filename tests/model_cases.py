@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from protonet import Encoder, PrototypeNetwork
-from protonet.encoder import split_weights
 from protonet.files.archive import CONFIG_ENTRY, TENSORS_ENTRY
 from protonet.files.model import Model
+from protonet.network import split_weights
 from protonet.views.fixed_convolution import FixedConvolutionSpec, KernelBank
 from protonet.views.forest import ForestSpec
 from protonet.views.kernel_ridge import KernelRidgeSpec

@@ -21,7 +21,7 @@ LEVELS = {
         {"_validation"},
         {"_io", "optimizer", "sampling", "losses", "selection"},
         {"views"},
-        {"encoder", "embeddings"},
+        {"embeddings"},
         {"tables"},
         {"network", "datasets"},
         {"metrics", "files"},

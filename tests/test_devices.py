@@ -15,7 +15,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from protonet import Encoder, PrototypeNetwork, solve
-from protonet.encoder import split_weights
 from protonet.fit.search import EFFORTS
 from protonet.losses import class_means, cosine_cross_entropy, episodic_loss
 from protonet.metrics import (
@@ -26,6 +25,7 @@ from protonet.metrics import (
     score_known_class,
     score_label_errors,
 )
+from protonet.network import split_weights
 from protonet.views import VIEW_FAMILIES
 from protonet.views.fixed_convolution import FixedConvolutionSpec
 from protonet.views.forest import ForestSpec

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from protonet.encoder import Encoder, split_weights
+from protonet.network import Encoder, split_weights
 from protonet.views.linear import LinearSpec
 from protonet.views.mlp import MLPView, ResidualMLPs
 from protonet.views.view import TrainingRows, View

@@ -20,8 +20,7 @@ from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
 from protonet.commands.rows import TableRows, get_column_types, warn_contradictory_labels, warn_similar_names
 from protonet.embeddings.opening import SelectedRepresentations
 from protonet.errors import install_command, raise_input_error
-from protonet.fit.class_weights import balanced_class_weights
-from protonet.fit.cross_validation import held_out_indices
+from protonet.fit.cross_validation import balanced_class_weights, held_out_indices
 from protonet.fit.names import embed_class_names
 from protonet.fit.solver import Solution
 from protonet.pipeline import TablePipeline, TrainingTable

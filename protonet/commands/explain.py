@@ -15,7 +15,7 @@ from protonet.commands.options import ExplainOptions, show_notes
 from protonet.commands.rows import check_class_spellings
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
-from protonet.fit.importance import RowExplanation, rank_columns_by_importance
+from protonet.fit.diagnostics import RowExplanation, rank_columns_by_importance
 from protonet.pipeline import TablePipeline
 from protonet.tables.table import Table
 from protonet.ui.text import format_table

@@ -33,7 +33,6 @@ from protonet.embeddings.pictures.files import split_backbone
 from protonet.embeddings.pictures.images import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.active import cluster_unknown
-from protonet.fit.class_weights import restore_row_counts, set_sample_counts
 from protonet.fit.cross_validation import (
     MOST_FREQUENT_CLASS,
     CrossValidation,
@@ -43,7 +42,9 @@ from protonet.fit.cross_validation import (
     predict_baselines,
     predict_held_out,
     repeat_cross_validation,
+    restore_row_counts,
     score_class_frequencies,
+    set_sample_counts,
 )
 from protonet.fit.duplicates import describe_near_duplicates, hash_rows
 from protonet.fit.search import FitProgress

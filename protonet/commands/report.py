@@ -15,8 +15,7 @@ from protonet._io import JsonDict
 from protonet._text import plural, shorten_list, to_printable
 from protonet.commands.options import replace_argument_names
 from protonet.fit.cross_validation import MOST_FREQUENT_CLASS, CrossValidation, score_class_frequencies
-from protonet.fit.importance import rank_columns_by_importance
-from protonet.fit.learning import extrapolate_accuracy, measure_learning_curve
+from protonet.fit.diagnostics import extrapolate_accuracy, measure_learning_curve, rank_columns_by_importance
 from protonet.fit.search import FitProgress
 from protonet.fit.solver import Solution
 from protonet.metrics import (

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from protonet._io import JsonDict, write_atomically
 from protonet._text import to_printable
-from protonet.encoder import Encoder
 from protonet.errors import optional_packages, raise_input_error
 from protonet.files.model import Model, serialize_model
-from protonet.network import PrototypeNetwork
+from protonet.network import Encoder, PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views.view import Array
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from protonet._io import JsonDict, write_atomically
-from protonet.encoder import Encoder
 from protonet.errors import (
     DISTRIBUTION_NAME,
     InputTypeError,
@@ -25,7 +24,7 @@ from protonet.errors import (
     raise_missing_file,
 )
 from protonet.files.archive import FORMAT_VERSION, FormatVersionError, check_entry_types, read_archive, write_archive
-from protonet.network import PrototypeNetwork
+from protonet.network import Encoder, PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import SOURCE_CLASSES, VIEW_FAMILIES
 from protonet.views.config import raise_unless, require_finite, validate_tensors

@@ -1,8 +1,8 @@
 """From data loaders to a fitted network: one step per file.
 
-Rows: `loading`, `duplicates`, `training_set`, `label_validation` and, for unlabelled rows, `unlabelled`.
+Rows: `loading`, `duplicates`, `training_set`, `label_validation`.
 
 Selection: `search`, weighted by the learned `prior`. Fit: `networks`. All steps: `solver`.
 
-Evaluation on held-out rows: `cross_validation`, `learning`. Active learning: `active`.
+Evaluation on held-out rows: `cross_validation`, `diagnostics`. Active learning: `active`.
 """

@@ -18,6 +18,7 @@ from protonet._validation import check_device, check_int, check_number
 from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit.loading import LabelledSamples, UnlabelledSamples, read_labelled_samples, read_unlabelled_samples
 from protonet.fit.networks import (
+    LABEL_PROPAGATION,
     SemiSupervisedResult,
     decide_use_of_unlabelled_rows,
     fit_selected_model,
@@ -35,7 +36,6 @@ from protonet.fit.search import (
     select_model,
 )
 from protonet.fit.training_set import ClassNameRows, TrainingSet, prepare_training_set
-from protonet.fit.unlabelled import LABEL_PROPAGATION
 from protonet.network import PrototypeNetwork
 from protonet.views.evaluation import plan_encoder
 from protonet.views.linear import LinearFamily

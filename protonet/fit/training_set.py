@@ -13,7 +13,6 @@ from torch import Tensor
 from protonet._validation import check_weights
 from protonet.fit.duplicates import merge_duplicates
 from protonet.fit.loading import canonical_row_order, centre_columns
-from protonet.fit.unlabelled import UnlabelledSample
 from protonet.views.view import CPU, TrainingRows
 
 
@@ -34,6 +33,14 @@ class ClassNameRows(NamedTuple):
         """Convert to a dict for a model file: "weight", "classes" with an embedded name, and "descriptions"."""
         named = [classes[label] for label in self.labels.tolist()]
         return {"weight": self.sample_count, "classes": named, "descriptions": list(self.descriptions)}
+
+
+class UnlabelledSample(NamedTuple):
+    """A sample of the unlabelled rows, to which views may be fitted."""
+
+    features: Tensor  #: (m, dim) float32, in the units of the training set.
+    indices: Tensor  #: (m,) int64: index of each row of the sample among all unlabelled rows.
+    n_unlabelled: int  #: Number of all unlabelled rows.
 
 
 @dataclass(frozen=True)

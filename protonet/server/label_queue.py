@@ -23,7 +23,7 @@ from protonet.commands.explain import MAX_EXPLANATION_COLUMNS
 from protonet.commands.report import project_logits
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.fit.active import Suggestion
-from protonet.fit.importance import MAX_REPLACEMENT_ROWS, compute_column_contributions
+from protonet.fit.diagnostics import MAX_REPLACEMENT_ROWS, compute_column_contributions
 from protonet.fit.uninformative import parse_class_counts, replace_uninformative_logits
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline

@@ -14,8 +14,7 @@ from protonet.embeddings.opening import SelectedRepresentations, get_modality
 from protonet.embeddings.pictures.images import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.inference import InferredType, fit_column_as, infer_column_type
+from protonet.tables.columns.encoding import Encoding, InferredType, fit_column_as, infer_column_type
 from protonet.tables.columns.ordered import MAX_FLOAT32, Numeric
 from protonet.tables.columns.parsing import (
     COMMA_FIRST_FORMATS,

@@ -17,8 +17,7 @@ from protonet._text import to_printable
 from protonet.embeddings.opening import SelectedRepresentations
 from protonet.errors import InputTypeError, optional_packages, raise_input_error
 from protonet.tables.columns import COLUMN_TYPES
-from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.inference import InferredType
+from protonet.tables.columns.encoding import Encoding, InferredType
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import is_missing, parse_plain_number, replace_missing_cells
 from protonet.tables.features import convert_to_training_formats, encode_block, fit_columns

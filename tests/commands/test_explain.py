@@ -18,9 +18,9 @@ from torch.nn.functional import cosine_similarity
 from protonet import solve
 from protonet.commands.explain import MAX_LISTED_COLUMNS
 from protonet.files import Model, load_model, save_model
-from protonet.fit import importance
+from protonet.fit import diagnostics
 from protonet.fit.cross_validation import CrossValidation, predict_held_out, restore_cross_validation
-from protonet.fit.importance import measure_permutation_importance
+from protonet.fit.diagnostics import measure_permutation_importance
 from tests.commands.cases import Run, fit_model
 from tests.strategies import blobs
 from tests.strategies import write_columns as write
@@ -146,8 +146,8 @@ def test_rows_that_do_not_exist(numeric: str, bare: str, tmp_path: Path, run: Ru
 def test_many_columns_without_names_and_rows_drawn(
     bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    monkeypatch.setattr(importance, "MAX_SHUFFLED_PREDICTIONS", 40 * 12)
-    monkeypatch.setattr(importance, "MIN_IMPORTANCE_ROWS", 10)
+    monkeypatch.setattr(diagnostics, "MAX_SHUFFLED_PREDICTIONS", 40 * 12)
+    monkeypatch.setattr(diagnostics, "MIN_IMPORTANCE_ROWS", 10)
     x, y = blobs(0, classes=3, rows=5, dim=40)
     np.savez(tmp_path / "t.npz", x=x.numpy(), y=y.numpy() + 5)
     result, output = run.read_json("explain", bare, str(tmp_path / "t.npz"))

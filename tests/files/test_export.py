@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from protonet import PrototypeNetwork, solve
-from protonet.encoder import Encoder
 from protonet.errors import InputError
 from protonet.files import Model, export_onnx, export_pt2, load_model, save_model
 from protonet.files.export import export_network
 from protonet.fit.search import EFFORTS
 from protonet.fit.solver import fit_solution
+from protonet.network import Encoder
 from protonet.tables.columns.category import Category
 from protonet.tables.columns.encoding import Encoding
 from protonet.views import VIEW_FAMILIES, kernel_ridge

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protonet.fit.cross_validation import cross_validate, predict_baselines, predict_held_out, repeat_cross_validation
-from protonet.fit.learning import measure_learning_curve
+from protonet.fit.diagnostics import measure_learning_curve
 from protonet.fit.networks import fit_labelled_rows, fit_selected_model
 from protonet.fit.search import SelectedModel
 from protonet.fit.solver import Solution, fit_solution

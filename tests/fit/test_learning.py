@@ -18,7 +18,7 @@ from protonet.fit.cross_validation import (
     predict_held_out,
     repeat_cross_validation,
 )
-from protonet.fit.learning import (
+from protonet.fit.diagnostics import (
     ExpectedAccuracy,
     LearningCurve,
     extrapolate_accuracy,

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from protonet.embeddings.opening import open_representation
 from protonet.embeddings.representation import Representation, RepresentationRecord
-from protonet.fit.class_weights import balanced_class_weights, restore_row_counts
-from protonet.fit.cross_validation import cross_validate, held_out_indices
+from protonet.fit.cross_validation import balanced_class_weights, cross_validate, held_out_indices, restore_row_counts
 from protonet.fit.names import (
     CLASS_NAMES,
     NAMES_ONLY_SEARCH,

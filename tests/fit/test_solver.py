@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from protonet import PrototypeNetwork, solve
-from protonet.encoder import Encoder
 from protonet.errors import InputError, InputTypeError
 from protonet.fit.cross_validation import cross_validate, predict_held_out
 from protonet.fit.networks import fit_selected_model
 from protonet.fit.search import EFFORTS, ModelSearch
 from protonet.fit.solver import fit_solution
 from protonet.losses import class_means
+from protonet.network import Encoder
 from protonet.views.forest import ForestFamily
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily

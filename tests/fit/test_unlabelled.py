@@ -20,19 +20,21 @@ from protonet.fit.active import cluster_unknown
 from protonet.fit.cross_validation import cross_validate, predict_held_out
 from protonet.fit.label_validation import detect_unlabelled
 from protonet.fit.loading import UnlabelledSamples, read_unlabelled_samples
-from protonet.fit.networks import PSEUDO_LABELS, fit_labelled_rows, pseudo_label_weights
-from protonet.fit.search import RAW_LINEAR
-from protonet.fit.solver import Solution, fit_solution
-from protonet.fit.unlabelled import (
+from protonet.fit.networks import (
     LABEL_PROPAGATION,
     MIN_HELD_OUT_ROWS,
+    PSEUDO_LABELS,
     append_pseudo_labelled_rows,
     balance_class_frequencies,
     detect_outliers,
+    fit_labelled_rows,
     neighbour_graph,
     propagate_labels,
+    pseudo_label_weights,
     rank_among_known_scores,
 )
+from protonet.fit.search import RAW_LINEAR
+from protonet.fit.solver import Solution, fit_solution
 from protonet.metrics import measure
 from protonet.views.evaluation import plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily

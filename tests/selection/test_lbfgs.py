@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protonet.selection.lbfgs import minimize
+from protonet.selection.scoring import minimize
 
 
 def with_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[float, Tensor]]:

@@ -2,7 +2,7 @@
 
 A column type is a frozen dataclass, and a fitted column is an instance of it. Fitting uses no labels. To add a type,
 write such a class, list it in `protonet.tables.columns.encoding.COLUMN_CLASSES`, and detect it in
-`protonet.tables.columns.inference`.
+`protonet.tables.columns.encoding`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from protonet.errors import InputError
 from protonet.tables.columns import COLUMN_TYPES
 from protonet.tables.columns.base import FittedColumn
-from protonet.tables.columns.inference import TYPE_INFERENCE, fit_column_as, infer_column_type
+from protonet.tables.columns.encoding import TYPE_INFERENCE, fit_column_as, infer_column_type
 from protonet.tables.columns.ordered import Numeric
 from protonet.tables.columns.parsing import replace_missing_cells
 from protonet.tables.features import fit_columns

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.category import CATEGORY_LIMITS, Category
-from protonet.tables.columns.encoding import Encoding
-from protonet.tables.columns.inference import infer_column_type
+from protonet.tables.columns.encoding import Encoding, infer_column_type
 from protonet.tables.columns.ordered import CYCLE_DAYS, Date, Numeric
 from protonet.tables.columns.parsing import replace_missing_cells
 from protonet.tables.columns.text import TEXT_FEATURES, Text

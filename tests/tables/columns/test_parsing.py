@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protonet.tables.columns.inference import infer_column_type
+from protonet.tables.columns.encoding import infer_column_type
 from protonet.tables.columns.ordered import Date, Numeric
 from protonet.tables.columns.parsing import (
     DATE_FORMATS,
