@@ -55,17 +55,10 @@ class Command(NamedTuple):
 
 
 def parse_command_line(name: str, arguments: Sequence[str] | None) -> Any:
-    """Parse and check the arguments of a command.
-
-    Args:
-        name: The name of the command, such as "fit".
-        arguments: The words after the name; None for those of the process.
+    """Parse and check the arguments of the command ``name``, such as "fit"; None for those of the process.
 
     Returns:
         The options, an instance of the command's dataclass, such as `FitOptions`.
-
-    Raises:
-        InputError: An argument is invalid.
     """
     command = COMMANDS[name]
     options = make_parser(name).parse_args(arguments)
@@ -116,12 +109,7 @@ def make_parser(name: str) -> CommandParser:
 
 
 def check_output_paths(options: object, kind: type) -> None:
-    """Raise an InputError if an output file has a wrong suffix, cannot be written, or is also an input file.
-
-    Args:
-        options: The parsed options of a command.
-        kind: The dataclass of these options, whose fields declare the outputs and their suffixes.
-    """
+    """Raise an InputError if an output option has a wrong suffix, cannot be written, or is also an input."""
     suffixes: dict[str, Sequence[str]] = {item.name: item.metadata.get("suffixes", ()) for item in fields(kind)}
     outputs = [name for name, allowed in suffixes.items() if allowed and getattr(options, name) is not None]
     for name in outputs:

@@ -41,13 +41,9 @@ Result = TypeVar("Result")
 
 
 def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_update: bool = False) -> TablePipeline:
-    """Load the model of a command, with the pretrained encoders that its text and picture columns need.
+    """Load the model of a command, and open the encoders of its text and picture columns if a table is read.
 
-    Args:
-        options: The options of the command; they may name other encoders than those of ``fit``.
-        model: The model file.
-        table: The table that the command reads; None for no table, and then no encoder is opened.
-        for_update: Whether to load also the cross-validation networks and the held-out rows.
+    With ``for_update``, the cross-validation networks and the held-out rows are loaded as well.
     """
     pipeline = TablePipeline.load(model, for_update=for_update, argument="model")
     if table is None:
@@ -94,18 +90,7 @@ def make_read_spec(
 def read_labelled_rows(
     options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None, remedy: str = LABEL_REMEDY
 ) -> tuple[Table, RowBlock]:
-    """Read all rows of a labelled table, given the options of a command and its model.
-
-    Args:
-        options: How the table is read.
-        table: The path of the table.
-        pipeline: The model that determines the feature columns.
-        extra: The name of a column that is read beside the features, such as that of groups; None for no such column.
-        remedy: What to do if the table lacks the label column of the model, for the error message.
-
-    Returns:
-        The opened table with its notes, and one block with all of its rows.
-    """
+    """Read a labelled table as `make_read_spec` says; return it, with its notes, and one block with all of its rows."""
     spec = make_read_spec(options, pipeline.read_spec, options.label, labelled=True, extra=extra, remedy=remedy)
     return pipeline.read_table(table, spec, options.labels_file)
 
@@ -182,10 +167,7 @@ NO_OVERRIDES = ColumnOverrides()
 def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = False) -> EncodedTable:
     """Infer the column types of the table of ``fit``, and encode its rows as features.
 
-    Args:
-        options: The options of ``fit``.
-        rows: The rows of the table.
-        keep_cells: Whether the result also holds the cells of the feature columns, which only the report shows.
+    The result also holds the cells of the feature columns if ``keep_cells``, which only the report shows.
     """
     table, block = rows.table, rows.labelled_block
     keep = "--columns keeps it" if options.columns is None else None
@@ -277,10 +259,6 @@ def raise_missing_labels(encoding: Encoding | None, classes: Sequence[str | int]
     """Raise an InputError that says why ``fit`` cannot use a table without labels.
 
     Without labels, a classifier can only compare texts to class names. The message says what is missing for that.
-
-    Args:
-        encoding: The encoding of the columns; None if the columns are the features.
-        classes: The names of the classes.
     """
     columns = () if encoding is None else encoding.columns
     texts = [column for column in columns if column.modality == "text"]
@@ -377,17 +355,9 @@ def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None
 def read_cells(
     options: ReadOptions, path: Path, model: TablePipeline | None, label: str, rows: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Read the cells of all columns of a table but the label, as text, to show or write rows as the user has them.
+    """Read the cells of all columns of a table but the label as text, to show or write rows as the user has them.
 
-    Args:
-        options: How the table is read.
-        path: The table.
-        model: The model whose settings for reading tables are used; None for the default settings.
-        label: The name of the label column, which is left out.
-        rows: The indices of the rows to be read, from 0; None for all rows.
-
-    Returns:
-        The names of the columns, and a list of cells for each row.
+    ``rows`` are indices from 0; None for all rows. Returns the names of the columns, and a list of cells for each row.
     """
     spec = ReadSpec(label=label) if model is None else model.read_spec
     table = open_table(path, replace(make_read_spec(options, spec, label), all_columns_extra=True))
@@ -415,14 +385,8 @@ def map_blocks(
     """Apply a function to each block of rows of a table, and yield the results in the order of the blocks.
 
     Several blocks are processed at the same time, each by one thread. If threads shared a block, they would wait for
-    each other at every small matrix. On a busy machine that takes five times as long.
-
-    Args:
-        function: Maps a block to a result.
-        blocks: The blocks.
-        rows: The total number of rows, for the progress bar; None if it is unknown.
-        quiet: Whether to show no progress bar.
-        sequential: Whether to process blocks one after the other, because the function uses all cores.
+    each other at every small matrix. On a busy machine that takes five times as long. A function that uses all cores
+    itself is called for one block after the other (``sequential``). ``rows`` is the total for the progress bar.
     """
     if sequential:
         yield from map(function, blocks)

@@ -94,8 +94,6 @@ def compute_evaluate_details(
 ) -> JsonDict:
     """Compute the sections that only the HTML report of ``evaluate`` needs, as a dict for JSON.
 
-    They include the column importance, the reliability diagram, the suspicious labels and the predictions of rows.
-
     Args:
         model: The evaluated model.
         table: The evaluated table, with its notes.

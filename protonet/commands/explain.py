@@ -95,12 +95,8 @@ def explain_rows(
 ) -> JsonDict:
     """Compute the predictions, nearest held-out rows and column contributions of rows, as a dict for JSON.
 
-    Args:
-        options: The options of the command.
-        table_path: The table that has the rows to be explained.
-        model: The model that predicts the rows.
-        rows: The positions of the rows in the file, such as line numbers.
-        generator: Draws held-out rows; their cells replace those of an explained row to measure each contribution.
+    ``rows`` are positions in the file, such as line numbers. To measure contributions, the cells of held-out rows that
+    the generator draws replace those of the explained row.
     """
     table = model.open_table(table_path, make_read_spec(options, model.read_spec, options.label))
     x, cells, uninformative = read_rows_at_positions(table, model, rows)
@@ -121,15 +117,7 @@ def explain_rows(
 
 
 def explanation_to_dict(model: TablePipeline, explanation: RowExplanation, cells: Sequence[str]) -> JsonDict:
-    """Convert the explanation of a row to a dict for JSON.
-
-    The dict lists the nearest held-out rows and the contribution of each column, with the cell of the row in it.
-
-    Args:
-        model: The model that was explained.
-        explanation: The explanation of one row.
-        cells: The cells of that row as text, in the order of the columns.
-    """
+    """Convert the explanation of a row to a dict for JSON, with the row's cells in the order of the columns."""
     assert model.cross_validation is not None
     held_out = [model.classes[label] for label in model.cross_validation.labels.tolist()]
     contributions, names = explanation.contributions, model.column_names
@@ -158,7 +146,7 @@ def read_rows_at_positions(
 
     Returns:
         The features (rows, dim), the cells of each row as text, and a mask (rows,) bool of rows in which each cell is
-        missing or unknown to the model.
+            missing or unknown to the model.
     """
     by_position: dict[int, tuple[np.ndarray, list[str], bool]] = {}
     requested, positions = set(rows), list[int]()

@@ -123,15 +123,8 @@ class UnlabelledRows:
 def train(options: FitOptions, rows: TableRows) -> None:
     """Run ``fit``: train and cross-validate a classifier, print the results, and write the model if a path is given.
 
-    Args:
-        options: The options of ``fit``.
-        rows: The rows of the table, which were read and checked before torch was imported.
-
-    Raises:
-        MissingPackageError: A package that an option needs is missing.
-        KeyboardInterrupt: After Ctrl-C. During model selection, the output file stays unchanged. During
-            cross-validation, the model is written without its results, and the summary is printed.
-        InputError: The options do not match the table.
+    The rows of the table were read and checked before torch was imported. Ctrl-C during model selection leaves the
+    output file unchanged; during cross-validation, the model is written without its results.
     """
     limit, output, started = options.time_limit, options.output, time.monotonic() - rows.reading_seconds
     data = encode_table(options, rows, keep_cells=options.report is not None)
@@ -221,16 +214,7 @@ def summarize_training(
     unlabelled: UnlabelledRows,
     outliers: Sequence[Sequence[int]],
 ) -> str:
-    """Format a summary of the training table: its size, column types, duplicates and unlabelled rows.
-
-    Args:
-        name: The file name of the table.
-        data: The encoded table.
-        model: The fitted model.
-        solution: The result of model selection.
-        unlabelled: The unlabelled rows.
-        outliers: Groups of similar outliers, as the indices of their unlabelled rows.
-    """
+    """Format a summary of the training table ``name``: size, column types, duplicates, unlabelled rows and outliers."""
     counts = data.class_counts
     sizes = [plural(len(data.classes), "class"), plural(len(data.x), "sample"), plural(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.is_fully_numeric:
@@ -251,10 +235,7 @@ def summarize_training(
 
 
 def summarize_duplicates_and_sample(training_set: TrainingSet) -> list[str]:
-    """Format a line about duplicate rows, and one about the random subset to which a large table is reduced.
-
-    A line is left out if the training set has no duplicates, or is not reduced.
-    """
+    """Format a line about duplicate rows, if any, and one about the random subset of a large table."""
     lines = []
     if training_set.n_duplicates:
         rows = plural(training_set.n_duplicates, "row")
@@ -275,9 +256,7 @@ def format_notes(notes: Sequence[str]) -> str:
 def format_next_step(path: Path | None, representation: Sequence[str] | None) -> str:
     """Format the last printed line: the size of the written model and a ``predict`` command for it.
 
-    Args:
-        path: The model file. For None, the line says how to write one.
-        representation: The pretrained encoders that the user named; local paths are repeated in the command.
+    The command repeats the pretrained encoders that the user named by local paths.
     """
     if path is None:
         return "no model was written: pass -o FILE.protonet"
@@ -288,16 +267,7 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
 
 
 def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, training_set: TrainingSet) -> list[str]:
-    """Format notes about classes that cross-validation cannot evaluate, because none of their rows is held out.
-
-    Args:
-        classes: The name of each class.
-        y: (n,) int64, the labels of all rows.
-        training_set: The training set with its distinct rows.
-
-    Returns:
-        A note for each reason; empty if each class, or no class, has a held-out row.
-    """
+    """Format a note for each reason why cross-validation cannot evaluate some classes: no held-out row."""
     rows, fold = training_set.rows, held_out_indices(training_set) >= 0
     labels = rows.labels if rows.is_class_name is None else rows.labels[~rows.is_class_name]
     distinct, evaluated = (torch.bincount(part, minlength=len(classes)) for part in (labels, y[fold]))
@@ -315,13 +285,7 @@ def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, training_s
 def summarize_unlabelled(
     solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]
 ) -> list[str]:
-    """Format lines that say whether unlabelled rows were used in training, and list the outliers among them.
-
-    Args:
-        solution: The result of model selection.
-        unlabelled: The unlabelled rows.
-        outliers: Groups of similar outliers, as the indices of their unlabelled rows.
-    """
+    """Format lines that say whether unlabelled rows were used in training, and list groups of outliers."""
     pool, pooled = solution.training_set.unlabelled, solution.semi_supervised
     if pool is None or pooled is None:
         return []
@@ -343,11 +307,7 @@ def summarize_unlabelled(
 
 
 def compare_with_baselines(cv: CrossValidation, solution: Solution, model: TablePipeline) -> list[JsonDict]:
-    """Compare the model with its baselines on the held-out rows, as dicts for JSON.
-
-    Returns:
-        The results of the model, then of each baseline; empty if there are no held-out rows.
-    """
+    """Compare the model, then its baselines, on the held-out rows, as dicts for JSON; [] without rows."""
     if not len(cv.labels):
         return []
     balanced = bool(model.metadata["balanced"])
@@ -357,13 +317,7 @@ def compare_with_baselines(cv: CrossValidation, solution: Solution, model: Table
 
 
 def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
-    """Format the results of cross-validation as text, with a table that compares the model with its baselines.
-
-    Args:
-        cv: The cross-validation.
-        comparisons: The results of `compare_baselines` that are shown.
-        classes: The name of each class.
-    """
+    """Format the results of cross-validation as text, with a table of the comparisons that are to be shown."""
     if not len(cv.labels):
         return "no cross-validation: no class has two distinct rows\n"
     metrics, frequent = measure_cross_validation(cv), comparisons[1]
@@ -378,15 +332,7 @@ def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], clas
 def results_to_dict(
     name: str, data: EncodedTable, model: TablePipeline, cv: CrossValidation, comparisons: Sequence[JsonDict]
 ) -> JsonDict:
-    """Convert the results of ``fit`` to a dict for JSON: the table and, if there are held-out rows, all metrics.
-
-    Args:
-        name: The file name of the table.
-        data: The encoded table.
-        model: The fitted model.
-        cv: The cross-validation.
-        comparisons: The results of `compare_with_baselines`.
-    """
+    """Convert the results of ``fit`` to a dict for JSON: the table and, if there are held-out rows, all metrics."""
     table = table_to_dict(model, data.y, len(data.x), data.missing_counts, data.notes)
     results: JsonDict = {"command": "fit", "table": name, "views": model.metadata["views"], "data": table}
     if not len(cv.labels):
@@ -395,13 +341,7 @@ def results_to_dict(
 
 
 def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]) -> JsonDict:
-    """Convert the number, use and outliers of the unlabelled rows to a dict for JSON; empty without unlabelled rows.
-
-    Args:
-        solution: The result of model selection.
-        unlabelled: The unlabelled rows.
-        outliers: Groups of similar outliers, as the indices of their unlabelled rows.
-    """
+    """Convert the number, use and outliers of the unlabelled rows to a dict for JSON; empty without unlabelled rows."""
     pool, pooled = solution.training_set.unlabelled, solution.semi_supervised
     if pool is None or pooled is None:
         return {}
@@ -423,16 +363,8 @@ def compute_fit_details(
 ) -> JsonDict:
     """Compute the sections that only the HTML report of ``fit`` needs, as a dict for JSON.
 
-    They include the column importance, the learning curve and the suspicious labels.
-
-    Args:
-        data: The encoded table.
-        model: The fitted model.
-        solution: The result of model selection.
-        cv: The cross-validation.
-        seed: The seed of the permutations.
-        deadline: The time of ``time.monotonic()`` at which optional sections are no longer computed.
-        progress: Is called with the name of the stage and its finished fraction.
+    They include the column importance, by permutations with ``seed``, the learning curve and the suspicious labels.
+    After ``deadline``, a time of ``time.monotonic()``, optional sections are left out.
     """
     names, held_out = model.column_names, held_out_indices(solution.training_set)
     evaluated = (held_out >= 0).nonzero().flatten()

@@ -95,15 +95,7 @@ def list_file_tasks(folder: Path, output: Path) -> list[FileTask]:
 
 
 def record_folder_settings(output: Path, settings: JsonDict) -> None:
-    """Record in the output folder the model and options that it is used for.
-
-    Args:
-        output: The folder.
-        settings: The hash of the model file, and the options.
-
-    Raises:
-        InputError: The folder has predictions of another model or of other options.
-    """
+    """Record the hash of the model file and the options in the output folder; raise an InputError if it has others."""
     path, text = output / PREDICTION_SETTINGS_FILE, json.dumps(settings, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
@@ -116,16 +108,9 @@ def record_folder_settings(output: Path, settings: JsonDict) -> None:
 def run_file_tasks(
     process_file: ProcessFile, tasks: Sequence[FileTask], *, workers: int | str, quiet: bool
 ) -> list[str]:
-    """Process all files without a complete output, by local processes or on a Dask cluster.
+    """Process all files without a complete output, and return the distinct notes for the user.
 
-    Args:
-        process_file: Processes one file.
-        tasks: All files; those that were finished by an earlier run are skipped.
-        workers: The number of local processes, or the address of a Dask scheduler.
-        quiet: Whether to show no progress bar.
-
-    Returns:
-        The distinct notes for the user.
+    ``workers`` is the number of local processes, or the address of a Dask scheduler.
     """
     left = [task for task in tasks if not task.is_done]
     total = sum(task.n_rows for task in tasks)
@@ -177,8 +162,7 @@ def _run_in_pool(
 def _initialize_process(rows: object, stop: object) -> None:
     """Initialize a worker process, which uses one thread, ignores Ctrl-C and exits with its parent.
 
-    ``rows``, the shared count of predicted rows, and ``stop``, the shared event that ends all workers, are kept in
-    `_POOL_STATE`.
+    ``rows``, the shared count of predicted rows, and ``stop``, the event that ends all workers, go to `_POOL_STATE`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional

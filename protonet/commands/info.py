@@ -48,12 +48,7 @@ def run(options: InfoOptions) -> None:
 
 
 def describe_model(path: Path, header: JsonDict) -> JsonDict:
-    """Convert the config of a model file to the dict that ``info --json`` prints; invalid metadata become None.
-
-    Args:
-        path: The model file.
-        header: Its config, which `protonet.files.archive.read_config` reads without loading any tensor.
-    """
+    """Convert the config of a model file to the dict that ``info --json`` prints; invalid metadata become None."""
     metadata, classes = header["metadata"], header["classes"]
     samples = count_training_rows(header["counts"], classes, metadata.get("named"))
     dropped, groups, views = (metadata.get(name) for name in ("left_out", "groups", "views"))

@@ -128,18 +128,10 @@ def predict_file(
     task: FileTask,
     count_rows: CountFinishedRows,
 ) -> list[str]:
-    """Classify the rows of one Parquet file of a folder by one thread, and write its output.
+    """Classify the rows of one Parquet file of a folder by one thread, write its output, and return notes for the user.
 
-    Args:
-        path: The path of the model file.
-        digest: The hash that the model file must have.
-        names: The pretrained encoders that the user named; None for those of ``fit``.
-        spec: The columns of the output.
-        task: The Parquet file and the path of its output.
-        count_rows: Is called with the number of rows of each finished block.
-
-    Returns:
-        Notes for the user.
+    The model file must have the hash ``digest``; ``names`` are the encoders that the user named, None for those of
+    ``fit``.
     """
     torch.set_num_threads(1)
     model = load_cached_model(path, digest, names)
@@ -166,13 +158,7 @@ def predict_file(
 
 @lru_cache(maxsize=1)
 def load_cached_model(path: str, digest: str, names: tuple[str, ...] | None) -> TablePipeline:
-    """Load a model with its pretrained encoders; later calls in the same process return the same object.
-
-    Args:
-        path: The path of the model file.
-        digest: The hash of the file; an InputError is raised if the file has another one.
-        names: The pretrained encoders that the user named; None for those of ``fit``.
-    """
+    """Load a model with its pretrained encoders, once per process; raise an InputError if its file has another hash."""
     model = TablePipeline.load(path, argument="model").attach_encoders(names, show_progress=False)
     if hash_file(Path(path)) != digest:
         raise_input_error("model", "remain unchanged", path, "Do not replace it until the folder is finished.")
@@ -191,21 +177,13 @@ def make_output_spec(model: TablePipeline, options: PredictOptions) -> Predictio
 
 
 def open_table(model: TablePipeline, spec: PredictionOutputSpec, options: ReadOptions, path: Path) -> Table:
-    """Open the table at ``path`` for prediction.
-
-    The columns that ``predict`` copies to its output, such as identifiers, are read as extra columns.
-    """
+    """Open a table for prediction, with the columns that ``predict`` copies to its output as extra columns."""
     read_spec = make_read_spec(options, model.read_spec, extra=model.metadata.get("id"))
     return model.open_table(path, replace(read_spec, all_columns_extra=spec.keep_columns))
 
 
 def choose_rejection_threshold(model: TablePipeline, false_rejection_rate: float) -> float:
-    """Choose the score at and below which rows are rejected as unknown.
-
-    Args:
-        model: The model, with the scores of its held-out rows.
-        false_rejection_rate: The false-rejection rate: the fraction of rows of known classes that may be rejected.
-    """
+    """Choose the score at and below which rows are rejected, for a false-rejection rate of rows of known classes."""
     if UNKNOWN_CLASS_NAME in map(str, model.classes):
         got, remedy = f"one with a class {UNKNOWN_CLASS_NAME!r}", "Rename that class and fit it again."
         raise_input_error("unknown", f"come with a model without a class {UNKNOWN_CLASS_NAME!r}", got, remedy)
@@ -235,15 +213,9 @@ def format_csv_header(model: TablePipeline, spec: PredictionOutputSpec, extra: S
 def format_predicted_classes(
     class_names: Sequence[str], logits: Tensor, threshold: float | None
 ) -> list[tuple[str, str]]:
-    """Convert logits to the predicted class and its probability, as texts for the output.
+    """Convert logits (n, num_classes) to the predicted class and its probability, as texts, for each row.
 
-    Args:
-        class_names: The name of each class.
-        logits: (n, num_classes) logits.
-        threshold: The score at and below which a row is rejected; None to reject no row.
-
-    Returns:
-        For each row, the class name and the formatted probability; ("unknown", "") for a rejected row.
+    A row whose score is at most the threshold gets ("unknown", ""); None rejects no row.
     """
     probabilities, labels = (values.tolist() for values in logits.softmax(dim=1).max(dim=1))
     rows = [(class_names[label], f"{p:.6g}") for label, p in zip(labels, probabilities, strict=True)]

@@ -53,7 +53,7 @@ def compare_baselines(
 
     Returns:
         The results of the model, then of each baseline. The dict of a baseline also has the paired "difference" of the
-        model and the baseline, the "half_width" of its 95 % interval, and "compared_by", the metric of both.
+            model and the baseline, the "half_width" of its 95 % interval, and "compared_by", the metric of both.
     """
     correct, paired = (logits.argmax(dim=1) == labels).double(), sample
     if balanced:  # the mean over classes: rows are weighted inversely to the size of their class
@@ -94,9 +94,7 @@ def format_baselines(comparisons: Sequence[JsonDict]) -> str:
 def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
     """Format the most frequent pairs of label and wrong prediction, one line each.
 
-    Args:
-        confusion: (num_classes, num_classes) counts, by label and by predicted class.
-        classes: The name of each class.
+    ``confusion`` (num_classes, num_classes) has counts by label and by predicted class.
     """
     cells = confusion.nonzero()  # of thousands of classes, few pairs occur
     cells = cells[cells[:, 0] != cells[:, 1]]
@@ -111,7 +109,7 @@ def format_confusions(confusion: Tensor, classes: Sequence[str | int]) -> str:
 def evaluate_to_dict(
     name: str, model: TablePipeline, logits: Tensor, labels: Tensor, unknown_labels: Mapping[str, int]
 ) -> JsonDict:
-    """Compute the metrics of a model on a labelled table, as a dict for JSON.
+    """Compute the metrics of a model on the labelled table ``name``, as a dict for JSON.
 
     Args:
         name: The name of the table.
@@ -172,13 +170,7 @@ def format_class_metrics(results: JsonDict) -> str:
 
 
 def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -> JsonDict:
-    """Convert the overall metrics, and the metrics of each class, to a dict for JSON.
-
-    Args:
-        name: The name of the evaluated table.
-        classes: The name of each class.
-        metrics: The metrics, with the confusion matrix that gives those of each class.
-    """
+    """Convert the overall metrics, and the metrics of each class, to a dict for JSON; ``name`` is that of the table."""
     measured = measure_classes(metrics.confusion)
     by_class = [
         {"name": name, **{field: getattr(measured, field)[label].item() for field in ClassMetrics._fields}}
@@ -253,13 +245,7 @@ class EvaluatedRows:
 
 
 def columns_to_dicts(names: Sequence[str], encoding: Encoding | None, missing_counts: Sequence[int]) -> list[JsonDict]:
-    """Convert columns to dicts for JSON, each with the name, the type and the number of missing cells of a column.
-
-    Args:
-        names: The name of each column.
-        encoding: The encoding of the columns, which has their types; None for numbers.
-        missing_counts: The number of missing cells of each column.
-    """
+    """Convert columns to dicts for JSON, each with the name, the type and the number of missing cells of a column."""
     types = [column.summary() for column in list_fitted_columns(encoding, len(names))]
     return [
         {"name": name, "type": re.sub(r", \S+ % missing$", "", column_type), "missing": total}
@@ -272,12 +258,7 @@ def table_to_dict(
 ) -> JsonDict:
     """Describe a table by a dict for JSON: its rows, rows per class, columns and notes.
 
-    Args:
-        model: The model, which has the names of the classes and columns.
-        labels: (n,) int64, the class indices of the rows whose class the model knows.
-        n_rows: The number of all rows.
-        missing_counts: The number of missing cells of each column.
-        notes: The notes and warnings about the table.
+    ``labels`` (m,) int64 are the class indices of the rows whose class the model knows; ``n_rows`` counts all rows.
     """
     counts = torch.bincount(labels, minlength=len(model.classes)).tolist()
     classes = [{"name": name, "rows": total} for name, total in zip(model.classes, counts, strict=True)]
@@ -307,13 +288,10 @@ def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
 
 
 def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict]:
-    """List the rows whose labels are most likely wrong, the most suspicious first, as dicts for JSON.
+    """List the rows whose labels are most probably wrong, as dicts for JSON, the most probable first.
 
-    At most `MAX_LISTED_LABEL_ERRORS` rows are listed. A "score" above 0 means that the label is probably wrong.
-
-    Args:
-        rows: The labelled rows.
-        logits: (n, num_classes) logits of these rows by networks that were not trained on them.
+    The ``logits`` (n, num_classes) are computed without the labels; in ``fit``, they are the mean of repeated
+    cross-validations.
     """
     scores, p = score_label_errors(logits, rows.labels), logits.double().softmax(dim=1)
     other = p.scatter(1, rows.labels[:, None], -1.0).max(dim=1)
@@ -337,11 +315,8 @@ def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
     """Collect the rows, predictions and points of the report's scatter plot, as lists for JSON with an entry per row.
 
     More than `MAX_REPORTED_PREDICTIONS` rows are reduced: half of the remaining ones are the most likely label errors,
-    and the others are evenly spaced in the table.
-
-    Args:
-        rows: The labelled rows and their predictions.
-        order: The indices of the columns, the most important first. Cells of the first `MAX_SHOWN_COLUMNS` are kept.
+    and the others are evenly spaced in the table. The cells are those of the first `MAX_SHOWN_COLUMNS` columns of
+    ``order``.
     """
     total, points = len(rows.labels), project_logits(rows.logits)
     if total > MAX_REPORTED_PREDICTIONS:
@@ -374,16 +349,7 @@ def compute_importance(
 ) -> JsonDict | None:
     """Compute the permutation importance of each column, as `rank_columns_by_importance` returns it.
 
-    Args:
-        cv: The held-out rows, and the networks that predict them.
-        names: The name of each column.
-        sizes: The number of features of each column.
-        seed: The seed of the permutations.
-        deadline: The time of ``time.monotonic()`` at which the computation is given up.
-        progress: Is called with the name of the stage and its finished fraction.
-
-    Returns:
-        The importances as a dict for JSON; None if the deadline passed or an embedding overflowed.
+    Returns None if the ``deadline``, a time of ``time.monotonic()``, passed or an embedding overflowed.
     """
 
     def check_deadline(stage: str, fraction: float) -> None:
@@ -401,15 +367,9 @@ def compute_importance(
 def compute_learning_curve(solution: Solution, cv: CrossValidation, deadline: float, progress: FitProgress) -> JsonDict:
     """Compute the learning curve: the held-out accuracy of models that are fitted to fewer rows per class.
 
-    Args:
-        solution: The result of model selection, with the training rows.
-        cv: The cross-validation with all rows.
-        deadline: The time of ``time.monotonic()`` at which the computation stops.
-        progress: Is called with the name of the stage and its finished fraction.
-
     Returns:
         A dict for JSON: "points" has the accuracies by rows per class, and "twice" the accuracy that is extrapolated to
-        twice as many rows as there are, or None if it cannot be extrapolated.
+            twice as many rows as there are, or None if it cannot be extrapolated.
     """
     limit = min(deadline, time.monotonic() + MAX_LEARNING_CURVE_SECONDS)
     curve, sample = measure_learning_curve(solution, cv, deadline=limit, progress=progress), cv.evaluation_sample
@@ -428,13 +388,7 @@ def compute_learning_curve(solution: Solution, cv: CrossValidation, deadline: fl
 def compute_report_sections(rows: EvaluatedRows, repeated_logits: Tensor, importance: JsonDict | None) -> JsonDict:
     """Compute the sections that the reports of ``fit`` and ``evaluate`` share, as a dict for JSON.
 
-    The sections are the reliability diagram, the suspicious labels, the column importance and the predictions.
-
-    Args:
-        rows: The labelled rows and their predictions.
-        repeated_logits: (n, num_classes) logits that score the labels, in ``fit`` the mean of repeated
-            cross-validations.
-        importance: The result of `compute_importance`.
+    ``repeated_logits`` (n, num_classes) score the labels: in ``fit``, the mean of repeated cross-validations.
     """
     columns = (
         range(len(rows.column_names)) if importance is None else [column["index"] for column in importance["columns"]]

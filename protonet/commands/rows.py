@@ -44,17 +44,10 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
 
 
 def detect_respellings(names: Iterable[object], known_classes: Sequence[str | int]) -> dict[str, str]:
-    """Find names that are another spelling of a known class.
+    """Find names that are another spelling of a known class, and return the known class of each, by the name.
 
     Two spellings of a class differ only in number format, case, spaces or Unicode form. If the classes are true and
     false, other words for these and 1 and 0 are spellings, too.
-
-    Args:
-        names: The names of classes; known classes among them are ignored.
-        known_classes: The known classes.
-
-    Returns:
-        The known class of each such name, by that name.
     """
     texts = set(map(str, known_classes))
     are_booleans = sorted(BOOLEAN_SPELLINGS.get(text.casefold(), "") for text in texts) == ["0", "1"]
@@ -107,12 +100,9 @@ def _normalize_name(name: str) -> str | Decimal:
 
 
 def warn_contradictory_labels(x: np.ndarray, labels: Sequence[str | int], locations: Sequence[str]) -> list[str]:
-    """Return a warning about equal rows with different labels; an empty list if there are none.
+    """Return a warning about equal rows of ``x`` (n, dim) with different labels; an empty list if there are none.
 
-    Args:
-        x: (n, dim) features of the rows.
-        labels: (n,) the label of each row.
-        locations: (n,) the location of each row in its file, such as "line 2".
+    ``locations`` (n,) say where each row is in its file, such as "line 2".
     """
     equal: dict[int, list[int]] = {}
     for row, values in enumerate(x + 0.0):  # -0.0 becomes 0.0
@@ -233,12 +223,7 @@ def read_table_rows(options: FitOptions) -> TableRows:
 
 
 def get_column_types(table: Path, types: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the types of columns by name, without those to be inferred.
-
-    Args:
-        table: The path of the table. The column of a folder of pictures gets the type "picture".
-        types: The types that the user set, by column name.
-    """
+    """Return the types that the user set, by column name; the column of a folder of pictures has the type "picture"."""
     return {PICTURE_COLUMN: "picture"} if is_picture_path(table) else types
 
 
@@ -255,13 +240,10 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
 
 
 def read_classes(path: Path) -> dict[str, str]:
-    """Read the names and descriptions of classes that option ``--classes`` gives.
+    """Read the description of each class, or "", by its name, from the option ``--classes``.
 
-    Args:
-        path: A table with the columns ``class`` and, optionally, ``description``; or class names with commas between.
-
-    Returns:
-        The description of each class by its name; "" for a class without one.
+    The option is a table with the columns ``class`` and, optionally, ``description``; or class names with commas
+    between.
     """
     if "," in str(path) and not path_exists(path):
         return _check_class_names([name.strip() for name in str(path).split(",")], path)
@@ -298,13 +280,9 @@ def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
 def determine_classes(
     labels: np.ndarray, label: str, *, allow_many: bool, described_classes: Sequence[str] = ()
 ) -> tuple[tuple[str, ...] | tuple[int, ...], np.ndarray]:
-    """Determine the classes of labels; raise an InputError if the labels look like identifiers or measurements.
+    """Determine the classes of labels (n,); raise an InputError if these look like identifiers or measurements.
 
-    Args:
-        labels: (n,) labels as read from the file.
-        label: The name of the label column, for messages.
-        allow_many: Whether to accept many classes with few rows each.
-        described_classes: Classes that are listed in ``--classes``; they need not have rows.
+    Many classes with few rows each need ``allow_many``. The described classes of ``--classes`` need no rows.
 
     Returns:
         The class names in ascending order, and the class index (n,) int64 of each row.
@@ -333,10 +311,7 @@ def determine_classes(
 def describe_unlikely_classes(classes: Sequence[str | int], rows: np.ndarray, label: str) -> str | None:
     """Describe why labels look like identifiers or measurements; return None if they look like classes.
 
-    Args:
-        classes: The name of each class.
-        rows: (num_classes,) the number of rows of each class.
-        label: The name of the label column.
+    ``rows`` (num_classes,) has the number of rows of each class.
     """
     if rows.max() == 1:
         return f"{len(classes)} classes in {label}, 1 row per class"

@@ -109,11 +109,7 @@ def warn_held_out_contradictions(
 def format_accuracy_change(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:
     """Format the accuracy on held-out rows before and after an update, and the classes whose recall decreased.
 
-    Args:
-        before: (n, known classes) logits before the update.
-        after: (n, num_classes) logits after the update, which may have added classes.
-        labels: (n,) int64, class indices of the held-out rows.
-        classes: The name of each class.
+    The logits are (n, known classes) before and (n, num_classes) after the update; ``labels`` (n,) are class indices.
     """
     correct = torch.stack([logits.argmax(dim=1) == labels for logits in (before, after)]).double()
     counts = torch.bincount(labels, minlength=before.shape[1])

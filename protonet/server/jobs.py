@@ -88,10 +88,7 @@ class JobRunner:
     def list_commands(self, labels: Path, table: Path, folder: Path) -> list[ReadOptions]:
         """List the options of the commands that export a model, its report and predictions, in the order to run them.
 
-        Args:
-            labels: The file of labelled rows.
-            table: The table to predict.
-            folder: The folder of the exported files.
+        They read a file of labelled rows and the table to predict, and write to ``folder``.
         """
         model, report, predictions = (folder / file for file, _ in EXPORTED_FILES.values())
         reading = vars(replace(self.read_options, sheet=None))  # labels are CSV files, without sheets

@@ -347,9 +347,7 @@ class LabelApi:
     async def add_rows(self, save: Callable[[set[str]], list[list[str]]]) -> object:
         """Save new rows, add them to the table, and answer with their number.
 
-        Args:
-            save: A function that saves uploaded rows, except those in the given texts (or paths) of the table. It
-                returns the cells of each saved row.
+        ``save`` gets the texts (or paths) of the table, and returns the cells of each row that it saved.
         """
         async with self.change_lock:
             queue, column = self.queue, self.uploads.content_column or 0

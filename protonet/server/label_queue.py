@@ -252,8 +252,8 @@ class LabelQueue:
 
         Returns:
             ``rows``: for each listed row, the keys of `row_to_dict`, its label as ``name``, its person as ``by``, and
-            the predicted class with its probability; ``total``: number of rows that match; ``differing``: number of
-            those that are predicted as another class; ``people``: names of all persons.
+                the predicted class with its probability; ``total``: number of rows that match; ``differing``: number of
+                those that are predicted as another class; ``people``: names of all persons.
         """
         differing, others = list[JsonDict](), list[JsonDict]()
         for row, label in self.session.labels.items():

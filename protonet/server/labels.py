@@ -268,14 +268,9 @@ class LabelSession:
     def fit_network(self, labels: list[tuple[int, int]], num_classes: int, *, refit: bool) -> PrototypeNetwork | None:
         """Return a network for labels, by adding them to the prototypes of the last fit, or by a new fit.
 
-        Args:
-            labels: The row index and the class index of each label.
-            num_classes: The number of classes.
-            refit: Whether to fit again. It is ignored if the session has an initial model. A session without one also
-                fits again if earlier labels or the classes have changed.
-
-        Returns:
-            A copy of the network, or None before two classes have labels.
+        The labels are pairs (row index, class index). ``refit`` has no effect on an initial model; without one, a
+        change of earlier labels or classes also needs a new fit. Returns a copy, or None before two classes have
+        labels.
         """
         x = self.rows.x[[row for row, _ in labels]]
         y = torch.tensor([label for _, label in labels], dtype=torch.int64)
@@ -299,11 +294,10 @@ class LabelSession:
         return left.nonzero().flatten()
 
     def suggest(self, n: int, candidates: Tensor | None = None) -> list[Suggestion]:
-        """Suggest rows to label next: at first typical rows of the table, later the most informative rows.
+        """Suggest ``n`` rows to label next: at first typical rows of the table, later the most informative rows.
 
-        Args:
-            n: Number of rows to suggest. There are fewer if fewer remain, and more while typical rows are missing.
-            candidates: Indices (m,) of the unlabelled rows; None to compute them. Uninformative ones are not suggested.
+        There are fewer if fewer remain, and more while typical rows are missing. ``candidates`` (m,) are the indices of
+        the unlabelled rows; None to compute them. Uninformative ones are not suggested.
         """
         candidates = self.list_unlabelled_rows() if candidates is None else candidates
         candidates = candidates[~self.rows.uninformative[candidates]]
@@ -386,15 +380,10 @@ class UploadedRows:
         return self._save(lines)
 
     def add_picture(self, name: str, content: bytes, known_paths: set[str]) -> list[list[str]]:
-        """Save an uploaded picture in `folder`, and as a new row.
+        """Save an uploaded picture in `folder`, and as a new row; return its cells in a list.
 
-        Args:
-            name: The file name on the user's computer.
-            content: The bytes of the file.
-            known_paths: The paths of the pictures that the table already has; they contain a checksum of the content.
-
-        Returns:
-            The cells of the new row in a list, which is empty if the table already has the picture.
+        The list is empty if the table already has the picture: the path contains a checksum of the content. ``name`` is
+        the file name on the user's computer.
         """
         self._require_modality(pictures=True)
         if self.folder.resolve().is_relative_to(self.table_path.resolve()):

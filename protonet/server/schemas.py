@@ -141,11 +141,9 @@ CELL_JSON_TYPES = ["string", "number", "boolean", "null"]
 
 
 def build_openapi(models: Mapping[str, TablePipeline], gets: Mapping[str, Callable[..., Struct | str]]) -> JsonDict:
-    """Build the OpenAPI 3.1 document of a server.
+    """Build the OpenAPI 3.1 document of a server, given its models and the handlers of GET requests by path.
 
-    Args:
-        models: The models by name.
-        gets: The handlers of GET requests by path. The docstring and return type of a handler describe its response.
+    The docstring and return type of a handler describe its response.
     """
     results = {path: get_type_hints(get)["return"] for path, get in gets.items()}
     types = list(dict.fromkeys([Error, PredictResponse, InferResponse, *results.values()]))

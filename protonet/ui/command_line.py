@@ -188,16 +188,7 @@ def check_known_name(argument: str, name: str, known_names: Collection[str]) -> 
 
 
 def check_output_path(argument: str, path: str | Path, *, folder: bool = False) -> Path:
-    """Check that an output can be written to a path, and create missing folders; return the path.
-
-    Args:
-        argument: The name of the argument at fault in error messages.
-        path: The path of the output.
-        folder: Whether the output is a folder instead of a file.
-
-    Raises:
-        InputError: The path cannot be written to.
-    """
+    """Check that a path can be written, create its folder if needed, and return the path."""
     path = Path(path)
     try:
         (path if folder else path.parent).mkdir(parents=True, exist_ok=True)
@@ -215,18 +206,7 @@ def check_output_path(argument: str, path: str | Path, *, folder: bool = False) 
 
 
 def check_output_options(options: object, names: Sequence[str]) -> dict[str, Path]:
-    """Check that the output files of a command can be written.
-
-    Args:
-        options: The parsed options of the command.
-        names: The names of the options that may name an output.
-
-    Returns:
-        The path of each option that is given, by the name of the option.
-
-    Raises:
-        InputError: A path cannot be written to.
-    """
+    """Check that the outputs which the options ``names`` give can be written; return their paths by name."""
     paths: dict[str, Path] = {}
     for name in names:
         if getattr(options, name) is not None:

@@ -27,13 +27,9 @@ TEMPLATE_CONSTANTS = {"max_columns": 100, "max_suspects": 50, "max_cells": 4, "m
 
 
 def format_html_name(name: object, max_length: int | None = None) -> Markup:
-    """Format a name as HTML.
+    """Format a name as HTML, truncated to ``max_length`` characters, if given.
 
     The name is isolated from the text around it, because it may be written from right to left.
-
-    Args:
-        name: The name of a class or column.
-        max_length: The maximum number of characters, beyond which the name is truncated; None for no maximum.
     """
     text = to_printable(name)
     if max_length is not None and len(text) > max_length:
@@ -115,12 +111,7 @@ def format_document(
 ) -> str:
     """Format a self-contained HTML report, which embeds the metrics as JSON and can neither load nor send anything.
 
-    Args:
-        template: File name of the template in the folder ``assets``.
-        title: Title of the report.
-        metrics: The results of the command.
-        command: The command that computed them, for the reader of the report.
-        values: Further variables of the template.
+    ``command`` computed the metrics, for the reader of the report; ``values`` are further variables of the template.
     """
     values = {**values, "metrics": metrics, "command": command}
     return format_page(template, title, values, script="page.js")[0]
@@ -154,12 +145,7 @@ def format_report(metrics: JsonDict) -> str:
 
 
 def encode_label_errors(label_errors: Sequence[JsonDict], names: list[str]) -> str:
-    """Encode the rows whose labels are probably wrong as a CSV file in a data URL, which a report links to.
-
-    Args:
-        label_errors: The rows, as `protonet.commands.report.rank_suspicious_labels` lists them.
-        names: The name of each class.
-    """
+    """Encode the rows whose labels are probably wrong as a CSV file in a data URL, which a report links to."""
     header = ["index", "location", "id", "label", "probability of label", "suggested", "probability of suggested"]
     rows = []
     for row in label_errors:

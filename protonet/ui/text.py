@@ -82,15 +82,7 @@ def format_view_weights(views: Mapping[str, float]) -> str:
 
 
 def format_column_types(names: Sequence[str] | None, summaries: Sequence[str] | None) -> list[str]:
-    """Format a line for each distinct column type, with the names of the columns of that type.
-
-    Args:
-        names: The name of each column; None if columns have no names.
-        summaries: The type of each column as text; None if the columns are used as features.
-
-    Returns:
-        The lines; empty if ``names`` or ``summaries`` is None.
-    """
+    """Format a line for each distinct column type, with the names of the columns of that type; [] without either."""
     by_type: dict[str, list[str]] = {}
     for name, summary in zip(names or (), summaries or (), strict=False):
         by_type.setdefault(summary, []).append(to_printable(name))
