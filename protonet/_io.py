@@ -79,11 +79,7 @@ def remove_temporary_files(folder: Path) -> None:
 
 @contextmanager
 def _lock_folder(path: Path) -> Iterator[None]:
-    """Prepare the folder of the file ``path`` for a write within the context, and sync the folder to the disk on exit.
-
-    Temporary files that a killed process left for this file are removed, if no other process is writing. An exclusive
-    lock on the folder shows that there is none. While the file is written, the process holds a shared lock.
-    """
+    """Lock the folder of the file ``path`` while it is written, sync it, and remove leftovers if no other writes."""
     if sys.platform == "win32":  # open files cannot be removed there, so removable files are leftovers
         _remove_temporary_files_of(path)
         yield
@@ -110,13 +106,7 @@ def _remove_temporary_files_of(path: Path) -> None:
 
 
 def progress_bar(*, shown: bool = True, delay: float = 1.0, **settings: Any) -> Any:
-    """Create a tqdm progress bar, which appears only if stderr is a terminal.
-
-    Args:
-        shown: Whether the bar may appear at all.
-        delay: Seconds before the bar appears, so that short work shows no bar.
-        **settings: Further arguments of tqdm, such as ``total``, ``unit`` and ``leave``.
-    """
+    """Create a tqdm progress bar, which appears only on a terminal, if ``shown``, after ``delay`` seconds."""
     from tqdm import tqdm  # noqa: PLC0415 - slow to import
 
     # With None, tqdm disables the bar unless its file is a terminal.

@@ -257,11 +257,7 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
     def _validate(
         self, X: object, y: object = NO_LABELS, *, encoded: bool = False, reset: bool = False
     ) -> tuple[Any, np.ndarray | None]:
-        """Validate rows X (n, n_features) and, unless y is `NO_LABELS`, labels (n,) by scikit-learn's rules.
-
-        ``encoded`` says whether the fitted estimator encodes columns, ``reset`` whether the rows are those of a fit.
-        Returns the rows, as a `Frame` if their columns are encoded, else as a float64 array or CSR matrix; and labels.
-        """
+        """Validate rows and labels by scikit-learn's rules; rows become a `Frame` if their columns are ``encoded``."""
         frame = read_frame(X)
         if frame is not None and (reset or encoded):
             validate_data(self, frame.original, y, reset=reset, skip_check_array=True)

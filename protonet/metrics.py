@@ -265,20 +265,11 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | EvaluationSample | 
 def _estimate_calibration_error(
     confidence: Tensor, correct: Tensor, weights: Tensor, rows: float
 ) -> tuple[float, float, float]:
-    """Estimate the expected calibration error, corrected for its bias, and its uncertainty.
+    """Estimate the expected calibration error, corrected for its bias, the excess of its gaps, and its deviation.
 
-    The gap of a bin is its mean confidence minus its accuracy. Even if all confidences are correct probabilities, the
-    observed gaps are not zero: this expectation is subtracted.
-
-    Args:
-        confidence: (n,) probability of the predicted class.
-        correct: (n,) float64: 1 if the prediction is correct, else 0.
-        weights: (n,) float64, summing to 1.
-        rows: The effective number of rows, which determines variances.
-
-    Returns:
-        The error, the excess and its standard deviation. The error subtracts the expectation from the squared gap of
-        each bin, but not below 0. The excess is the sum of absolute gaps minus its expectation, and may be negative.
+    The gap of a bin is its mean confidence minus its accuracy. Its expectation, if confidences are correct
+    probabilities, is subtracted: from each squared gap, but not below 0, and from the sum of absolute gaps, which may
+    become negative.
 
     Source: the error of Guo et al., "On calibration of modern neural networks" (2017), eq. 3; its bias and the remedy,
         for squares, Kumar, Liang and Ma, "Verified uncertainty calibration" (2019), sec. 4.1.

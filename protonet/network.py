@@ -373,10 +373,7 @@ class PrototypeNetwork(nn.Module):
     def _add_samples_to_sums(
         self, sums: Tensor, counts: Tensor, features: Tensor, labels: Tensor, weights: Tensor | None
     ) -> None:
-        """Validate samples, add their embeddings to class sums and counts, and make the results the network's.
-
-        Counts are integers: the summed weights of a class's samples are rounded, and at least 1.
-        """
+        """Validate samples, add their embeddings to class sums and counts (rounded weights), and set the results."""
         x = check_features("features", features, dim=self._input_dim)
         y = check_labels("labels", labels, n=len(x), num_classes=len(counts)).to(sums.device)
         if len(x) == 0:

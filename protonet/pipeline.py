@@ -411,14 +411,7 @@ class TablePipeline(Model):
         return replace(self, metadata={key: value for key, value in self.metadata.items() if key not in dropped})
 
     def evaluate_on_new_rows(self, features: Tensor, labels: Tensor) -> CrossValidation:
-        """Make a `CrossValidation` in which new rows are the held-out rows, and the network of all rows predicts them.
-
-        Functions that evaluate held-out rows can then evaluate rows of another table.
-
-        Args:
-            features: (n, dim) features of the new rows.
-            labels: (n,) int64, their class indices.
-        """
+        """Make a `CrossValidation` whose held-out rows are new ones (n, dim), predicted by the network of all rows."""
         weights, zero = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
         return CrossValidation(
@@ -469,14 +462,7 @@ class TablePipeline(Model):
         return extended.with_cross_validation(cv, known_groups, hashes, self.held_out_positions)
 
     def suggest(self, x: Tensor, n: int, names: Sequence[str], rows: Tensor) -> list[Suggestion]:
-        """Select ``n`` rows to label next (active learning), in order of priority, each with a reason.
-
-        Args:
-            x: (total, dim) features of all rows.
-            n: The number of rows to select.
-            names: The name of each class, for the reasons.
-            rows: (m,) int64, the indices of the rows that may be selected.
-        """
+        """Select ``n`` of the ``rows`` (m,) of x (total, dim) to label next, in order of priority, with reasons."""
         by_name = None
         if isinstance(named := self.metadata.get("named"), dict):
             texts = named.get("descriptions")

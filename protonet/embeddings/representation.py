@@ -219,10 +219,7 @@ class Representation:
 
 
 def _split_into_batches(digests: Sequence[str], lengths: Sequence[int] | None) -> Iterator[list[str]]:
-    """Split items into batches that take a few seconds each; yield their digests.
-
-    ``lengths`` are the numbers of characters of texts, and None for pictures.
-    """
+    """Split items into batches of some seconds by the ``lengths`` of texts, None for pictures; yield their digests."""
     max_items = MAX_BATCH_PICTURES if lengths is None else MAX_BATCH_TEXTS
     batch: list[str] = []
     total = 0

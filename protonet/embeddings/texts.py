@@ -276,16 +276,11 @@ def open_universal_sentence_encoder(name: str, *, licence: str) -> Representatio
 
 
 def _make_long_text_encoder(read: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
-    """Build an encoder for texts of any length from ``read``, an encoder for at most ``limit`` tokens.
-
-    A longer text is split into pieces, and its embedding (width,) is the mean over the pieces. The mean is scaled to
-    norm 1 if the embeddings of all pieces have norm 1. The pieces of a batch have equal numbers of tokens, since
-    padding would change the last digits of shorter pieces.
-    """
+    """Build an encoder that averages the embeddings of the pieces of a text, each of at most ``limit`` tokens."""
     encode = _open_tokenizer(tokenizer)
     piece_length = max(1, limit - 2)  # the network adds two special tokens
 
-    def read_by_length(pieces: Sequence[str]) -> np.ndarray:
+    def read_by_length(pieces: Sequence[str]) -> np.ndarray:  # padding would change the last digits of shorter pieces
         lengths = np.array([len(tokens.ids) for tokens in encode(pieces, special=False)], np.int64)
         rows = np.empty((len(pieces), width), np.float32)
         for length in np.unique(lengths):
@@ -341,12 +336,7 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
 
 
 def _make_known_word_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
-    """Build a function that maps texts to a mask (n,) bool of the texts with words in a tokenizer's vocabulary.
-
-    A text has known words if a quarter of its letters are in known tokens of at least two letters, or of one ASCII
-    letter or digit, since an English vocabulary has most single letters of other scripts. A text also has known words
-    if nearly all of its ideographs, or a symbol such as an emoji, are in the vocabulary.
-    """
+    """Build a function that computes a mask (n,) bool of texts with words, ideographs or symbols of a tokenizer."""
     encode = _open_tokenizer(path)
 
     @cache

@@ -180,12 +180,10 @@ def fit_fold_model(solution: Solution, rows: Tensor, held_out: Tensor, deadline:
 def _estimate_offset_and_gain(
     solution: Solution, folds: list[Fold], models: list[PrototypeNetwork], deadline: float
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the fields ``offset`` and ``gain`` of `CrossValidation`, in this order, from fits to fewer rows.
+    """Estimate the fields ``offset`` and ``gain`` of `CrossValidation` from fits without a second fold.
 
-    They say how the network of all rows differs from the fold models. A fold model is compared with a network that is
-    fitted without a second fold, on the held-out rows of the fold model. Both networks use the same selection of views.
-    The difference is extrapolated to all rows, since scores and accuracy are approximately linear in the reciprocal of
-    the number of rows. If rows are many, the offset is 0, and the gain is estimated from every other fold.
+    Scores and accuracy are approximately linear in the reciprocal of the number of rows, and are extrapolated to all
+    rows.
     """
     training_set, labels = solution.training_set, solution.training_set.rows.labels
     few = len(labels) < MIN_STABLE_ROWS_PER_CLASS * len(labels.unique())
@@ -242,10 +240,7 @@ def score_known_held_out(cv: CrossValidation) -> Tensor:
 
 
 def _score_logits(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
-    """Score the logits (n, num_classes) of a network by `score_known_class`: (n,), higher for known classes.
-
-    The logits are first converted to the temperature and the class offsets of the network ``reference``.
-    """
+    """Score logits (n, num_classes) as known classes: (n,), with temperature and offsets of the ``reference``."""
     cosines = (logits - network.offsets) * network.temperature
     return score_known_class(network.mask_logits(cosines / reference.temperature + reference.offsets))
 
@@ -368,16 +363,8 @@ def add_samples_to_folds(
     """Add labelled samples to the prototypes of the network of all rows and of the fold models, in place.
 
     `predict_held_out` then shows the effect on the held-out rows. To keep this evaluation fair, a fold model gets no
-    sample that is a duplicate or near-duplicate of one of its held-out rows, or is in the same group. Raises the errors
-    of `PrototypeNetwork.add_samples`.
-
-    Args:
-        cv: The cross-validation whose networks are updated.
-        features: (n, ...) features of the samples, in input units.
-        labels: (n,) int64 class indices.
-        num_classes: Number of classes after the update; classes may be new.
-        groups: (n,) int64 group ids as in ``cv.groups``, -1 for a sample without a group; None if no sample has
-            one.
+    sample that is a duplicate or near-duplicate of one of its held-out rows, or is in the same group. ``groups`` (n,)
+    are ids as in ``cv.groups``, -1 without a group. Raises the errors of `PrototypeNetwork.add_samples`.
     """
     known = len(cv.network.counts)
     cv.network.add_samples(features, labels, num_classes=num_classes)
@@ -398,16 +385,7 @@ def is_held_out_row(cv: CrossValidation, features: Tensor) -> Tensor:
 
 
 def detect_label_conflicts(cv: CrossValidation, features: Tensor, labels: Tensor) -> Tensor:
-    """Detect labelled rows that equal a held-out row of another class.
-
-    Args:
-        cv: The cross-validation with the held-out rows.
-        features: (n, dim) features of the labelled rows.
-        labels: (n,) int64 class indices of the labelled rows.
-
-    Returns:
-        (n,) int64: the class of the held-out row; -1 for rows that equal no held-out row of another class.
-    """
+    """Compute for each labelled row (n, dim) the class (n,) of an equal held-out row of another class; -1 for none."""
     contradicting = torch.full_like(labels, -1)
     matched = is_held_out_row(cv, features)
     for label in labels[matched].unique().tolist():
@@ -418,10 +396,7 @@ def detect_label_conflicts(cv: CrossValidation, features: Tensor, labels: Tensor
 
 
 def _group_duplicates(cv: CrossValidation, features: Tensor) -> Tensor:
-    """Group duplicates and near-duplicates among the held-out rows and the rows of features (n, dim).
-
-    Returns a group id (held_out + n,) int64 for each held-out row, followed by one for each row of features.
-    """
+    """Compute a group id (held_out + n,) of duplicates among the held-out rows and the rows of features (n, dim)."""
     rows = torch.cat([cv.features.double(), features.double()])
     encoder = get_encoder(cv.network)
     groups = group_duplicates(((rows - encoder.origin) / encoder.scale).float())
@@ -442,20 +417,11 @@ def balanced_class_weights(labels: Tensor) -> Tensor:
 def restore_row_counts(
     cv: CrossValidation, labels: Tensor, weights: Tensor, name_counts: Tensor | None = None
 ) -> CrossValidation:
-    """Undo the class weights of a cross-validation after training: weights become numbers of rows again.
+    """Undo class weights after training: weights become numbers of rows again, and networks change in place.
 
-    Metrics are then computed for unweighted rows. A sample that is added to a prototype later counts as much as a
-    training row.
-
-    Args:
-        cv: The cross-validation, with networks that were trained with class weights. Its networks are changed in
-            place.
-        labels: (n,) int64 labels of all input rows.
-        weights: (n,) class weights of all input rows, from `balanced_class_weights`.
-        name_counts: (num_classes,) number of samples that the name of each class counts as; None if names are not used.
-
-    Returns:
-        The cross-validation with numbers of rows as weights of its held-out rows.
+    Metrics are then computed for unweighted rows, and a sample that is added to a prototype later counts as a training
+    row. ``labels`` (n,) and ``weights`` (n,) are those of all input rows. ``name_counts`` (num_classes,) is the number
+    of samples that the name of each class counts as.
     """
     class_weights = torch.ones(len(cv.network.counts), dtype=torch.float64).scatter_(0, labels, weights)
     counts = (cv.weights / class_weights[cv.labels]).round()

@@ -108,10 +108,7 @@ def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
-    """Group ``count`` points so that each group is one point, the centre, with some of its neighbours.
-
-    ``pairs`` (2, m) are the indices of neighbours. Returns for each point the index (count,) of the centre of its
-    group. The centres are a maximal independent set of the graph of neighbours.
+    """Group points by their neighbours ``pairs`` (2, m); return for each point the centre (count,) of its group.
 
     Source: Luby, "A simple parallel algorithm for the maximal independent set problem" (1986), algorithm B.
     """
@@ -131,11 +128,9 @@ def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
 
 
 def _is_explained_by_density(points: Tensor, counts: Tensor, queries: Tensor, radius: float) -> bool:
-    """Test whether the density of the points (k, dim) explains how many rows are within ``radius`` of a row.
+    """Test whether the density around the points ``queries`` explains how many rows are within ``radius``.
 
-    A point stands for ``counts`` (k,) equal rows. The test examines the points with the indices ``queries`` (m,). In a
-    density of intrinsic dimension D, the number of rows within a distance d is in proportion to d^D. The factor and D
-    are estimated from neighbours beyond ``radius``. Values on a grid count as if they filled half of the next gap.
+    Values on a grid count as if they filled half of the next gap.
 
     Source: Grassberger and Procaccia, "Measuring the strangeness of strange attractors" (1983), eq. 1.3, within the
         neighbourhood of each row.
@@ -167,10 +162,7 @@ class _Neighbours:
 
 
 def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, radius: float, n_nearest: int) -> _Neighbours:
-    """Count the rows around query points, given by their indices (q,); of many queries, an even sample is used.
-
-    The small radius is ``radius``. The larger radius is the distance to the last of ``n_nearest`` points beyond it.
-    """
+    """Count the rows within ``radius``, and within ``n_nearest`` points beyond it, around the points ``queries``."""
     max_queries = max(1, min(DUPLICATES.max_queries, DUPLICATES.max_pairs // len(points)))
     queries = queries[:: -(-len(queries) // max_queries)]
     distance = torch.cdist(points[queries].double(), points.double())  # (m, k)
@@ -190,11 +182,7 @@ def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, radius: f
 
 
 def _is_equal_by_chance(points: Tensor, counts: Tensor, repeated: Tensor) -> bool:
-    """Test whether random sampling explains that each of the points (k, dim) occurs ``counts`` (k,) times.
-
-    It does if there are few different values, or if the grid of values is coarse for the density at the indices
-    ``repeated`` (m,).
-    """
+    """Test whether random sampling explains that points (k, dim) occur ``counts`` (k,) times."""
     rules = DUPLICATES
     if not _is_random_sample(counts):
         return False
@@ -222,11 +210,10 @@ def _is_equal_by_chance(points: Tensor, counts: Tensor, repeated: Tensor) -> boo
 
 
 def _measure_grid_steps(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Measure the step of the grid on which the values of each column of points (k, dim) lie.
+    """Measure the grid steps (dim,) of the columns, NaN off a grid, and mask (dim,) those without equal points.
 
-    Returns the steps (dim,), NaN for a column whose values are on no grid. Also returns a mask (dim,) of the columns in
-    which no two points are equal. These columns have the finest grids. If all of them are on no grid, chance does not
-    repeat points. One of them on a grid is enough, since functions of it, such as a logarithm, are on no grid.
+    All columns without equal points off a grid: chance does not repeat points. One on a grid is enough, since functions
+    of it, such as a logarithm, are on no grid.
     """
     gaps = points.double().sort(dim=0).values.diff(dim=0)  # (k - 1, dim)
     smallest = gaps.masked_fill(gaps == 0, torch.inf).amin(dim=0)
@@ -248,11 +235,7 @@ def _is_discrete(points: Tensor) -> bool:
 
 
 def _is_random_sample(counts: Tensor) -> bool:
-    """Test whether independent samples of some distribution can have these numbers of repetitions (k,).
-
-    Repetitions of independent samples are a mixture of Poisson variables: if m_k values occur k times, k! m_k is
-    log-convex in k. A table that holds each row twice has many pairs, but hardly any single rows or triples.
-    """
+    """Test whether the numbers of repetitions (k,) can be a mixture of Poisson variables: log-convex up to noise."""
     occurring = counts.bincount(minlength=2)[1:].double()  # index 0: values that occur once
     occurring = torch.cat([occurring, occurring.new_zeros(1)])
     k = torch.arange(2, len(occurring))
@@ -329,11 +312,7 @@ def merge_duplicates(rows: TrainingRows) -> tuple[TrainingRows, int, Tensor | No
 
 
 def _join_groups_with_duplicates(groups: Tensor, duplicates: Tensor) -> Tensor:
-    """Join groups that share duplicates, unless the joined group would be a large fraction of the rows.
-
-    ``groups`` (n,) and ``duplicates`` (n,) are two ids of each row: of its group and of its set of duplicates. An id is
-    the index of the first row. Returns the id (n,) of the joined group of each row.
-    """
+    """Join groups (n,) that share duplicates (n,), unless a joined group would be a large fraction of the rows."""
     n, joined = len(groups), groups
     while True:
         before = joined
@@ -416,10 +395,7 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
 def _estimate_fraction(
     rows: TrainingRows, queries: Tensor, distance: Tensor, nearest: Tensor, max_neighbours: int
 ) -> float:
-    """Estimate the fraction of the query rows, given by indices (m,), with up to ``max_neighbours`` near-duplicates.
-
-    ``distance`` and ``nearest`` (m, 2 * max_neighbours) are the result of `_nearest_neighbours`.
-    """
+    """Estimate the fraction of the query rows (m,) with near-duplicates, from distances to their neighbours."""
     rules, n, everywhere = NEAR_DUPLICATES, len(rows.labels), queries
     sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
     distance, nearest, queries = distance[sound], nearest[sound], queries[sound]
@@ -458,13 +434,7 @@ def _estimate_fraction(
 
 
 def _estimate_jointly(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
-    """Estimate the fraction of rows with near-duplicates if single rows are not significant, from all query rows.
-
-    Two conditions must hold. First, the mean of ``gaps`` (queries, neighbours - 1) after some neighbour is large; in a
-    smooth density, gaps are exponential with mean 1. Second, neighbours before that gap are far more often of the same
-    class, a mask (queries, neighbours), than neighbours after it. ``sizes`` (queries,) are sizes of the rows' classes.
-    Returns the fraction, and a mask (queries, max_neighbours) of probable near-duplicates.
-    """
+    """Estimate the fraction of rows with near-duplicates by a gap in distances, and by the classes on its two sides."""
     rules = NEAR_DUPLICATES
     n_near = 1 + int(gaps[:, :max_neighbours].mean(dim=0).argmax())
     eligible = n_near + 1 <= rules.max_class_fraction * sizes

@@ -68,11 +68,7 @@ def _to_array(y: Any) -> np.ndarray:
 
 
 def _mask_unlabelled(labels: np.ndarray, classes: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Compute masks of rows without a label: of missing labels, and of the label -1 if it means unlabelled.
-
-    Returns two masks (n,) bool; both are empty if the labels are of a type that has neither. ``classes`` are the labels
-    of the classes that are known already.
-    """
+    """Compute masks (n,) of missing labels and of -1 that means unlabelled; ``classes`` are the known labels."""
     if labels.ndim != 1 or labels.dtype.kind not in "iufO":
         return np.zeros(0, bool), np.zeros(0, bool)
     cells = labels.tolist()

@@ -86,10 +86,7 @@ def split_name_into_words(name: str | int) -> str:
 
 
 def distinctive_words(names: Sequence[str | int]) -> list[str]:
-    """Rewrite each class name as words with spaces, such as "card arrival" for "card_arrival".
-
-    A name becomes "" if its words do not distinguish it from the other names, such as "intent 1" beside "intent 2".
-    """
+    """Rewrite class names as words, "" if these do not distinguish a name, such as "intent 1" beside "intent 2"."""
     texts = list(map(split_name_into_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
     shared = {word for word, count in counts.items() if count > max(CLASS_NAMES.max_shared_fraction * len(texts), 2)}
@@ -155,12 +152,7 @@ def classify_by_names(
 def _embed_names(
     encoding: Encoding | None, classes: Sequence[str | int], descriptions: Sequence[str] | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Embed the informative class names by the text and picture columns of a table.
-
-    Returns three parts: the embedded names as rows (m, dim); the class index (m,) of each; and a mask (dim,) of the
-    features of columns that can embed names. All other features of the rows are 0. Returns None if there are fewer than
-    two different names, or if no column can embed names.
-    """
+    """Embed informative names: rows (m, dim), their classes (m,), and a mask (dim,) of features; None if impossible."""
     pairs = list(zip(distinctive_words(classes), descriptions or [""] * len(classes), strict=True))
     phrases = {index: ": ".join(filter(None, pair)) for index, pair in enumerate(pairs) if any(pair)}
     if encoding is None or len(set(phrases.values())) < 2:
@@ -186,14 +178,8 @@ def choose_name_weight(
 
     If no class has two rows, the number is ``ClassNameConstants.default_weight``. Otherwise, it is the one of
     ``ClassNameConstants.candidate_weights`` with the smallest leave-one-out log-loss, and positive if a class has a
-    name and no row.
-
-    Args:
-        x: (n, dim) features of the labelled rows.
-        labels: (n,) int64 class indices of the rows.
-        name_features: (m, dim) embedded names, with the same features as the rows.
-        name_labels: (m,) int64 class index of each name.
-        num_classes: Number of classes.
+    name and no row. Rows are x (n, dim) with ``labels`` (n,), and names ``name_features`` (m, dim) with ``name_labels``
+    (m,).
     """
     name_index = torch.full((num_classes,), -1).scatter_(0, name_labels, torch.arange(len(name_labels)))
     x, name_features = F.normalize(x, dim=1), F.normalize(name_features, dim=1)

@@ -141,10 +141,7 @@ def _accuracy_with_ties(cosines: Tensor, labels: Tensor) -> Tensor:
 
 
 def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
-    """Compute the mean absolute correlation of standardized features (n, dim).
-
-    The mean is over neighbouring features if ``ordered``, else over all pairs of evenly spaced features.
-    """
+    """Compute the mean absolute correlation of standardized features (n, dim): of neighbours if ``ordered``."""
     n, dim = unit.shape
     if dim < 2:
         return 0.0

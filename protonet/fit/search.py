@@ -265,14 +265,10 @@ def _evaluate_repeats(
     candidates: Sequence[Candidate],
     search: ModelSearch,
 ) -> list[list[Candidate]]:
-    """Evaluate candidates by further cross-validations, each with another partition of the rows into folds.
+    """Evaluate candidates by further partitions of a few rows into folds; slow views keep their first cosines.
 
-    Returns a list of candidates for each further partition, with held-out rows in the order of the first partition.
-    Hyperparameters are those chosen on the first partition. Slow views are not evaluated again: their first cosines are
-    reused. There are no further partitions if rows are many, or after the deadline.
-
-    Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold
-        cross-validation and the repeated learning-testing methods" (1989).
+    Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold cross-
+        validation and the repeated learning-testing methods" (1989).
     """
     n, held_out = len(rows.labels), torch.cat([fold.held_out for fold in first])
     device = evaluator.rows.features.device
@@ -344,11 +340,7 @@ def select_model(result: SearchResult | None, plan: EncoderPlan, search: ModelSe
 
 
 def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedModel | None, Tensor]:
-    """Fit a weighted mixture of the candidate views; return the mixture and its held-out log-losses (held_out,).
-
-    The weights are means over the repeated cross-validations. The temperature and the class offsets are fitted to the
-    held-out rows of all repeats at once. The mixture is None if no view separates rows.
-    """
+    """Fit a weighted mixture of candidates, None if no view separates rows; return it and its losses (held_out,)."""
     evaluator, candidates = result.evaluator, result.candidates
     partitions = [[candidate.cosines for candidate in partition] for partition in result.partitions]
     traits = encode_traits([candidate.spec for candidate in candidates])
@@ -402,12 +394,7 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
 def _fit_temperature_and_offsets(
     model: SelectedModel, result: SearchResult, cosines: Sequence[Tensor], factor: float = 1.0
 ) -> tuple[SelectedModel, Tensor]:
-    """Fit the temperature and the class offsets of a model to the cosines of held-out rows.
-
-    ``cosines`` has the cosines (held_out, num_classes) of each repeated cross-validation. The fitted inverse
-    temperature is multiplied by ``factor``. Returns the model with the fitted temperature and offsets, and the
-    log-losses (held_out,), means over the repeats.
-    """
+    """Fit temperature and offsets to held-out cosines of each repeat; return the model and log-losses (held_out,)."""
     evaluator, repeats = result.evaluator, len(cosines)
     weights = None if evaluator.weights is None else evaluator.weights.repeat(repeats)
     fitted, offsets, losses = fit_scale_and_offsets(
@@ -435,12 +422,7 @@ def _sum_cosines(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
 def _drop_slow_views(
     result: SearchResult, cosines: Sequence[Tensor], weights: Tensor, view_spreads: Tensor, row_cost: float
 ) -> Tensor:
-    """Drop slow views of small contribution if the held-out log-loss hardly rises; return the new weights.
-
-    The contribution of a view is its weight (candidates,) times its ``view_spreads`` (candidates,), the standard
-    deviation of its cosines (held_out, num_classes). A dropped view has weight 0. Linear and trained views are never
-    slow: their feature maps are shared with other views, or fast.
-    """
+    """Drop slow views of small contribution if the held-out log-loss hardly rises; return the weights (candidates,)."""
     costs = torch.tensor([candidate.flops for candidate in result.candidates], dtype=torch.float64)
     fractions = weights * view_spreads / (weights * view_spreads).sum()
     full_weights, full_losses = weights, None  # the losses are seldom needed

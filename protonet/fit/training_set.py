@@ -193,11 +193,7 @@ def append_class_names(
 
 
 def _compute_scale(features: Tensor, weights: Tensor | None) -> float:
-    """Compute the root mean square of features (n, dim), rounded to a power of two; 0 if all features are 0.
-
-    ``weights`` (n,) weight the rows; None for equal weights. Division by a power of two keeps all digits: a model file
-    holds each row once, for views and in its input units.
-    """
+    """Compute the root mean square of features (n, dim), rounded to a power of two, which keeps all digits."""
     if weights is None:
         size = float(torch.linalg.vector_norm(features, dtype=torch.float64)) / math.sqrt(features.numel())
     else:
@@ -207,11 +203,7 @@ def _compute_scale(features: Tensor, weights: Tensor | None) -> float:
 
 
 def _scale_sample_weights(rows: TrainingRows, n: float) -> TrainingRows:
-    """Scale sample weights so that the largest is 1, or remove them if all are equal; return the changed rows.
-
-    ``n`` is the number of input samples that the rows represent. A row of weight 2 then gives exactly the same model as
-    a repeated row. Otherwise, selection and training would amplify rounding errors.
-    """
+    """Scale sample weights to a maximum of 1, or remove equal ones, so that a row of weight 2 equals a repeated row."""
     if rows.weights is None:
         return rows
     weights = rows.weights / rows.weights.max()

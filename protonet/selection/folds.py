@@ -97,11 +97,7 @@ def split_folds(
 def _split_groups(
     labels: Tensor, num_classes: int, groups: Tensor, generator: torch.Generator, max_folds: int
 ) -> list[Fold]:
-    """Split rows into folds as `split_folds` does, such that no group (n,) is in two folds.
-
-    Groups are assigned one by one, the largest first. A group is held out by the fold that so far holds out the fewest
-    rows of the classes of the group.
-    """
+    """Split rows into folds, each group (n,) in one: the fold with the fewest rows of its classes, largest first."""
     n, (_, group, size) = len(labels), groups.unique(return_inverse=True, return_counts=True)
     pairs, count = (group * num_classes + labels).unique(return_counts=True)  # a group and a class in it
     pair_group, pair_class = pairs // num_classes, pairs % num_classes

@@ -149,11 +149,7 @@ def _fit_logits(
     weights: Tensor | None,
     repeats: int = 1,
 ) -> tuple[float, float, Tensor]:
-    """Fit logits ``factor * cosines + exponent * frequencies`` to labels; return the two scalars and the losses (n,).
-
-    The problem is convex in the two scalars; Newton steps with backtracking solve it. ``frequencies`` are from
-    `log_class_frequencies`; if they are None, the exponent is 0.
-    """
+    """Fit ``factor * cosines + exponent * frequencies`` by Newton's method; return both and the losses (n,)."""
     targets = (class_mask.cumsum(dim=0) - 1)[labels][:, None]
     true = cosines.gather(1, labels[:, None])[:, 0]
     weights = torch.ones(len(cosines), dtype=torch.float64) if weights is None else weights
@@ -374,15 +370,7 @@ class LineSearchTrial(NamedTuple):
 
 
 def minimize(objective: Objective, x: Tensor) -> Tensor:
-    """Minimize a smooth function by L-BFGS.
-
-    Args:
-        objective: The function; it returns its value and its gradient (n,).
-        x: (n,) float64, the start.
-
-    Returns:
-        (n,) float64: the minimizer, or the last point if the search has not converged after ``LBFGS.max_steps`` steps.
-    """
+    """Minimize a smooth function by L-BFGS from x (n,) float64; return the minimizer, or the last point."""
     value, gradient = objective(x)
     pairs: list[tuple[Tensor, Tensor]] = []  # steps s, and the changes y of the gradient along them
     direction = -gradient

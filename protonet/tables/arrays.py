@@ -23,17 +23,10 @@ OPTIONAL_ARRAY_NAMES = {"split", "maps"}
 
 
 def read_arrays(path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Read arrays from an untrusted NPZ file.
+    """Read the arrays ``names`` from an untrusted NPZ file, by name; only ``OPTIONAL_ARRAY_NAMES`` may be absent.
 
-    Args:
-        path: The file.
-        names: The names of the arrays to read. Only ``OPTIONAL_ARRAY_NAMES`` may be absent from the file.
-
-    Returns:
-        The arrays by name. All arrays other than "x" are converted to labels (n,) by `decode_labels`.
-
-    Raises:
-        InputError: The file cannot be read, holds pickled objects, or lacks an array.
+    All arrays other than "x" are converted to labels (n,) by `decode_labels`. Raises an InputError if the file cannot
+    be read, holds pickled objects, or lacks an array.
     """
     available: list[str] | None = None
     arrays: dict[str, np.ndarray] = {}

@@ -135,15 +135,7 @@ def _open_bytes(path: Path) -> Iterator[BinaryIO]:
 
 
 def _detect_encoding(path: Path, file: BinaryIO) -> tuple[int, str, bool]:
-    """Detect the encoding of a file by decoding all of it; raise an InputError if it is not text.
-
-    A byte order mark determines the encoding. Without one, text is UTF-8 if most of its non-ASCII bytes are
-    valid UTF-8, and Windows-1252 otherwise. In text that is UTF-8, invalid bytes are an error. Decoding takes a second
-    or two per GB, a tenth of the time for parsing cells.
-
-    Returns:
-        The length of the byte order mark in bytes, the name of the encoding, and whether there are control characters.
-    """
+    """Decode a file; return the length of its byte order mark, its encoding, and whether it has control characters."""
     file.seek(0)
     head = file.read(3)
     mark = next((mark for mark in BYTE_ORDER_MARKS if head.startswith(mark)), b"")
@@ -236,16 +228,7 @@ class _TextFile:
 def _detect_layout(
     text: _TextFile, names: Collection[str], text_column: str | None
 ) -> tuple[str, int, list[str], bool]:
-    """Detect the separator of a text file and the line of its header.
-
-    Args:
-        text: The file.
-        names: Names of expected columns.
-        text_column: The name of the only column, if the file may be a list of texts; None for other files.
-
-    Returns:
-        The separator, the number of lines above the header, notes for the user, and whether it is a list of texts.
-    """
+    """Detect the separator, the number of lines above the header, notes, and whether the file is a list of texts."""
     skip, declared = 0, None
     comments: list[tuple[int, str]] = []  # they may contain single quotes: each line is parsed by itself
     with closing(text.read_lines()) as lines:
@@ -294,13 +277,9 @@ def _detect_layout(
 def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *, certain: bool = True) -> int:
     """Locate the header among the first rows of a table, which may begin with comments and titles; return its index.
 
-    The header is the row with the expected names. Without such a row, it is the last comment if that has column names,
-    such as "#,name,weight" or the comment that numpy.savetxt writes, or else the first row below comments and titles.
-
-    Args:
-        rows: The cells of the first rows, without surrounding spaces.
-        names: Names of expected columns.
-        certain: Whether the separator is known with certainty. Otherwise the rows may be texts with commas.
+    The header is the row with the expected ``names``. Without such a row, it is the last comment if that has column
+    names, such as "#,name,weight" or the comment that numpy.savetxt writes, or else the first row below comments and
+    titles. If the separator is not ``certain``, the rows may be texts with commas.
     """
     n_comments = next((index for index, cells in enumerate(rows) if not _is_comment(cells)), 0)
     max_title_cells = 0
@@ -316,11 +295,7 @@ def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *,
 
 
 def _is_commented_header(comment: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-    """Test whether a comment is the header of the rows ``below`` it; otherwise the first of these rows is the header.
-
-    A comment is the header if the first row below it has numbers. It is also the header if it looks like names ("#id",
-    unlike "# by hand") and the first row below it has no name above numbers in any column.
-    """
+    """Test whether a comment has names as cells, and is the header rather than the first of the rows ``below``."""
     first, *others = below
     if len(comment) != len(first):
         return False
@@ -368,13 +343,7 @@ def _is_comment(cells: Sequence[str]) -> bool:
 def _check_rows(
     path: Path, text: _TextFile, records: Iterator[list[str]], notes: list[str], header: list[str] | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the cells of each row, beginning with the header.
-
-    The header is the first row unless ``header`` is given. A note about skipped blank lines is added to ``notes``.
-
-    Raises:
-        InputError: A row has another number of cells than the header, or a second table begins.
-    """
+    """Yield line number and cells of the header and each row; raise an InputError for a row of another width."""
     header = header or next((cells for cells in records if not text.is_blank), None)
     if header is None:
         return

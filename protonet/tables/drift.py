@@ -60,16 +60,10 @@ DRIFT = DriftThresholds()
 
 
 def compute_column_statistics(cells: Sequence[np.ndarray], encoding: Encoding | None, class_rows: Sequence[int]) -> Any:
-    """Compute the statistics of training rows with which `DriftMonitor` compares new rows.
+    """Compute the statistics of training rows with which `DriftMonitor` compares new rows, as JSON values.
 
-    Args:
-        cells: The cells (n,) of each column.
-        encoding: The fitted columns; None if the columns are features already.
-        class_rows: The number of rows of each class.
-
-    Returns:
-        A dict of JSON values: for each column, the fraction of missing cells and, for numbers and dates, quantiles;
-        the mean number of rows per class; and the fraction of the rows that are in the smallest class.
+    ``cells`` has the cells (n,) of each column. The result has the fraction of missing cells of each column and, for
+    numbers and dates, quantiles; the mean number of rows per class; and the fraction of the rows in the smallest class.
     """
     statistics: list[JsonDict] = []
     n_steps = sorted([*DRIFT.quantile_steps, DRIFT.max_quantiles // (4 * len(cells)) * 4])[1]
@@ -180,15 +174,7 @@ class DriftMonitor:
         return ""
 
     def _is_significant_increase(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
-        """Test whether a fraction of the new rows is significantly larger than in training.
-
-        Args:
-            count: The number of new rows that are counted, such as those with a missing cell.
-            rows: The number of all new rows.
-            fraction: The fraction of the training rows, for Fisher's exact test.
-            subtract: The fraction that ``count / rows`` must exceed by `DriftThresholds.min_fraction_increase`; None to
-                use ``fraction``.
-        """
+        """Test by Fisher's exact test whether ``count`` of the new rows are a larger fraction than in training."""
         if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT.min_fraction_increase:
             return False
         n = self.training_statistics["per_class"]
@@ -217,10 +203,7 @@ def _max_fraction_between(quantiles: np.ndarray, low: float, high: float) -> flo
 
 
 def _max_distance(quantiles: Sequence[float]) -> float:
-    """Compute the distance from the training range beyond which a single cell is reported, given training quantiles.
-
-    The distance is infinite in columns with long tails.
-    """
+    """Compute the distance from the training range beyond which a cell is reported; infinite for long tails."""
     width, quarter = quantiles[-1] - quantiles[0], len(quantiles) // 4
     interquartile_range = quantiles[-1 - quarter] - quantiles[quarter]
     has_no_long_tails = 0 < width <= DRIFT.max_range_in_iqrs * interquartile_range

@@ -139,20 +139,10 @@ def fit_columns(
     decimal: str | None = None,
     semicolons: bool = False,
 ) -> dict[str, InferredType]:
-    """Infer the type of each column of a table, and fit a column of this type.
+    """Infer the type of each column of a table, and fit a column of this type or give the reason to drop it, by name.
 
-    Args:
-        columns: The cells (n,) of each column, by name.
-        column_types: The column types that the user has set, by the names of the columns.
-        keep_option: Advice to the user on how to keep a column that is dropped as a row index; None to keep such
-            columns.
-        argument: The name of ``column_types`` in error messages.
-        selection: The pretrained networks that embed texts and pictures.
-        decimal: The decimal mark of numbers, "." or ","; None to detect it.
-        semicolons: Whether semicolons separate the cells of the file. The comma of "1,234" is then a decimal mark.
-
-    Returns:
-        For the name of each column, the fitted column or the reason to drop it.
+    The arguments are those of `fit_features`; ``argument`` is the name of ``column_types`` in error messages. If the
+    file has ``semicolons`` between cells, the comma of "1,234" is a decimal mark.
     """
     for name in column_types:
         if name not in columns:
@@ -194,11 +184,7 @@ def _select_numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, N
 def _attach_representations(
     inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: SelectedRepresentations
 ) -> dict[str, InferredType]:
-    """Refit the columns of texts and pictures for the selected networks; return all columns by name.
-
-    Raises:
-        InputError: The user requested a network for which there is no column.
-    """
+    """Refit the columns of texts and pictures for the selected networks; return all columns by name."""
     result, used = dict(inferred), set[str | None]()
     n_used = sum(inferred_type.column is not None or inferred_type.is_text for inferred_type in inferred.values())
     for name, inferred_type in inferred.items():
@@ -236,11 +222,7 @@ def _attach_representations(
 def detect_suspicious_columns(
     table: Table, block: RowBlock, encoding: Encoding, groups: np.ndarray | None = None
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Detect columns that may leak the labels, and columns that seem to identify groups of rows.
-
-    Returns:
-        The warnings for the user, and the indices of the columns that seem to identify groups.
-    """
+    """Warn about columns that may leak the labels or identify groups of rows; also return the indices of the latter."""
     notes, group_columns = [], dict[int, GroupColumn]()
     for index, (column, cells) in enumerate(zip(encoding.columns, block.columns, strict=True)):
         name = table.column_name(index)
@@ -318,14 +300,8 @@ def convert_to_training_formats(
 ) -> Table:
     """Return a table of new rows whose numbers are rewritten in the formats that the encoding was fitted to.
 
-    Notes about the cells of the first block are added to the notes of the table: another decimal mark than in training,
-    and cells of other types or spellings.
-
-    Args:
-        table: The table. Its first block is read.
-        encoding: The fitted columns; None if the columns are features already.
-        decimal: The decimal mark of the table, "." or ","; None to detect it.
-        argument: The name of the table in error messages.
+    Notes about the first block, which is read, are added to those of the table: another decimal mark than in training,
+    and cells of other types or spellings. Errors call the table ``argument``.
     """
     first = next(table.blocks)
     conversion = detect_numeric_conversion(table, first, encoding, decimal=decimal)

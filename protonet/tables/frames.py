@@ -241,17 +241,10 @@ def _raise_column_type(got: str) -> NoReturn:
 def fit_frame_columns(
     frame: Frame, kinds: Mapping[str, str] | None, selection: SelectedRepresentations
 ) -> FrameEncoding:
-    """Infer the type of each column of a frame, fit columns of these types, and drop useless columns.
+    """Fit a column of the inferred type, or of that in ``kinds``, to each column of a frame, and drop useless columns.
 
     The columns of arrays, and frames of numbers without missing values, are used unchanged, even if one is a row index.
-
-    Args:
-        frame: The frame of the training rows.
-        kinds: The column types that the caller has set, by the names of the columns; None for none.
-        selection: The pretrained networks that embed texts and pictures.
-
-    Raises:
-        InputError: No column can be used, or ``kinds`` does not match the columns.
+    Raises an InputError if no column can be used, or if ``kinds`` does not match the columns.
     """
     kinds = _validate_column_types(frame, kinds)
     if frame.original is None or (frame.is_fully_numeric and not kinds):
@@ -308,16 +301,7 @@ def iterate_dense_blocks(parts: Sequence[Any], size: int) -> Iterator[np.ndarray
 
 
 def describe_frame_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
-    """Describe the columns of a frame as metadata of a model file.
-
-    Args:
-        encoding: The fitted columns; None for arrays.
-        label: The name of the labels. Underscores are appended if a column has this name.
-
-    Returns:
-        A dict: the name of the labels as "label", the names of the columns that are not used as "left_out", and a
-        one-line summary of each column as "features".
-    """
+    """Describe the columns of a frame, or none of an array, as the metadata "label", "left_out" and "features"."""
     summary = {} if encoding is None else encoding.column_summaries
     used = () if encoding is None else encoding.used_names or ()
     while label in summary:  # commands need distinct names
@@ -328,15 +312,10 @@ def describe_frame_columns(encoding: FrameEncoding | None, label: str) -> JsonDi
 def restore_frame_encoding(
     encoding: Encoding | None, used: tuple[str, ...] | None, summary: object
 ) -> FrameEncoding | None:
-    """Restore the fitted columns of a frame from parts of a model file.
+    """Restore the fitted columns of a frame from a model file; None without an encoding.
 
-    Args:
-        encoding: The fitted columns that are used; None for arrays without missing values.
-        used: The names of these columns; None for arrays.
-        summary: The summary of all columns by name, which may be missing or invalid.
-
-    Returns:
-        The fitted columns; None if ``encoding`` is None.
+    ``used`` are the names of the columns, None for arrays. ``summary`` has a summary of all columns by name, and may be
+    invalid.
     """
     if encoding is None:
         return None

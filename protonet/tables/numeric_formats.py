@@ -57,15 +57,7 @@ class NumericConversion(NamedTuple):
 
 
 def revise_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:
-    """Choose the order in which number formats are tried, by the evidence of all columns of a table.
-
-    Args:
-        columns: The cells of each column, by name.
-        numeric: The fitted columns of numbers, by name.
-
-    Returns:
-        The order for fitting the columns again; None if no column has a decimal comma, so that they can be kept.
-    """
+    """Choose, by all cells of a table, the order in which number formats are tried; None to keep the fitted columns."""
     if not any(column.format == "comma" for column in numeric.values()):
         return None
     texts = [_list_distinct(columns[name]) for name in numeric if columns[name].dtype.kind == "O"]
@@ -76,13 +68,10 @@ def revise_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str,
 def describe_numeric_formats(
     columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric], *, ambiguous_points: bool = False
 ) -> list[str]:
-    """Format notes about how ambiguous points, commas and colons in numbers are read, each with an example.
+    """Format notes on how ambiguous points, commas and colons in numbers are read, with examples, by column name.
 
-    Args:
-        columns: The cells of each column, by name.
-        numeric: The fitted columns of numbers, by name.
-        ambiguous_points: Whether points may be between thousands even in numbers that Python can read, as in files with
-            semicolons between cells.
+    If there are ``ambiguous_points``, as in files with semicolons between cells, points may be between thousands even
+    in numbers that Python can read.
     """
     meanings = {
         "point": {",": "commas between thousands"},
@@ -144,17 +133,7 @@ def describe_mixed_percentages(columns: Mapping[str, np.ndarray], numeric: Mappi
 def detect_numeric_conversion(
     table: Table, block: RowBlock, encoding: Encoding | None, *, decimal: str | None = None
 ) -> NumericConversion:
-    """Detect whether new rows write numbers otherwise than the training rows, and how to convert them.
-
-    Args:
-        table: The table of new rows.
-        block: The first block of the table.
-        encoding: The columns fitted to the training rows; None if the columns are features already.
-        decimal: The decimal mark of the table, "." or ","; None to detect it.
-
-    Returns:
-        The conversion, which is empty if the numbers are written as in training.
-    """
+    """Detect by the first block whether new rows write numbers otherwise than in training; return the conversion."""
     texts = {
         index: (column, _list_distinct(cells)[:MAX_EXAMINED_CELLS])
         for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False))
@@ -201,16 +180,7 @@ def _is_read_differently(cell: str, numeric_format: str, fitted_format: str) -> 
 
 
 def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_format: str) -> float:
-    """Compute how far numbers are from those of training if they are read in a given format.
-
-    Args:
-        texts: For each column, the column fitted to the training rows, and the distinct cells of the new rows.
-        numeric_format: The format, "point" or "comma".
-
-    Returns:
-        The absolute difference, in powers of ten, between the root mean squares of the new and of the training numbers,
-        averaged over the columns; infinity if no cell is a number in this format.
-    """
+    """Compute the mean difference, in powers of ten, of numbers in this format to those of training; inf for none."""
     distances = []
     for column, cells in texts:
         numeric = np.array([parse_numeric(cell, numeric_format) for cell in cells])

@@ -150,14 +150,7 @@ def score_group_name(name: str) -> int:
 
 
 def score_group_values(levels: np.ndarray) -> int:
-    """Compute the points of evidence that the spelling of values gives for a group column.
-
-    Args:
-        levels: (m,) the distinct values of the column, in ascending order.
-
-    Returns:
-        2 for codes, 1 for running numbers and integers of many digits, 0 for other values.
-    """
+    """Score the spelling of distinct ascending values (m,): 2 for codes, 1 for running or long integers, else 0."""
     words = levels.tolist() if levels.dtype.kind in "US" else []
     min_alike = GROUP_COLUMNS.min_code_fraction * len(levels)
     if words and not all(word.isdecimal() for word in words):
@@ -176,14 +169,7 @@ def score_group_values(levels: np.ndarray) -> int:
 
 
 def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
-    """Compute an upper bound of the log-probability that labels agree so well with values by chance.
-
-    The rows of each value are divided into pieces of `GroupColumnThresholds.piece_size` rows. The bound is for at least
-    as many pieces of a single class as observed, if the labels were independent of the values.
-
-    Args:
-        level_of: (n,) the index of the value of each row.
-        labels: (n,) the index of the class of each row.
+    """Bound the log-probability that pieces of rows of one value have a single class as often by chance.
 
     Source: Hoeffding, "Probability inequalities for sums of bounded random variables" (1963), theorem 1.
     """
@@ -228,11 +214,7 @@ LEAKAGE = LeakageThresholds()
 
 
 def detect_row_index(column: np.ndarray) -> str:
-    """Detect whether the numbers (n,) of a column, in file order, are an index or identifier of the rows.
-
-    Returns:
-        The reason, as a phrase for users; "" if they are no index.
-    """
+    """Give the reason, for users, why numbers (n,) in file order are an index of the rows; "" for none."""
     n = len(column)
     if n < LEAKAGE.min_rows or not np.array_equal(column, np.rint(column)):
         return ""
@@ -245,11 +227,7 @@ def detect_row_index(column: np.ndarray) -> str:
 
 
 def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
-    """Detect whether a column of numbers (n,) may leak the labels (n,) of the training rows.
-
-    Returns:
-        The reason, as a phrase that follows the name of the column; "" if there is no sign of a leak.
-    """
+    """Give the reason, which follows the column's name, why its numbers (n,) may leak the labels (n,); "" for none."""
     n, ordered = len(column), np.sort(column)
     if n < LEAKAGE.min_rows or ordered[0] == ordered[-1]:
         return ""
@@ -271,10 +249,7 @@ def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
 
 
 def _is_monotonic(column: np.ndarray, *, strictly: bool = False) -> bool:
-    """Test whether the values (n,) of a column never decrease, or never increase, from row to row.
-
-    If ``strictly``, equal values in adjacent rows are not allowed.
-    """
+    """Test whether the values (n,) never decrease or never increase; if ``strictly``, nor are adjacent ones equal."""
     before, after = column[:-1], column[1:]
     increases, decreases = (after > before, after < before) if strictly else (after >= before, after <= before)
     return bool(increases.all() or decreases.all())

@@ -332,10 +332,7 @@ def format_names(names: Sequence[str]) -> str:
 def _read_blocks(
     source: TableSource, chunks: Iterator[TableChunk], n_features: int, n_extra: int, spec: ReadSpec
 ) -> Iterator[RowBlock]:
-    """Yield chunks of a file as blocks with parsed labels, without the blank and unlabelled rows that ``spec`` drops.
-
-    Notes about the dropped rows are added to ``source.notes`` after the last block.
-    """
+    """Yield chunks of a file as blocks with parsed labels, without blank and unlabelled rows that ``spec`` drops."""
     start = n_blank = n_unlabelled = n_kept = 0
     missing_counts = {"label": Counter[str](), "cell": Counter[str]()}  # by their text
     for columns, positions in chunks:
@@ -379,10 +376,7 @@ def _read_blocks(
 
 
 def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
-    """Format a note about texts such as "N/A" that are read as missing; an empty list if there are none.
-
-    ``counts`` has the number of cells with each text, for "label" and for "cell".
-    """
+    """Format a note about texts that are read as missing, given the counts of each for "label" and "cell"; or none."""
     parts = []
     for noun, counter in counts.items():
         texts = ", ".join(f"{to_printable(text)!r} {n:,}" for text, n in counter.most_common(MAX_SUGGESTIONS))
@@ -396,11 +390,7 @@ def _are_empty_cells(cells: np.ndarray) -> np.ndarray:
 
 
 def parse_labels(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Convert cells (b,) to labels.
-
-    Returns:
-        The labels (b,), integers if possible, otherwise floats or strings; and a mask (b,) bool of missing labels.
-    """
+    """Convert cells (b,) to labels (b,), integers if possible, else floats or strings; also mask (b,) missing ones."""
     if cells.dtype.kind == "O":
         return cells.astype(np.str_), is_missing(cells)
     if cells.dtype.kind == "M":

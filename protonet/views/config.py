@@ -51,13 +51,7 @@ def raise_unless(condition: bool, message: str) -> None:
 
 
 def require_finite(name: str, tensor: Tensor, *, allow_infinity: bool = False) -> None:
-    """Raise a ValueError if a tensor holds NaN or an infinity, or bytes other than 0 and 1 in a bool tensor.
-
-    Args:
-        name: The name of the tensor in the error message.
-        tensor: A tensor of any type.
-        allow_infinity: Whether positive infinities are allowed.
-    """
+    """Raise a ValueError for NaN, a forbidden infinity, or bytes other than 0 and 1 in a tensor of type bool."""
     if tensor.dtype == torch.bool:
         raise_unless(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
     finite = tensor > -torch.inf if allow_infinity else torch.isfinite(tensor)
@@ -70,13 +64,9 @@ def validate_tensors(
     prefix: str = "",
     infinite_tensors: frozenset[str] = frozenset(),
 ) -> None:
-    """Raise a ValueError unless tensors have the expected names, shapes and types, and finite values.
+    """Raise a ValueError unless tensors have the names, shapes and types of ``expected``, and finite values.
 
-    Args:
-        tensors: The tensors to be checked, by name.
-        expected: Tensors of the expected names, shapes and types; their values are not used.
-        prefix: Text before the name of a tensor in error messages.
-        infinite_tensors: Names of the tensors that may hold positive infinities.
+    Tensors with the names ``infinite_tensors`` may hold positive infinities. ``prefix`` precedes names in messages.
     """
     for name, reference in expected.items():
         raise_unless(name in tensors, f"no tensor {prefix}{name}")

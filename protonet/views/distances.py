@@ -53,15 +53,7 @@ def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
 
 
 def quantization_grid(landmarks: Tensor, n_terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the grid to which `quantized_l1_distances` rounds coordinates.
-
-    Args:
-        landmarks: (units, dim) floating.
-        n_terms: The number of rounded coordinates whose sum must fit in 16 bits.
-
-    Returns:
-        The minimum (dim,) and the maximum (dim,) of the landmarks, and the step of the grid, 0-d.
-    """
+    """Compute the minima and maxima (dim,) of landmarks (units, dim), and the step of `quantized_l1_distances`."""
     low, high = landmarks.amin(dim=0), landmarks.amax(dim=0)
     return low, high, (high - low).max().clamp_min(torch.finfo(landmarks.dtype).tiny) / (INT16_MAX // n_terms)
 

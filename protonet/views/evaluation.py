@@ -164,22 +164,14 @@ class CandidateEvaluator:
         return self.score(spec, self.compute_cosines([partial(map_features, view) for view in self.fit(spec)]))
 
     def compute_cosines(self, fold_maps: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-        """Compute the cosines (n_held_out, num_classes) of the held-out rows of all folds to class prototypes.
-
-        Args:
-            fold_maps: For each fold, a fitted feature map as in `compute_fold_cosines`.
-        """
+        """Compute the cosines (n_held_out, num_classes) of the held-out rows, by one feature map for each fold."""
         return torch.cat([self.compute_fold_cosines(embed, index) for index, embed in enumerate(fold_maps)])
 
     def compute_fold_cosines(self, embed: Callable[[Tensor], Tensor], index: int) -> Tensor:
-        """Compute the cosines of the held-out rows of one fold to class prototypes, on the CPU.
+        """Compute the mean cosines (rows that the fold holds out, num_classes) float32 to class prototypes, on the CPU.
 
-        Args:
-            embed: Maps features (n, input_dim) to embeddings (parts, n, dim); fitted to the training rows of the fold.
-            index: The index of the fold.
-
-        Returns:
-            (rows that the fold holds out, num_classes) float32: the mean of the cosines of all parts.
+        ``embed`` maps features (n, input_dim) to embeddings (parts, n, dim), and is fitted to the training rows of the
+        fold.
         """
         fold, features, labels = self.folds[index], self.rows.features, self.rows.labels
         num_classes, weights = self.rows.num_classes, self.rows.weights
@@ -214,11 +206,9 @@ class CandidateEvaluator:
         return fit_scale_and_offsets(cosines, self.labels[:n], self.sizes, weights)[2]
 
     def should_prune(self, cosines: Tensor, *, expected_loss_ratio: float = 1.0) -> bool:
-        """Test whether a view is so much worse than the reference losses that its evaluation should end.
+        """Test whether cosines (n, num_classes) of the first n held-out rows are so bad that the evaluation should end.
 
-        Args:
-            cosines: (n, num_classes), of the first n held-out rows.
-            expected_loss_ratio: Factor on the losses of the view, below 1 if other hyperparameters may be better.
+        The losses are multiplied by ``expected_loss_ratio``, below 1 if other hyperparameters may be better.
         """
         n = len(cosines)
         if self.best_linear_losses is None or n < VIEW_PRUNING.min_evaluated_rows:

@@ -195,11 +195,7 @@ def list_dilations(width: int, dim: int) -> list[int]:
 
 @cache
 def kernel_feature_indices(width: int, dim: int, dilation: int, parts: int) -> Tensor:
-    """Compute the indices of the features that the weights of a kernel multiply, for each position of the kernel.
-
-    Returns (dim, taps) int64: one row for each position, in the order of `sort_positions_by_part`, and one column for
-    each weight. The index is ``dim`` beyond the border of the image or series, where a padding of zeros is read.
-    """
+    """Compute the feature (dim, taps) int64 that each weight of a kernel multiplies at a position, or ``dim`` for 0."""
     line_reach = range(-(FIXED_CONVOLUTION.kernel_size // 2), FIXED_CONVOLUTION.kernel_size // 2 + 1)
     side = range(-(math.isqrt(FIXED_CONVOLUTION.kernel_size) // 2), math.isqrt(FIXED_CONVOLUTION.kernel_size) // 2 + 1)
     steps = [(0, step) for step in line_reach] if width == dim else [(down, right) for down in side for right in side]
@@ -213,10 +209,7 @@ def kernel_feature_indices(width: int, dim: int, dilation: int, parts: int) -> T
 
 @cache
 def sort_positions_by_part(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
-    """Sort the positions of a row by the part that they belong to, for local pooling.
-
-    Returns the sorted positions (dim,) int64, and the number of positions in each part.
-    """
+    """Sort the positions (dim,) of a row by the part that they belong to; also list the number in each part."""
     index = torch.arange(dim, device="cpu")  # sizes of parts are also known on the meta device
     line, column = index // width, index % width
     parts_down, parts_across = min(parts, dim // width), min(parts, width)
@@ -363,22 +356,13 @@ def _select_fitted_rows(x: Tensor) -> Tensor:
 
 
 def _convolve(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
-    """Convolve rows x (n, dim), padded with zeros, with all kernels: responses (n, positions, kernels).
-
-    ``taps`` are the indices from `kernel_feature_indices`.
-    """
+    """Convolve zero-padded rows x (n, dim), gathered by ``taps``, with kernels: (n, positions, kernels)."""
     values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, FIXED_CONVOLUTION.kernel_size)
     return (values @ kernels.T).view(-1, len(taps), len(kernels))
 
 
 class _RidgeRegression:
-    """Ridge regression of class indicators on pooled features, prepared once for several ridge penalties.
-
-    Args:
-        features: (n, features) pooled features of the training rows.
-        rows: The training rows, for their labels and weights.
-        queries: (m, features) pooled features of held-out rows, whose cosines `cosines` computes.
-    """
+    """Ridge regression of class indicators on pooled features (n, features), for several ridge penalties."""
 
     def __init__(self, features: Tensor, rows: TrainingRows, queries: Tensor | None = None) -> None:
         self.rows = rows

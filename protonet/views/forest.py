@@ -152,10 +152,7 @@ class ForestFamily(ViewFamily):
 
 
 def _is_pilot_pruned(evaluator: CandidateEvaluator, forest: ForestSpec) -> bool:
-    """Test on the first fold, with a pilot forest of fewer trees, whether the forest would get no weight.
-
-    The result is False if the fold holds out few rows.
-    """
+    """Test on a first fold of many rows, with fewer trees, whether the forest would get no weight."""
     fold = evaluator.folds[0]
     if len(fold.held_out) < VIEW_PRUNING.min_decisive_rows:
         return False
@@ -194,11 +191,7 @@ def _sort_nodes(nodes: TreeNodes) -> TreeNodes:
 
 
 def _locate_children(inner: Tensor, trees: int) -> Tensor:
-    """Compute the index (nodes,) of the left child of each node; a leaf gets its own index.
-
-    ``inner`` (nodes,) is a mask of the nodes with children, and ``trees`` the number of roots. Nodes must be in the
-    order of `_sort_nodes`: the roots first, then the nodes of each level in the order of their parents.
-    """
+    """Compute the index (nodes,) of each left child from the mask of inner nodes, in the order of `_sort_nodes`."""
     return torch.where(inner, trees + 2 * (inner.cumsum(dim=0) - 1), torch.arange(len(inner), device=inner.device))
 
 
@@ -309,10 +302,7 @@ class ForestView(View):
 
 
 def max_tree_count(n: int, dim: int, max_trees: int) -> int:
-    """Compute the number of trees of a forest on n rows of ``dim`` features: as many as the work limit allows.
-
-    The result is in [1, max_trees].
-    """
+    """Compute the number of trees in [1, max_trees] that the work limit allows, for n rows of ``dim`` features."""
     return max(
         1, min(max_trees, int(FOREST.max_forest_work / (min(n, FOREST.max_fitted_rows) * _splits_per_node(dim))))
     )
@@ -326,17 +316,7 @@ def _splits_per_node(dim: int) -> int:
 def _grow_trees(
     x: Tensor, labels: Tensor, weights: Tensor, blocks: Tensor, num_classes: int, trees: int, generator: torch.Generator
 ) -> tuple[TreeNodes, int]:
-    """Grow trees from all rows; return their nodes and the number of levels below the roots.
-
-    Args:
-        x: (n, dim) rows.
-        labels: (n,) int64 in [0, num_classes).
-        weights: (n,) sample weights.
-        blocks: (dim,) int64, ascending: the table column of each feature, such as of each one-hot category.
-        num_classes: Number of classes.
-        trees: Number of trees.
-        generator: The source of random splits.
-    """
+    """Grow trees from all rows (n, dim); return their nodes and the number of levels below the roots."""
     n, splits = len(x), _splits_per_node(int(blocks[-1]) + 1)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
     nodes = _append_leaves(None, trees)
@@ -401,11 +381,7 @@ def _unique_integers(values: Tensor, stop: int) -> tuple[Tensor, Tensor]:
 def _draw_varying_features(
     x: Tensor, varying: Tensor, blocks: Tensor, shape: tuple[int, int], generator: torch.Generator
 ) -> Tensor:
-    """Draw random indices of features, of the given shape, from ``varying`` (m,), the features that are not constant.
-
-    For each index, a table column is drawn uniformly. One of its features is drawn with a probability proportional to
-    its variance. ``blocks`` (dim,) is the column of each feature.
-    """
+    """Draw indices of features: a table column uniformly, then one of its features in proportion to its variance."""
     if int(blocks[-1]) + 1 == len(blocks):  # blocks of one feature
         return varying[torch.randint(len(varying), shape, generator=generator)]
     block = blocks[varying].unique_consecutive(return_inverse=True)[1]
@@ -434,24 +410,14 @@ def _append_leaves(nodes: TreeNodes | None, count: int) -> TreeNodes:
 def _evaluate_random_splits(
     values: Tensor, weights: Tensor, group: Tensor, member: Tensor, owner: Tensor, count: Tensor, fraction: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Evaluate random splits: one random threshold for each node and each feature that was drawn for it.
+    """Evaluate a random threshold for each node and each feature that was drawn for it.
 
-    A *pair* is a row in a tree; it is at one node. A *combination* is a node and a class that occurs at it.
-
-    Args:
-        values: (pairs, splits) values of the row's features that were drawn for the pair's node.
-        weights: (pairs,) sample weight of the row of each pair.
-        group: (pairs,) index of the node of each pair.
-        member: (pairs,) index of the combination of node and class of each pair.
-        owner: (combinations,) index of the node of each combination.
-        count: (combinations,) summed weight of the pairs of each combination.
-        fraction: (nodes, splits) position of the threshold between the smallest and the largest value at the node, in
-            [0, 1).
-
-    Returns:
-        The thresholds (nodes, splits); a mask (pairs, splits) of the values above the threshold; and scores (nodes,
-        splits), higher for better splits. A score is the summed weight minus the weighted Gini impurity of both sides,
-        or 0 if one side is empty.
+    A *pair* is a row in a tree; it is at one node. A *combination* is a node and a class that occurs at it. ``group``
+    and ``member`` (pairs,) are the node and the combination of each pair, ``owner`` (combinations,) the node of each
+    combination, and ``count`` its summed weight. ``fraction`` (nodes, splits) in [0, 1) is the position of the
+    threshold between the extreme ``values`` (pairs, splits) at the node. Returns the thresholds (nodes, splits); a mask
+    (pairs, splits) of values above them; and scores (nodes, splits): the summed weight minus the weighted Gini impurity
+    of both sides, or 0 if one side is empty.
     """
     index = group[:, None].expand(values.shape)
     low = torch.full_like(fraction, math.inf).scatter_reduce_(0, index, values, "amin")

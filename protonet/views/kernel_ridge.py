@@ -189,10 +189,7 @@ class KernelRidgeFamily(ViewFamily):
 
 
 def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[KernelRidgeSpec]) -> Candidate | None:
-    """Evaluate one view with several bandwidths and ridge penalties; return the best candidate.
-
-    Returns None after the deadline, or if the view is clearly worse than other views.
-    """
+    """Evaluate a view with several settings; return the best candidate, None if it is pruned or time is over."""
     cosines = torch.zeros(len(specs), 0, evaluator.rows.num_classes, dtype=torch.float32)
     for index, (source, fold) in enumerate(zip(evaluator.fold_sources(specs[0]), evaluator.folds, strict=True)):
         if evaluator.is_past_deadline():
@@ -232,11 +229,7 @@ def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[K
 def _choose_bandwidth(
     evaluator: CandidateEvaluator, regression: _KernelRegression, specs: Sequence[KernelRidgeSpec]
 ) -> list[KernelRidgeSpec]:
-    """Choose the bandwidth with the lowest log-loss on one fold; return the better half of the specs that have it.
-
-    The list is empty if the view is clearly worse than other views. Bandwidths are evaluated from the middle one on, in
-    both directions for as long as the log-loss falls.
-    """
+    """Search the bandwidth of lowest log-loss from the middle one on; return the better half of its specs, or none."""
     bandwidths = _list_bandwidths(specs)
 
     @functools.cache
@@ -378,14 +371,7 @@ class KernelRidgeView(View):
 
 
 class _KernelRegression:
-    """Kernel ridge regression of class indicators, with distances that are computed once for several settings.
-
-    Args:
-        view: The spec; its bandwidth and ridge penalty are not used.
-        source: The affine map whose output is the input of the kernel.
-        rows: The training rows.
-        queries: (m, input_dim) features of held-out rows, whose cosines `cosines` computes.
-    """
+    """Kernel ridge regression of class indicators, with distances that are computed once for several settings."""
 
     def __init__(
         self, view: KernelRidgeSpec, source: LinearMap, rows: TrainingRows, queries: Tensor | None = None
@@ -432,13 +418,10 @@ class _KernelRegression:
         return reduced
 
     def solve(self, bandwidth: float, ridges: Sequence[float]) -> tuple[Tensor, list[Tensor]]:
-        """Fit the regression at a bandwidth, for each ridge penalty.
+        """Fit at a bandwidth: the kernel matrix (n, units) float64, and coefficients (units, classes) of each penalty.
 
-        The squared error of each row is weighted. If every row is a unit, this is equivalent to a ridge penalty for
-        each row, divided by its weight.
-
-        Returns:
-            The kernel matrix (n, units) float64, and for each penalty the coefficients (units, num_classes).
+        If every row is a unit, weights of squared errors are equivalent to a ridge penalty for each row, divided by its
+        weight.
         """
         kernel = torch.exp(-self.distances / (bandwidth * self.median))
         if len(self.landmarks) < len(kernel):  # subset of regressors: normal equations, with jitter

@@ -294,10 +294,7 @@ def _mean(features: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the weighted lower quartile, median and upper quartile of features (n, dim), each (dim,) float64.
-
-    If there are many rows, at most 2 ``CHUNK_SIZE`` evenly spaced ones are used.
-    """
+    """Compute the weighted quartiles and median (dim,) float64 of features (n, dim), of even rows if they are many."""
     step, levels = max(1, len(features) // CHUNK_SIZE), (0.25, 0.5, 0.75)
     ordered, order = features[::step].sort(dim=0)
     if weights is None:
@@ -311,12 +308,7 @@ def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def _relevance_factors(rows: TrainingRows) -> Tensor:
-    """Compute a factor in (0, 1) for each feature, (dim,), which is higher if the class means differ more.
-
-    The F statistic of a feature is about 1 if its class means are equal. With the excess e of the statistic over 1, the
-    factor is ``sqrt(e / (e + LINEAR_VIEW.half_relevance_excess))``, the root of a shrunken estimate of the fraction of
-    signal.
-    """
+    """Compute a factor in (0, 1) for each feature (dim,) from the excess of its F statistic over 1."""
     features, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
     num_classes = rows.num_classes
     means, counts = class_means(features, labels, num_classes, weights)
@@ -332,10 +324,7 @@ def _relevance_factors(rows: TrainingRows) -> Tensor:
 
 
 def _fit_whitening(rows: TrainingRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Fit the whitening map to labelled rows.
-
-    Returns the buffers ``gain`` (dim,), ``basis`` (dim, rank) and ``coefficient`` (rank,) of its `LinearMap`.
-    """
+    """Fit the whitening map: its ``gain`` (dim,), ``basis`` (dim, rank) and ``coefficient`` (rank,)."""
     x, labels, weights = rows.features, rows.labels, rows.class_balanced_weights
     num_classes = rows.num_classes
     means, counts = class_means(x, labels, num_classes, weights)

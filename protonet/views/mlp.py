@@ -71,14 +71,8 @@ MLP_TRAINING = MLPTrainingConfig()
 class ResidualMLPs(nn.Module):
     """An ensemble of residual MLPs of equal size, evaluated in batched products: ``pad(z) + W2 gelu(W1 z + b1)``.
 
-    The last layer is initialized with zeros, so an untrained MLP returns its input, padded with zeros.
-
-    Args:
-        members: Number of MLPs.
-        input_dim: Width of the input.
-        hidden: Number of hidden units of each MLP.
-        embedding_dim: Width of the output, at least ``input_dim``.
-        generator: Draws the first layers. If None, they are zero until a state dict is loaded.
+    The last layers are zeros at first, so that an untrained MLP returns its input, padded with zeros. The generator
+    draws the first layers; without one, they are zeros until a state dict is loaded.
     """
 
     def __init__(
@@ -206,10 +200,7 @@ def train_mlps(
 def _initial_proxies(
     training_data: Sequence[MLPTrainingData], num_classes: int, embedding_dim: int, generator: torch.Generator
 ) -> Tensor:
-    """Compute the initial class proxies of the cross-entropy, (members, num_classes, embedding_dim).
-
-    They are the class means of the normalized inputs, padded with small noise to the width of the output.
-    """
+    """Compute class means of normalized inputs, padded with noise: (members, num_classes, embedding_dim)."""
     means = torch.stack([class_means(F.normalize(z, dim=1), y, num_classes, w)[0] for z, y, w in training_data])
     padding = embedding_dim - means.shape[2]
     noise = torch.randn(*means.shape[:2], padding, generator=generator, dtype=means.dtype)

@@ -101,11 +101,7 @@ def detect_feature_order(x: Tensor) -> FeatureOrder:
 
 
 def _detect_series_and_period(difference: Sequence[float], correlation: Sequence[float]) -> tuple[bool, int]:
-    """Decide whether features are a series, and compute the lag at which they are similar again.
-
-    The arguments are the results of `_measure_feature_similarity`. The lag, such as the width of an image, is 0 if
-    there is none.
-    """
+    """Decide whether features are a series, and compute the lag at which they are similar again, 0 for none."""
     similar = [
         d < FEATURE_ORDER.max_difference and c > FEATURE_ORDER.min_correlation
         for d, c in zip(difference, correlation, strict=True)
@@ -135,11 +131,7 @@ def shift_rows(x: Tensor, shifts: tuple[int, ...]) -> Tensor:
 
 
 def _measure_feature_similarity(x: Tensor, max_lag: int) -> tuple[list[float], list[float]]:
-    """Measure how similar the features of rows x (n, dim) are at each lag from 0 to ``max_lag``.
-
-    Returns two lists with an entry for each lag. The first has the mean squared difference of two features at the lag,
-    divided by that of independent features. The second has the lower quartile of the correlations of these pairs.
-    """
+    """Measure, at each lag from 0 on, the relative difference of features and the lower quartile of correlations."""
     values, z, varies, independent = _standardize(x)
     difference, correlation = [0.0], [1.0]
     for lag in range(1, max_lag + 1):
@@ -151,11 +143,7 @@ def _measure_feature_similarity(x: Tensor, max_lag: int) -> tuple[list[float], l
 
 
 def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Compute the statistics of rows x (n, dim) from which the similarity of features is measured.
-
-    Returns the values minus their overall mean (n, dim), the standardized features (n, dim), a mask (dim,) of the
-    features that are not constant, and the mean squared difference of two independent features.
-    """
+    """Compute centred values and standardized features (n, dim), varying ones (dim,), and an independent difference."""
     values = x - x.mean()
     independent = float(2 * x.var(dim=1, correction=0).mean()) or 1.0
     deviation = x.std(dim=0, correction=0)
@@ -164,9 +152,7 @@ def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
 
 
 def _measure_permuted_similarity(x: Tensor, max_lag: int) -> Iterator[tuple[list[float], list[float]]]:
-    """Compute the result of `_measure_feature_similarity` for each of several random permutations of the features.
-
-    With any number of rows, features can seem similar at some lag by chance if a few are much larger than the others.
+    """Compute `_measure_feature_similarity` for random permutations of the features.
 
     Source: permutation tests, Fisher, "The design of experiments" (1935).
     """
@@ -186,8 +172,5 @@ def _measure_permuted_similarity(x: Tensor, max_lag: int) -> Iterator[tuple[list
 
 
 def _largest_similar_lag(difference: list[float], change: float) -> int:
-    """Compute the largest lag up to which all differences are below ``change``, but at least 1.
-
-    ``difference`` has an entry for each lag, from `_measure_feature_similarity`.
-    """
+    """Compute the largest lag, at least 1, up to which the ``difference`` at each lag is below ``change``."""
     return next((lag - 1 for lag in range(2, len(difference)) if difference[lag] >= change), len(difference) - 1)

@@ -128,17 +128,9 @@ def rank_rows(rows: Tensor) -> Tensor:
 
 
 def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Compute the position of each group if groups are sorted by the mean rank of their rows.
+    """Compute the position (count,) of each group (n,) if groups are sorted by the mean rank (n,) of their rows.
 
-    The order thus does not depend on the numbers of the groups.
-
-    Args:
-        ranks: (n,) ranks of the rows, from `rank_rows`.
-        groups: (n,) int64 in [0, count): the group of each row.
-        count: The number of groups.
-
-    Returns:
-        (count,) int64: the position of each group in this order. Groups without rows come last.
+    The order thus does not depend on the numbers of the groups. Groups without rows come last.
     """
     means, sizes = class_means(ranks[:, None], groups, count)
     means = (means[:, 0] / RANK_RESOLUTION).round()  # a different order of columns changes the last digits
@@ -241,11 +233,7 @@ def compute_weights_checksum() -> int:
 
 
 def load_checked_weights(checksum: int) -> np.ndarray:
-    """Load the pretrained weights (WEIGHT_COUNT,) float16, and check that they have the given CRC-32.
-
-    Raises:
-        ValueError: The file is missing, or has another checksum.
-    """
+    """Load the pretrained weights (WEIGHT_COUNT,) float16; raise a ValueError for another CRC-32 or no file."""
     pretrained = load_pretrained_weights()
     if pretrained is None:
         raise ValueError(f"no file {WEIGHTS_FILE.name} of pretrained weights")
@@ -347,10 +335,7 @@ class TabularTransformerView(View):
 
     @torch.no_grad()
     def _encode_context(self) -> tuple[dict[str, Tensor], CellEncoder, EncodedContext]:
-        """Encode the context rows; return the transformer's weights, the cell encoder, and the encoded context.
-
-        The result is cached until the precision or the device changes.
-        """
+        """Encode the context rows: weights, cell encoder and context, cached for one precision and device."""
         rows = self.rows
         if self._cache is None or self._cache[0] != (rows.dtype, rows.device):
             weights = unpack_weights(torch.from_numpy(load_checked_weights(self.config.checksum)))

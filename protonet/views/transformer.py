@@ -96,10 +96,7 @@ def count_multiplications(columns: int, labelled: int) -> int:
 def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> EncodedContext:
     """Compute the encoding of labelled rows: prototypes, and the keys and values to which new rows attend.
 
-    Args:
-        weights: From `unpack_weights`.
-        cells: (tables, n, columns, CELL_CHANNELS) float32: the encoded cells.
-        codes: (tables, n) int64 in [0, CLASS_CODES): the codes of the rows' classes.
+    ``cells`` (tables, n, columns, CELL_CHANNELS) are float32, and ``codes`` (tables, n) the codes of the rows' classes.
     """
     h, attended = _embed_cells(weights, cells, codes), list[KeysAndValues]()
     for layer in range(LAYERS):
@@ -113,11 +110,8 @@ def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tens
 def embed_rows(weights: TransformerWeights, cells: Tensor, memory: EncodedContext) -> Tensor:
     """Embed m rows without labels: (tables, m, DIM) of unit norm.
 
-    Args:
-        weights: From `unpack_weights`.
-        cells: (tables, m, columns, CELL_CHANNELS) float32, or (1, m, columns, CELL_CHANNELS) if all tables have the
-            same rows.
-        memory: The encoding of the labelled rows of the tables.
+    ``cells`` are (tables, m, columns, CELL_CHANNELS) float32, or (1, m, ...) if all tables have the same rows.
+    ``memory`` is the encoding of the labelled rows.
     """
     codes = torch.full(cells.shape[:2], CLASS_CODES, device=cells.device)
     h = _embed_cells(weights, cells, codes)
@@ -135,10 +129,7 @@ def one_hot(codes: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def _embed_codes(codes: Tensor, embeddings: Tensor) -> Tensor:
-    """Look up the embedding (codes, dim) of each class code (tables, rows): (tables, rows, 1, dim).
-
-    A one-hot product is used instead of indexing, since its gradient is faster.
-    """
+    """Look up the embedding of each class code: (tables, rows, 1, dim), by products, whose gradient is faster."""
     return (one_hot(codes, len(embeddings), embeddings.dtype) @ embeddings)[:, :, None]
 
 
@@ -154,12 +145,7 @@ def _embed_cells(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> T
 
 
 def _prepare_tokens(weights: TransformerWeights, layer: int, h: Tensor, codes: Tensor) -> Tensor:
-    """Compute the tokens (tables, rows, tokens, dim) of a layer, before they attend to the labelled rows.
-
-    In a layer with a token per cell, tokens h have attended to the other columns of their row. In the first layer with
-    one token per row, the label tokens are mapped to the width of the layer, and embeddings of the class codes (tables,
-    rows) are added.
-    """
+    """Compute the tokens of a layer before they attend to labelled rows: by columns, or widened label tokens."""
     if layer < CELL_LAYERS:
         return _attend_to_columns(weights, layer, h)
     if layer > CELL_LAYERS:
@@ -168,10 +154,7 @@ def _prepare_tokens(weights: TransformerWeights, layer: int, h: Tensor, codes: T
 
 
 def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Tensor:
-    """Apply self-attention among the tokens h (tables, rows, columns + 1, DIM) of each row.
-
-    Returns tokens of the same shape. In the last layer with a token per cell, it returns the label token alone.
-    """
+    """Apply self-attention among the tokens (tables, rows, columns + 1, DIM) of each row; the last layer keeps one."""
     tables, rows, columns, dim = h.shape
     z = F.linear(_layer_norm(weights, f"{layer}.norm0", h), weights[f"{layer}.columns"])
     q, k, v = z.view(tables * rows, columns, 3, dim // HEAD_DIM, HEAD_DIM).permute(2, 0, 3, 1, 4)
@@ -190,10 +173,7 @@ def _compute_keys_and_values(weights: TransformerWeights, layer: int, h: Tensor)
 
 
 def _attend_to_labelled_rows(weights: TransformerWeights, layer: int, h: Tensor, attended: KeysAndValues) -> Tensor:
-    """Apply attention of each token h (tables, rows, columns, dim) to the labelled rows, then the feed-forward block.
-
-    A token attends to the keys and values of its column. Tokens h (1, rows, columns, dim) are shared by all tables.
-    """
+    """Apply attention of tokens h (1 or tables, rows, columns, dim) to labelled rows, and the feed-forward block."""
     tables, (_, rows, columns, dim) = len(attended[0]), h.shape
     k, v = (value.flatten(0, 1) for value in attended)
     q = F.linear(_layer_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.query"])
@@ -219,12 +199,8 @@ def _layer_norm(weights: TransformerWeights, name: str, h: Tensor) -> Tensor:
 def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memory: EncodedContext, table: int) -> str:
     """Add `embed_rows` to an ONNX graph; return the name of the value with the embeddings (m, DIM).
 
-    Args:
-        graph: The graph to which nodes are added.
-        weights: From `unpack_weights`.
-        cells: The name of the value (m, columns, CELL_CHANNELS).
-        memory: The encoding of the labelled rows, which becomes constants.
-        table: The index of the table in ``memory``.
+    ``cells`` is the name of the value (m, columns, CELL_CHANNELS), and ``table`` an index in ``memory``, which becomes
+    constants.
     """
 
     def multiply(value: str, name: str) -> str:

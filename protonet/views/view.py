@@ -373,13 +373,8 @@ class ViewSpec(Protocol):
 def canonical_feature_order(x: Tensor, blocks: Tensor) -> Tensor:
     """Compute an order of the features that depends neither on their present order nor on their units.
 
-    Args:
-        x: (n, dim) rows; the result depends on their order.
-        blocks: (dim,) int64, ascending from 0: the table column of each feature. The features of a column, such as its
-            one-hot categories, stay together.
-
-    Returns:
-        (dim,) int64: a permutation, the index of the feature at each position of the order.
+    ``blocks`` (dim,), ascending from 0, is the table column of each feature; the features of a column stay together.
+    Returns the index (dim,) of the feature at each position. It depends on the order of the rows x (n, dim).
     """
     noise = torch.randn(len(x), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     centred = x.double() - x.double().mean(dim=0)
@@ -392,14 +387,7 @@ def canonical_feature_order(x: Tensor, blocks: Tensor) -> Tensor:
 
 
 def number_by_first_row(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Number classes in the order of their first rows, so that results do not depend on the given class indices.
-
-    Args:
-        labels: (n,) int64 classes of rows.
-
-    Returns:
-        The numbers (n,) int64 of the rows' classes, from 0, and the class (classes,) int64 of each number.
-    """
+    """Number classes (n,) in the order of their first rows: numbers (n,) from 0, and the class (classes,) of each."""
     classes, index = labels.unique(return_inverse=True)
     first_row = torch.full_like(classes, len(labels)).scatter_reduce_(
         0, index, torch.arange(len(labels), device=labels.device), "amin"

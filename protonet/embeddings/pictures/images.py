@@ -152,11 +152,7 @@ def _convert_to_8_bits(image: Image) -> Image:
 
 
 def _scale_to_8_bits(image: Image) -> Image:
-    """Convert an image of float or 32-bit pixels to 8 bits; raise a ValueError if a pixel is not finite.
-
-    The smallest of ``USUAL_PIXEL_MAXIMA`` that no pixel exceeds becomes white, and zero becomes black. If pixels exceed
-    all limits, or most of the range is unused, the minimum and maximum of the image become black and white.
-    """
+    """Convert an image of float or 32-bit pixels to 8 bits, by a usual maximum or else the range of its pixels."""
     from PIL import Image  # noqa: PLC0415 - optional
 
     pixels = np.asarray(image, np.float64)

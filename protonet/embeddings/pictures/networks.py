@@ -67,11 +67,10 @@ class PictureExtractor(NamedTuple):
 def open_extractor(backbone: str, *, weights: str | Path | None = None, device: str = "cpu") -> PictureExtractor:
     """Open a network that embeds pictures, from a file as in `open_backbone_text` or from a library by its name.
 
-    Names are ``efficientnet``, the network of the extra ``pictures``, perhaps with other pixels per side
-    (``efficientnet:160``), and ``timm:NAME``, ``torchvision:NAME`` or ``open_clip:NAME``, perhaps with a tag of
-    weights: ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1``,
-    ``open_clip:ViT-B-32:laion2b_s34b_b79k``. A network of a library has its own preprocessing and no classifier. Its
-    weights come from the user's cache or from a file, of which no code is run.
+    Names are ``efficientnet`` or ``efficientnet:160``, the network of the extra ``pictures`` and its pixels per side,
+    and ``timm:resnet18.a1_in1k``, ``torchvision:resnet18:IMAGENET1K_V1`` or ``open_clip:ViT-B-32:laion2b_s34b_b79k``,
+    with or without a tag of weights. A network of a library has its own preprocessing and no classifier. Its weights
+    come from the user's cache or from a file, of which no code is run.
     """
     library, colon, name = backbone.partition(":")
     if not colon or library not in EXTRACTOR_OPENERS:
@@ -300,11 +299,7 @@ def _require_import(package: str) -> Iterator[None]:
 def _locate_cached_weights(
     hub: str | None, names: Sequence[str], url: str | None, folder: Path | None = None
 ) -> Path | None:
-    """Locate a file of weights that was downloaded earlier; None if there is none.
-
-    The file is looked up by ``names`` in the cache of the Hugging Face repository ``hub``. Otherwise, the file of the
-    URL is looked up in ``folder``, by default torch's cache.
-    """
+    """Locate downloaded weights: ``names`` of the repository ``hub``, or the URL's file in a folder; None if absent."""
     if hub:
         with _require_import("huggingface_hub"):
             from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
@@ -362,10 +357,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _load_weights(model: nn.Module, weights: Path, heads: Sequence[str]) -> None:
-    """Load a file of weights into a network without a classifier.
-
-    Weights of the modules with the names ``heads``, the classifier, are ignored.
-    """
+    """Load a file of weights into a network without a classifier, whose modules ``heads`` are ignored in the file."""
     content = _read_weights(weights)
     content = {key: value for key, value in content.items() if not key.startswith(tuple(f"{head}." for head in heads))}
     state = model.state_dict()

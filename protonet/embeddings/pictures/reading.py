@@ -249,10 +249,7 @@ def check_pictures(paths: Sequence[Path], labels: Sequence[str], *, shown: bool 
 
 
 def _hash_pictures(paths: Sequence[Path], *, shown: bool = False) -> list[bytes | Exception]:
-    """Compute the SHA-256 of the size and pixels of each picture, or the exception if it cannot be decoded.
-
-    A JPEG of more than twice ``COMPARISON_SIDE`` is decoded at a smaller size, and thus differs from other formats.
-    """
+    """Compute the SHA-256 of size and pixels of each picture (large JPEGs at a smaller size), or its exception."""
     require_pillow()
 
     def work(path: Path) -> bytes | Exception:

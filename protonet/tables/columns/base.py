@@ -70,21 +70,11 @@ class FittedColumn(ABC):
         return None
 
     def attach_representation(self, open_representation: OpenRepresentation, *, show_progress: bool) -> FittedColumn:
-        """Return a copy of the column with its pretrained network loaded; return the column itself if it has none.
-
-        Args:
-            open_representation: The function that loads the network.
-            show_progress: Whether the copy shows a progress bar when it embeds cells.
-        """
+        """Return a copy of the column with its pretrained network loaded, or the column itself if it has none."""
         return self
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray | None:
-        """Embed class names (n,) by the pretrained text encoder of the column.
-
-        Returns:
-            Embeddings (n, width) float32, which correspond to the first ``width`` features of the column; None if it
-            has no text encoder.
-        """
+        """Embed class names (n,) as the first features (n, width) float32 of a column; None without a text encoder."""
         return None
 
     def preparse(self, cells: np.ndarray) -> np.ndarray:
@@ -92,27 +82,16 @@ class FittedColumn(ABC):
         return cells
 
     def to_numeric(self, cells: np.ndarray) -> np.ndarray | None:
-        """Convert cells (n,) to numbers (n,) float64 that can be ordered, such as days for dates.
-
-        Returns:
-            The numbers, NaN for missing cells; None for column types without an order, such as categories.
-        """
+        """Convert cells (n,) to float64 that can be ordered, NaN if missing; None for column types without an order."""
         return None
 
     def comparable_values(self, cells: np.ndarray) -> np.ndarray:
-        """Convert cells (n,) to values (n,) that can be compared and sorted.
-
-        Returns:
-            Numbers, with the median of the training rows for missing cells; or text, for column types without an order.
-        """
+        """Convert cells (n,) to values (n,) that can be sorted: numbers, the median for missing ones, or text."""
         return format_cells(cells).astype(str)
 
     @abstractmethod
     def encode(self, cells: np.ndarray) -> np.ndarray:
-        """Compute the features (n, features) float32 of cells (n,).
-
-        Over the training rows, the sum of the variances of the features is of the order of 1.
-        """
+        """Compute features (n, features) float32 of cells (n,), whose variances in training sum to the order of 1."""
 
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
         """Compute a mask (n,) bool of the non-missing cells that have another type or category than in training."""
@@ -164,14 +143,9 @@ class FittedColumn(ABC):
         """Restore a column from the untrusted entries of a model file; raise a ValueError if they are invalid."""
 
     def add_to_graph(self, graph: OnnxGraph, cells: str) -> tuple[str, str] | None:
-        """Add the encoding of the column to an ONNX graph.
+        """Add the encoding of the column to an ONNX graph; return None for types that ONNX does not support.
 
-        Args:
-            graph: The graph, to which nodes are added.
-            cells: The name of the graph input (n, 1) with the cells: DOUBLE with NaN for missing values, or STRING.
-
-        Returns:
-            Two names of values in the graph: the features (n, features) FLOAT, and the mask (n, 1) BOOL of
-            uninformative cells. None for dates, texts and pictures, which ONNX does not support.
+        ``cells`` is the name of the graph input (n, 1): DOUBLE with NaN for missing values, or STRING. Returns the
+        names of the features (n, features) FLOAT, and of the mask (n, 1) BOOL of uninformative cells.
         """
         return None

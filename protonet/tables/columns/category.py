@@ -83,11 +83,7 @@ class Category(FittedColumn):
         return "a category that fit never saw"
 
     def _level_features(self) -> np.ndarray:
-        """Compute the features (levels + 1, features) float32 of each level and, in the last row, of other categories.
-
-        The features are one-hot rows, minus the mean of the training rows, and scaled. The last row is zeros minus the
-        mean if training rows had categories without a feature. Otherwise it is 0, the mean itself after centring.
-        """
+        """Compute scaled features (levels + 1, features) of each level; the last row is that of other categories."""
         fractions = np.array(self.counts) / self.rows
         one_hot = np.eye(len(fractions) + 1, len(fractions)) - fractions
         if self._is_complete:
@@ -168,11 +164,7 @@ class Category(FittedColumn):
         return cls(levels, tuple(counts), rows)
 
     def add_to_graph(self, graph: OnnxGraph, cells: str) -> tuple[str, str]:
-        """Add the one-hot encoding to an ONNX graph, in which any of ``MISSING_TEXTS`` is a missing value.
-
-        Returns:
-            The names of the features (n, features), and of the mask (n, 1) of uninformative cells.
-        """
+        """Add the one-hot encoding to an ONNX graph, in which any of ``MISSING_TEXTS`` is a missing value."""
         features, other = self._level_features(), len(self.levels)
         rows = {level: index for index, level in enumerate(self.levels)}
         if "" not in rows:  # a missing value has the features of other categories

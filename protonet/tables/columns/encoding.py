@@ -121,11 +121,7 @@ class Encoding:
         return np.concatenate([column.encode(values) for column, values in pairs], axis=1)
 
     def is_uninformative(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Compute a mask (n,) bool of the rows in which all cells are uninformative, such as missing.
-
-        Args:
-            cells: The cells (n,) of each column.
-        """
+        """Compute a mask (n,) bool of rows whose cells (n,) of all columns are uninformative, such as missing."""
         uninformative = np.ones(len(cells[0]), bool)
         # Embedded columns come last: they are slow, and few rows remain.
         pairs = sorted(zip(self.columns, cells, strict=True), key=lambda pair: pair[0].record is not None)
@@ -143,12 +139,7 @@ class Encoding:
         return np.stack(columns, axis=1).astype(np.float64 if exact else np.float32)
 
     def describe_columns(self) -> tuple[list[dict[str, object]], dict[str, Tensor]]:
-        """Describe the columns for a model file.
-
-        Returns:
-            A list with a dict of JSON values for each column, and a dict of all tensors. The names of the tensors begin
-            with the index of their column.
-        """
+        """Describe the columns for a model file: JSON values of each, and all tensors by index and name."""
         described = [{"kind": column.kind, **column.describe()} for column in self.columns]
         tensors = {
             f"{index}.{name}": torch.from_numpy(values)
@@ -201,16 +192,10 @@ class InferredType(NamedTuple):
 
 
 def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST_FORMATS) -> InferredType:
-    """Infer the type of a column from its cells, and fit a column of this type.
+    """Infer the type of a column from its cells (n,), and fit a column of this type, or give a reason to drop it.
 
-    Args:
-        cells: (n,) the cells: text without surrounding spaces (object), numbers or datetime64.
-        order: The numeric formats, in the order in which they are tried. The first wins among those that match equally
-            many cells.
-
-    Returns:
-        The fitted column, or the reason to drop the column: it is empty, constant, an identifier of the rows, dates in
-        contradictory formats, or text without shared words.
+    The first format of ``order`` wins among the number formats that match equally many cells. A column is dropped if it
+    is empty, constant, an identifier of the rows, dates in contradictory formats, or text without shared words.
     """
     present = cells[~is_missing(cells)]
     distinct = list(dict.fromkeys(present.tolist()))
@@ -248,10 +233,7 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST_F
 
 
 def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, named: bool = False) -> str:
-    """Infer the format of the numbers, intervals or durations in a column; "" if it has another type.
-
-    Codes with leading zeros, and times of day, are numbers only if ``named``: the user has set the type to number.
-    """
+    """Infer the format of numbers, intervals or durations, "" for others; codes and times of day count if ``named``."""
     if numeric_format := infer_numeric_format(distinct, allow_codes=named, order=order):
         return numeric_format
     if interval_format := infer_interval_format(distinct, order):
@@ -274,18 +256,10 @@ def fit_column_as(
     has_text_encoder: bool = False,
     order: Sequence[str] = POINT_FIRST_FORMATS,
 ) -> InferredType:
-    """Fit a column of a type that the user has set.
+    """Fit a column of the type of ``COLUMN_TYPES`` that the user has set to cells (n,).
 
-    Args:
-        name: The name of the column.
-        column_type: The type of the column, one of ``COLUMN_TYPES``.
-        cells: (n,) the cells of the column.
-        argument: The name of ``column_type`` in error messages.
-        has_text_encoder: Whether a pretrained network will embed texts. Texts without shared words are then accepted.
-        order: The numeric formats, in the order in which they are tried.
-
-    Raises:
-        InputError: The column is empty, or its cells are not of this type.
+    Texts without shared words are only accepted if ``has_text_encoder``. Raises an InputError, with the names of the
+    column and of the ``argument``, if the column is empty or its cells are not of this type.
     """
     distinct = list(dict.fromkeys(cells[~is_missing(cells)].tolist()))
     text = format_cells(cells)

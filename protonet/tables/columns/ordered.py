@@ -63,15 +63,9 @@ class OrderedColumn(FittedColumn):
 
     @staticmethod
     def fit_statistics(values: np.ndarray, usable: np.ndarray) -> tuple[float, float, float, float]:
-        """Compute the statistics by which a column is standardized.
+        """Compute median, mean, standard deviation (1 instead of 0) and fraction of missing values of a column.
 
-        Args:
-            values: (n,) float64, NaN for missing values.
-            usable: (n,) bool, the values that determine the median. The median replaces all others.
-
-        Returns:
-            The median; the mean and the standard deviation after the replacement, 1 instead of a deviation of 0; and
-            the fraction of missing values.
+        ``values`` (n,) are float64, NaN for missing ones. The median of the ``usable`` ones (n,) replaces all others.
         """
         median = float(np.median(values[usable])) if usable.any() else 0.0
         filled = np.where(usable, values, median)
@@ -99,11 +93,7 @@ class OrderedColumn(FittedColumn):
             return np.stack(features, axis=1).astype(np.float32)
 
     def further_features(self, filled: np.ndarray) -> list[np.ndarray]:
-        """Compute a list of features (n,) other than the standardized value; there are none by default.
-
-        Args:
-            filled: (n,) float64, the values, with the median for missing ones.
-        """
+        """Compute further features (n,) from values (n,) in which the median replaces missing ones; none by default."""
         return []
 
     def is_invalid(self, cells: np.ndarray) -> np.ndarray:
@@ -292,10 +282,7 @@ class Date(OrderedColumn):
 
 
 def _covers_cycle(cycle: str, days: np.ndarray) -> bool:
-    """Test whether dates (n,), in days since 1970, span enough days for a cycle and are spread over its phases.
-
-    ``cycle`` is a name in ``CYCLE_DAYS``, such as "year".
-    """
+    """Test whether dates (n,), in days since 1970, are spread over the phases of a cycle such as "year"."""
     if np.ptp(days) <= MIN_CYCLE_SPANS[cycle]:
         return False
     if cycle == "week":

@@ -114,13 +114,8 @@ def is_missing(values: np.ndarray) -> np.ndarray:
 def replace_missing_cells(values: np.ndarray, missing: Collection[str] = MISSING_TEXTS) -> np.ndarray:
     """Replace the cells of a column (n,) that mean "missing" by "", NaN or NaT, according to the type of the column.
 
-    Args:
-        values: (n,) the cells: text (object), numbers or datetime64.
-        missing: The texts that mean "missing", in lower case. A number or date is missing if one of the texts has its
-            value, as "-999" for -999.0.
-
-    Returns:
-        A copy (n,), float64 if integers were replaced; ``values`` itself if no cell means "missing".
+    A number or date is missing if one of the texts ``missing``, in lower case, has its value, as "-999" for -999.0.
+    Returns a copy, float64 if integers were replaced; or ``values`` itself if no cell means "missing".
     """
     if values.dtype.kind != "O":
         return _replace_missing_values(values, frozenset(missing))
@@ -193,17 +188,10 @@ def parse_plain_number(cell: str) -> float:
 
 
 def parse_formatted_number(cell: str, decimal: str, unit: str | None = None) -> float:
-    """Parse a number with a given decimal mark, such as "1,234.50 EUR" or "(3 %)".
+    """Parse a number with the decimal mark "point" or "comma", such as "1,234.50 EUR" or "(3 %)"; NaN for other text.
 
     Thousands separators, a unit, a currency sign and a per cent sign are ignored. Parentheses mean a negative number.
-
-    Args:
-        cell: The text to parse.
-        decimal: The name of the decimal mark, "point" or "comma".
-        unit: The unit that the number must have if it names one; None for any unit.
-
-    Returns:
-        The number; NaN for other text.
+    If a unit is given, a number must have it or none.
     """
     text, cell_unit = split_unit(cell)
     text = join_digit_groups(text)
@@ -220,12 +208,7 @@ def parse_formatted_number(cell: str, decimal: str, unit: str | None = None) -> 
 
 
 def parse_duration(cell: str, *, allow_words: bool = True) -> float:
-    """Parse a duration, such as hours, minutes and seconds, to seconds; NaN for other text.
-
-    Args:
-        cell: The text to parse.
-        allow_words: Whether letters and words may follow the numbers, as in "3h 54m".
-    """
+    """Parse hours, minutes and seconds, also "3h 54m" if ``allow_words``, to seconds; NaN for other text."""
     match = _DURATION.fullmatch(cell) or _ISO_DURATION.fullmatch(cell)
     match = match or (_WORD_DURATION.fullmatch(cell) if allow_words else None)
     if match is None:
@@ -269,11 +252,7 @@ def parse_numeric(cell: str, numeric_format: str, unit: str | None = None) -> fl
 
 
 def parse_numeric_column(values: np.ndarray, numeric_format: str, unit: str | None = None) -> np.ndarray:
-    """Parse the cells (n,) of a column of numbers, in one of ``NUMERIC_FORMATS``; ``unit`` as in `parse_numeric`.
-
-    Returns:
-        The numbers (n,) float64, NaN for missing values and other text. Durations are in seconds.
-    """
+    """Parse the cells (n,) of a column to float64, NaN for missing values and other text; see `parse_numeric`."""
     if values.dtype.kind == "M":  # Excel stores durations below a day as times
         seconds = SECONDS_PER_DAY * parse_dates(values, "")
         return seconds if numeric_format == "duration" else np.full(len(values), math.nan)
@@ -304,16 +283,10 @@ def detect_decimal_separators(cells: Iterable[str]) -> set[str]:
 def infer_numeric_format(
     cells: Iterable[str], *, allow_codes: bool = False, order: Sequence[str] = POINT_FIRST_FORMATS
 ) -> str:
-    """Infer the number format that most cells of a column match: "plain", "point" or "comma".
+    """Infer the format that most cells of a column match: "plain", "point" or "comma"; "" for no numbers.
 
-    Args:
-        cells: The distinct, non-missing cells of the column.
-        allow_codes: Whether cells of equal length with leading zeros are numbers; otherwise they are codes.
-        order: The formats in the order in which they are tried. The first wins among those that match equally many
-            cells.
-
-    Returns:
-        The name of the format; "" if the column does not hold numbers.
+    The cells are distinct and not missing. Cells of equal length with leading zeros are codes, unless ``allow_codes``.
+    The first format of ``order`` wins among those that match equally many cells.
     """
     cells = list(cells)
     if not (plain := _are_plain(cells)):
@@ -441,13 +414,10 @@ def parse_dates(values: np.ndarray, date_format: str) -> np.ndarray:
 
 
 def infer_date_format(cells: Iterable[str]) -> str:
-    """Infer the date format that most of the distinct, non-missing cells of a column match.
+    """Infer the date format that most of the distinct, non-missing cells of a column match; "" for no dates.
 
     The first of ``DATE_FORMATS`` wins among those that match equally many cells. If one format is not enough, several
-    are joined by ``DATE_FORMAT_SEPARATOR``, unless a cell is a different day in two of them.
-
-    Returns:
-        The format; "" if the column does not hold dates, or their formats contradict each other.
+    are joined by ``DATE_FORMAT_SEPARATOR``; the result is "" if a cell is a different day in two of them.
     """
     cells = [cell for cell in cells if not is_missing_word(cell)]
     formats, unmatched = list[str](), cells

@@ -36,13 +36,7 @@ class Picture(FittedColumn):
 
     @classmethod
     def fit(cls, cells: np.ndarray, representation: Representation | None, *, show_progress: bool = False) -> Picture:
-        """Fit a column of pictures.
-
-        Args:
-            cells: (n,) the paths of the pictures.
-            representation: The pretrained network that embeds pictures; None to use image descriptors only.
-            show_progress: Whether to show a progress bar.
-        """
+        """Fit a column of pictures at paths (n,), by image descriptors and a pretrained network unless that is None."""
         if representation is None:
             return cls(show_progress=show_progress)
         embedding = ColumnEmbedding.fit(representation, _to_paths(cells), show_progress=show_progress)
@@ -80,11 +74,7 @@ class Picture(FittedColumn):
         return np.concatenate([self.embedding.encode(paths), descriptors], axis=1)
 
     def encode_class_names(self, texts: np.ndarray) -> np.ndarray | None:
-        """Embed class names (n,) in the embedding space of the pictures, by a joint network such as CLIP.
-
-        Returns:
-            Embeddings (n, width) float32; None if the column has no network that embeds texts as well.
-        """
+        """Embed class names (n,) as pictures, (n, width) float32, by a joint network such as CLIP; None without one."""
         return None if self.embedding is None else self.embedding.encode_class_names(texts.tolist())
 
     @property

@@ -80,14 +80,9 @@ class Text(FittedColumn):
 
     @classmethod
     def fit(cls, cells: np.ndarray, *, secondary: bool = False) -> Text:
-        """Fit a column of text.
+        """Fit a column of text to cells (n,); it has no features if no two rows share an n-gram.
 
-        Args:
-            cells: (n,) the texts of the training rows.
-            secondary: Whether the table has other columns. The text then gets fewer components.
-
-        Returns:
-            The fitted column. It has no features if no two rows share an n-gram.
+        If it is ``secondary``, because the table has other columns, the text gets fewer components.
         """
         rules = SECONDARY_TEXT_FEATURES if secondary else TEXT_FEATURES
         cells = np.sort(format_cells(cells))  # the row order must not influence components of equal variance
@@ -204,15 +199,9 @@ def is_word_or_bigram(gram: str) -> bool:
 def count_ngrams(
     text: str, ngram_lengths: tuple[int, ...] = TEXT_FEATURES.ngram_lengths, *, word_bigrams: bool = False
 ) -> Counter[str]:
-    """Count the words of a text, their character n-grams and, optionally, pairs of adjacent words.
+    """Count the words of a text in lower case, their character n-grams and, optionally, pairs of adjacent words.
 
-    Args:
-        text: The text. Its letters are converted to lower case.
-        ngram_lengths: The lengths of the character n-grams.
-        word_bigrams: Whether pairs of adjacent words are counted as well.
-
-    Returns:
-        The count of each n-gram. Words and pairs of words have a space at both ends.
+    Words and pairs of words have a space at both ends.
     """
     counts: Counter[str] = Counter()
     words = [f" {word} " for word in re.findall(r"\w+", text.lower())]
@@ -272,12 +261,7 @@ class ColumnEmbedding:
         return ~self._get_representation().contains_known_words(texts)
 
     def encode_class_names(self, texts: Sequence[str]) -> np.ndarray | None:
-        """Embed class names (n,) by the text encoder of the network.
-
-        Returns:
-            Embeddings (n, width) float32, scaled to the root mean square norm of the training embeddings before
-            centring; None if the network embeds no texts.
-        """
+        """Embed class names (n,) by the network's text encoder, scaled as training embeddings; None without one."""
         embed_texts = self._get_representation().embed_texts
         if embed_texts is None:
             return None
@@ -337,15 +321,9 @@ class EmbeddedText(FittedColumn):
         words: Text | None = None,
         secondary: bool = False,
     ) -> EmbeddedText:
-        """Fit a column of text to cells (n,).
+        """Fit a column of text to cells (n,), with the ``words`` if these are fitted to the same cells already.
 
-        Args:
-            cells: (n,) the texts of the training rows.
-            representation: The pretrained network that embeds texts.
-            show_progress: Whether to show a progress bar.
-            words: The column of principal components of the words, if it is already fitted to these cells; None to fit
-                it.
-            secondary: Whether the table has other columns. The features then get a smaller weight.
+        If it is ``secondary``, because the table has other columns, the features get a smaller weight.
         """
         present = [text for text in format_cells(cells).tolist() if text.strip()]
         embedding = ColumnEmbedding.fit(representation, present, show_progress=show_progress)
