@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 from protonet._validation import check_device
 from protonet.commands.options import REPORT_SUFFIXES
@@ -32,7 +32,14 @@ from protonet.episodes.arguments import (
     parse_paper_arguments,
     parse_train_arguments,
 )
-from protonet.episodes.names import EVALUATE_PROG, OPTION_NAMES, PAPER_OPTION_NAMES, ROW_NORMALIZATIONS
+from protonet.episodes.names import (
+    EVALUATE_PROG,
+    OPTION_NAMES,
+    PAPER_OPTION_NAMES,
+    PRESETS,
+    ROW_NORMALIZATIONS,
+    format_presets,
+)
 from protonet.errors import InputError, raise_input_error, renamed_arguments
 from protonet.ui.command_line import CommandParser, check_known_name, check_output_options, run_command
 
@@ -174,15 +181,12 @@ def run(arguments: Sequence[str] | None) -> None:
     if options.list_methods or options.list_presets or options.class_lists:
         from protonet.datasets.benchmarks import format_class_lists  # noqa: PLC0415 - as above
         from protonet.episodes.methods.choice import list_methods  # noqa: PLC0415
-        from protonet.episodes.samplers.presets import format_presets  # noqa: PLC0415
 
         write = list_methods if options.list_methods else format_presets if options.list_presets else format_class_lists
         print(write(), end="")
         return
     preset: list[str] = []
     if options.preset is not None:
-        from protonet.episodes.samplers.presets import PRESETS  # noqa: PLC0415 - as above
-
         preset = PRESETS[check_known_name("--preset", options.preset, PRESETS)].options.split()
         options = parser.parse_args([*preset, *words])
 
@@ -207,10 +211,7 @@ def _print_traceback_of_cause(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _check_path_options(options: argparse.Namespace) -> dict[str, Path]:
-    """Check the options of an evaluation that name files to read and to write.
-
-    Returns the path of each output file by the name of its option; no paths in other processes than the first.
-    """
+    """Check the options of an evaluation that name files; return the output paths by option, in the first process."""
     paths = [Path(dataset).resolve() for dataset in options.dataset]
     if options.resume and options.state is None:
         raise_input_error("--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
@@ -243,16 +244,12 @@ def _check_path_options(options: argparse.Namespace) -> dict[str, Path]:
 def _run_evaluations(
     options: argparse.Namespace, given_options: Collection[str], preset_options: Collection[str]
 ) -> None:
-    """Run the evaluations that the options describe: one for each data set and number of shots.
-
-    ``given_options`` are the names of the options on the command line, and ``preset_options`` those that
-    ``--preset_options`` sets.
-    """
+    """Run the evaluations that the options describe: one for each data set and number of shots."""
     outputs = _check_path_options(options)
     check_device("--device", options.device)
     from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - torch, as above
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
-    from protonet.episodes.evaluation.suite import SUITE_OUTPUTS, SuiteMember, report_suite, run_suite  # noqa: PLC0415
+    from protonet.episodes.evaluation.several import SUITE_OUTPUTS, SuiteMember, report_suite, run_suite  # noqa: PLC0415
     from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
     from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415
     from protonet.episodes.samplers.options import make_samplers  # noqa: PLC0415
@@ -301,23 +298,22 @@ class Subcommand:
     """A command other than the evaluation, whose module is imported after the arguments are checked."""
 
     parse_arguments: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks the command's arguments.
-    module_name: str
-    """The module below `protonet.episodes`. A module NAME has a function run_NAME of the parsed options."""
+    function: str  #: The module below `protonet.episodes` and the name of its function of the parsed options.
     argument_names: Mapping[str, str]  #: The command's option for each argument of a function, for error messages.
 
     def run(self, arguments: Sequence[str] | None) -> None:
         """Parse and check the command's arguments, import its module and run the command."""
         options = self.parse_arguments(arguments)
-        module = import_module(f"protonet.episodes.{self.module_name}")
+        run_command = resolve_name(f"protonet.episodes.{self.function}")
         with _print_traceback_of_cause(options):
-            getattr(module, f"run_{self.module_name.rpartition('.')[2]}")(options)
+            run_command(options)
 
 
 SUBCOMMANDS = {
-    "train": Subcommand(parse_train_arguments, "training.train", OPTION_NAMES),
-    "compare": Subcommand(parse_compare_arguments, "evaluation.compare", OPTION_NAMES),
-    "extract": Subcommand(parse_extract_arguments, "features.extract", OPTION_NAMES),
-    "paper": Subcommand(parse_paper_arguments, "paper", PAPER_OPTION_NAMES),
+    "train": Subcommand(parse_train_arguments, "training.train:run_train", OPTION_NAMES),
+    "compare": Subcommand(parse_compare_arguments, "evaluation.several:run_compare", OPTION_NAMES),
+    "extract": Subcommand(parse_extract_arguments, "features.extract:run_extract", OPTION_NAMES),
+    "paper": Subcommand(parse_paper_arguments, "paper:run_paper", PAPER_OPTION_NAMES),
 }
 
 

@@ -17,15 +17,11 @@ from protonet._validation import check_device, check_int
 from protonet.episodes.names import (
     ADAPTED_OBJECTIVES,
     BACKBONES,
-    COMPARE_PROG,
     EVALUATE_PROG,
-    EXTRACT_PROG,
     HEAD_KINDS,
     MAX_OPTION_COUNT,
     OBJECTIVES,
-    PAPER_PROG,
     ROW_NORMALIZATIONS,
-    TRAIN_PROG,
     TrainingPlan,
 )
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
@@ -119,7 +115,7 @@ class NumberOption(argparse.Action):
 def make_train_parser() -> CommandParser:
     """Build the command-line parser of ``train``."""
     what = "Meta-train an encoder on base classes; the weights best on validation classes are kept."
-    parser = CommandParser(TRAIN_PROG, what, TRAIN_EXAMPLES)
+    parser = CommandParser(f"{EVALUATE_PROG} train", what, TRAIN_EXAMPLES)
     add = parser.add_argument
     data = "glyphs (default), digits, synthetic:FAMILY, FEATURES.npz, TABLE.csv, a folder of images by class, or "
     data += "KIND:ROOT, of mini-imagenet, tiered-imagenet, cub, cifar-fs, fc100, omniglot and omniglot-rotations"
@@ -242,7 +238,7 @@ def _check_train_outputs(options: argparse.Namespace) -> dict[str, Path]:
 def make_compare_parser() -> CommandParser:
     """Build the command-line parser of ``compare``."""
     parser = CommandParser(
-        COMPARE_PROG, "Compare the methods of several runs in pairs, on the episodes that all runs have."
+        f"{EVALUATE_PROG} compare", "Compare the methods of several runs in pairs, on the episodes that all runs have."
     )
     parser.add_argument("files", nargs="+", metavar="FILE.json", help="files that --json wrote")
     text = "compare this method alone with each other one, not all pairs"
@@ -286,7 +282,7 @@ def make_paper_parser() -> CommandParser:
     """Build the command-line parser of ``paper``."""
     text = "Compare a method of your own with five usual ones, as a paper does: tables, LaTeX, a figure, predictions\n"
     text += "of each query, and a text for the appendix. An interrupted run continues where it stopped."
-    parser = CommandParser(PAPER_PROG, text, PAPER_EXAMPLES)
+    parser = CommandParser(f"{EVALUATE_PROG} paper", text, PAPER_EXAMPLES)
     add = parser.add_argument
     text = "FILE.py:FUNCTION, or the name of a method; values to choose from on validation classes may follow, as in "
     add("own", metavar="METHOD", help=f"{text}mine.py:power_means:power=0.5,1,2")
@@ -337,7 +333,7 @@ def parse_paper_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
 def make_extract_parser() -> CommandParser:
     """Build the command-line parser of ``extract``."""
     text = "Embed pictures by a network, and write the features to a file that --dataset reads."
-    parser = CommandParser(EXTRACT_PROG, text, EXTRACT_EXAMPLES)
+    parser = CommandParser(f"{EVALUATE_PROG} extract", text, EXTRACT_EXAMPLES)
     text = "a folder of pictures by class, perhaps in train, val and test, or KIND:ROOT as --dataset takes it; with "
     text += "--texts, or a checkpoint of ours, any data set"
     parser.add_argument("data", metavar="DATA", help=text)

@@ -24,6 +24,7 @@ from protonet.episodes.evaluation.report import (
     format_summary_tables,
     plot_accuracies,
 )
+from protonet.episodes.evaluation.several import SuiteMember, run_suite
 from protonet.episodes.evaluation.statistics import (
     Evaluation,
     EvaluationSummary,
@@ -31,7 +32,6 @@ from protonet.episodes.evaluation.statistics import (
     MethodSummary,
     adjust_p_values,
 )
-from protonet.episodes.evaluation.suite import SuiteMember, run_suite
 from protonet.episodes.features.sources import RowsPlan, load_source
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid
 from protonet.episodes.methods.keywords import parse_source_section
@@ -150,10 +150,7 @@ class PaperWriter:
 
 
 def _describe_method(grid: Sequence[ChosenMethod]) -> str:
-    """Describe a method for the appendix: name, file hash of a plug-in, first line of its docstring, and source.
-
-    ``grid`` are the candidate settings of the method.
-    """
+    """Describe a method, given its candidate settings: name, file hash of a plug-in, summary of docstring, source."""
     choice = grid[0]
     name = choice.name if len(grid) == 1 else choice.key
     origin = "" if choice.plugin_version is None else f"; {choice.plugin_version}"

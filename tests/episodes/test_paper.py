@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +21,6 @@ from protonet.episodes.evaluation.statistics import (
     compare_method_pairs,
 )
 from protonet.episodes.paper import adjust_summaries, rename_methods
-from protonet.episodes.samplers.batch import unpack_integers
 from tests.episodes.command_cases import Command
 
 MINE = """
@@ -53,6 +55,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
+def unpack(packed: dict[str, Any]) -> np.ndarray:
+    """Decode an array as the guide does."""
+    data = zlib.decompress(base64.b64decode(packed["data"]))
+    return np.frombuffer(data, packed["dtype"]).reshape(packed["shape"])
+
+
 def check_going_on(command: Command, folder: Path) -> None:
     """Check that a stopped run continues to the same files, and computes nothing twice."""
     full = {path.name: path.read_bytes() for path in folder.glob("*.[jtp]*")}
@@ -83,9 +91,7 @@ def test_predictions_are_of_the_rows_that_the_file_names_and_a_run_goes_on(comma
     for shot in (1, 2):
         run = json.loads((folder / f"{shot}-shot.json").read_text(encoding="utf-8"))
         records = run["records"]
-        support, query, labels, classes = (
-            unpack_integers(records[name]) for name in ("support", "query", "labels", "classes")
-        )
+        support, query, labels, classes = (unpack(records[name]) for name in ("support", "query", "labels", "classes"))
         assert (support.shape, query.shape) == ((40, 3 * shot), (40, 12))
         labels_of = np.array(records["class_names"])[classes].astype(int)  # (episodes, ways)
         assert (y[support].reshape(40, 3, shot) == labels_of[:, :, None]).all()
@@ -93,9 +99,9 @@ def test_predictions_are_of_the_rows_that_the_file_names_and_a_run_goes_on(comma
         assert (data["split"][query] == "novel").all()
         means = x[support].reshape(40, 3, shot, 5).mean(axis=2)
         distances = ((x[query][:, :, None] - means[:, None]) ** 2).sum(axis=3)
-        assert (distances.argmin(axis=2) == unpack_integers(records["predicted"]["protonet"])).mean() > 0.999
+        assert (distances.argmin(axis=2) == unpack(records["predicted"]["protonet"])).mean() > 0.999
         for name, selected in records["predicted"].items():
-            assert (unpack_integers(selected) == labels).sum(axis=1).tolist() == run["right"][name]
+            assert (unpack(selected) == labels).sum(axis=1).tolist() == run["right"][name]
         assert {tuning["chosen"].partition(":p")[0] for tuning in run["tuning"]} == {"mine.py:near", "ridge"}
         assert {pair["first"] for pair in run["comparisons"]} == {run["settings"]["against"]}
         row = next(line for line in out.split(f"| {shot}-shot")[-1].splitlines() if line.startswith("| mine.py:near "))

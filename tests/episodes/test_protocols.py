@@ -14,7 +14,7 @@ import pytest
 
 from protonet.episodes.__main__ import make_parser
 from protonet.episodes.methods import METHODS
-from protonet.episodes.samplers.presets import PRESETS
+from protonet.episodes.names import PRESETS
 from tests.episodes.cases import needing
 from tests.episodes.command_cases import Command
 

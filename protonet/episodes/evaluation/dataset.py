@@ -153,10 +153,7 @@ def evaluate_dataset(
 
 
 def _convert_methods(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:
-    """Convert the argument ``methods`` of `evaluate_dataset` to methods with their settings.
-
-    It is a list of names, or a mapping from names to functions. An InputTypeError is raised for anything else.
-    """
+    """Convert the argument ``methods`` of `evaluate_dataset` to methods with their settings."""
     if isinstance(methods, Mapping):
         check_methods(methods)
         chosen = []

@@ -220,10 +220,7 @@ def evaluate(
 
 
 def _check_types(x: object, index: object, methods: object, config: object, *, has_take: bool) -> None:
-    """Raise an InputError if arguments of `evaluate` have wrong types, or the index has rows that do not exist.
-
-    ``has_take`` says whether a function reads the rows, so that ``x`` need not be floating or in memory.
-    """
+    """Raise an InputError if arguments of `evaluate` have wrong types; with ``take``, rows need not be floats."""
     if isinstance(x, Dataset):
         remedy = "Pass it to evaluate_dataset, which uses its split, or pass its x."
         raise_input_error("x", "be a tensor of rows", "a Dataset", remedy, kind=InputTypeError)
@@ -271,20 +268,16 @@ def is_batch_end(n_episodes: int, batch_size: int) -> bool:
 
 
 def _classify_batch(name: str, method: Method, episodes: Episodes, episode_ids: Tensor, seed: int) -> Tensor:
-    """Run a method on a batch of episodes; return its logits (episodes, n_queries, n_way), checked.
-
-    Inductive methods of the package get many queries block by block, to save memory. Methods from outside the package
-    get a copy of the episodes with queries in random order, and may compute gradients. ``episode_ids`` (episodes,) are
-    the numbers of the episodes.
-    """
+    """Run a method on a batch of episodes; return its logits (episodes, n_queries, n_way), checked."""
     spec = method.spec if isinstance(method, ChosenMethod) and method.plugin_version is None else method
-    if not isinstance(spec, MethodSpec):
+    if not isinstance(spec, MethodSpec):  # from outside the package
         hidden, positions = episodes.shuffle_rows(episode_ids, seed)
         with torch.enable_grad():
             logits = _check_logits(name, method(hidden), episodes, episode_ids)
         return logits.gather(1, positions[..., None].expand_as(logits))
     n_episodes, n_queries = episodes.query.shape[:2]
     products_per_query = episodes.n_way + (0 if spec.takes_means else episodes.support.shape[1])
+    # Inductive methods get many queries block by block, to save memory.
     max_queries = max(MIN_QUERIES_PER_BLOCK, MAX_AUROC_COMPARISONS // (n_episodes * products_per_query))
     if n_queries <= max_queries or spec.transductive:
         return _check_logits(name, method(episodes), episodes, episode_ids)
@@ -294,10 +287,7 @@ def _classify_batch(name: str, method: Method, episodes: Episodes, episode_ids: 
 
 
 def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Tensor) -> Tensor:
-    """Return a method's logits (episodes, n_queries, n_way), converted to float32 unless they are float64.
-
-    An InputError names the method ``name`` if its logits have another shape or dtype, or are not finite.
-    """
+    """Return a method's logits, float32 unless they are float64; an InputError names a method that gives others."""
     shape = (*episodes.query.shape[:2], episodes.n_way)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         got = f"{logits.dtype if isinstance(logits, Tensor) else type(logits).__name__} of {name}"
@@ -318,10 +308,7 @@ def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Te
 
 
 def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep: bool) -> EpisodeScores:
-    """Compute the scores of a method from its logits (episodes, n_queries, n_way), and copy them to the CPU.
-
-    ``keep`` says whether to keep the predicted classes.
-    """
+    """Compute the scores of a method from its logits, on the CPU; with ``keep``, also the predicted classes."""
     shot = config.shot
     query_labels, query_shots = (tensor.to(logits.device) for tensor in (batch.query_labels, batch.query_shots))
     n_known = int((batch.query_labels[0] >= 0).sum())  # queries of open classes come last

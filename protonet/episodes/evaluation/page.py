@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +12,7 @@ from torch import Tensor
 from protonet._text import plural
 from protonet.episodes.evaluation.evaluate import EpisodeScores
 from protonet.episodes.evaluation.report import MEASURE_HEADINGS, explain_intervals, format_p_value
-from protonet.episodes.evaluation.statistics import (
-    GENERALIZED_MEASURES,
-    ClassAccuracy,
-    Evaluation,
-    EvaluationSummary,
-    MeasureMean,
-)
+from protonet.episodes.evaluation.statistics import GENERALIZED_MEASURES, Evaluation, EvaluationSummary, MeasureMean
 from protonet.ui.html import format_document
 from protonet.ui.text import format_interval, to_percent
 
@@ -36,11 +31,10 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
     measures += [side for side in GENERALIZED_MEASURES if side in methods[best].further_measures]
     against, pairs = summary.reference_method, len(summary.comparisons)
     way, shot = ("-".join(map(str, dict.fromkeys(summary.settings[name]))) for name in ("way", "shot"))
-    classes = [row for row in evaluation.by_class or () if row.episodes >= MIN_EPISODES_PER_CLASS]
+    classes = [row for row in evaluation.by_class or () if row["episodes"] >= MIN_EPISODES_PER_CLASS]
     values = {
         "classes": [
-            {"name": row.name, "accuracy": row.accuracy[best], "episodes": row.episodes}
-            for row in sorted(classes, key=lambda row: row.accuracy[best])
+            {**row, "accuracy": row["accuracy"][best]} for row in sorted(classes, key=lambda row: row["accuracy"][best])
         ],
         "evaluation": evaluation,
         "explain_intervals": explain_intervals,
@@ -78,7 +72,7 @@ def format_evaluation_page(evaluation: Evaluation) -> str:
 
 def compute_class_accuracies(
     scores: Mapping[str, EpisodeScores], class_mask: Tensor, names: Sequence[str]
-) -> list[ClassAccuracy]:
+) -> list[dict[str, Any]]:
     """Compute for each class the mean accuracy of each method over the episodes that have the class.
 
     Args:
@@ -87,23 +81,21 @@ def compute_class_accuracies(
         names: The names of the classes.
 
     Returns:
-        One entry for each class that is in any episode, in the order of the classes.
+        For each class that is in any episode its ``name``, the number of ``episodes`` that have it, and the mean
+        ``accuracy`` of each method in these.
     """
     inside = class_mask.double()
     counts = inside.sum(dim=0)  # (classes,)
     means = {name: (inside.T @ score.accuracy / counts).tolist() for name, score in scores.items()}
     return [
-        ClassAccuracy(name, int(counts[at]), {method: mean[at] for method, mean in means.items()})
+        {"name": name, "episodes": int(counts[at]), "accuracy": {method: mean[at] for method, mean in means.items()}}
         for at, name in enumerate(names)
         if counts[at]
     ]
 
 
 def format_half_widths(rate: MeasureMean) -> str:
-    """Format the half-widths of a rate's intervals in points, such as ", ±2.10, ±0.40"; that over classes is first.
-
-    Half-widths that are NaN are left out.
-    """
+    """Format the known half-widths of a rate's intervals in points, over classes first, such as ", ±2.10, ±0.40"."""
     return "".join(f", ±{100 * half:.2f}" for half in rate.known_half_widths)
 
 
@@ -113,19 +105,13 @@ def format_rates(rates: Iterable[MeasureMean]) -> list[str]:
 
 
 def format_intervals(rate: MeasureMean, kinds: Sequence[str]) -> list[str]:
-    """Format the 95 % intervals of a rate in percent, one for each of ``kinds``; "" for an interval that is NaN.
-
-    ``kinds`` are of ``INTERVAL_KINDS``: over classes and over episodes.
-    """
+    """Format the 95 % intervals of a rate in percent, one for each of ``kinds``; "" for an interval that is NaN."""
     halves = [rate.get_half_width(kind) for kind in kinds]
     return ["" if math.isnan(half) else format_interval((rate.mean - half, rate.mean + half), 2) for half in halves]
 
 
 def pairs_to_dicts(summary: EvaluationSummary) -> list[dict[str, object]]:
-    """List the paired differences between methods as values for the page's template, the largest difference first.
-
-    ``first`` is the more accurate method of a pair, or the method ``against`` that all others are compared with.
-    """
+    """List the paired differences between methods as values for the page's template, the largest difference first."""
     kinds, rows = summary.interval_kinds, []
     for pair in sorted(summary.comparisons, key=lambda pair: -abs(pair.difference)):
         names, lead = [pair.first, pair.second], pair.difference
@@ -140,10 +126,7 @@ def pairs_to_dicts(summary: EvaluationSummary) -> list[dict[str, object]]:
 
 
 def distributions_to_dicts(evaluation: Evaluation) -> list[dict[str, object]]:
-    """Describe how each method's accuracy varies over episodes: histogram, mean, standard deviation and quantiles.
-
-    Returns one dictionary per method for the page's template, the most accurate method first.
-    """
+    """List histogram, mean, standard deviation and quantiles of each method's accuracy over episodes, best first."""
     quantiles, rows = torch.tensor(ACCURACY_QUANTILES, dtype=torch.float64), []
     for name in evaluation.summary.methods_by_accuracy:
         values = evaluation.accuracies[name]

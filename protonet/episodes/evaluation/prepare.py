@@ -39,8 +39,7 @@ class MethodsPlan:
 
     fixed_methods: Sequence[ChosenMethod]  #: The methods with fixed settings, in the order of the report.
     all_methods: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
-    #: For each method to tune, the method with each of its candidate settings. The candidate that is best on validation
-    #: classes is evaluated.
+    #: For each method to tune, its candidate settings. The one that is best on validation classes is evaluated.
     tuning_grids: Sequence[Sequence[ChosenMethod]] = ()
     reference_method: ChosenMethod | None = None
     """The method that all others are compared with; None compares all pairs."""
@@ -311,10 +310,7 @@ def prepare_tuning(
 
 
 def _use_validation_rows_as_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
-    """Return the settings with the validation rows of a fixed split in place of its test rows.
-
-    An InputError is raised if there are none, or if a row is among both.
-    """
+    """Return the settings with the validation rows of a fixed split in place of its test rows."""
     if rows.validation_dataset is None or rows.test_dataset is None:
         remedy = "Pass `validation_dataset`, other rows of the same classes, or fixed settings in `method`."
         raise_input_error("tune", "have validation rows beside those of `test_dataset`", "none", remedy)
@@ -326,10 +322,7 @@ def _use_validation_rows_as_test(rows: RowsPlan, sampler: Sampler) -> RowsPlan:
 
 
 def _use_validation_classes(rows: RowsPlan, sampler: Sampler, sources: DataSources) -> RowsPlan:
-    """Return the settings with the validation classes as the evaluated side of the split.
-
-    An InputError is raised if these are evaluated anyway, or are too few for an episode.
-    """
+    """Return the settings with the validation classes as the evaluated side of the split."""
     sides = sources.data.sides
     evaluated = rows.side or ("novel" if sides else "all")
     if evaluated in {"validation", "all"}:
@@ -346,10 +339,7 @@ def _use_validation_classes(rows: RowsPlan, sampler: Sampler, sources: DataSourc
 
 
 def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[int]:
-    """Return the indices of the base classes in ``sources.base``, the data set that has them; empty if there are none.
-
-    ``side`` is the evaluated side: it is not used as base classes. An InputError is raised if ``normalize`` needs some.
-    """
+    """Return the indices of the base classes in ``sources.base``; the evaluated ``side`` is not among them."""
     base = sources.base
     base_ids = [c for c, name in enumerate(base.sides or ()) if name == "base"]
     if base is not sources.data:
@@ -364,12 +354,8 @@ def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[
 def _open_rows(
     data: Dataset, class_ids: Sequence[int], trained: TrainedEncoder | None, device: torch.device
 ) -> DatasetRows:
-    """Make the rows of a data set available on a device.
-
-    With an encoder, the rows of ``class_ids`` are embedded. Without one, all rows are copied: at once, or when they are
-    read if the data set is memory-mapped.
-    """
-    if trained is None:
+    """Make the rows of a data set available on a device; with an encoder, those of ``class_ids``, embedded."""
+    if trained is None:  # memory-mapped rows are copied when they are read
         positions = torch.arange(len(data.x))
         if data.is_float_in_memory:
             return DatasetRows(data.x.to(device), positions)

@@ -161,11 +161,8 @@ def format_summary_tables(summary: EvaluationSummary) -> list[TextTable]:
     kinds = summary.interval_kinds
     heading = accuracy_heading(method.accuracy for method in methods.values())
     calibrated = all(method.calibration_error is not None for method in methods.values())
-    measures = [
-        name
-        for name in MEASURE_HEADINGS
-        if name in methods[best].further_measures and methods[best].further_measures[name].is_known
-    ]
+    further = methods[best].further_measures
+    measures = [name for name in MEASURE_HEADINGS if name in further and further[name].is_known]
     header = ["method", heading]
     if several:
         header += [f"behind {best}" if against is None else f"{against} is ahead by"]
@@ -222,11 +219,7 @@ def format_rate(rate: MeasureMean) -> str:
 
 
 def _format_difference(summary: EvaluationSummary, best: str, name: str, *, signed: bool) -> list[str]:
-    """Format the paired difference between two methods, and its adjusted p-values, as cells of a table.
-
-    With ``signed``, it is the accuracy of ``best`` minus that of ``name``, otherwise its absolute value. The cells are
-    empty if the two methods are equal.
-    """
+    """Format the difference between two methods, ``signed`` or not, and p-values as cells; empty for equal methods."""
     for pair in summary.comparisons:
         if {pair.first, pair.second} == {best, name} and best != name:
             rate = pair.rate if signed else replace(pair.rate, mean=abs(pair.difference))
@@ -284,11 +277,7 @@ def write_summary_plot(path: Path, summary: EvaluationSummary, episode: Episodes
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     several = len(summary.methods) > 1
     size = max(PLOT_PANEL_SIZE, 0.42 * len(summary.methods))  # inches: one line of text per method
-    widths = [
-        PLOT_PANEL_SIZE,
-        *[size] * several,
-        PLOT_PANEL_SIZE,
-    ]  # the differences alone grow with the number of methods
+    widths = [PLOT_PANEL_SIZE, *[size] * several, PLOT_PANEL_SIZE]  # differences alone grow with the methods
     figure = Figure(figsize=(sum(widths) + 0.6 * len(widths), size), layout="constrained")
     axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     plot_accuracies(axes[0], summary.methods)
@@ -326,10 +315,7 @@ def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
 
 
 def _plot_differences(axes: Axes, summary: EvaluationSummary) -> None:
-    """Plot the paired differences between methods as a heat map: accuracy of the row minus that of the column.
-
-    A star marks p < 0.05, over classes if this p-value is known, otherwise over episodes.
-    """
+    """Plot accuracies of the row minus the column as a heat map; a star marks p < 0.05, over classes if known."""
     names = summary.methods_by_accuracy
     grid = torch.zeros(len(names), len(names), dtype=torch.float64)
     stars_of: dict[tuple[int, int], str] = {}  # for all pairs, or for the pairs of one method

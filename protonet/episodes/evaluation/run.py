@@ -230,10 +230,8 @@ class EvaluationRun:
             scores = prepared.evaluate(tuning, self.group, progress.show, progress.earlier)
         n_classes = len(prepared.row_pool.by_class.size)
         grids = plan.methods.tuning_grids
-        return [
-            TuningResult.choose_best({choice.name: scores[choice.name].accuracy for choice in grid}, n_classes)
-            for grid in grids
-        ]
+        means = {name: MeasureMean.from_values(score.accuracy, None) for name, score in scores.items()}
+        return [TuningResult({choice.name: means[choice.name] for choice in grid}, n_classes) for grid in grids]
 
     def _summarize(self, scores: Mapping[str, EpisodeScores]) -> Evaluation:
         """Convert the scores of finished episodes to results: means with intervals, paired tests, notes and hashes."""
@@ -268,10 +266,7 @@ class EvaluationRun:
 
 
 class _RunProgress:
-    """Keeps the scores of finished episodes: shows them on a progress bar, and writes them to a state file.
-
-    If the run is resumed, it begins with the scores of the state file ``path``. ``name`` is a title for the bar.
-    """
+    """Keeps the scores of finished episodes: shows them on a bar, writes them to a state file, and resumes from it."""
 
     def __init__(
         self,
@@ -292,9 +287,8 @@ class _RunProgress:
                 remedy = f"Pass {n_scored} or more."
                 raise_input_error("n_episodes", f"be at least the {n_scored} of {path}", n_episodes, remedy)
             # A batch that ended where the run did would be longer in a longer run, and round differently.
-            if n_scored < n_episodes and not is_batch_end(
-                n_scored, choose_batch_size(prepared.methods, prepared.row_pool.x)
-            ):
+            batch_size = choose_batch_size(prepared.methods, prepared.row_pool.x)
+            if n_scored < n_episodes and not is_batch_end(n_scored, batch_size):
                 self.finished = self.finished[:-1]
         self.earlier = concatenate_batches(self.finished) if self.finished else None
         self.shown = self.saved = time.monotonic()

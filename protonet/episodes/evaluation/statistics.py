@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protonet.episodes.samplers.batch import EpisodeRecords
-
 #: What intervals and p-values apply to. Over classes: to other classes from the same distribution. Over episodes: to
 #: other episodes of the same classes.
 INTERVAL_KINDS = ("classes", "episodes")
@@ -80,8 +78,7 @@ class MeasureMean:
 class MethodComparison:
     """The difference in accuracy between two methods on the same episodes, with intervals and paired t tests.
 
-    Accuracies are in [0, 1]. If values over classes are unknown, the half-width is NaN: this is so if the classes of
-    each episode were not given, or if a class is in almost all episodes (see `mean_standard_error`).
+    Accuracies are in [0, 1]. If values over classes are unknown, the half-width is NaN (see `mean_standard_error`).
     """
 
     first: str  #: The first method's name.
@@ -177,22 +174,14 @@ class EvaluationSummary:
 class TuningResult:
     """The accuracies of one method with several settings on validation classes, and the choice of the best settings."""
 
-    #: The name of the method with the settings of the highest mean accuracy, such as "ridge:penalty=0.1"; the first one
-    #: if several are equal.
-    best_method: str
+    #: For each candidate, by the name of the method with its settings, such as "ridge:penalty=0.1", the accuracy.
     accuracies: Mapping[str, MeasureMean]
-    """For each candidate, by the name of the method with its settings, the accuracy."""
     n_classes: int  #: The number of validation classes.
 
-    @classmethod
-    def choose_best(cls, accuracies: Mapping[str, Tensor], n_classes: int) -> TuningResult:
-        """Choose the settings with the highest mean accuracy.
-
-        ``accuracies`` has the accuracies (episodes,) of each candidate on validation episodes, by name. ``n_classes``
-        is the number of validation classes.
-        """
-        rates = {name: MeasureMean.from_values(values, None) for name, values in accuracies.items()}
-        return cls(max(rates, key=lambda name: rates[name].mean), rates, n_classes)
+    @property
+    def best_method(self) -> str:
+        """The name of the method with the settings of the highest mean accuracy; the first one if several are equal."""
+        return max(self.accuracies, key=lambda name: self.accuracies[name].mean)
 
     @property
     def n_episodes(self) -> int:
@@ -214,15 +203,6 @@ class TuningResult:
         return f"{self.best_method} is the best of {len(self.accuracies)} settings {where}: {', '.join(rates)} %."
 
 
-@dataclass(frozen=True)
-class ClassAccuracy:
-    """The accuracies of all methods in those episodes that have a certain class."""
-
-    name: str  #: The name of the class.
-    episodes: int  #: The number of episodes that have the class.
-    accuracy: Mapping[str, float]  #: For each method by name, the mean accuracy in these episodes, in [0, 1].
-
-
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """The results of an evaluation, including the counts of each episode that a later comparison of runs needs."""
@@ -233,16 +213,17 @@ class Evaluation:
     plugin_versions: Mapping[str, str]  #: The version of each plug-in, such as a hash of its file, by name.
     data_hash: str  #: A hash of the rows, class by class, before encoder and normalisation.
     query_counts: Tensor  #: (episodes,) int64, the number of queries, without queries of open classes.
-    correct_counts: Mapping[
-        str, Tensor
-    ]  #: For each method (episodes,) int64, the number of queries that it classifies correctly.
+    #: For each method (episodes,) int64, the number of queries that it classifies correctly.
+    correct_counts: Mapping[str, Tensor]
     #: (episodes, classes) bool, the classes of each episode, without base classes that all episodes have.
     class_mask: Tensor
     n_classes: int  #: The number of classes that episodes are drawn from.
     title: str = ""  #: One line of text for the report that names data, protocol and seed.
     notes: Sequence[str] = ()  #: Further lines of text for the report.
-    by_class: Sequence[ClassAccuracy] | None = None  #: Accuracies by class; None if no HTML report is written.
-    records: EpisodeRecords | None = None  #: The prediction for each query; None if predictions were not kept.
+    #: Name, number of episodes and accuracies of each class, from `compute_class_accuracies`; None without a report.
+    by_class: Sequence[Mapping[str, Any]] | None = None
+    #: The rows, labels and predictions of all episodes, from `record_episodes`; None if predictions were not kept.
+    records: Mapping[str, object] | None = None
 
     @property
     def methods(self) -> Mapping[str, MethodSummary]:
@@ -257,7 +238,6 @@ class Evaluation:
     def to_dict(self) -> dict[str, object]:
         """Convert all results to a dictionary for JSON, from which `compare` can compare runs."""
         queries, ways = self.query_counts.tolist(), self.class_mask.sum(dim=1).tolist()
-        by_class = {} if self.by_class is None else {"by_class": [asdict(accuracy) for accuracy in self.by_class]}
         return {
             **self.summary.to_dict(),
             "tuning": [tuning.to_dict() for tuning in self.tuning],
@@ -269,8 +249,8 @@ class Evaluation:
             "right": {name: right.tolist() for name, right in self.correct_counts.items()},
             "ways": ways if len(set(ways)) > 1 else ways[0],
             "class_indices": self.class_mask.nonzero()[:, 1].tolist(),  # of all episodes, in order
-            **by_class,
-            **({} if self.records is None else {"records": self.records.to_dict()}),
+            **({} if self.by_class is None else {"by_class": list(self.by_class)}),
+            **({} if self.records is None else {"records": self.records}),
         }
 
 
@@ -283,18 +263,6 @@ def list_interval_kinds(rates: Iterable[MeasureMean]) -> list[str]:
     """List the kinds of intervals ("classes", "episodes") that are known for any of the rates."""
     rates = list(rates)
     return [kind for kind in INTERVAL_KINDS if any(not math.isnan(rate.get_half_width(kind)) for rate in rates)]
-
-
-def restore_class_mask(written: Mapping[str, Any]) -> Tensor:
-    """Restore the mask of classes from the dictionary ``written`` by `Evaluation.to_dict`.
-
-    Returns (episodes, classes) bool, whether each episode has each class.
-    """
-    ways = torch.tensor(written["ways"]).expand(written["episodes"])
-    class_mask = torch.zeros(len(ways), int(written["classes"]), dtype=torch.bool)
-    classes = torch.tensor(written["class_indices"]).view(int(ways.sum()))
-    class_mask[torch.arange(len(ways)).repeat_interleave(ways), classes] = True
-    return class_mask
 
 
 def half_width(values: Tensor, class_mask: Tensor | None = None) -> float:
@@ -345,10 +313,7 @@ def mean_standard_error(values: Tensor, class_mask: Tensor | None = None) -> tup
 
 
 def _jackknife(values: Tensor, class_mask: Tensor) -> list[tuple[float, int]]:
-    """Estimate the standard error over classes of the mean of each column of values (n, k), see `mean_standard_error`.
-
-    Returns a pair for each column: the error and its degrees of freedom.
-    """
+    """Estimate the standard error over classes, with its freedom, of the mean of each column of values (n, k)."""
     present, inside = (~values.isnan()).double(), class_mask.double()
     values = values.double().nan_to_num()
     n, total = present.sum(dim=0), values.sum(dim=0)  # (k,)
@@ -402,10 +367,7 @@ def compare_method_pairs(
 
 
 def _run_t_tests(differences: Tensor, errors: Sequence[tuple[float, int]]) -> list[tuple[float, float, float]]:
-    """Run a t test on each column of differences (n, pairs), given the standard error and freedom of its mean.
-
-    Returns for each column half the width of the 95 % interval, the p-value and the p-value adjusted by Holm.
-    """
+    """Compute half the interval's width, the p-value and the one adjusted by Holm of each column of differences."""
     from scipy.special import stdtr  # noqa: PLC0415 - slow to import
 
     p_values = []

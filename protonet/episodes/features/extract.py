@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
@@ -70,13 +71,8 @@ class EmbeddingJob:
 
     def compute_hash(self) -> str:
         """Compute a hash of everything that determines the embeddings, to recognise the files of this job."""
-        identity: list[object] = [
-            self.provenance,
-            self.source_hash,
-            self.batch_size,
-            list(self.labels),
-            list(self.sides or ()),
-        ]
+        rows = [list(self.labels), list(self.sides or ())]
+        identity: list[object] = [self.provenance, self.source_hash, self.batch_size, *rows]
         identity += [] if self.map_shape is None else [self.map_shape]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
@@ -131,19 +127,16 @@ def write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
         more = {"y": job.labels, "made": json.dumps(job.provenance), "key": key, "dim": dim}
         more |= {"split": job.sides, "files": job.files, "maps": job.map_shape}
         arrays = {name: np.array(value) for name, value in more.items() if value is not None}
-        rows = _read_embeddings(file, len(header) + 4, dim, n)
+        file.seek(len(header) + 4)
+        blocks = iter(lambda: file.read(4 * dim * ROWS_PER_COPY), b"")
+        rows = (np.frombuffer(block, "<f4").reshape(-1, dim) for block in blocks)
         write_atomically(output, lambda opened: write_npz(opened, (n, dim), "float32", rows, arrays))
     part.unlink()
     return dim
 
 
 def _open_part_file(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
-    """Read how far an interrupted job of ``n`` rows in batches of ``step`` came, and cut off incomplete batches.
-
-    ``part`` is the path of the open part file, for messages, and ``header`` the bytes that identify the job. Returns
-    the number of features and the number of finished rows; both are 0 if the file has no rows. An InputError is raised
-    if the part file begins with another ``header``, so is of another job.
-    """
+    """Return the numbers of features and of finished rows in the part file of a job; cut off incomplete batches."""
     file.seek(0)
     content = file.read(len(header) + 4)
     if content[: len(header)] != header[: len(content)]:
@@ -156,14 +149,6 @@ def _open_part_file(file: BinaryIO, part: Path, header: bytes, n: int, step: int
     done -= 0 if done == n else done % step
     file.truncate(len(content) + 4 * dim * done)
     return dim, done
-
-
-def _read_embeddings(file: BinaryIO, start: int, dim: int, n: int) -> Iterator[np.ndarray]:
-    """Yield the ``n`` embeddings in a part file, which begin at byte ``start``, in blocks (rows, dim) float32."""
-    file.seek(start)
-    for first in range(0, n, ROWS_PER_COPY):
-        count = min(ROWS_PER_COPY, n - first)
-        yield np.frombuffer(file.read(4 * dim * count), "<f4").reshape(count, dim)
 
 
 def _read_job_hash(path: Path) -> tuple[str, int] | None:
@@ -197,11 +182,8 @@ def run_extract(options: argparse.Namespace) -> None:
             got = f"{options.data}, which is none"
             raise_input_error("data", "be a folder of pictures by class, or KIND:ROOT", got, "Pass one of these.")
         extractor = _open_extractor(options, image_set, device)
-        job = (
-            _make_text_job(options, extractor)
-            if image_set is None
-            else _make_picture_job(image_set, options, extractor)
-        )
+        make_job = _make_text_job if image_set is None else partial(_make_picture_job, image_set)
+        job = make_job(options, extractor)
     dim = write_embeddings(options.output, job, resume=options.resume)
     notes = describe_class_list_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
     print("".join(f"{note}\n" for note in notes), end="")
@@ -209,10 +191,7 @@ def run_extract(options: argparse.Namespace) -> None:
 
 
 def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, device: str) -> PictureExtractor:
-    """Open the network of the option ``--backbone``, which embeds pictures.
-
-    It is a function of a user's file, a file with a network, or a network of a library by name.
-    """
+    """Open the network of the option ``--backbone``, from a user's function, a file, or a library by name."""
     is_plugin = PLUGIN_PATTERN.fullmatch(options.backbone) is not None
     got = f"`backbone` {options.backbone}"
     if options.image_size is not None and not is_plugin:
@@ -260,10 +239,7 @@ def open_plugin_network(backbone: str, size: int, device: str) -> PictureExtract
 
 
 def _make_picture_job(image_set: ImageSet, options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
-    """Make the job that embeds a set of pictures, or computes their feature maps with the option ``--maps``.
-
-    Pictures are read from their files; those of packed files are read from the cached file of `load_pictures`.
-    """
+    """Make the job that embeds a set of pictures, or computes their feature maps with the option ``--maps``."""
     network, shape, batch = extractor.embed, None, options.batch
     if options.maps:
         if extractor.embed_maps is None:

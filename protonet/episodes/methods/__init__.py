@@ -13,11 +13,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from protonet.episodes.methods.adaptive import adaptive
-from protonet.episodes.methods.alpha_am import alpha_am
-from protonet.episodes.methods.baseline import baseline_pp, linear_finetune
+from protonet.episodes.methods.adaptive import adaptive, solver
 from protonet.episodes.methods.calibration import distribution_calibration
 from protonet.episodes.methods.clustering import (
+    bd_cspn,
+    laplacian_shot,
+    laplacian_shot_dirichlet,
     oslo,
     paddle,
     semi_kmeans,
@@ -25,10 +26,16 @@ from protonet.episodes.methods.clustering import (
     semi_kmeans_masked,
     soft_kmeans,
 )
-from protonet.episodes.methods.deepemd import deepemd
 from protonet.episodes.methods.encoders import anil, feat, finetune, maml
-from protonet.episodes.methods.linear import linear_probe, logistic_regression, mahalanobis, ridge_regression
-from protonet.episodes.methods.maps import cross_transformers, deepbdc, feature_map_reconstruction
+from protonet.episodes.methods.linear import (
+    baseline_pp,
+    linear_finetune,
+    linear_probe,
+    logistic_regression,
+    mahalanobis,
+    ridge_regression,
+)
+from protonet.episodes.methods.maps import cross_transformers, deepbdc, deepemd, feature_map_reconstruction
 from protonet.episodes.methods.prototypes import (
     clip_zero_shot,
     matching_networks,
@@ -39,10 +46,8 @@ from protonet.episodes.methods.prototypes import (
     simpleshot_l2n,
     tip_adapter,
 )
-from protonet.episodes.methods.rectification import bd_cspn, laplacian_shot, laplacian_shot_dirichlet
-from protonet.episodes.methods.solver import solver
 from protonet.episodes.methods.svm import linear_svm, metaopt_svm
-from protonet.episodes.methods.tim import alpha_tim, tim, tim_adm, tim_dirichlet, transductive_finetune
+from protonet.episodes.methods.tim import alpha_am, alpha_tim, tim, tim_adm, tim_dirichlet, transductive_finetune
 from protonet.episodes.methods.transport import ilpc, proto_lp, pt_map
 from protonet.episodes.samplers.batch import Episodes
 

@@ -1,8 +1,9 @@
-"""A mixture of closed-form classifiers for batches of episodes, similar to the network of `protonet.solve`.
+"""The methods of this package: `protonet.solve` on each episode, and a fast mixture of closed-form classifiers.
 
-Each classifier is on one feature map (view) of the rows. The weights of the mixture depend on leave-one-out losses of
-the support rows, which need no further fits for class means and kernel ridge regression. If most classes have a single
-support row, the weights of the mixture are fixed.
+`solver` fits a network to each episode. `adaptive` is similar, for batches of episodes. Each of its classifiers is
+on one feature map (view) of the rows. The weights of the mixture depend on leave-one-out losses of the support rows,
+which need no further fits for class means and kernel ridge regression. If most classes have a single support row, the
+weights of the mixture are fixed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,40 @@ from torch import Tensor
 
 from protonet.episodes.methods.common import one_hot, squared_distances
 from protonet.episodes.samplers.batch import Episodes
+from protonet.fit.solver import solve
 from protonet.selection.scoring import WEIGHTING
 from protonet.views.kernel_ridge import DEFAULT_BANDWIDTH, DEFAULT_KERNEL_RIDGE_PENALTY
 from protonet.views.linear import LINEAR_VIEW
 
 ADAPTIVE_FLOATS_IN_CACHE = 2**18  #: Number of floats that are changed in place at a time, to fit into a core's cache.
+
+
+def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor:
+    """Classify by the network that `protonet.solve` fits to the support rows.
+
+    Each episode is fitted separately, thousands of times slower than other methods. `adaptive` is a faster
+    mixture of closed-form classifiers for whole batches.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
+        effort: The search effort of `protonet.solve`: fast, default or best.
+        seed: The seed of folds and initial weights, the same in every episode.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: cosines to the prototypes over the
+        temperature that was fitted to held-out rows.
+
+    Raises:
+        InputError: The effort is unknown.
+
+    Source: this package, docs/explanation/how-it-works.md.
+    """
+    metadata = {"num_classes": episodes.n_way, "device": episodes.support.device}
+    logits = []
+    for support, labels, query in zip(episodes.support, episodes.support_labels, episodes.query, strict=True):
+        network = solve((support.clone(), labels), None, metadata, effort=effort, seed=seed)
+        logits.append(network(query).to(query.dtype))
+    return torch.stack(logits)
 
 
 @dataclass(frozen=True)
@@ -113,10 +143,7 @@ def adaptive(episodes: Episodes) -> Tensor:
 
 
 def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float = 0.0) -> AdaptiveView:
-    """Compute cosines of queries to class means, and of each support row to class means without this row.
-
-    ``rows`` has the support rows, then the queries; ``hot`` (episodes, n_support, n_way) the one-hot labels.
-    """
+    """Compute cosines of queries to class means, and of each support row to class means without this row."""
     min_value = ADAPTIVE_SETTINGS.min_value
     support, query = (F.normalize(part, dim=2, eps=min_value) for part in rows)
     sums = hot.transpose(1, 2) @ support  # (episodes, n_way, dim)
@@ -127,10 +154,7 @@ def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float 
 
 
 def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
-    """Fit one kernel ridge regression for each bandwidth and ridge.
-
-    ``distances`` are between support rows, then from support rows to queries; ``hot`` are the one-hot labels.
-    """
+    """Fit one kernel ridge regression for each bandwidth and ridge, from distances of support rows to all rows."""
     between = distances[0]
     positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_square, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]
@@ -156,11 +180,7 @@ def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
 def _ridge_view(
     kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior: float, fixed_weight: float = 0.0
 ) -> AdaptiveView:
-    """Fit a kernel ridge regression to one-hot labels ``hot``, and compute the scores of support rows and queries.
-
-    ``kernel`` (episodes, n_support, n_support) is between support rows, ``right`` (episodes, n_support, n_queries)
-    between support rows and queries.
-    """
+    """Fit a kernel ridge regression to one-hot labels, and compute the scores of support rows and queries."""
     targets = hot - 1 / hot.shape[2]
     eye = torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel + ridge * eye))
@@ -178,14 +198,8 @@ def _compute_spread(scores: Tensor, weights: Tensor) -> Tensor:
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit inverse temperatures to scores (..., n_way, n), as `protonet.selection.scoring.fit_temperature` does.
-
-    ``hot`` (..., n_way, n) are the one-hot labels. ``rows`` (..., n) has 1 for rows that the fit uses, otherwise 0.
-
-    Returns:
-        factor: (...), the inverse temperature, a factor on the scores.
-        losses: (...), the mean cross-entropy of these rows at this temperature, in nats.
-    """
+    """Fit inverse temperatures (...) to scores (..., n_way, n) by the chosen rows; return them and mean losses."""
+    # As `protonet.selection.scoring.fit_temperature` does.
     count = rows.sum(dim=-1).clamp_min(1)
     row_weights = rows.clamp_min(ADAPTIVE_SETTINGS.min_value)[..., None, :].expand_as(scores)
     spread = _compute_spread(scores, row_weights)[..., 0, 0]

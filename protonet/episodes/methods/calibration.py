@@ -113,11 +113,9 @@ def _apply_tukey_transform(x: Tensor, power: float) -> Tensor:
 
 
 def _compute_deviations(base: BaseClasses, classes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute scaled deviations of base rows from their class mean: (k, max_rows, dim) for ``classes`` (k,).
-
-    Deviations are divided by the square root of the number of rows minus 1, and padded with zeros. Standard normal
-    numbers times the deviations of a class have its covariance (eq. 2), which is thus never computed.
-    """
+    """Compute deviations of base rows from their class mean whose products with normal numbers have its covariance."""
+    # They are divided by the root of the number of rows minus 1, and padded with zeros. Covariances (eq. 2) are never
+    # computed themselves.
     start, size = base.by_class.start[classes, None], base.by_class.size[classes, None]
     position = torch.arange(int(base.by_class.size.max()), device=size.device)
     present = position < size  # (k, most rows)

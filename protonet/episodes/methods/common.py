@@ -138,11 +138,6 @@ class AdamConstants:
 ADAM = AdamConstants()
 
 
-def join_unit_rows(episodes: Episodes) -> Tensor:
-    """Join support rows and queries, scaled to unit norm: (episodes, n_support + n_queries, dim), support first."""
-    return F.normalize(torch.cat([episodes.support, episodes.query], dim=1), dim=2)
-
-
 def minimize_by_adam(
     weights: Tensor, gradient: Callable[[Tensor], Tensor], *, learning_rate: float, steps: int
 ) -> Tensor:

@@ -139,10 +139,7 @@ def _classify_adapted(
     steps: int | None,
     rate: float | None,
 ) -> Tensor:
-    """Compute logits (episodes, n_queries, n_way) by `classify_adapted` with the trained head.
-
-    If ``steps`` or ``rate`` is None, the value is that of the encoder's training.
-    """
+    """Compute logits by `classify_adapted` with the trained head, by default with the steps and rate of training."""
     assert isinstance(trained.head, LinearHead)
     steps = trained.plan.inner_steps if steps is None else steps
     inner = InnerLoopSettings(steps, trained.plan.inner_rate if rate is None else rate)

@@ -108,10 +108,7 @@ def _average_directions(support: Tensor, episodes: Episodes) -> Tensor:
 
 
 def _compare_directions(products: Tensor, means: Tensor) -> Tensor:
-    """Compute minus the squared distances (episodes, n_queries, n_way) of queries of unit norm to class means.
-
-    ``products`` (episodes, n_way, n_queries) are inner products of the ``means`` (episodes, n_way, dim) with queries.
-    """
+    """Compute minus the squared distances of queries of unit norm to class means, from their inner products."""
     return (2 * products - 1 - squared_norms(means)[:, :, None]).transpose(1, 2)
 
 

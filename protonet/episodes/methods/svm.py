@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -175,23 +175,15 @@ def solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
             break
         inverse = torch.linalg.inv(gram[:, None] + torch.diag_embed(multiplier / slack))  # (episodes, n_way, n, n)
         joint = torch.linalg.cholesky(inverse.sum(dim=1))
-        system = KktSystem(
-            inverse_matrices=inverse,
-            joint_factor=joint,
-            slack=slack,
-            multiplier=multiplier,
-            bound_residual=wrong_bound,
-            slope_residual=wrong_slope,
-            sum_residual=wrong_sum,
-        )
-        predictor = system.solve(slack * multiplier)
-        size = system.max_step(predictor)
-        predicted = (slack + size * predictor.slack_change) * (multiplier + size * predictor.multiplier_change)
+        before = torch.cat([slack, multiplier], dim=1)  # both stay positive
+        solve = partial(_solve_kkt, inverse, joint, slack, multiplier, (wrong_bound, wrong_slope, wrong_sum))
+        *_, both = solve(slack * multiplier)
+        predicted = torch.mul(*(before + compute_max_step(before, both) * both).chunk(2, dim=1))
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
-        step = system.solve(slack * multiplier + predictor.slack_change * predictor.multiplier_change - centre)
-        size = INTERIOR_POINT.boundary_fraction * system.max_step(step) * going
-        dual_variables, price = dual_variables + size * step.dual_variables, price + size * step.price_change
-        slack, multiplier = slack + size * step.slack_change, multiplier + size * step.multiplier_change
+        step, price_step, both = solve(slack * multiplier + torch.mul(*both.chunk(2, dim=1)) - centre)
+        size = INTERIOR_POINT.boundary_fraction * compute_max_step(before, both) * going
+        dual_variables, price = dual_variables + size * step, price + size * price_step
+        slack, multiplier = (before + size * both).chunk(2, dim=1)
     return dual_variables
 
 
@@ -200,43 +192,23 @@ def compute_max_step(values: Tensor, change: Tensor) -> Tensor:
     return (values / -change).where(change < 0, 1.0).amin(dim=(1, 2), keepdim=True).clamp_max(1)
 
 
-class KktStep(NamedTuple):
-    """The changes of all variables in one step of `solve_quadratic_program`."""
+def _solve_kkt(
+    inverse: Tensor,
+    joint: Tensor,
+    slack: Tensor,
+    multiplier: Tensor,
+    errors: tuple[Tensor, Tensor, Tensor],
+    product: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the changes that remove all errors of the equations and lower the products slack * multiplier.
 
-    dual_variables: Tensor  #: (episodes, n_way, n), of the coefficients a.
-    price_change: Tensor  #: (episodes, 1, n), of the multipliers of the sums over classes.
-    slack_change: Tensor  #: (episodes, n_way, n), of the slacks ``limit * hot - a``.
-    multiplier_change: Tensor  #: (episodes, n_way, n), of the multipliers of the bounds ``a <= limit * hot``.
-
-
-@dataclass(frozen=True, kw_only=True)
-class KktSystem:
-    """The linear equations of one step of `solve_quadratic_program`."""
-
-    inverse_matrices: Tensor  #: (episodes, n_way, n, n), the inverse of each class's matrix: Gram plus diagonal.
-    joint_factor: Tensor  #: (episodes, n, n), the Cholesky factor of the sum of the inverse matrices.
-    slack: Tensor  #: (episodes, n_way, n) > 0, the slacks of the bounds on the coefficients.
-    multiplier: Tensor  #: (episodes, n_way, n) > 0, the multipliers of the bounds.
-    bound_residual: Tensor  #: (episodes, n_way, n), the residuals of the bounds.
-    slope_residual: Tensor  #: (episodes, n_way, n), the residuals of the gradient.
-    sum_residual: Tensor  #: (episodes, 1, n), the residuals of the sums over classes.
-
-    def solve(self, product: Tensor) -> KktStep:
-        """Compute the step that removes all residuals and lowers the products slack * multiplier by ``product``."""
-        free = self._multiply_by_inverse(
-            (product - self.multiplier * self.bound_residual) / self.slack - self.slope_residual
-        )
-        excess = (free.sum(dim=1, keepdim=True) + self.sum_residual).transpose(1, 2)
-        price = torch.cholesky_solve(excess, self.joint_factor).transpose(1, 2)
-        dual_variables = free - self._multiply_by_inverse(price.expand_as(free))
-        slack = -self.bound_residual - dual_variables
-        return KktStep(dual_variables, price, slack, -(product + self.multiplier * slack) / self.slack)
-
-    def max_step(self, step: KktStep) -> Tensor:
-        """Compute the largest fraction of a step, in [0, 1], that keeps slack and multiplier >= 0: (episodes, 1, 1)."""
-        before = torch.cat([self.slack, self.multiplier], dim=1)
-        return compute_max_step(before, torch.cat([step.slack_change, step.multiplier_change], dim=1))
-
-    def _multiply_by_inverse(self, right: Tensor) -> Tensor:
-        """Multiply the inverse matrix of each class by its vector in ``right`` (episodes, n_way, n)."""
-        return (self.inverse_matrices @ right[..., None])[..., 0]
+    Returns the changes of the coefficients, of the prices, and of slack and multiplier together.
+    """
+    wrong_bound, wrong_slope, wrong_sum = errors
+    right = (product - multiplier * wrong_bound) / slack - wrong_slope
+    free = (inverse @ right[..., None])[..., 0]
+    excess = (free.sum(dim=1, keepdim=True) + wrong_sum).transpose(1, 2)
+    price_step = torch.cholesky_solve(excess, joint).transpose(1, 2)
+    step = free - (inverse @ price_step.expand_as(free)[..., None])[..., 0]
+    slack_step = -wrong_bound - step
+    return step, price_step, torch.cat([slack_step, -(product + multiplier * slack_step) / slack], dim=1)

@@ -1,4 +1,4 @@
-"""Methods that minimise losses of support labels and query entropies: TIM, alpha-TIM, TIM-ADM, fine-tuning."""
+"""Methods that minimise losses of support labels and query entropies: TIM and its variants, alpha-AM, fine-tuning."""
 
 from __future__ import annotations
 
@@ -9,9 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.episodes.methods.common import join_unit_rows, minimize_by_adam, one_hot
-from protonet.episodes.methods.keywords import Count, NonNegative, Positive, PositiveFraction, SearchSpace
+from protonet.episodes.methods.common import minimize_by_adam, one_hot
+from protonet.episodes.methods.keywords import (
+    BelowOne,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    PositiveFraction,
+    SearchSpace,
+)
+from protonet.episodes.methods.transport import power_transform
 from protonet.episodes.samplers.batch import Episodes
+
+MIN_NODE_DEGREE = 1e-12  #: Added to the sum of the edge weights of each row, as in the authors' code.
+#: Edges to centroids count as larger by this fraction when neighbours are selected, to break ties. Our own choice.
+CENTROID_BONUS = 1e-5
+MIN_VARIANCE = 1e-12  #: Lower bound of the variance of distances, for equal rows. Our own choice.
 
 
 def adaptation_gradient(
@@ -156,15 +170,10 @@ def alpha_tim(
     return _compute_logits(prototypes, rows, temperature)[..., labels.shape[2] :].transpose(1, 2)
 
 
-def _prepare_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale rows to unit norm, and compute class means.
-
-    Returns:
-        rows: (episodes, n_support + n_queries, dim), support first.
-        labels: (episodes, n_way, n_support), the one-hot labels of the support.
-        means: (episodes, n_way, dim), the class means of the support.
-    """
-    rows = join_unit_rows(episodes)
+def _prepare_rows(episodes: Episodes, *, plc: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Scale rows to unit norm, support first; return them, one-hot labels (episodes, n_way, n_support), class means."""
+    joined = torch.cat([episodes.support, episodes.query], dim=1)
+    rows = power_transform(joined, 0.5) if plc else F.normalize(joined, dim=2)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
     return rows, labels, (labels / labels.sum(dim=2, keepdim=True)) @ rows[:, : labels.shape[2]]
 
@@ -249,9 +258,8 @@ def transductive_finetune(
         eq. 8. https://arxiv.org/abs/1909.02729
     """
     n_support = episodes.support.shape[1]
-    rows = join_unit_rows(episodes)
-    labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
-    imprinted = F.normalize(labels @ rows[:, :n_support], dim=2)
+    rows, labels, means = _prepare_rows(episodes)
+    imprinted = F.normalize(means, dim=2)
     # The bias is the weight of an added feature that is always 1.
     rows, imprinted = F.pad(rows, (0, 1), value=1), F.pad(imprinted, (0, 1))
 
@@ -263,3 +271,116 @@ def transductive_finetune(
 
     layer = minimize_by_adam(imprinted, gradient, learning_rate=learning_rate, steps=steps)
     return logits(layer)[..., n_support:].transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class AlphaAmDefaults:
+    """Default settings of `alpha_am` by the number of support rows per class, from the authors' code (AM.py).
+
+    Each pair has the value for fewer than ``min_many`` support rows, then the value for more. For two to four rows the
+    code has an alpha of 1, which divides by zero in its formula; here they have the values of one row.
+    """
+
+    min_many: int = 5  #: The minimum number of support rows per class for the second value of each pair.
+    alpha: tuple[float, float] = (2.0, 5.0)  #: The parameter alpha of the marginal and the conditional entropy.
+    n_neighbours: tuple[int, int] = (20, 10)  #: Number of neighbours of a row in the graph.
+    spread: tuple[float, float] = (0.8, 0.9)  #: How far labels spread over the graph, in [0, 1).
+
+
+DEFAULTS_BY_SHOTS = AlphaAmDefaults()
+
+
+def alpha_am(
+    episodes: Episodes,
+    *,
+    alpha: Positive | None = None,
+    weights: tuple[NonNegative, NonNegative, NonNegative] = (1.0, 1.0, 1.0),
+    n_neighbours: PositiveCount | None = None,
+    spread: BelowOne | None = None,
+    temperature: Positive = 1 / 15,
+    learning_rate: Positive = 1e-4,
+    steps: PositiveCount = 1000,
+    plc: bool = False,
+) -> Tensor:
+    """Classify by labels that spread from class centroids over a graph of all rows, both adapted to the queries.
+
+    Adam trains the centroids, and a bandwidth and an edge weight for each pair of rows. Each step inverts a matrix of
+    all rows of an episode, so 1,000 steps take seconds per episode. Defaults are those of the authors' code for
+    unbalanced queries (dirichlet/alpha_am.yaml). For balanced queries, the method AM of the code has weights 1,10,1,
+    alpha 5, 10 neighbours and a spread of 0.9.
+
+    Args:
+        episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating; rows are scaled to
+            unit norm.
+        alpha: The parameter alpha of the marginal and the conditional entropy, > 0; 1 gives Shannon's entropies. None
+            takes the value of `AlphaAmDefaults`.
+        weights: Weights of the support's cross-entropy, the queries' marginal entropy and their conditional entropy,
+            >= 0.
+        n_neighbours: Number of neighbours of a row in the graph, >= 1; all other rows if there are fewer. None takes
+            the value of `AlphaAmDefaults`.
+        spread: How far labels spread over the graph, in [0, 1). None takes the value of `AlphaAmDefaults`.
+        temperature: > 0, divides the labels that reach a row.
+        learning_rate: The learning rate of Adam, > 0.
+        steps: How often labels are spread, >= 1. Adam takes one step between two times.
+        plc: Whether to preprocess rows: square root of the features, unit norm, subtraction of the mean of all rows,
+            unit norm again. The paper has results with and without it.
+
+    Returns:
+        Logits (episodes, n_queries, n_way), the dtype of the query rows.
+
+    Source: Lazarou, Avrithis and Stathaki, "Adaptive manifold for imbalanced transductive few-shot learning" (2024),
+        sec. 3. https://arxiv.org/abs/2304.14281. Only the authors' code has distances in
+        units of their standard deviation, and centroids that select no neighbours.
+    """
+    many = episodes.support.shape[1] / episodes.n_way >= DEFAULTS_BY_SHOTS.min_many
+    alpha = DEFAULTS_BY_SHOTS.alpha[many] if alpha is None else alpha
+    n_neighbours = DEFAULTS_BY_SHOTS.n_neighbours[many] if n_neighbours is None else n_neighbours
+    spread = DEFAULTS_BY_SHOTS.spread[many] if spread is None else spread
+    n_support, n_way = episodes.support.shape[1], episodes.n_way
+    rows, hot, centroids = _prepare_rows(episodes, plc=plc)
+    row_distances = torch.cdist(rows, rows)
+    n = n_way + rows.shape[1]
+    edges = rows.new_ones(len(rows), n * n)
+    start = torch.cat([centroids.flatten(1), edges, spread * edges], dim=1)
+    sizes = (centroids[0].numel(), n * n, n * n)
+
+    def logits(parameters: Tensor) -> Tensor:
+        moved, *of_pairs = parameters.split(sizes, dim=1)
+        bandwidth, weight = (tensor.view(len(rows), n, n) for tensor in of_pairs)
+        graph = _build_graph(row_distances, rows, moved.view_as(centroids), bandwidth, weight, n_neighbours)
+        eye = torch.eye(n, dtype=rows.dtype, device=rows.device)
+        reached: Tensor = torch.linalg.solve(eye - spread * graph, eye[:, :n_way])  # (episodes, n, n_way)
+        return reached[:, n_way:] / temperature
+
+    def gradient(parameters: Tensor) -> Tensor:
+        with torch.enable_grad():
+            parameters = parameters.detach().requires_grad_()
+            reached = logits(parameters).transpose(1, 2)
+            slope = adaptation_gradient(reached.detach().log_softmax(dim=1), hot, weights, alpha=alpha)
+            return torch.autograd.grad(reached, parameters, slope)[0]
+
+    parameters = minimize_by_adam(start, gradient, learning_rate=learning_rate, steps=steps - 1)
+    return logits(parameters)[:, n_support:]
+
+
+def _build_graph(
+    row_distances: Tensor, rows: Tensor, centroids: Tensor, bandwidth: Tensor, weight: Tensor, n_neighbours: int
+) -> Tensor:
+    """Build the nearest-neighbour graph (episodes, n, n) of centroids and rows, with factors on distances and edges."""
+    n_way = centroids.shape[1]
+    tiny = torch.finfo(rows.dtype).eps  # where a centroid is a row, the slope of their distance would be noise
+    among, towards = ((torch.cdist(centroids, points).square() + tiny).sqrt() for points in (centroids, rows))
+    upper, lower = torch.cat([among, towards], dim=2), torch.cat([towards.transpose(1, 2), row_distances], dim=2)
+    distances = torch.cat([upper, lower], dim=1)
+    variance = distances.flatten(1).var(dim=1)[:, None, None].clamp_min(MIN_VARIANCE)
+    affinity = (-(distances / variance.sqrt() * bandwidth)[:, n_way:]).exp()  # of the rows alone
+    itself = torch.eye(distances.shape[1], dtype=torch.bool, device=rows.device)[n_way:]
+    affinity = affinity.masked_fill(itself, 0)
+    # A centroid comes before a support row that equals it: the order of ties would be arbitrary.
+    bonus = F.pad(affinity.new_full((n_way,), 1 + CENTROID_BONUS), (0, distances.shape[1] - n_way), value=1)
+    near = (affinity * bonus).topk(min(n_neighbours, distances.shape[1] - 1), dim=2).indices
+    affinity = torch.zeros_like(affinity).scatter(2, near, affinity.gather(2, near))
+    affinity = F.pad(affinity, (0, 0, n_way, 0))
+    graph = weight * (affinity + affinity.transpose(1, 2)) / 2
+    root = (graph.sum(dim=2) + MIN_NODE_DEGREE).rsqrt()
+    return root[:, :, None] * graph * root[:, None]

@@ -84,13 +84,7 @@ def pt_map(
 
 
 def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute inner products of class means and queries after the power transform.
-
-    Returns:
-        query_gram: (episodes, n_queries, n_queries), of queries with queries.
-        products_of_means: (episodes, n_way, n_queries), of class means of the support with queries.
-        squares: (episodes, n_way, 1), of each class mean with itself.
-    """
+    """Compute, after the power transform, products of queries with queries, of means with queries, and of means."""
     n_queries, dim = episodes.query.shape[1:]
     size = max(1, QUERY_FLOATS_IN_CACHE // (n_queries * dim))
     blocks = []
@@ -214,10 +208,7 @@ def proto_lp(
 
 
 def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
-    """Transform rows (episodes, n, dim) by a power, and reduce them to their first ``n_dims`` singular vectors.
-
-    The result (episodes, n, k) is float64, centred and scaled to unit norm; k is ``n_dims`` or less.
-    """
+    """Transform rows (episodes, n, dim) by a power, and reduce them to ``n_dims`` singular vectors of unit norm."""
     rows = rows.double()
     rows = F.normalize(rows.abs().add_(POWER_TRANSFORM_OFFSET).pow_(beta).copysign_(rows), dim=2)
     values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
@@ -227,11 +218,7 @@ def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
 
 
 def _propagate_by_prototypes(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) -> Tensor:
-    """Propagate the labels of the support over prototypes to all rows: labels (episodes, n_way, rows).
-
-    ``assigned`` (episodes, n_way, rows) connects rows and prototypes, ``count`` (episodes, n_way, 1) is the number of
-    support rows per class, ``gamma`` the weight of the Laplacian. With ``paper``, the Laplacian is that of the paper.
-    """
+    """Propagate the labels of the support over prototypes to all rows: labels (episodes, n_way, rows)."""
     total = assigned @ assigned.transpose(1, 2)  # (episodes, n_way, n_way), Z^T Z
     walk = total / assigned.sum(dim=2)[:, None]
     identity = torch.eye(total.shape[1], dtype=total.dtype, device=total.device)
@@ -318,10 +305,7 @@ def ilpc(
 
 
 def _propagate_by_neighbours(gram: Tensor, n_neighbours: int, gamma: float, alpha: float) -> Tensor:
-    """Compute the symmetric matrix (episodes, rows, rows) that spreads labels over a nearest-neighbour graph.
-
-    It is (I - alpha W)^-1 for the normalised graph W; ``gram`` (episodes, rows, rows) has the cosines of the rows.
-    """
+    """Compute (I - alpha W)^-1 for the nearest-neighbour graph W of rows, whose cosines are ``gram``."""
     n = gram.shape[1]
     eye = torch.eye(n, dtype=gram.dtype, device=gram.device)
     others = gram.masked_fill(eye > 0, -1)
@@ -335,16 +319,7 @@ def _propagate_by_neighbours(gram: Tensor, n_neighbours: int, gamma: float, alph
 
 
 def _compute_average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps: int) -> Tensor:
-    """Compute the cross-entropy of each row, (episodes, rows) in nats, averaged over the training of a classifier.
-
-    A small average loss means that the classifier learns the label of the row easily. The classifier is linear and
-    starts at the directions of the class means of ``known`` rows.
-
-    Args:
-        gram: (episodes, rows, rows), the inner products of the rows.
-        known: (episodes, n_way, rows), one-hot labels of the support, zeros for other rows.
-        labels: (episodes, n_way, rows), one-hot labels to train on, zeros for rows without a label.
-        n_steps: Number of steps of gradient descent, >= 1.
+    """Average the cross-entropy of each row, in nats, over the training of a linear classifier from class means.
 
     Source: Huang et al., "O2U-Net: a simple noisy label detection approach for deep neural networks" (2019), sec. 3.
     """

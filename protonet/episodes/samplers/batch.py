@@ -8,7 +8,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -314,37 +314,23 @@ def hash_class_rows(read_rows: RowReader, by_class: ClassIndex) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class EpisodeRecords:
-    """The row indices, labels and predictions of episodes of equal sizes without open classes, as saved in JSON."""
-
-    support: Tensor  #: (episodes, n_support) int64 indices into the data set, class by class.
-    query: Tensor  #: (episodes, n_queries) int64 indices into the data set.
-    labels: Tensor  #: (episodes, n_queries) int64 in [0, n_way), the true class of each query in its episode.
-    classes: Tensor  #: (episodes, n_way) int64 indices into ``class_names``.
-    class_names: tuple[str, ...]  #: Names of the data set's classes.
-    #: For the name of each method, the predicted classes: (episodes, n_queries) integers in [0, n_way).
-    predictions: Mapping[str, Tensor]
-
-    def to_dict(self) -> dict[str, object]:
-        """Convert the records to a JSON object with arrays from `pack_integers`; `unpack_integers` decodes them."""
-        arrays = {name: pack_integers(getattr(self, name)) for name in ("support", "query", "labels", "classes")}
-        predicted = {name: pack_integers(values) for name, values in self.predictions.items()}
-        return {**arrays, "class_names": list(self.class_names), "predicted": predicted}
-
-
 def record_episodes(
     sampler: Sampler, pool: RowPool, y: Tensor, class_names: tuple[str, ...], predicted: Mapping[str, Tensor], seed: int
-) -> EpisodeRecords:
-    """Draw the first episodes of a seed again, and combine their rows and labels with the predictions.
+) -> dict[str, object]:
+    """Draw the first episodes of a seed again, and record their rows and labels with the predictions, for JSON.
 
     Args:
-        sampler: The sampler of the episodes.
+        sampler: The sampler of the episodes, which have equal sizes and no open classes.
         pool: The rows that the episodes were drawn from.
         y: (rows of the data set,) int64 labels.
         class_names: The names of the data set's classes.
         predicted: For the name of each method, the predicted classes (episodes, n_queries) of the first episodes.
         seed: Seed of the episodes.
+
+    Returns:
+        Arrays from `pack_integers`: ``support`` and ``query`` (episodes, rows) are indices into the data set,
+        ``labels`` and ``predicted`` (episodes, n_queries) in [0, n_way), ``classes`` (episodes, n_way) into
+        ``class_names``.
     """
     n_episodes = len(next(iter(predicted.values())))
     (batch,) = split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=n_episodes))
@@ -352,21 +338,15 @@ def record_episodes(
     row_of[pool.by_class.rows] = pool.dataset_rows.rows
     support = row_of[batch.support]
     classes = y[support].view(n_episodes, batch.n_way, -1)[:, :, 0]
-    return EpisodeRecords(support, row_of[batch.query], batch.query_labels, classes, class_names, predicted)
+    arrays = {"support": support, "query": row_of[batch.query], "labels": batch.query_labels, "classes": classes}
+    packed = {name: pack_integers(values) for name, values in predicted.items()}
+    records = {name: pack_integers(values) for name, values in arrays.items()}
+    return {**records, "class_names": list(class_names), "predicted": packed}
 
 
 def pack_integers(values: Tensor) -> dict[str, object]:
-    """Encode integers >= 0 as a JSON object with ``dtype``, ``shape`` and ``data``.
-
-    The data are the integers in the smallest unsigned dtype, compressed by zlib, as base64.
-    """
+    """Encode integers >= 0 for JSON: ``data`` are in the smallest unsigned ``dtype``, compressed by zlib, as base64."""
     array = values.cpu().numpy()
     dtype = np.min_scalar_type(int(array.max(initial=0))).newbyteorder("<")
     content = base64.b64encode(zlib.compress(array.astype(dtype).tobytes(), 9)).decode()
     return {"dtype": dtype.str, "shape": list(array.shape), "data": content}
-
-
-def unpack_integers(packed: Mapping[str, Any]) -> np.ndarray:
-    """Decode the array that `pack_integers` encoded."""
-    content = zlib.decompress(base64.b64decode(packed["data"]))
-    return np.frombuffer(content, packed["dtype"]).reshape(packed["shape"])

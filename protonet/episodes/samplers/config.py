@@ -1,11 +1,11 @@
 """The usual N-way K-shot episodes, with ranges of ways and shots, unbalanced queries, open classes, unlabelled rows.
 
-The other protocols are samplers in modules of their own: `fixed_split`, `meta_dataset` and `generalized`.
+`GeneralizedSampler` adds base classes to them. The other protocols are in `fixed_split` and `meta_dataset`.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -13,15 +13,19 @@ from torch import Tensor
 
 from protonet._validation import check_int, check_number
 from protonet.episodes.names import MAX_OPTION_COUNT
+from protonet.episodes.samplers.batch import make_row_reader
 from protonet.episodes.samplers.sampler import (
     EMPTY_SLOT,
     RandomStream,
+    RowPool,
     SampledEpisodes,
     Sampler,
     sample_uniform_by_episode,
 )
 from protonet.errors import InputTypeError, raise_input_error
-from protonet.sampling import ClassIndex, draw_without_replacement
+from protonet.sampling import ClassIndex, draw_without_replacement, index_class_rows, list_class_rows
+
+HELD_OUT_STRIDE = 5  #: Every fifth row of a base class is a query, and not part of its mean. Our choice.
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,7 @@ class EpisodeConfig(Sampler):
         return self.way[1] + self.n_open_classes + self.n_distractors
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
-        """Select the classes with enough rows.
-
-        Returns:
-            sampler: This sampler.
-            index: The rows of the selected classes.
-            notes: With ``allow_small``, a line with the numbers of small classes and of classes that are left out.
-        """
+        """Select the classes with enough rows; with ``allow_small``, a note counts small classes and those left out."""
         chosen = self.validate(index, class_names)
         if not self.allow_small:
             return self, chosen, []
@@ -73,10 +71,7 @@ class EpisodeConfig(Sampler):
         return self, chosen, [f"{of_classes} have fewer rows than shot + query, {left_out} too few to be drawn."]
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check the settings and the class sizes, and return the rows of the classes that can be drawn.
-
-        With ``allow_small``, a class with too few rows is left out. Otherwise it raises an InputError.
-        """
+        """Check the settings and the class sizes, see `Sampler.validate`; leave classes out with ``allow_small``."""
         check_integer_range("way", self.way, low=2)
         check_integer_range("shot", self.shot, low=1)
         for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
@@ -171,6 +166,109 @@ class EpisodeConfig(Sampler):
         return f"{way}-way {shot}-shot {self.n_query}-query{kind}"
 
 
+@dataclass(frozen=True)
+class GeneralizedSampler(Sampler):
+    """The sampler of generalised few-shot classification: episodes have novel classes and all base classes.
+
+    The support of a base class is a single row: the mean of its rows that are not held out as queries.
+
+    Source: Gidaris and Komodakis, "Dynamic few-shot visual learning without forgetting" (2018), sec. 4.1, joint
+        accuracies; Ye, Hu and Zhan, "Learning adaptive classifiers synthesis for generalized few-shot learning" (2021),
+        sec. 3.3, harmonic means. https://arxiv.org/abs/1804.09458, https://arxiv.org/abs/1906.02944
+    """
+
+    novel: EpisodeConfig  #: The sampler of the novel classes, without open classes and unlabelled rows.
+    #: Number of base classes, set by `join_base`. They are the first classes of the index, and the first row of each is
+    #: the class mean.
+    n_base: int = 0
+
+    adds_base_classes = True
+
+    @property
+    def shot(self) -> tuple[int, int]:
+        """Minimum and maximum number of support rows per novel class."""
+        return self.novel.shot
+
+    @property
+    def n_required_classes(self) -> int:
+        """The maximum number of classes of an episode, base and novel."""
+        return self.n_base + self.novel.n_required_classes
+
+    def choose_classes(
+        self, index: ClassIndex, class_names: tuple[str, ...]
+    ) -> tuple[GeneralizedSampler, ClassIndex, list[str]]:
+        """Select the novel classes with enough rows; return this sampler, their rows by class, and no notes."""
+        return self, self.novel.validate(index, class_names), []
+
+    def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex]:
+        """Hold out every fifth row of each base class as a query; the mean of the others represents the class.
+
+        The queries of a class come after a placeholder, which `join_base` overwrites with the mean.
+        """
+        if int(base.size.min()) < 2:
+            got = f"class {class_names[int(base.size.argmin())]!r} with one"
+            constraint = "have 2 rows, to learn from and to ask for"
+            raise_input_error("base classes", constraint, got, "Leave it out.")
+        seen, queries = [], []
+        for rows in list_class_rows(base):
+            held_out = torch.arange(len(rows)) % HELD_OUT_STRIDE == min(HELD_OUT_STRIDE, len(rows)) - 1
+            seen.append(rows[~held_out])
+            queries.append(torch.cat([rows[~held_out][:1], rows[held_out]]))
+        return index_class_rows(seen), index_class_rows(queries)
+
+    def join_base(
+        self, pool: RowPool, base: RowPool | None, means: Tensor | None
+    ) -> tuple[GeneralizedSampler, RowPool]:
+        """Join base classes and novel classes to one pool of rows in memory, base classes first."""
+        assert base is not None
+        assert means is not None
+        known, dataset_rows = (
+            index_class_rows(list_class_rows(first) + list_class_rows(second))
+            for first, second in ((base.by_class, pool.by_class), (base.dataset_rows, pool.dataset_rows))
+        )
+        x = pool.read_rows(known.rows).clone()
+        x[known.start[: len(means)].to(x.device)] = means.to(x.dtype)
+        by_class = known._replace(rows=torch.arange(len(x)))
+        return replace(self, n_base=len(means)), RowPool(x, make_row_reader(x), by_class, dataset_rows)
+
+    def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
+        """Check that each base class has a mean and a query, and that the novel classes have enough rows."""
+        if not 0 < self.n_base < len(index.size) or bool((index.size[: self.n_base] < 2).any()):
+            remedy = "Add rows to the base classes."
+            raise_input_error("n_base", "be classes of a mean and a query or more", self.n_base, remedy)
+        self.novel.validate(
+            index.select_classes(torch.arange(self.n_base, len(index.size))), class_names[self.n_base :]
+        )
+        return index
+
+    def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
+        """Draw the episodes, see `Sampler.sample`; base classes come before novel ones."""
+        novel_index = index.select_classes(torch.arange(self.n_base, len(index.size)))
+        novel = self.novel.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
+        shape = (n_episodes, self.n_base, self.novel.n_query)
+        start, size = index.start[: self.n_base], index.size[: self.n_base] - 1
+        offsets = draw_without_replacement(
+            sample_uniform_by_episode(seed, RandomStream.QUERY, first, shape), size.expand(shape[:2])
+        )
+        drawn = torch.arange(shape[2]) < size[:, None]
+        query = index.rows[start[:, None] + 1 + offsets].where(drawn, EMPTY_SLOT)
+        support = torch.full((n_episodes, self.n_base, novel.support.shape[2]), EMPTY_SLOT)
+        support[:, :, 0] = index.rows[start]
+        max_query = max(query.shape[2], novel.query.shape[2])
+        queries = [F.pad(rows, (0, max_query - rows.shape[2]), value=EMPTY_SLOT) for rows in (query, novel.query)]
+        support = torch.cat([support, novel.support], dim=1)
+        unlabelled = torch.empty(n_episodes, support.shape[1], 0, dtype=torch.int64)
+        return SampledEpisodes(support, torch.cat(queries, dim=1), novel.open_query, unlabelled)
+
+    def describe(self) -> dict[str, object]:
+        """Convert the settings to a JSON object, whose keys are the names of the command-line options."""
+        return self.novel.describe() | {"protocol": "generalized", "base_classes": self.n_base, "kind": self.title()}
+
+    def title(self) -> str:
+        """Describe the settings in a few words."""
+        return f"{self.novel.title()} beside {self.n_base} base classes"
+
+
 def check_integer_range(argument: str, value: object, *, low: int) -> tuple[int, int]:
     """Return a pair of integers >= ``low``, the smaller one first; raise an InputError for any other value."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -187,19 +285,7 @@ def check_integer_range(argument: str, value: object, *, low: int) -> tuple[int,
 def _draw_unlabelled(
     index: ClassIndex, uniform_rows: Tensor, uniform_unlabelled: Tensor, n_used: Tensor, size: Tensor, start: Tensor
 ) -> Tensor:
-    """Draw unlabelled rows that are not support or query rows.
-
-    Args:
-        index: Rows by class.
-        uniform_rows: (episodes, classes, slots), the random numbers that drew the support and query rows.
-        uniform_unlabelled: (episodes, classes + distractors, n_unlabelled), the random numbers for unlabelled rows.
-        n_used: (episodes, classes), the number of support and query rows of each class.
-        size: (episodes, ...), the number of rows of each drawn class; distractor classes come last.
-        start: (episodes, ...), the position in ``index.rows`` of the first row of each drawn class.
-
-    Returns:
-        Row indices (episodes, classes + distractors, n_unlabelled) int64.
-    """
+    """Draw unlabelled rows (episodes, classes + distractors, n_unlabelled) that are no support or query rows."""
     n_classes, n_unlabelled = uniform_rows.shape[1], uniform_unlabelled.shape[2]
     n_distractors = uniform_unlabelled.shape[1] - n_classes
     wide = F.pad(uniform_rows, (0, n_unlabelled))
@@ -219,20 +305,14 @@ def _scale_to_integers(uniform: Tensor, low: int, high: int) -> Tensor:
 
 
 def _split_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: Tensor) -> Tensor:
-    """Draw the number of queries of each class, (episodes, classes) int64, from a Dirichlet distribution.
-
-    An episode has ``total`` (episodes,) queries. Classes that are not ``drawn`` (episodes, classes) bool get 0.
-    ``uniform`` (episodes, classes) becomes gamma variates by the inverse of their distribution function. A class's
-    fraction of the queries is its gamma variate over their sum. Queries that remain after rounding down go to the
-    classes that lost most by it.
-
-    Source: gamma variates over their sum, Devroye, "Non-uniform random variate generation" (1986), ch. XI, sec. 4.
-    """
+    """Share ``total`` (episodes,) queries among the ``drawn`` classes of each episode by a Dirichlet distribution."""
     from scipy.special import gammaincinv  # noqa: PLC0415 - slow to import
 
+    # A share is a gamma variate over their sum: Devroye, "Non-uniform random variate generation" (1986), ch. XI.4.
     gamma = torch.from_numpy(gammaincinv(concentration, uniform.numpy())).where(drawn, 0.0)
     gamma = gamma.where(gamma.sum(dim=1, keepdim=True) > 0, drawn.double())  # equal shares if all underflowed
     exact = gamma / gamma.sum(dim=1, keepdim=True) * total[:, None]
     floor = exact.floor()
+    # The queries that remain go to the classes that lost most by rounding down.
     rank = (exact - floor).where(drawn, -1.0).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
     return (floor + (rank < (total - floor.sum(dim=1))[:, None])).long()

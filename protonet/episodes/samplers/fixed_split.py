@@ -48,11 +48,7 @@ def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> T
 
 
 def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
-    """Yield notes for the report about rows of evaluated classes that exactly equal other rows of the data set.
-
-    The evaluated classes are ``class_ids`` (classes,). Each note counts the rows that equal another row of their class,
-    a row of another evaluated class, or a row of a class that is not evaluated.
-    """
+    """Yield notes for the report on rows of the evaluated classes ``class_ids`` that exactly equal other rows."""
     pairs, counts = (group_equal_rows(data.x, data.release_memory) * data.num_classes + data.y).unique(
         return_counts=True
     )
@@ -108,15 +104,39 @@ class FixedSplit(Sampler):
         return self.n_required_classes, self.n_required_classes
 
     def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[FixedSplit, Dataset]:
-        """Join training and test rows by `join_training_and_test_rows`.
+        """Join training rows and test rows, whose classes are matched by name, to one data set in memory.
 
-        Returns:
-            sampler: A copy of this sampler with the number of training rows of each class.
-            data: The training and test rows as one data set.
+        Returns a copy of this sampler with the number of training rows of each class, and the rows, training rows
+        first. An InputError is raised if the data sets differ in their features or classes, or have a row in common.
         """
         assert test is not None
-        data, n_train = join_training_and_test_rows(data, test, names)
-        return replace(self, n_training_rows=n_train), data
+        if test.x.shape[1] != data.x.shape[1]:
+            got = f"{test.x.shape[1]} of {names[1]}"
+            raise_input_error(
+                "test", f"have {data.x.shape[1]} features per row, as {names[0]}", got, "Embed both alike."
+            )
+        class_id_of = {name: c for c, name in enumerate(data.class_names)}
+        for split, other, at in ((test, data, 1), (data, test, 0)):
+            missing = [name for name in split.class_names if name not in other.class_names]
+            if missing:
+                more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+                got = f"{missing[0]!r} in {names[at]} alone{more}"
+                constraint = f"have the classes of {names[0]}, by name"
+                raise_input_error("test", constraint, got, "Rename them, or leave them out.")
+        sides = [data.x, test.x]
+        if data.x.dtype != test.x.dtype:  # such as pixels of 8 bits beside features: both as floats
+            sides = [split.get_rows(torch.arange(len(split.x))) for split in (data, test)]
+        x = torch.cat(sides)
+        coarse = min((rows.dtype for rows in sides), key=lambda dtype: dtype.itemsize)
+        known, sought = group_equal_rows(torch.cat([rows.to(coarse) for rows in sides])).split(list(map(len, sides)))
+        shared = torch.isin(sought, known).nonzero().flatten().tolist()
+        if shared:
+            last = int((known == sought[shared[0]]).nonzero()[-1])
+            got = f"{len(shared)}, such as row {shared[0]} of {names[1]} and row {last} of {names[0]}"
+            raise_input_error("test", f"share no row with {names[0]}", got, "Leave these rows out of one of the two.")
+        y = torch.cat([data.y, torch.tensor([class_id_of[name] for name in test.class_names])[test.y]])
+        counts = tuple(torch.bincount(data.y, minlength=data.num_classes).tolist())
+        return replace(self, n_training_rows=counts), Dataset(x, y, data.class_names, shape=data.shape)
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
         """Check that each class has enough training rows and a test row, and return the index unchanged."""
@@ -137,10 +157,7 @@ class FixedSplit(Sampler):
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the episodes numbered ``first`` to ``first + n_episodes - 1``, see `Sampler.sample`.
-
-        All episodes have the same queries.
-        """
+        """Draw the episodes, see `Sampler.sample`; all have the same queries."""
         train = torch.tensor(self.n_training_rows)
         shape = (n_episodes, len(train), self.n_shot)
         offsets = draw_without_replacement(
@@ -172,49 +189,3 @@ class FixedSplit(Sampler):
     def title(self) -> str:
         """Describe the settings in a few words."""
         return f"all {self.n_required_classes} ways, {self.n_shot}-shot, queries of a fixed test split"
-
-
-def join_training_and_test_rows(
-    train: Dataset, test: Dataset, names: tuple[str, str]
-) -> tuple[Dataset, tuple[int, ...]]:
-    """Join training rows and test rows of the same classes to one data set.
-
-    All rows are copied to memory.
-
-    Args:
-        train: The training rows.
-        test: The test rows. Classes are matched by name.
-        names: The names of the training and the test data set, for messages.
-
-    Returns:
-        data: The training rows, then the test rows, with the classes of ``train``.
-        n_training_rows: The number of training rows of each class.
-
-    Raises:
-        InputError: The data sets differ in their features or classes, or have a row in common.
-    """
-    if test.x.shape[1] != train.x.shape[1]:
-        got = f"{test.x.shape[1]} of {names[1]}"
-        raise_input_error("test", f"have {train.x.shape[1]} features per row, as {names[0]}", got, "Embed both alike.")
-    class_id_of = {name: c for c, name in enumerate(train.class_names)}
-    for split, other, at in ((test, train, 1), (train, test, 0)):
-        missing = [name for name in split.class_names if name not in other.class_names]
-        if missing:
-            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-            got = f"{missing[0]!r} in {names[at]} alone{more}"
-            constraint = f"have the classes of {names[0]}, by name"
-            raise_input_error("test", constraint, got, "Rename them, or leave them out.")
-    sides = [train.x, test.x]
-    if train.x.dtype != test.x.dtype:  # such as pixels of 8 bits beside features: both as floats
-        sides = [split.get_rows(torch.arange(len(split.x))) for split in (train, test)]
-    x = torch.cat(sides)
-    coarse = min((rows.dtype for rows in sides), key=lambda dtype: dtype.itemsize)
-    known, sought = group_equal_rows(torch.cat([rows.to(coarse) for rows in sides])).split(list(map(len, sides)))
-    shared = torch.isin(sought, known).nonzero().flatten().tolist()
-    if shared:
-        last = int((known == sought[shared[0]]).nonzero()[-1])
-        got = f"{len(shared)}, such as row {shared[0]} of {names[1]} and row {last} of {names[0]}"
-        raise_input_error("test", f"share no row with {names[0]}", got, "Leave these rows out of one of the two.")
-    y = torch.cat([train.y, torch.tensor([class_id_of[name] for name in test.class_names])[test.y]])
-    counts = tuple(torch.bincount(train.y, minlength=train.num_classes).tolist())
-    return Dataset(x, y, train.class_names, shape=train.shape), counts

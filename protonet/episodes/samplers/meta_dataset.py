@@ -65,13 +65,7 @@ class MetaDataset(Sampler):
     def choose_classes(
         self, index: ClassIndex, class_names: tuple[str, ...]
     ) -> tuple[MetaDataset, ClassIndex, list[str]]:
-        """Select all classes, and read their groups from the hierarchy, if one is set.
-
-        Returns:
-            sampler: A copy of this sampler with the groups.
-            index: The rows of all classes.
-            notes: No notes.
-        """
+        """Select all classes, and read their groups from the hierarchy, if one is set."""
         sampler = self
         if self.hierarchy is not None:
             groups, all_of_group = read_class_groups(self.hierarchy, class_names)
@@ -79,10 +73,7 @@ class MetaDataset(Sampler):
         return sampler, sampler.validate(index, class_names), []
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that there are 5 or more classes, with at least two rows each, and return the index unchanged.
-
-        Each of the groups must have 5 or more of these classes.
-        """
+        """Check that there are 5 or more classes, in each group too, with at least two rows each."""
         if len(index.size) < META_DATASET_MIN_WAY:
             remedy = "Add classes, or choose another protocol."
             constraint = f"be {META_DATASET_MIN_WAY} or more, as Meta-Dataset's episodes have"
@@ -125,14 +116,7 @@ class MetaDataset(Sampler):
         return class_mask[:, :-1], queries.sum(dim=1)
 
     def _draw_sizes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw the classes of each episode, and how many queries and support rows each class has.
-
-        Returns:
-            classes: (episodes, META_DATASET_MAX_WAY) int64, distinct classes of one group. A class with 0 queries is
-                not part of the episode.
-            queries: (episodes, META_DATASET_MAX_WAY) int64, the number of queries of each class.
-            shots: (episodes, META_DATASET_MAX_WAY) int64, the number of support rows of each class.
-        """
+        """Draw distinct classes of one group, and how many queries and support rows each has; 0 if not drawn."""
 
         def uniform(stream: RandomStream, *shape: int) -> Tensor:
             return sample_uniform_by_episode(seed, stream, first, (n_episodes, *shape))
@@ -199,10 +183,7 @@ def count_queries_and_shots(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Te
 
 
 def _sum_in_order(values: Tensor) -> Tensor:
-    """Sum values (episodes, classes) over the classes: (episodes, 1).
-
-    The order of the additions is fixed, so that rounding does not depend on the size of the batch.
-    """
+    """Sum values (episodes, classes) over the classes, (episodes, 1), with the same rounding in batches of any size."""
     return values.cumsum(dim=1)[:, -1:]
 
 
@@ -245,10 +226,7 @@ def read_class_groups(hierarchy: str, names: Sequence[str]) -> tuple[tuple[tuple
 
 
 def _read_nodes(hierarchy: str, names: Sequence[str]) -> dict[str, set[int]]:
-    """Read a hierarchy, and list the class indices below each node that has classes in several branches.
-
-    Raises an InputError if the hierarchy cannot be read, lacks a class or has a cycle.
-    """
+    """List the class indices below each node of a hierarchy that has classes in several branches."""
     listed = read_class_lists().get(hierarchy)
     if listed is None:
         children = _read_edges(Path(hierarchy))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 
-from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
 from protonet.episodes.samplers.fixed_split import FixedSplit
-from protonet.episodes.samplers.generalized import GeneralizedSampler
 from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.errors import raise_input_error
@@ -29,17 +28,8 @@ def make_samplers(
 ) -> dict[str, Sampler]:
     """Create the samplers that the options of the command line describe, one for each number of shots.
 
-    Args:
-        options: The options of the command line and of the preset.
-        given_options: The names of the options that are on the command line.
-        preset_options: The names of the options that the preset sets.
-
-    Returns:
-        The samplers by the text of their number of shots, such as "5" or "5-20". If the protocol draws the number of
-        shots itself, there is one sampler, with the key "".
-
-    Raises:
-        InputError: Two options contradict each other, or a value is invalid.
+    ``given_options`` are the names of the options on the command line, ``preset_options`` of those of the preset. The
+    keys are texts such as "5" or "5-20"; "" if the protocol draws the number of shots itself.
     """
     protocol = "fixed-split" if options.test_dataset else options.protocol
     kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
@@ -89,10 +79,7 @@ def make_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig
 
 
 def parse_integer_range(argument: str, text: str, *, low: int) -> tuple[int, int]:
-    """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20).
-
-    Any other text and numbers below ``low`` raise an InputError that names the ``argument``.
-    """
+    """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20); other texts and numbers below ``low`` raise an InputError."""
     first, dash, last = text.partition("-")
     if not first or (dash and not last):
         raise_input_error(argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")

@@ -102,14 +102,7 @@ class Sampler(ABC):
     def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[Sampler, Dataset]:
         """Adapt this sampler to a test split, and join the split to the data set.
 
-        Args:
-            data: The data set, or its training rows.
-            test: The test split, or None.
-            names: The names of the data set and of the test split, for messages.
-
-        Returns:
-            sampler: The adapted sampler; by default this sampler.
-            data: The joined rows; by default ``data``.
+        ``names`` are those of the data set and of the test split, for messages. By default, nothing is changed.
         """
         del test, names
         return self, data
@@ -117,27 +110,14 @@ class Sampler(ABC):
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
         """Select the classes that episodes can have, and adapt this sampler to them.
 
-        Args:
-            index: Rows by class.
-            class_names: One name per class, for messages.
-
-        Returns:
-            sampler: The adapted sampler; by default this sampler.
-            index: The rows of the selected classes.
-            notes: Lines for the report.
+        Returns the adapted sampler, the rows of the selected classes, and lines for the report.
         """
         return self, self.validate(index, class_names), []
 
     def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex | None]:
         """Split the rows of the base classes into rows to learn from and queries.
 
-        Args:
-            base: The rows of the base classes, by class.
-            class_names: One name per base class, for messages.
-
-        Returns:
-            seen: The rows that methods may learn from, by class; by default all of them.
-            queries: The queries by class, or None if base classes have no queries, the default.
+        Returns the rows that methods may learn from, by default all of them, and the queries, by default None.
         """
         del class_names
         return base, None
@@ -151,8 +131,7 @@ class Sampler(ABC):
             means: (base classes, dim), the mean of the other rows of each base class, or None.
 
         Returns:
-            sampler: The adapted sampler; by default this sampler.
-            pool: The pool with the base classes; by default ``pool``.
+            The adapted sampler, and the pool with the base classes; by default this sampler and ``pool``.
         """
         del base, means
         return self, pool

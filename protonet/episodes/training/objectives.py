@@ -142,10 +142,7 @@ class FeatLearner(MetaLearner):
 
 
 def _cross_entropy(rows: Tensor, prototypes: Tensor) -> Tensor:
-    """Compute the cross-entropy whose logits are cosines of rows to prototypes, divided by the temperature.
-
-    ``rows`` are (episodes, n_way, n, dim) by class, and ``prototypes`` (episodes, n_way, dim).
-    """
+    """Compute the cross-entropy of rows (episodes, n_way, n, dim) by cosines to prototypes (episodes, n_way, dim)."""
     cosines = F.normalize(rows.flatten(1, 2), dim=2) @ F.normalize(prototypes, dim=2).transpose(1, 2)
     labels = torch.arange(rows.shape[1], device=rows.device).repeat_interleave(rows.shape[2])
     return F.cross_entropy((cosines / META_TRAINING.temperature).flatten(0, 1), labels.repeat(len(rows)))

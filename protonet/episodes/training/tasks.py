@@ -148,10 +148,7 @@ def _evaluate(
     take: RowReader | None = None,
     trained: TrainedEncoder | None = None,
 ) -> dict[str, Tensor]:
-    """Compute the accuracies (episodes,) of each method on the validation episodes, by the method's name.
-
-    Arguments other than ``plan`` are as in `evaluate`.
-    """
+    """Compute the accuracies (episodes,) of each method on the validation episodes, by the method's name."""
     n_shot = VALIDATION.n_shot if plan.objective == "prototypes" else plan.shot
     n_way = plan.head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
     config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)

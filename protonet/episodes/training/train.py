@@ -190,7 +190,7 @@ def train(
         KeyboardInterrupt: Ctrl-C was pressed; the step is finished first.
         InputError: A loss is not finite.
     """
-    plan = run.plan
+    plan, device = run.plan, next(run.averaged_encoder.parameters()).device
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
     checkpoint = outputs.get("output")
     bar = progress_bar(total=plan.steps, initial=run.step, unit="step", delay=2.0, shown=checkpoint is not None)
@@ -198,7 +198,10 @@ def train(
         started = time.monotonic() - before
 
         def validate() -> None:
-            measure_statistics(run.averaged_encoder, _draw_rows_to_measure(run, base))
+            n_rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)  # of a batch
+            n_batches = -(-META_TRAINING.batch_norm_rows // n_rows)
+            batches = (draw_training_episodes(base, plan, step, ProcessGroup())[0] for step in range(n_batches))
+            measure_statistics(run.averaged_encoder, (rows.flatten(0, 2).to(device) for rows in batches))
             score = score_encoder(run.averaged_encoder, run.averaged_head, validation, plan, run.step, group)
             update_best(run, score)
             means = dict(zip(run.learner.losses, _average_losses(run.losses), strict=True)) if run.losses else {}
@@ -232,14 +235,6 @@ def train(
                 raise KeyboardInterrupt(f"stopped at step {run.step:,}; run again with --resume")
 
 
-def _draw_rows_to_measure(run: TrainingRun, base: SplitSide) -> Iterator[Tensor]:
-    """Yield training rows (n, dim) on which the statistics of batch normalisation are measured: the first batches."""
-    plan, device = run.plan, next(run.averaged_encoder.parameters()).device
-    rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)
-    for step in range(-(-META_TRAINING.batch_norm_rows // rows)):
-        yield draw_training_episodes(base, plan, step, ProcessGroup())[0].flatten(0, 2).to(device)
-
-
 def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
     """Average each loss over steps or processes; ``losses`` is (n, number of losses), averaged over the first axis."""
     means: list[float] = torch.tensor(losses, dtype=torch.float64).mean(dim=0).tolist()
@@ -248,16 +243,18 @@ def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
 
 @contextmanager
 def _open_log(outputs: Mapping[str, Path], step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
-    """Open the log file and TensorBoard's folder, as far as ``outputs`` names them, and remove entries after ``step``.
+    """Open the log file and TensorBoard's folder, without entries after ``step``, as a context manager.
 
-    A context manager. It yields a function that adds an entry to both, and the seconds of training that the last entry
-    states, from which a resumed run goes on counting.
+    Yields a function that adds an entry to both, and the seconds of training before, to go on counting from.
     """
     with ExitStack() as stack:
         file = writer = None
         seconds = 0.0
         if "log" in outputs:
-            lines = _read_log(outputs["log"], step) if step else []
+            # Lines after the checkpoint were written before a crash; the resumed run writes them again.
+            text = outputs["log"].read_text(encoding="utf-8") if step and outputs["log"].exists() else ""
+            entries = re.finditer(r'^{"step": (\d+),.*}\n', text, re.MULTILINE)
+            lines = [entry[0] for entry in entries if int(entry[1]) <= step]
             seconds = float(json.loads(lines[-1]).get("seconds", 0.0)) if lines else 0.0
             outputs["log"].write_text("".join(lines), encoding="utf-8")
             file = stack.enter_context(outputs["log"].open("a", encoding="utf-8"))
@@ -276,16 +273,6 @@ def _open_log(outputs: Mapping[str, Path], step: int) -> Iterator[tuple[Callable
                 writer.flush()
 
         yield log, seconds
-
-
-def _read_log(path: Path, step: int) -> list[str]:
-    """Read the lines of a log up to ``step``, the step of the checkpoint that a run is resumed from.
-
-    Later lines were written between this checkpoint and a crash; the resumed run writes them again.
-    """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    steps = [re.match(r'{"step": (\d+),.*}\n', line) for line in lines]
-    return [line for line, match in zip(lines, steps, strict=True) if match and int(match[1]) <= step]
 
 
 @contextmanager
@@ -312,9 +299,7 @@ def delay_interrupt() -> Iterator[Callable[[], bool]]:
 def run_train(options: argparse.Namespace) -> None:
     """Run the command ``train``: meta-train an encoder, write it to a file and print its validation accuracy.
 
-    ``options`` are from `parse_train_arguments`. An InputError is raised if options, data and checkpoints do not fit
-    together. It is also raised if the encoder is not more accurate than the raw features on the validation classes; its
-    file is then removed.
+    If the encoder is not more accurate than the raw features, its file is removed, and an InputError is raised.
     """
     plan: TrainingPlan = options.plan
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -372,10 +357,7 @@ def choose_backbone(dataset: str, dim: int) -> str:
 
 
 def _load_initial_encoder(plan: TrainingPlan) -> nn.Module | None:
-    """Load the encoder whose weights a plan starts from; None if the plan starts from random weights.
-
-    An InputError is raised if its backbone or number of features differs, or if it learned on another split.
-    """
+    """Load the encoder whose weights a plan starts from, of the same kind and split; None for random weights."""
     if plan.start is None:
         return None
     before = TrainingPlan(**read_checkpoint("start", plan.start)[1]["plan"])
@@ -405,10 +387,7 @@ def _check_rows(base: SplitSide, validation: SplitSide, plan: TrainingPlan) -> N
 
 
 def _require_same_plan(plan: TrainingPlan, stored: Mapping[str, object]) -> None:
-    """Raise an InputError if a plan differs from the plan ``stored`` in the checkpoint that is to be resumed.
-
-    The message names the settings that differ.
-    """
+    """Raise an InputError that names the settings in which a plan differs from that of the checkpoint."""
     words = {"dim": "features per row:", "classes": "base classes:"}
     differences = [
         f"{words.get(name, f'`{name}`')} {stored.get(name)} there and {value} here"

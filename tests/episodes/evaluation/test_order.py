@@ -12,9 +12,8 @@ from torch import Tensor
 from protonet.episodes.evaluation.evaluate import EpisodeScores, evaluate
 from protonet.episodes.methods import METHODS, Method
 from protonet.episodes.samplers.batch import Episodes, TrainedEncoder, make_row_reader
-from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
 from protonet.episodes.samplers.fixed_split import FixedSplit
-from protonet.episodes.samplers.generalized import GeneralizedSampler
 from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import Sampler
 from protonet.sampling import index_classes

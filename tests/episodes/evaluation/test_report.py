@@ -23,7 +23,7 @@ from protonet.episodes.evaluation.report import (
     write_summary_plot,
     write_tables,
 )
-from protonet.episodes.evaluation.suite import rank_methods
+from protonet.episodes.evaluation.several import rank_methods
 from protonet.episodes.methods import METHODS
 from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size
 from protonet.episodes.samplers.config import EpisodeConfig

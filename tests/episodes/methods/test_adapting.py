@@ -12,14 +12,8 @@ import torch.nn.functional as F
 from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
 
-from protonet.episodes.methods.alpha_am import alpha_am
-from protonet.episodes.methods.rectification import (
-    bd_cspn,
-    laplacian_shot,
-    laplacian_shot_dirichlet,
-    rectify_prototypes,
-)
-from protonet.episodes.methods.tim import alpha_tim, tim, tim_adm, transductive_finetune
+from protonet.episodes.methods.clustering import bd_cspn, laplacian_shot, laplacian_shot_dirichlet, rectify_prototypes
+from protonet.episodes.methods.tim import alpha_am, alpha_tim, tim, tim_adm, transductive_finetune
 from tests.episodes.cases import (
     agree,
     centre_rows,

@@ -13,9 +13,9 @@ from torch import Tensor
 from protonet.episodes.__main__ import main
 from protonet.episodes.methods import METHOD_ALIASES, METHODS, MethodSpec
 from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, choose_methods, list_methods
+from protonet.episodes.methods.clustering import laplacian_shot
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.keywords import Positive
-from protonet.episodes.methods.rectification import laplacian_shot
 from protonet.episodes.methods.tim import tim, tim_dirichlet
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import InputError

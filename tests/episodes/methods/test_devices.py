@@ -34,7 +34,7 @@ def shorten(spec: MethodSpec) -> Method:
 
 CASES: dict[str, Method] = {name: shorten(spec) for name, spec in METHODS.items() if name not in ELSEWHERE}
 #: Functions that may copy tensors to the device: random numbers, rows for an encoder, and weights of views.
-SENT = {"baseline.linear_finetune", "baseline.baseline_pp", "deepemd.deepemd", "adaptive.adaptive"}
+SENT = {"linear.linear_finetune", "linear.baseline_pp", "maps.deepemd", "adaptive.adaptive"}
 SENT |= {"calibration._classify", "encoders.augment_support", "batch.gather"}
 
 

@@ -17,8 +17,14 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 from torch import Tensor, nn
 
-from protonet.episodes.methods.baseline import baseline_pp, linear_finetune
-from protonet.episodes.methods.linear import linear_probe, logistic_regression, mahalanobis, ridge_regression
+from protonet.episodes.methods.linear import (
+    baseline_pp,
+    linear_finetune,
+    linear_probe,
+    logistic_regression,
+    mahalanobis,
+    ridge_regression,
+)
 from protonet.episodes.methods.svm import linear_svm, metaopt_svm
 from tests.episodes.cases import agree, make_episodes, unit
 

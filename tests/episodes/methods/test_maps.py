@@ -16,8 +16,14 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from protonet.episodes.methods import METHODS
-from protonet.episodes.methods.deepemd import deepemd, solve_optimal_transport
-from protonet.episodes.methods.maps import RIDGE_OFFSET, cross_transformers, deepbdc, feature_map_reconstruction
+from protonet.episodes.methods.maps import (
+    RIDGE_OFFSET,
+    cross_transformers,
+    deepbdc,
+    deepemd,
+    feature_map_reconstruction,
+    solve_optimal_transport,
+)
 from tests.episodes.cases import agree, make_episodes, needing
 
 CHANNELS, PLACES = 6, 4  #: The maps that `make_episodes` makes of 24 features.

@@ -13,9 +13,9 @@ from torch import Tensor
 from protonet import solve
 from protonet.episodes import methods
 from protonet.episodes.methods import Method, MethodInput
-from protonet.episodes.methods.baseline import linear_finetune
-from protonet.episodes.methods.rectification import ASSIGNMENT_TOLERANCE
-from protonet.episodes.methods.solver import solver
+from protonet.episodes.methods.adaptive import solver
+from protonet.episodes.methods.clustering import ASSIGNMENT_TOLERANCE
+from protonet.episodes.methods.linear import linear_finetune
 from protonet.episodes.samplers.batch import Episodes, make_row_reader, summarize_base_classes
 from protonet.errors import InputError
 from tests.episodes.cases import TRAINED, core_rows, make_base, make_episodes, needing, texts_of

@@ -9,12 +9,7 @@ from scipy.stats import chisquare
 from protonet.datasets.dataset import Dataset
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
-from protonet.episodes.samplers.fixed_split import (
-    FixedSplit,
-    describe_duplicates,
-    group_equal_rows,
-    join_training_and_test_rows,
-)
+from protonet.episodes.samplers.fixed_split import FixedSplit, describe_duplicates, group_equal_rows
 from protonet.episodes.samplers.sampler import EMPTY_SLOT
 from protonet.errors import InputError
 from protonet.sampling import index_classes
@@ -74,17 +69,16 @@ def test_many_queries_come_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_splits_are_joined_by_name() -> None:
     train, test = dataset(X[:9], TRAIN), dataset(X[9:], (TEST + 1) % 3, ("c", "a", "b"))
-    data, counts = join_training_and_test_rows(train, test, ("x", "y"))
+    sampler, data = FixedSplit(2).join_test(train, test, ("x", "y"))
     assert torch.equal(data.x, X)
     assert data.y.tolist() == [*TRAIN.tolist(), *TEST.tolist()]
-    assert counts == COUNTS
-    half = join_training_and_test_rows(train, dataset(X[9:].half(), TEST), ("x", "y"))[0]
+    assert sampler == FixedSplit(2, COUNTS)
+    _, half = FixedSplit(2).join_test(train, dataset(X[9:].half(), TEST), ("x", "y"))
     assert half.x.dtype == torch.float32
     pixels = dataset((2 * torch.arange(45)).view(9, 5).to(torch.uint8), TRAIN)
-    assert torch.equal(
-        join_training_and_test_rows(pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))[0].x[:9], pixels.x
-    )
-    mixed = join_training_and_test_rows(pixels, test, ("x", "y"))[0]
+    _, grey = FixedSplit(2).join_test(pixels, pixels._replace(x=pixels.x + 1), ("x", "y"))
+    assert torch.equal(grey.x[:9], pixels.x)
+    _, mixed = FixedSplit(2).join_test(pixels, test, ("x", "y"))
     assert torch.equal(mixed.x, torch.cat([pixels.x / 255, X[9:]]))
 
 
@@ -99,7 +93,7 @@ def test_splits_that_do_not_fit_together_are_refused() -> None:
         ),
     ]:
         with pytest.raises(InputError, match=message):
-            join_training_and_test_rows(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))
+            FixedSplit(2).join_test(dataset(X[:9], TRAIN), test, ("x.npz", "y.npz"))
 
 
 @given(

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from protonet.episodes.evaluation.evaluate import evaluate
 from protonet.episodes.methods import METHODS
 from protonet.episodes.samplers.batch import make_row_reader, summarize_base_classes
-from protonet.episodes.samplers.config import EpisodeConfig
-from protonet.episodes.samplers.generalized import GeneralizedSampler
+from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
 from protonet.episodes.samplers.sampler import RowPool
 from protonet.errors import InputError
 from protonet.sampling import ClassIndex, index_classes, list_class_rows

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from protonet.episodes.samplers import sampler as sampler_module
 from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size, summarize_base_classes
-from protonet.episodes.samplers.config import EpisodeConfig
+from protonet.episodes.samplers.config import EpisodeConfig, GeneralizedSampler
 from protonet.episodes.samplers.fixed_split import FixedSplit
-from protonet.episodes.samplers.generalized import GeneralizedSampler
 from protonet.episodes.samplers.meta_dataset import MetaDataset
 from protonet.episodes.samplers.sampler import EMPTY_SLOT, Sampler
 from protonet.sampling import index_classes
