@@ -22,28 +22,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import nn
-
-from analysis.optimizer_bench.peers import LIBRARIES, PEERS
-from analysis.optimizer_bench.report import ReportEntry, format_tables
-from analysis.optimizer_bench.runs import (
-    BASELINES_FILE,
-    FILE_ROLE,
-    Baseline,
-    Baselines,
-    CandidateOptimizer,
-    Curves,
-    TrainingRun,
-    add_workload_options,
-    compute_fingerprint,
-    load_optimizer,
-    select_workloads,
-    train_all,
-)
-from analysis.optimizer_bench.score import Row, compute_step_ratio, score_workload, summarise
-from analysis.optimizer_bench.tune import parse_horizons
-from analysis.optimizer_bench.workloads import ROLE_OF_WORKLOAD, WORKLOADS_BY_ROLE
+from analysis.optimizer_bench import report, runs
+from analysis.optimizer_bench.report import ReportEntry
+from analysis.optimizer_bench.runs import PEERS, Baseline, CandidateOptimizer, Curves, TrainingRun
+from analysis.optimizer_bench.workloads import WORKLOADS_BY_ROLE, get_groups
 from analysis.shared.runner import StudyParser, StudyReport, parse_integers, parse_names
 from protonet.errors import install_command, raise_input_error
 from protonet.ui.command_line import parse_finite_number
@@ -58,14 +40,14 @@ class EvaluationGrid(NamedTuple):
     """The workloads, baselines, seeds and horizons of an evaluation."""
 
     workloads: Mapping[str, Path | None]  #: File of each workload; None for a built-in one.
-    baselines: Baselines
+    baselines: runs.Baselines
     seeds: Sequence[int]  #: Seeds of the runs; a peer's learning rate is chosen on the first one.
     horizons: Sequence[int]  #: Horizons, ascending.
 
     @property
     def roles(self) -> list[str]:
         """The roles of the workloads, such as "visible" and "validation", without repetition."""
-        return list(dict.fromkeys(ROLE_OF_WORKLOAD.get(name, FILE_ROLE) for name in self.workloads))
+        return list(dict.fromkeys(get_groups(name).role for name in self.workloads))
 
     def get_baseline(self, name: str, steps: int) -> Baseline:
         """Return the baseline of a workload at a horizon."""
@@ -73,15 +55,15 @@ class EvaluationGrid(NamedTuple):
 
     def list_runs(self, optimizers: Optimizers, seeds: Sequence[int]) -> list[TrainingRun]:
         """List the runs of optimizers; a run ends at its last horizon, or when it reaches all targets."""
-        runs = []
+        listed = []
         for optimizer in dict.fromkeys(optimizers.values()):
             steps = [horizon for horizon, other in optimizers.items() if other == optimizer]
             for name, file in self.workloads.items():
                 baselines = [self.get_baseline(name, horizon) for horizon in steps]
                 baselines += [easier for baseline in baselines for easier in baseline.get("easier", {}).values()]
                 target = min(baseline["target"] for baseline in baselines)
-                runs += [TrainingRun(name, file, seed, max(steps), optimizer, target) for seed in seeds]
-        return runs
+                listed += [TrainingRun(name, file, seed, max(steps), optimizer, target) for seed in seeds]
+        return listed
 
     def set_horizons(self, candidate: CandidateOptimizer, factor: float = 1.0) -> Optimizers:
         """Return the candidate for each horizon; total_steps in its configuration becomes factor x horizon."""
@@ -89,22 +71,22 @@ class EvaluationGrid(NamedTuple):
             return dict.fromkeys(self.horizons, candidate)
         return {steps: candidate.with_settings(total_steps=round(factor * steps)) for steps in self.horizons}
 
-    def score(self, optimizers: Optimizers, curves: Curves) -> list[Row]:
-        """Compute a row of scores for each role, horizon and workload, in this order."""
-        return [
-            score_workload(name, [curves[optimizer, name, s] for s in self.seeds], self.get_baseline(name, steps))
-            for role in self.roles
-            for steps, optimizer in optimizers.items()
-            for name in self.workloads
-            if ROLE_OF_WORKLOAD.get(name, FILE_ROLE) == role
-        ]
+    def score(self, optimizers: Optimizers, curves: Curves) -> ReportEntry:
+        """Compute a row of scores for each role, horizon and workload, in this order, and their summaries."""
+        rows = []
+        for role in self.roles:
+            for steps, optimizer in optimizers.items():
+                for name in (name for name in self.workloads if get_groups(name).role == role):
+                    seen = [curves[optimizer, name, seed] for seed in self.seeds]
+                    rows.append(report.score_workload(name, seen, self.get_baseline(name, steps)))
+        return {"rows": rows, "summaries": report.summarise(rows)}
 
     def average_first(self, candidate: CandidateOptimizer, curves: Curves) -> dict[int, float]:
         """Compute the geometric mean of a candidate's ratios on the first seed, by horizon."""
-        seen = {name: curves[candidate, name, self.seeds[0]] for name in self.workloads}
         return {
             steps: statistics.geometric_mean(
-                compute_step_ratio(seen[name], self.get_baseline(name, steps)) for name in seen
+                report.compute_step_ratio(curves[candidate, name, self.seeds[0]], self.get_baseline(name, steps))
+                for name in self.workloads
             )
             for steps in self.horizons
         }
@@ -118,11 +100,12 @@ def add_options(parser: StudyParser) -> None:
     parser.add_option("--horizon-factors", None, "factors of further runs on total_steps, with commas", _parse_factors)
     known = f"of {', '.join(PEERS)} (no NAMES: all)"
     parser.add_argument("--compare", nargs="?", const=",".join(PEERS), metavar="NAMES", help=known)
-    parser.add_option("--steps", "1000", "horizons, with commas", parse_horizons)
+    parser.add_option("--steps", "1000", "horizons, with commas", runs.parse_horizons)
     roles = f"of {', '.join(WORKLOADS_BY_ROLE)}: whose workloads to run (default: visible)"
     parser.add_option("--roles", None, roles, partial(parse_names, known=WORKLOADS_BY_ROLE))
-    add_workload_options(parser, "those of --roles")
-    parser.add_argument("--baselines", default=str(BASELINES_FILE), metavar="PATH", help=f"default: {BASELINES_FILE}")
+    runs.add_workload_options(parser, "those of --roles")
+    path = str(runs.BASELINES_FILE)
+    parser.add_argument("--baselines", default=path, metavar="PATH", help=f"default: {path}")
     parser.add_option("--seeds", "0,1,2", "seeds, with commas", partial(parse_integers, low=0))
     parser.add_int_option("--jobs", os.cpu_count() or 1, "processes")
 
@@ -136,7 +119,7 @@ def _parse_factors(option: str, text: str) -> list[float]:
 def run(options: argparse.Namespace) -> StudyReport:
     """Run the optimizer, and optionally peers, and report the ratios of AdamW's steps to theirs."""
     peers = [] if options.compare is None else parse_names("--compare", options.compare, PEERS)
-    missing = [library for library in LIBRARIES if find_spec(library) is None]
+    missing = [library for library in runs.LIBRARIES if find_spec(library) is None]
     if peers and missing:
         remedy = f"Run {install_command('peers')}."
         raise_input_error("--compare", f"have {', '.join(missing)}", "none installed", remedy)
@@ -145,39 +128,22 @@ def run(options: argparse.Namespace) -> StudyReport:
     if options.roles is not None and options.workloads is not None:
         raise_input_error("--roles", "come without --workloads", ",".join(options.roles), "Names are of any role.")
     baselines = json.loads(Path(options.baselines).read_text(encoding="utf-8"))
-    workloads = select_workloads(options, options.roles or ["visible"])
+    workloads = runs.select_workloads(options, options.roles or ["visible"])
     grid = EvaluationGrid(workloads, baselines, options.seeds, sorted(options.steps))
     variants: dict[tuple[str, float], Optimizers] = {}
-    candidate = None if options.optimizer is None else load_candidate(options.optimizer, options.config)
-    if candidate is not None:
+    candidate = None
+    if options.optimizer is not None:
+        candidate = runs.load_candidate(options.optimizer, options.config)
         variants["nothing", 1.0] = grid.set_horizons(candidate)
         for factor in options.rates or ():
-            variants["rate", factor] = grid.set_horizons(scale_learning_rate(candidate, factor))
+            variants["rate", factor] = grid.set_horizons(runs.scale_learning_rate(candidate, factor))
         for factor in options.horizon_factors or ():
             variants["horizon", factor] = grid.set_horizons(candidate, factor)
     check_baselines(grid)
     entries = run_all_optimizers(grid, variants, peers, options.state, options.jobs)
     if VALIDATION_ROLE in grid.roles:
         log_validation(candidate, peers, grid, entries[0])
-    return StudyReport(entries, format_tables(entries, grid.baselines))
-
-
-def load_candidate(path: str, config_file: str | None) -> CandidateOptimizer:
-    """Load an optimizer from a file, and check that it accepts the configuration."""
-    config = "{}" if config_file is None else Path(config_file).read_text(encoding="utf-8")
-    try:
-        candidate = CandidateOptimizer(Path(path).stem, config, Path(path).resolve()).with_settings()
-    except (ValueError, TypeError) as error:
-        raise_input_error("--config", "hold a JSON object", f"{config_file} ({error})", "Write {} for no setting.")
-    load_optimizer(candidate)
-    return candidate
-
-
-def scale_learning_rate(candidate: CandidateOptimizer, factor: float) -> CandidateOptimizer:
-    """Multiply a candidate's learning rate, from the configuration or its default, by a factor."""
-    config = json.loads(candidate.config)
-    made = load_optimizer(candidate)([nn.Parameter(torch.zeros(2, 2))], **config)
-    return candidate.with_settings(lr=float(f"{config.get('lr', made.defaults['lr']) * factor:.6g}"))
+    return StudyReport(entries, report.format_tables(entries, grid.baselines))
 
 
 def check_baselines(grid: EvaluationGrid) -> None:
@@ -192,7 +158,7 @@ def check_baselines(grid: EvaluationGrid) -> None:
         remedy = f"Run python -m analysis optimizer-tune --steps {steps} --workloads {','.join(missing)} first."
         raise_input_error("--baselines", "have every workload", got, remedy)
     for name, path in grid.workloads.items():
-        result = compute_fingerprint(name, path)
+        result = runs.compute_fingerprint(name, path)
         recorded = {grid.get_baseline(name, steps)["fingerprint"] for steps in grid.horizons}
         if recorded != {result}:
             print(
@@ -214,10 +180,10 @@ def run_all_optimizers(
         peer: {lr: CandidateOptimizer(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].learning_rates}
         for peer in peers
     }
-    runs = [run for optimizers in variants.values() for run in grid.list_runs(optimizers, grid.seeds)]
+    first = [run for optimizers in variants.values() for run in grid.list_runs(optimizers, grid.seeds)]
     for by_rate in settings.values():
-        runs += [run for peer in by_rate.values() for run in grid.list_runs(grid.set_horizons(peer), grid.seeds[:1])]
-    curves = train_all(runs, state, jobs)
+        first += [run for peer in by_rate.values() for run in grid.list_runs(grid.set_horizons(peer), grid.seeds[:1])]
+    curves = runs.train_all(first, state, jobs)
     means = {
         peer: {lr: grid.average_first(setting, curves) for lr, setting in by_rate.items()}
         for peer, by_rate in settings.items()
@@ -225,19 +191,18 @@ def run_all_optimizers(
     best = {peer: {n: max(rates, key=lambda lr: rates[lr][n]) for n in grid.horizons} for peer, rates in means.items()}
     chosen = {peer: {n: settings[peer][lr] for n, lr in rates.items()} for peer, rates in best.items()}
     more = [run for optimizers in chosen.values() for run in grid.list_runs(optimizers, grid.seeds[1:])]
-    curves |= train_all(more, state, jobs) if more else {}
+    curves |= runs.train_all(more, state, jobs) if more else {}
     entries: list[ReportEntry] = []
     for (changed, factor), optimizers in variants.items():
-        rows, last = grid.score(optimizers, curves), optimizers[grid.horizons[-1]]
+        last = optimizers[grid.horizons[-1]]
         entry = {"name": last.name, "config": json.loads(last.config), "changed": changed, "factor": factor}
-        entries.append(entry | {"rows": rows, "summaries": summarise(rows)})
+        entries.append(entry | grid.score(optimizers, curves))
     for peer, optimizers in chosen.items():
-        rows = grid.score(optimizers, curves)
         rates = {
             f"{n}": {"best": lr, "means": {f"{lr}": mean[n] for lr, mean in means[peer].items()}}
             for n, lr in best[peer].items()
         }
-        entries.append({"name": peer, "rows": rows, "summaries": summarise(rows), "rates": rates})
+        entries.append({"name": peer, **grid.score(optimizers, curves), "rates": rates})
     return entries
 
 

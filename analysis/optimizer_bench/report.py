@@ -1,15 +1,34 @@
-"""Markdown tables of the optimizer benchmark."""
+"""Scores of optimizers, and their Markdown tables.
+
+A score is the ratio of tuned AdamW's steps to those of the optimizer within a horizon.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.optimizer_bench.runs import FILE_ROLE, Baseline, Baselines
-from analysis.optimizer_bench.score import Row, Summary, average_ratios_by
-from analysis.optimizer_bench.workloads import WORKLOADS_BY_ROLE
+import numpy as np
+
+from analysis.optimizer_bench.runs import Baseline, Baselines
+from analysis.optimizer_bench.workload import STEPS_PER_VALIDATION, LossCurve
+from analysis.optimizer_bench.workloads import FILE_ROLE, WORKLOADS_BY_ROLE, get_groups
 from protonet.ui.text import format_table
 
+#: Maximal score of a miss, its decay (a factor of e per tenth of the remaining distance), and the minimal score.
+MAX_PARTIAL_SCORE, GAP_STEEPNESS, MIN_PARTIAL_SCORE = 0.7, 10.0, 0.05
+BOOTSTRAP_SAMPLES = 2000
+#: Workload name, role, family and kind; horizon (``steps``); geometric mean over seeds (``ratio``); for each seed the
+#: ratio, the first step at the target (None: a miss) and whether it diverged; for misses, the gap of the best smoothed
+#: loss to the target in percent (``gaps``, None for a hit or no loss); ratios against ``easier`` baselines by name, if
+#: any; and milliseconds per step.
+Row = dict[str, Any]
+#: Summary of the rows of one role and horizon: ``role``, ``steps``, ``ratio``, their geometric mean, its 95 %
+#: ``interval`` (None for one seed), the mean for each of the ``kinds`` and against each ``easier`` baseline that all
+#: rows have, the ``worst`` row and family, and the workloads that ``diverged`` on any seed.
+Summary = dict[str, Any]
 #: An optimizer's ``name``, ``config``, ``rows`` and ``summaries``. A peer has ``rates`` instead of the config: for each
 #: horizon its ``best`` learning rate, and each rate's geometric mean on the first seed (``means``). A candidate has the
 #: ``changed`` quantity and its ``factor``.
@@ -33,6 +52,102 @@ Change: of the geometric mean, against the configuration's learning rate with to
 """
 
 
+def truncate_curve(curve: LossCurve, target: float, max_steps: int) -> LossCurve:
+    """Return the curve of a run up to the step that reaches a target, or up to a horizon."""
+    hit = curve.first_step_below(target)
+    end = max_steps if hit is None else min(hit, max_steps)
+    losses = curve.losses[: end // STEPS_PER_VALIDATION + 1]
+    return curve._replace(losses=losses, diverged=curve.diverged and len(losses) <= end // STEPS_PER_VALIDATION)
+
+
+def compute_step_ratio(curve: LossCurve, baseline: Mapping[str, Any]) -> float:
+    """Compute the ratio of AdamW's steps to those of a run; a run that misses the target gets a partial score."""
+    target = baseline["target"]
+    curve = truncate_curve(curve, target, baseline["max_steps"])
+    if curve.diverged:
+        return MIN_PARTIAL_SCORE
+    hit = curve.first_step_below(target)
+    if hit is not None:
+        return float(baseline["steps"] / hit)
+    left = (curve.losses[-1] - target) / (baseline["initial"] - target)
+    return max(MIN_PARTIAL_SCORE, MAX_PARTIAL_SCORE * math.exp(-GAP_STEEPNESS * max(0.0, left)))
+
+
+def compute_loss_gap(curve: LossCurve, baseline: Mapping[str, Any]) -> float | None:
+    """Compute the gap of a run's best loss to the target, in percent of the target; None if it is reached."""
+    target = baseline["target"]
+    losses = truncate_curve(curve, target, baseline["max_steps"]).losses[1:]
+    best = min(losses, default=-math.inf)
+    return None if best <= target else 100 * (best - target) / abs(target) if target else math.inf
+
+
+def score_workload(name: str, curves: Sequence[LossCurve], baseline: Mapping[str, Any]) -> Row:
+    """Compute a workload's row at its baseline's horizon, from the runs of its seeds."""
+    target, max_steps = baseline["target"], baseline["max_steps"]
+    seen = [truncate_curve(curve, target, max_steps) for curve in curves]
+    ratios = [compute_step_ratio(curve, baseline) for curve in seen]
+    return {
+        "workload": name,
+        **get_groups(name)._asdict(),
+        "steps": max_steps,
+        "ratio": statistics.geometric_mean(ratios),
+        "ratios": ratios,
+        "easier": {
+            easier: statistics.geometric_mean(compute_step_ratio(curve, baseline | entry) for curve in curves)
+            for easier, entry in baseline.get("easier", {}).items()
+        },
+        "hits": [curve.first_step_below(target) for curve in seen],
+        "diverged": [curve.diverged for curve in seen],
+        "gaps": [compute_loss_gap(curve, baseline) for curve in seen],
+        "step_ms": statistics.fmean(curve.step_ms for curve in seen),
+    }
+
+
+def summarise(rows: Sequence[Row]) -> list[Summary]:
+    """Summarize the rows of each role and horizon; all workloads have equal weight."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["role"], row["steps"]), []).append(row)
+    return [{"role": role, "steps": steps, **_summarise(group)} for (role, steps), group in groups.items()]
+
+
+def _summarise(rows: Sequence[Row]) -> Summary:
+    """Compute means, intervals and worst cases of the rows of one role and horizon."""
+    worst = min(rows, key=lambda row: float(row["ratio"]))
+    families = average_ratios_by(rows, "family")
+    worst_family = min(families, key=families.__getitem__)
+    return {
+        "ratio": statistics.geometric_mean(row["ratio"] for row in rows),
+        "kinds": average_ratios_by(rows, "kind"),
+        "easier": {
+            name: statistics.geometric_mean(row["easier"][name] for row in rows)
+            for name in rows[0]["easier"]
+            if all(name in row["easier"] for row in rows)
+        },
+        "interval": bootstrap_interval([row["ratios"] for row in rows]) if len(rows[0]["ratios"]) > 1 else None,
+        "worst": worst["workload"],
+        "worst_ratio": worst["ratio"],
+        "worst_family": worst_family,
+        "worst_family_ratio": families[worst_family],
+        "diverged": [row["workload"] for row in rows if any(row["diverged"])],
+    }
+
+
+def average_ratios_by(rows: Sequence[Row], key: str) -> dict[Any, float]:
+    """Compute the geometric mean of the ratios for each value of a key, such as the family."""
+    values = dict.fromkeys(row[key] for row in rows)
+    return {value: statistics.geometric_mean(row["ratio"] for row in rows if row[key] == value) for value in values}
+
+
+def bootstrap_interval(ratios: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Compute the 95 % interval of the geometric mean of ratios (workloads, seeds), resampling seeds per workload."""
+    logs = np.log(ratios)  # (workloads, seeds)
+    drawn = np.random.default_rng(0).integers(logs.shape[1], size=(BOOTSTRAP_SAMPLES, *logs.shape))
+    means = np.take_along_axis(logs[None], drawn, axis=2).mean((1, 2))  # (resamples,)
+    low, high = np.exp(np.quantile(means, [0.025, 0.975])).tolist()
+    return low, high
+
+
 def format_tables(entries: Sequence[ReportEntry], baselines: Baselines) -> str:
     """Format the tables: for each role and horizon the candidate's rows, if any, and all optimizers' means."""
     text = ""
@@ -45,7 +160,7 @@ def format_tables(entries: Sequence[ReportEntry], baselines: Baselines) -> str:
         text += f"**{ROLE_TITLES[summary['role']]}, {summary['steps']:,} steps**\n\n"
         if "factor" in first:
             selected = {row["workload"]: baselines[row["workload"]][str(summary["steps"])] for row in rows}
-            text += f"{_tabulate_rows(rows, selected)}\n{first['name']}: {_format_summary(summary, rows)}\n\n"
+            text += f"{_tabulate_rows(rows, selected)}\n{first['name']}: {_format_summary(summary)}\n\n"
             coarse = ", ".join(name for name, baseline in selected.items() if baseline.get("coarse"))
             text += f"AdamW by the coarse ladder alone, which is easier: {coarse}.\n\n" if coarse else ""
         if peers:
@@ -75,7 +190,7 @@ def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> st
     return format_table(header, lines)
 
 
-def _format_summary(summary: Summary, rows: Sequence[Row]) -> str:
+def _format_summary(summary: Summary) -> str:
     """Format the summary of a role and horizon as a sentence."""
     interval = f" ({_format_interval(summary)})" if summary["interval"] else ""
     parts = [
@@ -85,20 +200,13 @@ def _format_summary(summary: Summary, rows: Sequence[Row]) -> str:
     parts.append(f"worst family {summary['worst_family']} {summary['worst_family_ratio']:.2f}")
     parts += [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
     parts += [f"against {EASIER_BASELINE_TITLES[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
-    return f"{', '.join(parts)}, not finite: {', '.join(summary['diverged']) or 'none'}.{_format_errors(rows)}"
-
-
-def _format_errors(rows: Sequence[Row]) -> str:
-    """Format the first exception of each workload on which the optimizer raised one; "" for none."""
-    raised = {row["workload"]: next(filter(None, row["raised"]), None) for row in rows}
-    message = "; ".join(f"{name} ({text})" for name, text in raised.items() if text is not None)
-    return message and f" Raised on {message}."
+    return f"{', '.join(parts)}, not finite: {', '.join(summary['diverged']) or 'none'}."
 
 
 def _tabulate_entries(entries: Sequence[ReportEntry], key: Mapping[str, Any]) -> str:
     """Format a table with a line per optimizer at a role and horizon, the best optimizer first."""
     names = [row["workload"] for row in _select(entries[0]["rows"], key)]
-    lines, notes = [], ""
+    lines = []
     selected: list[tuple[ReportEntry, Summary]] = [(entry, _select(entry["summaries"], key)[0]) for entry in entries]
     for entry, summary in sorted(selected, key=lambda pair: -float(pair[1]["ratio"])):
         rows = _select(entry["rows"], key)
@@ -106,9 +214,7 @@ def _tabulate_entries(entries: Sequence[ReportEntry], key: Mapping[str, Any]) ->
         line += [f"{row['ratio']:.2f}" for row in rows]
         line += [f"{summary['ratio']:.2f}", _format_interval(summary), f"{summary['worst_ratio']:.2f}"]
         lines.append([*line, f"{sum(row['step_ms'] for row in rows) / len(rows):.2f}"])
-        message = _format_errors(rows)
-        notes += f"\n{entry['name']}:{message}\n" if message else ""
-    return format_table(["optimizer", "rate", *names, "mean", "95 %", "worst", "ms"], lines) + notes
+    return format_table(["optimizer", "rate", *names, "mean", "95 %", "worst", "ms"], lines)
 
 
 def _format_interval(summary: Summary) -> str:

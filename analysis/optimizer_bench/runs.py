@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import json
 import math
 import sys
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -21,7 +21,6 @@ import torch
 from torch import nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]  # exported, but not by its stubs
 
-from analysis.optimizer_bench.peers import LIBRARIES, PEERS
 from analysis.optimizer_bench.workload import (
     STEPS_PER_VALIDATION,
     LossCurve,
@@ -30,19 +29,16 @@ from analysis.optimizer_bench.workload import (
     seed_initial_weights,
     train_workload,
 )
-from analysis.optimizer_bench.workloads import ROLE_OF_WORKLOAD, WORKLOADS, WORKLOADS_BY_ROLE
+from analysis.optimizer_bench.workloads import FILE_ROLE, WORKLOADS, WORKLOADS_BY_ROLE, get_groups
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import StudyParser, parse_names
-from protonet.errors import installed_version, raise_input_error
+from analysis.shared.runner import StudyParser, parse_integers, parse_names
+from protonet.errors import installed_version, optional_packages, raise_input_error
 
-FILE_ROLE = "file"  #: Role, family and kind of the workloads of a file.
 WARMUP_FRACTION = 0.03  #: Fraction of the steps in which the learning rate rises.
 BENCHMARK_FOLDER = "analysis/optimizer_bench"
+LIBRARIES = ("heavyball", "pytorch_optimizer", "schedulefree")  #: Of the peers.
 #: Source files that affect every run.
-SHARED_SOURCE_FILES = [
-    f"{BENCHMARK_FOLDER}/workload.py",
-    *(f"{BENCHMARK_FOLDER}/workloads/{name}.py" for name in ("data", "models")),
-]
+SHARED_SOURCE_FILES = [f"{BENCHMARK_FOLDER}/{name}.py" for name in ("workload", "workloads/common", "runs")]
 BASELINES_FILE = Path("analysis/results/optimizer_baselines.json")
 #: Result of tuned AdamW on a workload. ``setting`` has the lowest ``target``: the worst seed's best smoothed loss.
 #: ``steps`` is the median over seeds of the first step at the target, for the ``fastest`` of the best settings, whose
@@ -85,7 +81,66 @@ class TrainingRun(NamedTuple):
     target: float = -math.inf  #: The smoothed loss at which a candidate's run ends.
 
 
+OptimizerMaker = Callable[..., torch.optim.Optimizer]  #: Makes an optimizer from parameters and settings.
 Curves = dict[tuple[CandidateOptimizer | AdamWSetting, str, int], LossCurve]  #: By optimizer, workload and seed.
+
+
+class PeerOptimizer(NamedTuple):
+    """An optimizer to compare with."""
+
+    make_optimizer: OptimizerMaker  #: Makes it from parameters and a learning rate ``lr``.
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)  #: Learning rates to try.
+
+
+def _import_class(library: str, name: str) -> OptimizerMaker:
+    """Import an optimizer class of a library."""
+    with optional_packages("peers"):
+        module = importlib.import_module(library)
+    if library == "heavyball":
+        module.utils.compile_mode = None  # compiling would take longer than the run
+    maker: OptimizerMaker = getattr(module, name)
+    return maker
+
+
+def make_default_optimizer(library: str, name: str) -> OptimizerMaker:
+    """Return a maker of an optimizer with its default settings; the library is imported when it is called."""
+    return lambda parameters, lr: _import_class(library, name)(parameters, lr=lr)
+
+
+def make_schedule_free(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Make schedule-free AdamW; it is evaluated at the training weights, since only ``step`` is called."""
+    optimizer = _import_class("schedulefree", "AdamWScheduleFree")(parameters, lr=lr)
+    optimizer.train()  # type: ignore[attr-defined]
+    return optimizer
+
+
+def make_muon(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Make Muon for matrices, with steps scaled to the size of AdamW's, and AdamW for vectors."""
+    groups = [{"params": [p for p in parameters if (p.ndim > 1) == flag], "use_muon": flag} for flag in (True, False)]
+    groups = [group for group in groups if group["params"]]
+    return _import_class("pytorch_optimizer", "Muon")(groups, lr=lr, adamw_lr=lr, use_adjusted_lr=True)
+
+
+PEERS = {
+    "adamw": PeerOptimizer(torch.optim.AdamW),
+    "nadamw": PeerOptimizer(functools.partial(torch.optim.NAdam, weight_decay=0.01, decoupled_weight_decay=True)),
+    "schedule-free": PeerOptimizer(make_schedule_free),
+    "ademamix": PeerOptimizer(make_default_optimizer("pytorch_optimizer", "AdEMAMix")),
+    "muon": PeerOptimizer(make_muon),
+    "soap": PeerOptimizer(make_default_optimizer("heavyball", "SOAP")),
+    "prodigy": PeerOptimizer(make_default_optimizer("pytorch_optimizer", "Prodigy"), (0.3, 1.0, 3.0)),
+    "lion": PeerOptimizer(make_default_optimizer("pytorch_optimizer", "Lion"), (1e-4, 3e-4, 1e-3, 3e-3)),
+}
+
+
+def parse_horizons(option: str, text: str) -> list[int]:
+    """Parse horizons; raise an InputError unless each is a multiple of the validation interval."""
+    steps = parse_integers(option, text, low=STEPS_PER_VALIDATION)
+    for horizon in steps:
+        if horizon % STEPS_PER_VALIDATION:
+            must = f"be multiples of {STEPS_PER_VALIDATION}"
+            raise_input_error(option, must, horizon, "Validations are so far apart.")
+    return steps
 
 
 def add_workload_options(parser: StudyParser, default: str = "all") -> None:
@@ -106,7 +161,7 @@ def select_workloads(
         known |= dict.fromkeys(load_workloads(path), path)
     if options.workloads is not None:
         return {name: known[name] for name in parse_names("--workloads", options.workloads, known)}
-    return {name: file for name, file in known.items() if ROLE_OF_WORKLOAD.get(name, FILE_ROLE) in {*roles, FILE_ROLE}}
+    return {name: file for name, file in known.items() if get_groups(name).role in {*roles, FILE_ROLE}}
 
 
 @functools.cache
@@ -147,6 +202,24 @@ def load_optimizer(candidate: CandidateOptimizer) -> type[torch.optim.Optimizer]
     return made
 
 
+def load_candidate(path: str, config_file: str | None) -> CandidateOptimizer:
+    """Load an optimizer from a file, and check that it accepts the configuration."""
+    config = "{}" if config_file is None else Path(config_file).read_text(encoding="utf-8")
+    try:
+        candidate = CandidateOptimizer(Path(path).stem, config, Path(path).resolve()).with_settings()
+    except (ValueError, TypeError) as error:
+        raise_input_error("--config", "hold a JSON object", f"{config_file} ({error})", "Write {} for no setting.")
+    load_optimizer(candidate)
+    return candidate
+
+
+def scale_learning_rate(candidate: CandidateOptimizer, factor: float) -> CandidateOptimizer:
+    """Multiply a candidate's learning rate, from the configuration or its default, by a factor."""
+    config = json.loads(candidate.config)
+    made = load_optimizer(candidate)([nn.Parameter(torch.zeros(2, 2))], **config)
+    return candidate.with_settings(lr=float(f"{config.get('lr', made.defaults['lr']) * factor:.6g}"))
+
+
 def get_workload_builder(name: str, file: Path | None) -> WorkloadBuilder:
     """Return the function that builds a workload."""
     return (WORKLOADS if file is None else load_workloads(file))[name]
@@ -183,7 +256,7 @@ def identify_run(run: TrainingRun) -> list[Any]:
     """List the fingerprint, versions and source hash that determine the result of a run, for the journal."""
     file = run.optimizer.file if isinstance(run.optimizer, CandidateOptimizer) else None
     workload = run.file or inspect.getfile(inspect.unwrap(WORKLOADS[run.workload]))
-    sources = [str(workload), f"{BENCHMARK_FOLDER}/runs.py", str(file or f"{BENCHMARK_FOLDER}/peers.py")]
+    sources = [str(workload), *([] if file is None else [str(file)])]
     versions = [] if file or isinstance(run.optimizer, AdamWSetting) else [*map(installed_version, LIBRARIES)]
     return [compute_fingerprint(run.workload, run.file), versions, hash_sources(*SHARED_SOURCE_FILES, *sources)]
 
@@ -202,47 +275,14 @@ def train_candidate(run: TrainingRun) -> LossCurve:
     """
     candidate = run.optimizer
     assert isinstance(candidate, CandidateOptimizer), "AdamW's settings have a schedule"
-    caught = LinAlgError if candidate.file is not None else Exception
-    times: list[float] = []
-    raised: list[str] = []
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        parameters = list(parameters)
         maker = PEERS[candidate.name].make_optimizer if candidate.file is None else load_optimizer(candidate)
-        optimizer = maker(parameters, **json.loads(candidate.config))
-        for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
-            register(lambda *_: times.append(time.process_time()))
-        step: Callable[[], object] = optimizer.step
+        return maker(list(parameters), **json.loads(candidate.config))
 
-        def step_or_set_nan() -> None:
-            """Take a step; if it raises an exception, set the weights to NaN, so that the run ends."""
-            try:
-                step()
-            except caught as error:
-                raised.append(_format_error(error))
-                with torch.no_grad():
-                    for parameter in parameters:
-                        parameter.fill_(torch.nan)
-
-        optimizer.step = step_or_set_nan  # type: ignore[assignment, method-assign]
-        return optimizer
-
+    caught = LinAlgError if candidate.file is not None else Exception
+    build = get_workload_builder(run.workload, run.file)
     with seed_initial_weights(run.seed), warnings.catch_warnings():
         if candidate.file is None:
             warnings.simplefilter("ignore")  # warnings of libraries
-        try:
-            curve = train_workload(
-                get_workload_builder(run.workload, run.file), run.seed, make, max_steps=run.max_steps, target=run.target
-            )
-        except caught as error:  # when it is made, or in a loss
-            raised.append(_format_error(error))
-            curve = LossCurve([], diverged=True)
-    seconds = sum(times[1::2]) - sum(times[: len(times) // 2 * 2 : 2])
-    step_ms = round(1000 * seconds / max(1, len(times) // 2), 3)
-    diverged, first = curve.diverged or bool(raised), raised[0] if raised else None
-    return curve._replace(step_ms=step_ms, diverged=diverged, error_message=first)
-
-
-def _format_error(error: Exception) -> str:
-    """Format an exception as one short line."""
-    return f"{type(error).__name__.lstrip('_')}: {' '.join(str(error).split())}"[:160]
+        return train_workload(build, run.seed, make, max_steps=run.max_steps, target=run.target, caught=caught)

@@ -18,38 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.optimizer_bench.bench import load_candidate
-from analysis.optimizer_bench.runs import load_optimizer
-from analysis.optimizer_bench.workloads import ROLE_OF_WORKLOAD, WORKLOADS
+from analysis.optimizer_bench.runs import load_candidate, load_optimizer
+from analysis.optimizer_bench.workloads import WORKLOADS, get_groups
 from analysis.shared.journal import use_one_thread
 from analysis.shared.runner import StudyParser, StudyReport
 from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
 ParameterShapes = list[tuple[int, ...]]
-TRANSFORMER_BLOCK: ParameterShapes = [
-    (64,),
-    (64,),
-    (192, 64),
-    (192,),
-    (64, 64),
-    (64,),
-    (64,),
-    (64,),
-    (256, 64),
-    (256,),
-    (64, 256),
-    (64,),
-]
+ATTENTION: ParameterShapes = [(64,), (64,), (192, 64), (192,), (64, 64), (64,)]
+FEED_FORWARD: ParameterShapes = [(64,), (64,), (256, 64), (256,), (64, 256), (64,)]
 #: The workloads whose networks are measured, and, by name, the shapes of other networks' parameters.
 STREAM_WORKLOADS = ("grammar", "petals", "hops", "regress", "tastes", "teacher", "chords", "jumps")
-TIMED_WORKLOADS = [*(name for name, role in ROLE_OF_WORKLOAD.items() if role == "visible"), *STREAM_WORKLOADS]
+TIMED_WORKLOADS = [*(name for name in WORKLOADS if get_groups(name).role == "visible"), *STREAM_WORKLOADS]
 SHAPE_CASES: dict[str, ParameterShapes] = {
     "64 vectors of 64": [(64,)] * 64,
     "50 of 16 x 16": [(16, 16)] * 50,
     "40 of 32 x 32, biases": [(32, 32), (32,)] * 40,
     "16 of 64 x 64": [(64, 64)] * 16,
-    "transformer, 4 blocks of 64": [(96, 64), (32, 64), *TRANSFORMER_BLOCK * 4, (64,), (64,), (96, 64)],
+    "transformer, 4 blocks of 64": [(96, 64), (32, 64), *(ATTENTION + FEED_FORWARD) * 4, (64,), (64,), (96, 64)],
     "8 of 64 x 64 x 3 x 3": [(64, 64, 3, 3)] * 8,
     "MLP of 784, 128, 10": [(128, 784), (128,), (10, 128), (10,)],
     "MLP of 784, 256, 10": [(256, 784), (256,), (10, 256), (10,)],

@@ -22,21 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.optimizer_bench.runs import (
-    BASELINES_FILE,
-    AdamWSetting,
-    Baseline,
-    Baselines,
-    TrainingRun,
-    add_workload_options,
-    compute_fingerprint,
-    identify_run,
-    run_adamw,
-    select_workloads,
-)
-from analysis.optimizer_bench.workload import STEPS_PER_VALIDATION, LossCurve
+from analysis.optimizer_bench import runs
+from analysis.optimizer_bench.runs import AdamWSetting, Baseline, TrainingRun
+from analysis.optimizer_bench.workload import LossCurve
 from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import StudyParser, StudyReport, parse_integers
+from analysis.shared.runner import StudyParser, StudyReport
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table
@@ -46,12 +36,8 @@ SEEDS = (0, 1, 2)  #: Settings are chosen on the first seed; baselines are measu
 COARSE_FACTOR, FINE_FACTOR, LEARNING_RATE_RANGE = 3.0, 1.7, (1e-6, 10.0)
 WEIGHT_DECAYS = (0.0, 0.1, 1.0)
 CANDIDATE_BETAS = ((0.9, 0.99), (0.9, 0.95), (0.95, 0.999), (0.8, 0.999))
-CANDIDATE_HORIZONS = (
-    1.0,
-    0.6,
-    0.35,
-    0.0,
-)  #: Fractions of the steps after which a cosine schedule reaches 0; 0 is a constant learning rate.
+#: Fractions of the steps after which a cosine schedule reaches 0; 0 is a constant learning rate.
+CANDIDATE_HORIZONS = (1.0, 0.6, 0.35, 0.0)
 COARSE_WEIGHT_DECAYS = (0.01, 0.1)
 SOURCE_FILE = "analysis/optimizer_bench/tune.py"
 TABLE_COLUMNS = {
@@ -79,28 +65,19 @@ class TuningTask(NamedTuple):
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the workloads, the horizons and the file of baselines."""
-    parser.add_option("--steps", "1000,300,5000", "horizons, with commas, in the order of the search", parse_horizons)
+    parser.add_option(
+        "--steps", "1000,300,5000", "horizons in the order of the search, with commas", runs.parse_horizons
+    )
     parser.add_int_option("--jobs", os.cpu_count() or 1, "processes; each tunes another workload")
     parser.add_argument("--coarse", action="store_true", help="try the coarse ladder alone, and make it the baseline")
-    parser.add_output_option("--baselines", "baselines, to which these are added", BASELINES_FILE)
-    add_workload_options(parser)
-
-
-def parse_horizons(option: str, text: str) -> list[int]:
-    """Parse horizons; raise an InputError unless each is a multiple of the validation interval."""
-    steps = parse_integers(option, text, low=STEPS_PER_VALIDATION)
-    for horizon in steps:
-        if horizon % STEPS_PER_VALIDATION:
-            raise_input_error(
-                option, f"be multiples of {STEPS_PER_VALIDATION}", horizon, "Validations are so far apart."
-            )
-    return steps
+    parser.add_output_option("--baselines", "baselines, to which these are added", runs.BASELINES_FILE)
+    runs.add_workload_options(parser)
 
 
 def run(options: argparse.Namespace) -> StudyReport:
     """Tune AdamW on each workload, and add the baselines to the file."""
-    path, files = options.baselines, select_workloads(options)
-    baselines: Baselines = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path, files = options.baselines, runs.select_workloads(options)
+    baselines: runs.Baselines = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     tasks = []
     for name, file in files.items():
         known = next((baseline["setting"] for baseline in baselines.get(name, {}).values()), None)
@@ -123,10 +100,8 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 def _identify(task: TuningTask) -> list[object]:
     """List the inputs that determine the baselines of a workload, for the journal."""
-    return [
-        *identify_run(TrainingRun(task.workload, task.file, SEEDS[0], task.steps[0], AdamWSetting())),
-        hash_sources(SOURCE_FILE),
-    ]
+    run = TrainingRun(task.workload, task.file, SEEDS[0], task.steps[0], AdamWSetting())
+    return [*runs.identify_run(run), hash_sources(SOURCE_FILE)]
 
 
 def tune_workload(task: TuningTask) -> dict[str, Baseline]:
@@ -136,7 +111,7 @@ def tune_workload(task: TuningTask) -> dict[str, Baseline]:
     @functools.cache
     def train(setting: AdamWSetting, seed: int, max_steps: int) -> LossCurve:
         run = TrainingRun(task.workload, task.file, seed, max_steps, setting)
-        return LossCurve(*run_all([run], run_adamw, task.state, lambda _: code, quiet=True)[run])
+        return LossCurve(*run_all([run], runs.run_adamw, task.state, lambda _: code, quiet=True)[run])
 
     result = {}
     start = task.start
@@ -146,7 +121,7 @@ def tune_workload(task: TuningTask) -> dict[str, Baseline]:
             baseline = make_baseline(measure, [search_coarsely(measure)]) | {"coarse": True}
         else:
             baseline, start = tune_adamw(measure, start)
-        fingerprint = compute_fingerprint(task.workload, task.file)
+        fingerprint = runs.compute_fingerprint(task.workload, task.file)
         result[str(max_steps)] = baseline | {"max_steps": max_steps, "fingerprint": fingerprint}
     return result
 
@@ -168,16 +143,12 @@ def tune_adamw(measure: TrainSetting, start: AdamWSetting | None = None) -> tupl
         tuned = search_rate(measure, start._replace(horizon=1.0), FINE_FACTOR)
     tuned = choose_setting(measure, [tuned, *(tuned._replace(weight_decay=decay) for decay in WEIGHT_DECAYS)])
     ends = [tuned._replace(horizon=horizon) for horizon in CANDIDATE_HORIZONS]
-    ends = [
-        choose_setting(measure, ends[:-1]),
-        search_rate(measure, ends[-1], FINE_FACTOR),
-    ]  # a constant rate must be lower
+    # A constant rate must be lower.
+    ends = [choose_setting(measure, ends[:-1]), search_rate(measure, ends[-1], FINE_FACTOR)]
     finalists = sorted(ends, key=lambda setting: _min_loss(measure(setting, SEEDS[0])))
     ladder = search_coarsely(measure)
-    easier = {
-        name: select_setting(measure, [setting])[0]
-        for name, setting in (("coarse", ladder), ("shared", AdamWSetting()))
-    }
+    others = {"coarse": ladder, "shared": AdamWSetting()}
+    easier = {name: select_setting(measure, [setting])[0] for name, setting in others.items()}
     # the search may miss the optimum of the ladder
     return make_baseline(measure, [*finalists, ladder]) | {"easier": easier}, finalists[0]
 
@@ -191,10 +162,8 @@ def search_rate(measure: TrainSetting, setting: AdamWSetting, factor: float) -> 
     """Multiply or divide the learning rate by a factor until both neighbours are worse; return the best setting."""
     while True:
         rates = [setting.lr / factor, setting.lr, setting.lr * factor]
-        tried = choose_setting(
-            measure,
-            [setting._replace(lr=rate) for rate in rates if LEARNING_RATE_RANGE[0] <= rate <= LEARNING_RATE_RANGE[1]],
-        )
+        low, high = LEARNING_RATE_RANGE
+        tried = choose_setting(measure, [setting._replace(lr=rate) for rate in rates if low <= rate <= high])
         if tried == setting:
             return setting
         setting = tried

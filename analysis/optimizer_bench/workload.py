@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -15,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from protonet.datasets import Dataset
 
 #: Steps between two validations, and the decay of the moving average of their losses.
 STEPS_PER_VALIDATION, SMOOTHING_DECAY = 10, 0.8
@@ -86,8 +90,8 @@ def fixed_generator() -> torch.Generator:
 
 def hold_out(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Shuffle rows (n, ...), and split off ``count`` rows for validation."""
-    validation, train_workload = rows[torch.randperm(len(rows), generator=fixed_generator())].tensor_split([count])
-    return train_workload, validation
+    validation, train = rows[torch.randperm(len(rows), generator=fixed_generator())].tensor_split([count])
+    return train, validation
 
 
 def make_row_task(
@@ -98,8 +102,8 @@ def make_row_task(
     draw: DrawBatch = lambda rows, _: rows,
 ) -> WorkloadTask:
     """Make the task of batches of ``size`` training rows (n, ...), with validation rows."""
-    train_workload, validation = rows
-    return WorkloadTask(make, loss, shuffle_batches(train_workload, size, draw), draw(validation, fixed_generator()))
+    train, validation = rows
+    return WorkloadTask(make, loss, shuffle_batches(train, size, draw), draw(validation, fixed_generator()))
 
 
 def classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], Tensor]:
@@ -108,11 +112,11 @@ def classification_loss(x: Tensor, y: Tensor) -> Callable[[nn.Module, Tensor], T
 
 
 def make_classification_task(
-    make: Callable[[int], nn.Module], x: Tensor, y: Tensor, *, held_out: int, size: int
+    make: Callable[[int], nn.Module], data: Dataset, *, held_out: int, size: int
 ) -> WorkloadTask:
-    """Make the task of classifying rows (n, ...) with classes (n,); some rows are held out."""
-    make_it = functools.partial(make, int(y.max()) + 1)
-    return make_row_task(make_it, classification_loss(x, y), hold_out(torch.arange(len(y)), held_out), size)
+    """Make the task of classifying a data set by a model of the number of classes; some rows are held out."""
+    loss, rows = classification_loss(data.x, data.y), hold_out(torch.arange(len(data.y)), held_out)
+    return make_row_task(functools.partial(make, data.num_classes), loss, rows, size)
 
 
 class LossCurve(NamedTuple):
@@ -121,15 +125,13 @@ class LossCurve(NamedTuple):
     #: The bias-corrected moving average of the validation loss, after 0, ``STEPS_PER_VALIDATION``, 2
     #: ``STEPS_PER_VALIDATION`` ... steps.
     losses: list[float]
-    diverged: bool = False  #: A training or validation loss was not finite; the run ended there.
-    step_ms: float = 0.0  #: CPU milliseconds of one ``step()``, where they were measured.
-    error_message: str | None = None  #: The error that the optimizer raised, if any; its curve then counts as diverged.
+    diverged: bool = False  #: A training or validation loss was not finite, or there was an error; the run ended there.
+    step_ms: float = 0.0  #: CPU milliseconds of one ``step()``.
 
     def first_step_below(self, target: float) -> int | None:
         """Find the first step whose smoothed loss is at most the target; None if there is none."""
-        return next(
-            (STEPS_PER_VALIDATION * index for index, loss in enumerate(self.losses) if index and loss <= target), None
-        )
+        hits = (STEPS_PER_VALIDATION * index for index, loss in enumerate(self.losses) if index and loss <= target)
+        return next(hits, None)
 
 
 def train_workload(
@@ -140,41 +142,49 @@ def train_workload(
     max_steps: int,
     target: float = -math.inf,
     schedule: Callable[[int], float] | None = None,
+    caught: type[Exception] | tuple[()] = (),
 ) -> LossCurve:
     """Train a workload until its smoothed validation loss reaches a target, or for ``max_steps``.
 
     ``schedule`` is the factor on every group's learning rate at step 0, 1, ... (for baselines: a candidate has none,
-    and its groups are its own).
+    and its groups are its own). Errors of the kind ``caught`` end the run, with a line on stderr.
     """
-    make_workload_builder = build(seed)
-    optimizer = make_optimizer(make_workload_builder.model.parameters())
-    rates = [] if schedule is None else [group["lr"] for group in optimizer.param_groups]
+    workload = build(seed)
     losses: list[float] = []
-    smoothed, weight = 0.0, 0.0
-    for step in range(max_steps + 1):
-        if step % STEPS_PER_VALIDATION == 0:
-            loss = compute_validation_loss(make_workload_builder.model, make_workload_builder.val_loss)
-            if not math.isfinite(loss):
-                return LossCurve(losses, diverged=True)
-            if step:  # the loss before training would drag the average for twenty validations
-                smoothed = SMOOTHING_DECAY * smoothed + (1 - SMOOTHING_DECAY) * loss
-                weight = SMOOTHING_DECAY * weight + (1 - SMOOTHING_DECAY)
-                loss = smoothed / weight
-            losses.append(loss)
-            if step and loss <= target:
+    smoothed, weight, seconds, step, diverged = 0.0, 0.0, 0.0, 0, False
+    try:
+        optimizer = make_optimizer(workload.model.parameters())
+        rates = [] if schedule is None else [group["lr"] for group in optimizer.param_groups]
+        while True:
+            if step % STEPS_PER_VALIDATION == 0:
+                loss = compute_validation_loss(workload.model, workload.val_loss)
+                if diverged := not math.isfinite(loss):
+                    break
+                if step:  # the loss before training would drag the average for twenty validations
+                    smoothed = SMOOTHING_DECAY * smoothed + (1 - SMOOTHING_DECAY) * loss
+                    weight = SMOOTHING_DECAY * weight + (1 - SMOOTHING_DECAY)
+                    loss = smoothed / weight
+                losses.append(loss)
+                if step and loss <= target:
+                    break
+            if step == max_steps:
                 break
-        if step == max_steps:
-            break
-        if schedule is not None:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * schedule(step)
-        optimizer.zero_grad(set_to_none=True)
-        batch_loss = make_workload_builder.train_loss()
-        batch_loss.backward()
-        if not math.isfinite(float(batch_loss.detach())):
-            return LossCurve(losses, diverged=True)
-        optimizer.step()
-    return LossCurve(losses)
+            if schedule is not None:
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * schedule(step)
+            optimizer.zero_grad(set_to_none=True)
+            batch_loss = workload.train_loss()
+            batch_loss.backward()
+            if diverged := not math.isfinite(float(batch_loss.detach())):
+                break
+            started = time.process_time()
+            optimizer.step()
+            seconds += time.process_time() - started
+            step += 1
+    except caught as error:
+        print(f"{getattr(build, '__name__', 'workload')}, seed {seed}: {error!r}", file=sys.stderr)
+        diverged = True
+    return LossCurve(losses, diverged, round(1000 * seconds / max(1, step), 3))
 
 
 def compute_validation_loss(model: nn.Module, val_loss: Callable[[], Tensor]) -> float:

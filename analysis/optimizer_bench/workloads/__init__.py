@@ -7,12 +7,16 @@ tuning, had been looked at before.
 
 from __future__ import annotations
 
-from analysis.optimizer_bench.workloads import characters, dynamics, graphs, pictures, sources, streams, words
+from typing import NamedTuple
+
+from analysis.optimizer_bench.workloads import characters, dynamics, graphs, pictures, sources, streams
+
+FILE_ROLE = "file"  #: Role, family and kind of the workloads of a file.
 
 WORKLOADS_BY_ROLE = {
     "visible": {
         "language": (sources.gpt, sources.gru),
-        "recommendation": (words.recommender,),
+        "recommendation": (sources.recommender,),
         "vision": (characters.cnn, characters.vit, pictures.vae),
         "graphs": (graphs.gnn,),
         "episodes": (characters.prototype,),
@@ -22,7 +26,7 @@ WORKLOADS_BY_ROLE = {
         "noise": (characters.labels, dynamics.spiky),
         "recurrent": (dynamics.chain, characters.states),
         "restoration": (pictures.denoiser,),
-        "tables": (words.ranking, words.words),
+        "tables": (sources.ranking, sources.words),
         "scales": (characters.loud, pictures.faint),
         "contrast": (characters.contrast,),
         "class stream": (streams.teacher,),
@@ -44,23 +48,31 @@ WORKLOADS_BY_ROLE = {
         "recurrent stream": (streams.chords,),
     },
 }
+
+
+class WorkloadGroups(NamedTuple):
+    """Groups whose results are averaged."""
+
+    role: str = FILE_ROLE
+    family: str = FILE_ROLE
+    #: The scarce resource. In streams no row repeats; tables of vectors see few of their rows in a step.
+    kind: str = FILE_ROLE
+
+
+KINDS = dict.fromkeys(("recommender", "ranking", "words"), "tables") | {"heat": "streams"}
 WORKLOADS = {
     build.__name__: build for families in WORKLOADS_BY_ROLE.values() for builds in families.values() for build in builds
 }
-ROLE_OF_WORKLOAD = {
-    build.__name__: role
+GROUPS_OF_WORKLOAD = {
+    build.__name__: WorkloadGroups(
+        role, family, "streams" if build.__module__ == streams.__name__ else KINDS.get(build.__name__, "few rows")
+    )
     for role, families in WORKLOADS_BY_ROLE.items()
-    for builds in families.values()
+    for family, builds in families.items()
     for build in builds
 }
-FAMILY_OF_WORKLOAD = {
-    build.__name__: name
-    for families in WORKLOADS_BY_ROLE.values()
-    for name, builds in families.items()
-    for build in builds
-}
-#: The scarce resource of a workload. In streams no row repeats; tables of vectors see few of their rows in a step.
-KIND_OF_WORKLOAD = dict.fromkeys(WORKLOADS, "few rows") | dict.fromkeys(("recommender", "ranking", "words"), "tables")
-KIND_OF_WORKLOAD |= {
-    name: "streams" for name, build in WORKLOADS.items() if build.__module__ == streams.__name__ or name == "heat"
-}
+
+
+def get_groups(name: str) -> WorkloadGroups:
+    """Return the groups of a built-in workload, or those of the workloads of a file."""
+    return GROUPS_OF_WORKLOAD.get(name, WorkloadGroups())

@@ -20,37 +20,33 @@ from analysis.optimizer_bench.workload import (
     make_workload_builder,
     shuffle_batches,
 )
-from analysis.optimizer_bench.workloads.data import IMAGE_SIDE, PIXELS_PER_IMAGE, load_ascii, load_latin
-from analysis.optimizer_bench.workloads.models import ResidualLayers, make_convolutions, make_mlp, make_transformer
-from protonet.datasets import Dataset
+from analysis.optimizer_bench.workloads.common import (
+    IMAGE_SIDE,
+    PIXELS_PER_IMAGE,
+    ResidualLayers,
+    load_ascii,
+    load_latin,
+    make_convolutions,
+    make_mlp,
+    make_transformer,
+)
 from protonet.losses import episodic_loss
 from protonet.sampling import index_classes, sample_episodes
 
-#: Patch size and width of the vision transformer.
-PATCH_SIDE, VIT_WIDTH = 7, 64
-#: Factor on torch's default initial weights.
-INITIAL_WEIGHT_FACTOR = 10.0
-#: Fraction of training labels that are replaced by another class.
-WRONG_LABEL_FRACTION = 0.3
-#: Number of image moments of a character.
-N_MOMENTS = 6
-N_EXPERTS = 8
-#: Weight of the load-balancing loss.
-LOAD_BALANCE_WEIGHT = 0.01
-#: Pixels per side of the downsampled pictures that are read pixel by pixel.
-SEQUENCE_IMAGE_SIDE = 8
+PATCH_SIDE, VIT_WIDTH = 7, 64  #: Patch size and width of the vision transformer.
+INITIAL_WEIGHT_FACTOR = 10.0  #: Factor on torch's default initial weights.
+WRONG_LABEL_FRACTION = 0.3  #: Fraction of training labels that are replaced by another class.
+N_MOMENTS = 6  #: Number of image moments of a character.
+N_EXPERTS, LOAD_BALANCE_WEIGHT = 8, 0.01  #: Number of experts, and the weight of the load-balancing loss.
+SEQUENCE_IMAGE_SIDE = 8  #: Pixels per side of the downsampled pictures that are read pixel by pixel.
 STATE_SPACE_CHANNELS, STATES_PER_CHANNEL = 16, 8
 #: Range of the initial time steps of the channels: the state decays by exp(-STATE_SPACE_DECAY * step) per pixel.
-STATE_SPACE_STEP_RANGE = (0.01, 0.2)
-STATE_SPACE_DECAY = 0.5
-#: Every fifth character is held out, if validation is on unseen characters.
-HELD_OUT_COPIES = 5
+STATE_SPACE_STEP_RANGE, STATE_SPACE_DECAY = (0.01, 0.2), 0.5
+HELD_OUT_COPIES = 5  #: Every fifth character is held out, if validation is on unseen characters.
 EPISODE_SIZES = {"n_way": 20, "n_shot": 1, "n_query": 4}
 #: Largest rotation, zoom and shift of a view, where half of the picture's side is 1.
 MAX_ROTATION, MAX_ZOOM, MAX_SHIFT = math.radians(20), 0.25, 0.15
-#: Standard deviation of the noise of a view.
-PIXEL_NOISE = 0.1
-CONTRASTIVE_TEMPERATURE = 0.2
+PIXEL_NOISE, CONTRASTIVE_TEMPERATURE = 0.1, 0.2  #: Standard deviation of the noise of a view; the temperature.
 
 
 @make_workload_builder
@@ -63,8 +59,7 @@ def cnn() -> WorkloadTask:
             nn.Unflatten(1, (1, IMAGE_SIDE, IMAGE_SIDE)), *convolutions, nn.Flatten(), nn.Linear(512, num_classes)
         )
 
-    data = load_latin()
-    return make_classification_task(make, data.x, data.y, held_out=300, size=32)
+    return make_classification_task(make, load_latin(), held_out=300, size=32)
 
 
 class ViT(nn.Module):
@@ -89,8 +84,7 @@ class ViT(nn.Module):
 @make_workload_builder
 def vit() -> WorkloadTask:
     """Classify ASCII characters by a transformer of their patches."""
-    data = load_ascii()
-    return make_classification_task(ViT, data.x, data.y, held_out=200, size=16)
+    return make_classification_task(ViT, load_ascii(), held_out=200, size=16)
 
 
 @make_workload_builder
@@ -104,15 +98,7 @@ def loud() -> WorkloadTask:
                 parameter.mul_(INITIAL_WEIGHT_FACTOR)
         return model
 
-    data = load_ascii()
-    return make_classification_task(make, data.x, data.y, held_out=300, size=32)
-
-
-def corrupt_labels(labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
-    """Replace a fraction of labels (n,) by another class, chosen uniformly."""
-    other = torch.randint(1, num_classes, labels.shape, generator=generator)
-    wrong = torch.rand(labels.shape, generator=generator) < WRONG_LABEL_FRACTION
-    return torch.where(wrong, (labels + other) % num_classes, labels)
+    return make_classification_task(make, load_ascii(), held_out=300, size=32)
 
 
 @make_workload_builder
@@ -124,7 +110,9 @@ def labels() -> WorkloadTask:
     data, generator = load_ascii(), fixed_generator()
     validation, train = torch.randperm(len(data.x), generator=generator).tensor_split([300])
     y = data.y.clone()
-    y[train] = corrupt_labels(y[train], data.num_classes, generator)
+    other = torch.randint(1, data.num_classes, train.shape, generator=generator)
+    wrong = torch.rand(train.shape, generator=generator) < WRONG_LABEL_FRACTION
+    y[train] = torch.where(wrong, (y[train] + other) % data.num_classes, y[train])
     make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 96, 96, data.num_classes, norm=nn.LayerNorm)
     return make_row_task(make, classification_loss(data.x, y), (train, validation), 16)
 
@@ -225,14 +213,12 @@ class StateSpaceLayer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log_step = nn.Parameter(
-            torch.empty(STATE_SPACE_CHANNELS, 1).uniform_(*map(math.log, STATE_SPACE_STEP_RANGE))
-        )
-        self.log_decay = nn.Parameter(
-            torch.full((STATE_SPACE_CHANNELS, STATES_PER_CHANNEL), math.log(STATE_SPACE_DECAY))
-        )
+        shape = STATE_SPACE_CHANNELS, STATES_PER_CHANNEL
+        log_step = torch.empty(STATE_SPACE_CHANNELS, 1).uniform_(*map(math.log, STATE_SPACE_STEP_RANGE))
+        self.log_step = nn.Parameter(log_step)
+        self.log_decay = nn.Parameter(torch.full(shape, math.log(STATE_SPACE_DECAY)))
         self.frequency = nn.Parameter(math.pi * torch.arange(STATES_PER_CHANNEL).repeat(STATE_SPACE_CHANNELS, 1))
-        self.readout = nn.Parameter(torch.randn(2, STATE_SPACE_CHANNELS, STATES_PER_CHANNEL))
+        self.readout = nn.Parameter(torch.randn(2, *shape))
         self.through = nn.Parameter(torch.randn(STATE_SPACE_CHANNELS))
 
     def make_kernel(self, length: int) -> Tensor:
@@ -257,27 +243,19 @@ def states() -> WorkloadTask:
 
     Each layer is a norm, a state-space model and a gated mix of channels, beside a skip.
     """
+    channels = STATE_SPACE_CHANNELS
 
     def make(num_classes: int) -> nn.Module:
         layers = []
         for _ in range(2):
-            mix = (
-                StateSpaceLayer(),
-                nn.GELU(),
-                nn.Conv1d(STATE_SPACE_CHANNELS, 2 * STATE_SPACE_CHANNELS, 1),
-                nn.GLU(dim=1),
-            )
-            layers.append(ResidualLayers(nn.BatchNorm1d(STATE_SPACE_CHANNELS), *mix))
+            mix = StateSpaceLayer(), nn.GELU(), nn.Conv1d(channels, 2 * channels, 1), nn.GLU(dim=1)
+            layers.append(ResidualLayers(nn.BatchNorm1d(channels), *mix))
         pool = nn.AdaptiveAvgPool1d(1), nn.Flatten()
-        return nn.Sequential(
-            nn.Conv1d(1, STATE_SPACE_CHANNELS, 1), *layers, *pool, nn.Linear(STATE_SPACE_CHANNELS, num_classes)
-        )
+        return nn.Sequential(nn.Conv1d(1, channels, 1), *layers, *pool, nn.Linear(channels, num_classes))
 
     data = load_ascii()
-    x = F.adaptive_avg_pool2d(data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE), SEQUENCE_IMAGE_SIDE).flatten(
-        2
-    )  # (n, 1, GRID * GRID)
-    return make_classification_task(make, x, data.y, held_out=64, size=16)
+    x = F.adaptive_avg_pool2d(data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE), SEQUENCE_IMAGE_SIDE)
+    return make_classification_task(make, data._replace(x=x.flatten(2)), held_out=64, size=16)  # (n, 1, pixels)
 
 
 @make_workload_builder
@@ -307,15 +285,6 @@ def prototype() -> WorkloadTask:
     )
 
 
-def split_pictures(data: Dataset) -> tuple[Tensor, Tensor]:
-    """Split images by character, (characters, copies, 1, side, side): for training, and for validation."""
-    pictures = data.x.view(
-        data.num_classes, -1, 1, IMAGE_SIDE, IMAGE_SIDE
-    )  # characters are in order, and have as many rows each
-    novel = torch.arange(data.num_classes) % HELD_OUT_COPIES == 0
-    return pictures[~novel], pictures[novel]
-
-
 def draw_views(pictures: Tensor, generator: torch.Generator) -> Tensor:
     """Augment pictures (n, 1, side, side) twice: (2 n, 1, side, side), both views of a picture n rows apart."""
     angle, zoom, right, down = 2 * torch.rand(4, 2 * len(pictures), generator=generator) - 1  # each (2 n,) in [-1, 1]
@@ -340,14 +309,15 @@ def contrastive_loss(embeddings: Tensor) -> Tensor:
 @make_workload_builder
 def contrast() -> WorkloadTask:
     """Learn matching views of one picture, as SimCLR does; the seed determines the views, too."""
-    train, validation = (pictures.flatten(0, 1) for pictures in split_pictures(load_latin()))
-    generator = fixed_generator()
+    data, generator = load_latin(), fixed_generator()
+    pictures = data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)
+    novel = data.y % HELD_OUT_COPIES == 0
+    train, validation = pictures[~novel], pictures[novel]
     few = torch.randperm(len(validation), generator=generator)[:64]
 
     def make() -> nn.Module:
         convolutions = make_convolutions(1, 8, 16, 32, stride=2, bias=True)
         return nn.Sequential(*convolutions, nn.Flatten(), make_mlp(512, 64, 32))
 
-    stream = shuffle_batches(train, 16, draw_views)
-    second_views = draw_views(validation[few], generator)
-    return WorkloadTask(make, lambda model, views: contrastive_loss(model(views)), stream, second_views)
+    views = draw_views(validation[few], generator)
+    return WorkloadTask(make, lambda m, x: contrastive_loss(m(x)), shuffle_batches(train, 16, draw_views), views)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_row_task, make_workload_builder
-from analysis.optimizer_bench.workloads.data import standardise
-from analysis.optimizer_bench.workloads.models import RecurrentStates, make_mlp
+from analysis.optimizer_bench.workloads.common import RecurrentStates, make_mlp, standardise
 
 #: Joints, and largest angle of each in both directions.
 N_JOINTS, MAX_JOINT_ANGLE = 4, math.pi / 2
@@ -41,28 +40,18 @@ MAX_INITIAL_STATE = 1.5  #: Standard deviation of the first angles and velocitie
 OBSERVATION_INTERVAL, N_OBSERVATIONS, RUNGE_KUTTA_SUBSTEPS = 0.6, 2, 20
 
 
-def compute_hand_position(angles: Tensor) -> Tensor:
-    """Compute the position (n, 2) of the hand of a planar arm with links of length 1 and joint angles (n, joints)."""
-    headings = angles.cumsum(1)  # (n, joints)
-    return torch.stack((headings.cos(), headings.sin()), 2).sum(1)
-
-
-def draw_readings() -> tuple[Tensor, Tensor, Tensor]:
-    """Sample angles (n, joints) over ``MAX_JOINT_ANGLE``, standardised hands (n, 2), and their noisy readings."""
-    generator = fixed_generator()
-    x = 2 * torch.rand(N_READINGS, N_JOINTS, generator=generator) - 1
-    hands = standardise(compute_hand_position(MAX_JOINT_ANGLE * x))
-    spoilt = torch.rand(N_READINGS, 1, generator=generator) < OUTLIER_FRACTION
-    return x, hands, torch.where(spoilt, OUTLIER_SIZE * torch.randn(hands.shape, generator=generator), hands)
-
-
 @make_workload_builder
 def spiky() -> WorkloadTask:
-    """Learn a robot arm's kinematics by squared error from readings with a few gross outliers.
+    """Learn the kinematics of a planar arm by squared error from readings with a few gross outliers.
 
-    Validation is on right ones.
+    The links have length 1; readings are of the position of the hand. Validation is on right ones.
     """
-    x, hands, readings = draw_readings()
+    generator = fixed_generator()
+    x = 2 * torch.rand(N_READINGS, N_JOINTS, generator=generator) - 1  # angles over MAX_JOINT_ANGLE
+    headings = (MAX_JOINT_ANGLE * x).cumsum(1)  # (n, joints)
+    hands = standardise(torch.stack((headings.cos(), headings.sin()), 2).sum(1))  # (n, 2)
+    spoilt = torch.rand(N_READINGS, 1, generator=generator) < OUTLIER_FRACTION
+    readings = torch.where(spoilt, OUTLIER_SIZE * torch.randn(hands.shape, generator=generator), hands)
     validation, train = torch.arange(N_READINGS).tensor_split([512])
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
@@ -87,23 +76,18 @@ def simulate_chaotic_series(series: int, samples: int) -> Tensor:
     return torch.from_numpy(x[delay::sample].T.copy())
 
 
-def draw_series() -> tuple[Tensor, Tensor]:
-    """Sample windows (n, 2, length) of inputs and later values, to be forecast: for training, and for validation."""
-    x = simulate_chaotic_series(N_SERIES, DISCARDED_SAMPLES + SAMPLES_PER_SERIES)[:, DISCARDED_SAMPLES:].float()
-    x = (x - x.mean()) / x.std()
-    seen = x + SERIES_NOISE * torch.randn(x.shape, generator=fixed_generator())
-    pairs = torch.stack((seen[:, :-FORECAST_HORIZON], x[:, FORECAST_HORIZON:]), 1)  # (series, 2, samples - ahead)
-    windows = pairs.unfold(2, WINDOW_LENGTH, WINDOW_LENGTH // 2).transpose(1, 2)  # (series, windows of each, 2, length)
-    validation, train = windows.tensor_split([4])
-    return train.flatten(0, 1), validation.flatten(0, 1)
-
-
 @make_workload_builder
 def chain() -> WorkloadTask:
     """Forecast noisy chaotic series by a causal tanh network.
 
     The loss is the share of the variance that is missed, from ``WARMUP_SAMPLES`` on.
     """
+    x = simulate_chaotic_series(N_SERIES, DISCARDED_SAMPLES + SAMPLES_PER_SERIES)[:, DISCARDED_SAMPLES:].float()
+    x = (x - x.mean()) / x.std()
+    seen = x + SERIES_NOISE * torch.randn(x.shape, generator=fixed_generator())
+    pairs = torch.stack((seen[:, :-FORECAST_HORIZON], x[:, FORECAST_HORIZON:]), 1)  # (series, 2, samples - ahead)
+    windows = pairs.unfold(2, WINDOW_LENGTH, WINDOW_LENGTH // 2).transpose(1, 2)  # (series, windows of each, 2, length)
+    validation, train = (part.flatten(0, 1) for part in windows.tensor_split([4]))
 
     def make() -> nn.Module:
         states = RecurrentStates(nn.RNN(1, 48, batch_first=True))
@@ -113,7 +97,7 @@ def chain() -> WorkloadTask:
         seen, later = windows.unbind(1)
         return F.mse_loss(model(seen)[:, WARMUP_SAMPLES:], later[:, WARMUP_SAMPLES:])
 
-    return make_row_task(make, loss, draw_series(), 16)
+    return make_row_task(make, loss, (train, validation), 16)
 
 
 def differentiate(model: nn.Module, points: Tensor) -> Tensor:
@@ -181,12 +165,6 @@ def heat() -> WorkloadTask:
     return WorkloadTask(functools.partial(make_mlp, 2, 32, 32, 32, 1, activation=nn.Tanh), loss, stream, grid)
 
 
-def pendulum_derivatives(states: Tensor) -> Tensor:
-    """Compute the time derivatives (n, 4) of states (n, 4) of two pendulums with a spring: angles and velocities."""
-    angles, rates = states.chunk(2, dim=1)
-    return torch.cat([rates, SPRING_STIFFNESS * (angles.flip(1) - angles) - angles.sin()], 1)
-
-
 def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float, count: int) -> Tensor:
     """Integrate states (n, d) at equal time steps by the classical Runge-Kutta method: (n, count, d)."""
     path = []
@@ -200,25 +178,25 @@ def integrate(field: Callable[[Tensor], Tensor], states: Tensor, interval: float
     return torch.stack(path, dim=1)
 
 
-def draw_trajectories() -> Tensor:
-    """Sample trajectories of the pendulums: initial and observed states (n, 1 + observations, 4)."""
-    first = MAX_INITIAL_STATE * torch.randn(4000, 4, generator=fixed_generator(), dtype=torch.float64)
-    path = integrate(
-        pendulum_derivatives, first, OBSERVATION_INTERVAL / RUNGE_KUTTA_SUBSTEPS, N_OBSERVATIONS * RUNGE_KUTTA_SUBSTEPS
-    )[:, RUNGE_KUTTA_SUBSTEPS - 1 :: RUNGE_KUTTA_SUBSTEPS]
-    return torch.cat([first.unsqueeze(1), path], 1).float()
-
-
 @make_workload_builder
 def oscillator() -> WorkloadTask:
-    """Learn the dynamics of the pendulums from their trajectories.
+    """Learn the dynamics of two pendulums with a spring from their trajectories.
 
     Source: R. T. Q. Chen et al. (2018), Neural ordinary differential equations, arXiv 1806.07366.
     """
 
+    def differentiate(states: Tensor) -> Tensor:
+        angles, rates = states.chunk(2, dim=1)  # each (n, 2)
+        return torch.cat([rates, SPRING_STIFFNESS * (angles.flip(1) - angles) - angles.sin()], 1)
+
+    first = MAX_INITIAL_STATE * torch.randn(4000, 4, generator=fixed_generator(), dtype=torch.float64)
+    substeps = RUNGE_KUTTA_SUBSTEPS
+    path = integrate(differentiate, first, OBSERVATION_INTERVAL / substeps, N_OBSERVATIONS * substeps)
+    states = torch.cat([first.unsqueeze(1), path[:, substeps - 1 :: substeps]], 1).float()  # (n, 1 + observations, 4)
+    validation, train = states.tensor_split([256])
+
     def loss(model: nn.Module, paths: Tensor) -> Tensor:
         return F.mse_loss(integrate(model, paths[:, 0], OBSERVATION_INTERVAL, N_OBSERVATIONS), paths[:, 1:])
 
-    validation, train = draw_trajectories().tensor_split([256])
     make = functools.partial(make_mlp, 4, 48, 48, 4, activation=nn.Tanh)
     return make_row_task(make, loss, (train, validation), 64)

@@ -7,6 +7,7 @@ every batch, and one convolves a whole small graph with few labels.
 from __future__ import annotations
 
 import functools
+import re
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -19,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_workload_builder, shuffle_batches
-from analysis.optimizer_bench.workloads.data import DEFINITION_PATTERN, MIN_FUNCTIONS_PER_MODULE, WORD_PATTERN
+from analysis.optimizer_bench.workloads.common import WORD_PATTERN
 
+DEFINITION_PATTERN = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
+MIN_FUNCTIONS_PER_MODULE = 20  #: Smaller modules are left out.
 EXCLUDED_FOLDERS = {"site-packages", "dist-packages", "test"}  #: Folders whose content differs between machines.
-#: Maximum number of functions with one name; more frequent names are uninformative.
-COMMON = 6
+COMMON = 6  #: Maximum number of functions with one name; more frequent names are uninformative.
 N_WORD_FEATURES = 256  #: Features: whether a body has each of the commonest words.
 SAMPLED_NEIGHBOURS = 5  #: Neighbours drawn of each node.
 HEADS, SLOPE = 2, 0.2  #: The attention's, and the slope of its scores below zero.
@@ -42,9 +44,8 @@ class Graph(NamedTuple):
 
     def draw(self, nodes: Tensor, generator: torch.Generator) -> Tensor:
         """Sample neighbours (..., fanout) of nodes (...), with replacement."""
-        uniform = torch.rand(
-            *nodes.shape, SAMPLED_NEIGHBOURS, generator=generator, dtype=torch.float64
-        )  # float32 could round up
+        shape = *nodes.shape, SAMPLED_NEIGHBOURS
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)  # float32 could round up
         return self.neighbours[self.start[nodes][..., None] + (uniform * self.degree[nodes][..., None]).long()]
 
 
@@ -133,12 +134,8 @@ def classify_modules(
 ) -> WorkloadTask:
     """Make the task of classifying a function's module from its words and from sampled neighbours.
 
-    Args:
-        make: Makes, of the number of classes, two layers that map nodes and their neighbours.
-        between: Maps what the first layer gives.
-        finish: Maps what the second layer gives to logits.
-        size: Functions of a batch.
-        held_out: Functions to validate on.
+    ``make`` makes, of the number of classes, two layers that map nodes and their neighbours; ``between`` maps what the
+    first gives, and ``finish`` what the second gives to logits. ``size`` functions are a batch.
     """
     graph, generator = load_graph(), fixed_generator()
     validation, train = torch.randperm(len(graph.x), generator=generator).tensor_split([held_out])
@@ -179,23 +176,6 @@ def gat() -> WorkloadTask:
     return classify_modules(make, between, lambda logits: logits.mean(-2), size=16, held_out=100)
 
 
-def load_modules() -> tuple[Tensor, Tensor, Tensor]:
-    """Load the features (n, words) and modules (n,) of the largest modules' functions, and the edges (2, e)."""
-    graph = load_graph()
-    largest = graph.y.bincount().argsort(descending=True, stable=True)[:N_MODULES]
-    among = torch.isin(graph.y, largest)
-    indices = among.cumsum(0) - 1  # of the nodes of these modules
-    ends = torch.stack((torch.arange(len(graph.y)).repeat_interleave(graph.degree), graph.neighbours))
-    edges = indices[ends[:, among[ends].all(0)]]
-    return graph.x[among], torch.searchsorted(largest.sort().values, graph.y[among]), edges
-
-
-def normalized_adjacency(edges: Tensor, n: int) -> Tensor:
-    """Build the adjacency matrix (n, n), sparse, of edges (2, e), each divided by the root of both degrees."""
-    degree = edges[0].bincount(minlength=n).float()
-    return torch.sparse_coo_tensor(edges, degree[edges].prod(0).rsqrt(), (n, n), check_invariants=True).coalesce()
-
-
 @make_workload_builder
 def gcn() -> WorkloadTask:
     """Classify modules from a few labelled functions, with the whole graph as a batch; the seed determines dropout.
@@ -206,8 +186,14 @@ def gcn() -> WorkloadTask:
     Source: T. N. Kipf and M. Welling (2017), Semi-supervised classification with graph convolutional networks, arXiv
         1609.02907; here dropout takes a word, or a hidden feature, from all nodes at once.
     """
-    x, y, edges = load_modules()
-    mixing = normalized_adjacency(edges, len(x))
+    graph = load_graph()
+    largest = graph.y.bincount().argsort(descending=True, stable=True)[:N_MODULES]
+    among = torch.isin(graph.y, largest)
+    x, y, indices = graph.x[among], torch.searchsorted(largest.sort().values, graph.y[among]), among.cumsum(0) - 1
+    ends = torch.stack((torch.arange(len(graph.y)).repeat_interleave(graph.degree), graph.neighbours))
+    edges = indices[ends[:, among[ends].all(0)]]  # (2, e)
+    shares = edges[0].bincount(minlength=len(x)).float()[edges].prod(0).rsqrt()  # by the root of both degrees
+    mixing = torch.sparse_coo_tensor(edges, shares, (len(x), len(x)), check_invariants=True).coalesce()
     shuffled = torch.randperm(len(x), generator=fixed_generator())
     rank = F.one_hot(y[shuffled]).cumsum(0).gather(1, y[shuffled, None]).squeeze(1)  # of a node in its module, from 1
     train, validation = shuffled[rank <= LABELLED_PER_MODULE], shuffled[rank > LABELLED_PER_MODULE]

@@ -16,18 +16,19 @@ from analysis.optimizer_bench.workload import (
     make_workload_builder,
     shuffle_batches,
 )
-from analysis.optimizer_bench.workloads.data import (
+from analysis.optimizer_bench.workloads.common import (
     PIXELS_PER_IMAGE,
+    ResidualLayers,
     load_ascii,
     load_latin,
     load_photograph,
+    make_convolutions,
+    make_mlp,
     standardise,
 )
-from analysis.optimizer_bench.workloads.models import ResidualLayers, make_convolutions, make_mlp
 
 LATENT_DIM = 16  #: The autoencoder's.
-#: Factor on the outputs of a layer that preserves the scale of its inputs.
-INITIAL_OUTPUT_SCALE = 0.1
+INITIAL_OUTPUT_SCALE = 0.1  #: Factor on the outputs of a layer that preserves the scale of its inputs.
 #: Size of a tile, and the range of its standard deviation; colours are in [0, 1].
 TILE_SIDE, NOISE_RANGE = 12, (0.02, 0.3)
 FREQUENCY_DEVIATION = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
@@ -44,9 +45,8 @@ def vae() -> WorkloadTask:
     train, validation = hold_out(load_latin().x, 1000)
 
     def make() -> nn.Module:
-        return nn.ModuleList(
-            [make_mlp(PIXELS_PER_IMAGE, 128, 2 * LATENT_DIM), make_mlp(LATENT_DIM, 128, PIXELS_PER_IMAGE)]
-        )
+        encoder, decoder = (PIXELS_PER_IMAGE, 128, 2 * LATENT_DIM), (LATENT_DIM, 128, PIXELS_PER_IMAGE)
+        return nn.ModuleList([make_mlp(*encoder), make_mlp(*decoder)])
 
     def draw(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return images, torch.randn(len(images), LATENT_DIM, generator=generator)
@@ -59,9 +59,8 @@ def vae() -> WorkloadTask:
         surprise = F.binary_cross_entropy_with_logits(logits, images, reduction="sum")
         return (surprise + divergence) / len(images)
 
-    return WorkloadTask(
-        make, loss, shuffle_batches(train, 64, draw), (validation, torch.zeros(len(validation), LATENT_DIM))
-    )
+    held_out = validation, torch.zeros(len(validation), LATENT_DIM)
+    return WorkloadTask(make, loss, shuffle_batches(train, 64, draw), held_out)
 
 
 class DownscaledLinear(nn.Module):
@@ -93,20 +92,6 @@ def faint() -> WorkloadTask:
     return make_row_task(make, loss, hold_out(load_ascii().x, 300), 32)
 
 
-def cut_tiles() -> Tensor:
-    """Cut the photographs into tiles: (n, 3, tile, tile) in [0, 1]."""
-    images = torch.stack(list(map(load_photograph, ("china.jpg", "flower.jpg")))).movedim(3, 1) / 255
-    tiles = images.unfold(2, TILE_SIDE, TILE_SIDE).unfold(3, TILE_SIDE, TILE_SIDE)  # (2, 3, rows, columns, tile, tile)
-    return tiles.permute(0, 2, 3, 1, 4, 5).flatten(0, 2).contiguous()
-
-
-def add_noise(tiles: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Add normal noise to tiles (n, 3, tile, tile), each at a random level; also return the tiles."""
-    low, high = NOISE_RANGE
-    levels = low + (high - low) * torch.rand(len(tiles), 1, 1, 1, generator=generator)
-    return tiles + levels * torch.randn(tiles.shape, generator=generator), tiles
-
-
 @make_workload_builder
 def denoiser() -> WorkloadTask:
     """Remove noise of unknown level from tiles of photographs; the loss is 1000 times the mean squared error.
@@ -116,16 +101,24 @@ def denoiser() -> WorkloadTask:
     Source: K. Zhang et al. (2017), Beyond a Gaussian denoiser: residual learning of deep CNN for image denoising,
         arXiv 1608.03981.
     """
+    images = torch.stack(list(map(load_photograph, ("china.jpg", "flower.jpg")))).movedim(3, 1) / 255
+    tiles = images.unfold(2, TILE_SIDE, TILE_SIDE).unfold(3, TILE_SIDE, TILE_SIDE)  # (2, 3, rows, columns, tile, tile)
+    tiles = tiles.permute(0, 2, 3, 1, 4, 5).flatten(0, 2).contiguous()  # (n, 3, tile, tile)
 
     def make() -> nn.Module:
         first = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()
         return nn.Sequential(*first, *make_convolutions(16, 16, 16), nn.Conv2d(16, 3, 3, padding=1))
 
+    def draw(clean: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        low, high = NOISE_RANGE
+        levels = low + (high - low) * torch.rand(len(clean), 1, 1, 1, generator=generator)
+        return clean + levels * torch.randn(clean.shape, generator=generator), clean
+
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         noisy, clean = batch
         return 1000 * F.mse_loss(noisy - model(noisy), clean)
 
-    return make_row_task(make, loss, hold_out(cut_tiles(), 64), 8, add_noise)
+    return make_row_task(make, loss, hold_out(tiles, 64), 8, draw)
 
 
 class FourierFeatures(nn.Module):

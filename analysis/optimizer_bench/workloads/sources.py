@@ -1,4 +1,8 @@
-"""Sequences: bytes, tokens and characters of Python's source code."""
+"""Python's source code: its bytes, tokens and characters as sequences, its words as tables of vectors.
+
+Words train tables of vectors for recommendation, ranking and embeddings: most rows see no gradient in a step, and no
+weight is a matrix that multiplies.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from analysis.optimizer_bench.workload import WorkloadTask, make_row_task, make_workload_builder
-from analysis.optimizer_bench.workloads.data import cut_windows, encode_ascii, join_sources, read_sources
-from analysis.optimizer_bench.workloads.models import RecurrentStates, ResidualLayers, TokenEmbedding, make_mlp
+from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_row_task, make_workload_builder
+from analysis.optimizer_bench.workloads.common import (
+    WORD_PATTERN,
+    RecurrentStates,
+    ResidualLayers,
+    TokenEmbedding,
+    cut_windows,
+    encode_ascii,
+    join_sources,
+    make_mlp,
+    read_sources,
+)
 
 N_ASCII_SYMBOLS, CONTEXT_LENGTH, GPT_WIDTH, HEADS = 128, 32, 64, 4
 VOCABULARY_SIZE, LENGTH = 512, 16  #: Vocabulary size and sequence length; token 0 represents all rare tokens.
@@ -27,6 +40,14 @@ TOKEN_TYPES = (tokenize.ENDMARKER, tokenize.NAME, tokenize.NUMBER, tokenize.STRI
 #: An additional kind, which tokenize counts among names.
 KEYWORD_CLASS = len(TOKEN_TYPES)
 MODULES, CHANNELS = 30, 32  #: Modules whose characters are classified: tokenizing all would take seconds.
+FACTOR_DIM = 16  #: Length of a user's or an item's vector.
+UNUSED_WORDS_PER_WORD = 4  #: Words drawn for each that a function uses, as not used.
+VOCABULARY, WIDTH = 4096, 32
+CONTEXT_RADIUS = 4  #: Words to either side that are a word's context.
+#: The columns of a window that are not its centre.
+CONTEXT_COLUMNS = torch.tensor([column for column in range(1 + 2 * CONTEXT_RADIUS) if column != CONTEXT_RADIUS])
+NEGATIVE_SAMPLES, FREQUENCY_EXPONENT = 5, 0.75  #: Words drawn for each pair, by their counts to this power.
+FREQUENT_WORD_THRESHOLD = 1e-3  #: Words with a larger relative frequency are subsampled.
 
 
 def predict_next(model: nn.Module, symbols: Tensor) -> Tensor:
@@ -76,38 +97,28 @@ def make_gpt() -> nn.Module:
     return nn.Sequential(embedding, *blocks, nn.LayerNorm(GPT_WIDTH), head).apply(draw_as_gpt_2)
 
 
-@functools.cache
-def load_bytes() -> tuple[Tensor, Tensor]:
-    """Load windows (n, 1 + context) of bytes for training and for validation."""
-    train, validation = map(encode_ascii, join_sources())
-    return cut_windows(train, 1 + CONTEXT_LENGTH), cut_windows(validation, 1 + CONTEXT_LENGTH, 64)
-
-
 @make_workload_builder
 def gpt() -> WorkloadTask:
     """Predict the next byte by a GPT."""
-    return make_row_task(make_gpt, predict_next, load_bytes(), 8)
-
-
-@functools.cache
-def load_tokens() -> tuple[Tensor, Tensor]:
-    """Load windows (n, 1 + length) of tokens for training and for validation."""
-    sides = [re.findall(r"\w+|[^\w\s]|\n", text) for text in join_sources()]
-    common = Counter(sides[0]).most_common(VOCABULARY_SIZE - 1)
-    token_ids = {token: token_id for token_id, (token, _) in enumerate(common, start=1)}
-    train, validation = (torch.tensor([token_ids.get(token, 0) for token in side]) for side in sides)  # (size,)
-    return cut_windows(train, 1 + LENGTH), cut_windows(validation, 1 + LENGTH, 128)
+    train, validation = map(encode_ascii, join_sources())
+    windows = cut_windows(train, 1 + CONTEXT_LENGTH), cut_windows(validation, 1 + CONTEXT_LENGTH, 64)
+    return make_row_task(make_gpt, predict_next, windows, 8)
 
 
 @make_workload_builder
 def gru() -> WorkloadTask:
     """Predict the next token by a GRU: map (batch, length) to logits (batch, length, vocabulary)."""
+    sides = [re.findall(r"\w+|[^\w\s]|\n", text) for text in join_sources()]
+    common = Counter(sides[0]).most_common(VOCABULARY_SIZE - 1)
+    token_ids = {token: token_id for token_id, (token, _) in enumerate(common, start=1)}
+    train, validation = (torch.tensor([token_ids.get(token, 0) for token in side]) for side in sides)  # (size,)
+    windows = cut_windows(train, 1 + LENGTH), cut_windows(validation, 1 + LENGTH, 128)
 
     def make() -> nn.Module:
         embedding, states = nn.Embedding(VOCABULARY_SIZE, 48), RecurrentStates(nn.GRU(48, 80, batch_first=True))
         return nn.Sequential(embedding, states, nn.Linear(80, VOCABULARY_SIZE))
 
-    return make_row_task(make, predict_next, load_tokens(), 16)
+    return make_row_task(make, predict_next, windows, 16)
 
 
 def label_characters(source: str) -> Tensor:
@@ -153,3 +164,131 @@ def syntax() -> WorkloadTask:
 
     train, validation = (side.values() for side in read_sources())
     return make_row_task(make, loss, (cut_labelled_windows(train), cut_labelled_windows(validation, 128)), 8)
+
+
+def make_factors(num_users: int, num_items: int, biases: tuple[int, ...]) -> nn.Module:
+    """Make low-dimensional vectors of users and of items, and tables of biases that start at 0."""
+    vectors = [nn.Embedding(count, FACTOR_DIM) for count in (num_users, num_items)]
+    tables = [nn.Embedding(count, 1) for count in biases]
+    for table in vectors:
+        nn.init.normal_(table.weight, std=0.1)
+    for table in tables:
+        nn.init.zeros_(table.weight)
+    return nn.ModuleList([*vectors, *tables])
+
+
+@functools.cache
+def load_pairs() -> Tensor:
+    """Load pairs of a function, the user, and a word in it, the item: (n, 2) int64, in random order."""
+    bodies = re.split(r"^ *(?:async )?def ", "".join(join_sources()), flags=re.M)
+    functions = [set(re.findall(r"[^\W\d]\w\w+", body)) for body in bodies]
+    counts = Counter(word for words in functions for word in words)
+    known = sorted(word for word, count in counts.items() if count >= 10)
+    word_ids = {word: word_id for word_id, word in enumerate(known)}
+    used = [sorted(word_ids[word] for word in words & word_ids.keys()) for words in functions]
+    used = [items for items in used if len(items) >= 10]
+    pairs = torch.tensor([(user, item) for user, items in enumerate(used) for item in items])  # (n, 2)
+    return pairs[torch.randperm(len(pairs), generator=fixed_generator())]
+
+
+@make_workload_builder
+def recommender() -> WorkloadTask:
+    """Discriminate the words of a function from random words, which depend on the seed.
+
+    The logit is the dot product of a user's and an item's vector, plus their biases.
+    """
+    pairs = load_pairs()
+    num_users, num_items = (pairs.amax(0) + 1).tolist()
+    validation, train = pairs.tensor_split([10_000])
+
+    def draw(positive: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return positive, torch.randint(num_items, (UNUSED_WORDS_PER_WORD * len(positive),), generator=generator)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        (users, items), negatives = batch[0].unbind(1), batch[1]  # (n,), (n,), (negatives * n,)
+        users, items, used = users.repeat(1 + UNUSED_WORDS_PER_WORD), torch.cat([items, negatives]), len(users)
+        of_user, of_item, user_bias, item_bias = model.children()
+        biases = (user_bias(users) + item_bias(items)).squeeze(1)  # (n,)
+        logits = (of_user(users) * of_item(items)).sum(1) + biases
+        return F.binary_cross_entropy_with_logits(logits, (torch.arange(len(logits)) < used).float())
+
+    make = functools.partial(make_factors, num_users, num_items, (num_users, num_items))
+    return make_row_task(make, loss, (train, validation), 256, draw)
+
+
+@make_workload_builder
+def ranking() -> WorkloadTask:
+    """Rank the words that a function uses above random words, which depend on the seed.
+
+    Some three words of each function are known.
+
+    Source: S. Rendle et al. (2009), BPR: Bayesian personalized ranking from implicit feedback, arXiv 1205.2618; here
+        a word that the function happens to use may be drawn as another, one time in fifty or less.
+    """
+    pairs = load_pairs()
+    num_users, num_items = (pairs.amax(0) + 1).tolist()
+    validation, train, _ = pairs.tensor_split([2_000, 18_000])
+
+    def draw(used: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return *used.unbind(1), torch.randint(num_items, (len(used),), generator=generator)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        (of_user, of_item, item_bias), (users, items, others) = model.children(), batch
+        difference = of_item(items) - of_item(others)  # (n, factors)
+        bias = (item_bias(items) - item_bias(others)).squeeze(1)  # (n,)
+        return -F.logsigmoid((of_user(users) * difference).sum(1) + bias).mean()
+
+    make = functools.partial(make_factors, num_users, num_items, (num_items,))
+    return make_row_task(make, loss, (train, validation), 32, draw)
+
+
+def load_words() -> tuple[Tensor, Tensor, Tensor]:
+    """Load windows (n, 1 + 2 * reach) of words for training and for validation, and word weights (vocabulary,).
+
+    Frequent words are left out at random, the oftener the more frequent they are, and rare ones always.
+    """
+    sides = [WORD_PATTERN.findall(text) for text in join_sources()]
+    common = Counter(sides[0]).most_common(VOCABULARY)
+    word_ids = {word: word_id for word_id, (word, _) in enumerate(common)}
+    counts = torch.tensor([count for _, count in common]).double()  # (vocabulary,)
+    chance = (FREQUENT_WORD_THRESHOLD * counts.sum() / counts).sqrt()  # of staying, if below 1
+    fixed = fixed_generator()
+
+    def cut(words: list[str]) -> Tensor:
+        text = torch.tensor([word_ids[word] for word in words if word in word_ids])  # (size,)
+        text = text[torch.rand(len(text), generator=fixed) < chance[text]]
+        return text.unfold(0, 1 + 2 * CONTEXT_RADIUS, 1)
+
+    train, validation = map(cut, sides)
+    chosen = torch.linspace(0, len(validation) - 1, 1_000).long()
+    return train, validation[chosen], counts**FREQUENCY_EXPONENT
+
+
+@make_workload_builder
+def words() -> WorkloadTask:
+    """Discriminate a word's context from random words, which depend on the seed.
+
+    Source: T. Mikolov et al. (2013), Distributed representations of words and phrases and their compositionality,
+        arXiv 1310.4546.
+    """
+    train, validation, weights = load_words()
+    signs = torch.tensor([1.0] + [-1.0] * NEGATIVE_SAMPLES)
+
+    def make() -> nn.Module:  # a vector of each word as a centre, and one as context
+        tables = [nn.Embedding(VOCABULARY, WIDTH) for _ in range(2)]
+        for table in tables:  # word2vec's zeros for one would give the other no first gradient
+            nn.init.uniform_(table.weight, -0.5 / WIDTH, 0.5 / WIDTH)
+        return nn.ModuleList(tables)
+
+    def draw(windows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        n = len(windows)
+        columns = CONTEXT_COLUMNS[torch.randint(len(CONTEXT_COLUMNS), (n, 1), generator=generator)]
+        negatives = torch.multinomial(weights, n * NEGATIVE_SAMPLES, replacement=True, generator=generator).view(n, -1)
+        return windows[:, CONTEXT_RADIUS], torch.cat((windows.gather(1, columns), negatives), 1)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        (of_centre, of_context), (centres, others) = model.children(), batch
+        logits = (of_context(others) @ of_centre(centres)[:, :, None]).squeeze(2)  # (n, 1 + negatives)
+        return -F.logsigmoid(signs * logits).sum(1).mean()
+
+    return make_row_task(make, loss, (train, validation), 128, draw)
