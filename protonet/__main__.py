@@ -14,8 +14,13 @@ from protonet.errors import DISTRIBUTION_NAME, installed_version, renamed_argume
 from protonet.ui.command_line import CommandParser, check_known_name, run_command
 
 PROG = "protonet"
-#: The module of each command that is not in the package `protonet.commands`, because it starts a server.
-SERVER_MODULES = {"page": "protonet.server.label_api", "serve": "protonet.server.prediction_api"}
+#: The function that runs a command, given its options, if it is not the function ``run`` in the module of its name.
+RUN_FUNCTIONS = {
+    "export": "protonet.commands.info.run_export",
+    "suggest": "protonet.commands.update.run_suggest",
+    "page": "protonet.server.label_api.run",
+    "serve": "protonet.server.prediction_api.run",
+}
 
 
 def print_help(arguments: Sequence[str] | None) -> None:
@@ -47,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
             if name == "fit":
                 run_fit(options)
             else:
-                importlib.import_module(SERVER_MODULES.get(name, f"protonet.commands.{name}")).run(options)
+                module, _, function = RUN_FUNCTIONS.get(name, f"protonet.commands.{name}.run").rpartition(".")
+                getattr(importlib.import_module(module), function)(options)
 
     prog = f"{PROG} {name}"
     return run_command(prog, command, arguments[1:])

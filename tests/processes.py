@@ -13,10 +13,10 @@ from typing import TextIO
 
 import torch
 
-from protonet.__main__ import SERVER_MODULES, main
+from protonet.__main__ import main
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(list(SERVER_MODULES.values()))
+PROCESSES.set_forkserver_preload(["protonet.server.label_api", "protonet.server.prediction_api"])
 
 
 def run_command(arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[Connection]) -> None:

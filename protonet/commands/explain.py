@@ -163,9 +163,8 @@ def read_rows_at_positions(
         if row not in by_position:
             location, first, last = map(table.position_format.format, (row, positions[0], positions[-1]))
             is_between = positions[0] < row < positions[-1]
-            got = (
-                f"{location}, where no row begins" if is_between else f"{row}, and the rows are from {first} to {last}"
-            )
+            got = f"{row}, and the rows are from {first} to {last}"
+            got = f"{location}, where no row begins" if is_between else got
             counted = "Count the lines of a text file, or the rows of a spreadsheet; the header is the first."
             remedy = "Count the rows from 0." if "counted from 0" in table.position_format else counted
             raise_input_error("rows", "be rows of the table", got, remedy)

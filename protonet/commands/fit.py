@@ -176,11 +176,12 @@ def train(options: FitOptions, rows: TableRows) -> None:
             samples = torch.tensor(data.class_counts)
             set_sample_counts(solution.network, samples if name_samples is None else samples + name_samples)
         model.save(output)
-        print(summarize_training(name, data, model, solution, unlabelled, []) + format_notes(data.notes), end="")
+        facts = unlabelled_to_dict(solution, unlabelled, [])
+        print(summarize_training(name, data, model, solution, facts) + format_notes(data.notes), end="")
         raise KeyboardInterrupt(f"stopped; {output} was written without cross-validation") from None
     try:
-        outliers = cluster_unknown(solution)
-        print(summarize_training(name, data, model, solution, unlabelled, outliers))
+        facts = unlabelled_to_dict(solution, unlabelled, cluster_unknown(solution))
+        print(summarize_training(name, data, model, solution, facts))
         if options.verbose:
             print(format_view_weights(model.metadata["views"]))
         compared = compare_with_baselines(cv, solution, model)
@@ -194,7 +195,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
             print("time limit reached during cross-validation: the model may be better than these results")
         if options.json is not None or options.report is not None:
             results = results_to_dict(name, data, model, cv, compared)
-            results |= unlabelled_to_dict(solution, unlabelled, outliers)
+            results |= {"unlabelled": facts} if facts else {}
             if options.report is not None and len(cv.labels):
                 with show_progress(quiet=options.quiet) as progress:
                     results |= compute_fit_details(data, model, solution, cv, options.seed, deadline, progress)
@@ -207,14 +208,9 @@ def train(options: FitOptions, rows: TableRows) -> None:
 
 
 def summarize_training(
-    name: str,
-    data: EncodedTable,
-    model: TablePipeline,
-    solution: Solution,
-    unlabelled: UnlabelledRows,
-    outliers: Sequence[Sequence[int]],
+    name: str, data: EncodedTable, model: TablePipeline, solution: Solution, unlabelled: JsonDict
 ) -> str:
-    """Format a summary of the training table ``name``: size, column types, duplicates, unlabelled rows and outliers."""
+    """Format a summary of the training table ``name``: its size, column types, duplicates and unlabelled rows."""
     counts = data.class_counts
     sizes = [plural(len(data.classes), "class"), plural(len(data.x), "sample"), plural(data.x.shape[1], "feature")]
     if data.encoding is not None and not data.encoding.is_fully_numeric:
@@ -230,7 +226,8 @@ def summarize_training(
         lines.append(f"the names of {plural(len(data.class_name_rows.labels), 'class')} are training samples, {total}")
     if model.metadata["balanced"]:
         lines.append("all classes have equal weight in training and in the probabilities (--balanced)")
-    lines += summarize_unlabelled(solution, unlabelled, outliers)
+    if unlabelled:
+        lines += summarize_unlabelled(unlabelled)
     return "\n".join(lines) + "\n"
 
 
@@ -282,27 +279,23 @@ def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, training_s
     return [f"not evaluated: {format_names(some)}: {reason}" for reason, some in names.items() if some]
 
 
-def summarize_unlabelled(
-    solution: Solution, unlabelled: UnlabelledRows, outliers: Sequence[Sequence[int]]
-) -> list[str]:
-    """Format lines that say whether unlabelled rows were used in training, and list groups of outliers."""
-    pool, pooled = solution.training_set.unlabelled, solution.semi_supervised
-    if pool is None or pooled is None:
-        return []
-    sampled = "" if len(pool.features) == pool.n_unlabelled else f", a random sample of {len(pool.features):,} of them"
+def summarize_unlabelled(unlabelled: JsonDict) -> list[str]:
+    """Format the result of `unlabelled_to_dict` as lines of text."""
+    rows, outliers = unlabelled["rows"], unlabelled["outlier_groups"]
+    sampled = f", a random sample of {unlabelled['sampled']:,} of them" if unlabelled["sampled"] < rows else ""
     losses = "no held-out rows to compare on"
-    if pooled.held_out_losses is not None:
-        before, after = pooled.held_out_losses
-        losses = f"log-loss in cross-validation {before:.3f} without them, {after:.3f} with them"
-        losses += "" if pooled.is_significant else "; within one standard error: undecided"
-    used = "used in training" if pooled.uses_unlabelled else "not used"
-    lines = [f"{plural(pool.n_unlabelled, 'unlabelled row')}{sampled}: {used} ({losses})"]
+    if unlabelled["log_loss_with"] is not None:
+        losses = "log-loss in cross-validation {log_loss_without:.3f} without them, {log_loss_with:.3f} with them"
+        losses = losses.format_map(unlabelled)
+        losses += "" if unlabelled["decided"] else "; within one standard error: undecided"
+    used = "used in training" if unlabelled["used"] else "not used"
+    lines = [f"{plural(rows, 'unlabelled row')}{sampled}: {used} ({losses})"]
     if outliers:
         sizes = [str(len(group)) for group in outliers[:MAX_LISTED_OUTLIER_GROUPS]]
         listed = ", ".join(sizes[:-1]) + " and " * (len(sizes) > 1) + sizes[-1]
         lines.append(f"possible new classes: {plural(len(outliers), 'group')} of {listed} unlabelled rows:")
         for group in outliers[:MAX_LISTED_OUTLIER_GROUPS]:
-            lines.append(f"  {', '.join(map(unlabelled.format_location, group[:MAX_LISTED_GROUP_ROWS]))}, ...")
+            lines.append(f"  {', '.join(group[:MAX_LISTED_GROUP_ROWS])}, ...")
     return lines
 
 
@@ -348,8 +341,7 @@ def unlabelled_to_dict(solution: Solution, unlabelled: UnlabelledRows, outliers:
     before, after = (None, None) if pooled.held_out_losses is None else pooled.held_out_losses
     result: JsonDict = {"rows": pool.n_unlabelled, "sampled": len(pool.features), "used": pooled.uses_unlabelled}
     result |= {"log_loss_without": before, "log_loss_with": after, "decided": pooled.is_significant}
-    result["outlier_groups"] = [[unlabelled.format_location(row) for row in group] for group in outliers]
-    return {"unlabelled": result}
+    return result | {"outlier_groups": [[unlabelled.format_location(row) for row in group] for group in outliers]}
 
 
 def compute_fit_details(

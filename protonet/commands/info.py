@@ -1,4 +1,4 @@
-"""``protonet info``: show the contents of a model file."""
+"""``protonet info`` and ``export``: show the contents of a model file, without torch, and export a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from protonet._io import JsonDict
 from protonet._text import plural, shorten_list, to_printable
-from protonet.commands.options import InfoOptions
+from protonet.commands.options import ExportOptions, InfoOptions
 from protonet.errors import raise_input_error
 from protonet.files.archive import FORMAT_VERSION, check_entry_types, count_training_rows, read_config
 from protonet.ui.text import (
@@ -132,3 +132,21 @@ def _format_metrics(metrics: JsonDict | None) -> str:
     if isinstance(balanced, float) and isinstance(frequent, float):
         parts.append(f"balanced accuracy {100 * balanced:.2f} %, baseline (most frequent class) {100 * frequent:.2f} %")
     return ", ".join([*parts, format_probability_metrics(metrics).rstrip()])
+
+
+def run_export(options: ExportOptions) -> None:
+    """Run ``export``: write the ONNX file, the ``torch.export`` program, or both, and print a line about each file."""
+    from protonet.files import export_onnx, export_pt2  # noqa: PLC0415 - imports torch
+    from protonet.pipeline import TablePipeline  # noqa: PLC0415 - imports torch
+
+    model = TablePipeline.load(options.model, argument="model")
+    dim, classes = model.network.encoder.input_dim, len(model.classes)
+    mixed = model.encoding is not None and not model.encoding.is_fully_numeric
+    inputs = f"{len(model.encoding.columns)} columns (n, 1)" if mixed and model.encoding else f"features (n, {dim})"
+    if options.onnx is not None:
+        export_onnx(options.onnx, model, model.uninformative_logits)
+    if options.pt2 is not None:
+        export_pt2(options.pt2, model)
+    for path, outputs in ((options.onnx, "logits and probabilities"), (options.pt2, "logits")):
+        if path is not None:
+            print(f"{path}: {inputs} to {outputs} (n, {classes}), {format_byte_count(path.stat().st_size)}")

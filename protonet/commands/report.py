@@ -121,13 +121,9 @@ def evaluate_to_dict(
     known, counts = labels >= 0, torch.tensor(model.sample_counts)
     metrics, scores, rows = measure(logits[known], labels[known]), score_known_class(logits), int(known.sum())
     auroc = compute_auroc(scores[known], scores[~known]) if unknown_labels else None
-    frequent, balanced = (
-        {MOST_FREQUENT_CLASS: score_class_frequencies(counts, rows)},
-        bool(model.metadata.get("balanced")),
-    )
-    compared = compare_baselines(
-        logits[known], labels[known], frequent, EvaluationSample.with_defaults(rows), balanced=balanced
-    )
+    frequent, balanced = score_class_frequencies(counts, rows), bool(model.metadata.get("balanced"))
+    baselines, sample = {MOST_FREQUENT_CLASS: frequent}, EvaluationSample.with_defaults(rows)
+    compared = compare_baselines(logits[known], labels[known], baselines, sample, balanced=balanced)
     others = {"rows": sum(unknown_labels.values()), "classes": dict(unknown_labels), "auroc": auroc}
     return {**metrics_to_dict(name, model.classes, metrics), "baselines": compared, "unknown": others}
 

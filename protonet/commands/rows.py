@@ -252,12 +252,8 @@ def read_classes(path: Path) -> dict[str, str]:
     header = source.header or []
     if CLASS_COLUMN not in header:
         got = f"{path} with {format_names(header)}"
-        raise_input_error(
-            "classes",
-            f"have a column {CLASS_COLUMN}",
-            got,
-            f"Name the columns {CLASS_COLUMN} and {DESCRIPTION_COLUMN}.",
-        )
+        remedy = f"Name the columns {CLASS_COLUMN} and {DESCRIPTION_COLUMN}."
+        raise_input_error("classes", f"have a column {CLASS_COLUMN}", got, remedy)
     indices = [header.index(name) for name in (CLASS_COLUMN, DESCRIPTION_COLUMN) if name in header]
     blocks = [block.columns for block in source.read_chunks(indices)]
     columns = [format_cells(np.concatenate(parts)).tolist() for parts in zip(*blocks, strict=True)]

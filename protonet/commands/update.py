@@ -1,4 +1,4 @@
-"""``protonet update``: add samples and classes to a model, without training."""
+"""``protonet suggest`` and ``update``: suggest rows to label next, and add labelled rows to a model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protonet._io import write_text
 from protonet._text import plural, shorten_list, to_printable
-from protonet.commands.data import open_pipeline, read_labelled_rows
-from protonet.commands.options import UpdateOptions, show_notes
+from protonet.commands.data import get_label_column, open_pipeline, read_cells, read_labelled_rows, read_table_to_label
+from protonet.commands.options import SuggestOptions, UpdateOptions, show_notes
 from protonet.commands.rows import (
     MAX_LISTED_CONTRADICTORY_ROWS,
     check_class_spellings,
@@ -18,9 +19,38 @@ from protonet.commands.rows import (
     warn_contradictory_labels,
     warn_similar_names,
 )
+from protonet.embeddings.pictures.reading import is_picture_path
+from protonet.fit.active import suggest_rows
 from protonet.fit.cross_validation import CrossValidation, detect_label_conflicts, is_held_out_row, predict_held_out
 from protonet.fit.duplicates import hash_rows
+from protonet.tables.formats import PICTURE_COLUMN
 from protonet.ui.command_line import check_output_path
+from protonet.ui.text import format_csv, format_table
+
+
+def run_suggest(options: SuggestOptions) -> None:
+    """Run ``suggest``: print the rows to label next, each with a reason, and write them with an empty label column."""
+    model = None if options.model is None else open_pipeline(options, options.model, options.table)
+    label = get_label_column(options.label, model)
+    rows = read_table_to_label(options, options.table, model, label)
+    if model is None:
+        chosen = suggest_rows(
+            None, rows.x, options.n, unlabelled_rows=rows.unlabelled_indices, labelled_features=rows.x[rows.has_label]
+        )
+    else:
+        chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.unlabelled_indices)
+    has_pictures = is_picture_path(options.table)
+    if has_pictures or options.output is not None:
+        header, table = read_cells(options, options.table, model, label, [suggestion.row for suggestion in chosen])
+    if options.output is not None:
+        write_text(options.output, format_csv([[*header, label], *([*cells, ""] for cells in table)]))
+    show_notes(rows.table.all_notes, quiet=options.quiet)
+    positions = [str(rows.positions[suggestion.row]) for suggestion in chosen]
+    location = rows.table.position_format.format(f"of {to_printable(options.table.name)}")
+    if has_pictures:
+        positions, location = [to_printable(cells[0]) for cells in table], PICTURE_COLUMN
+    shown = [[position, suggestion.reason] for position, suggestion in zip(positions, chosen, strict=True)]
+    print(format_table([location, "reason"], shown), end="")
 
 
 def run(options: UpdateOptions) -> None:
@@ -98,12 +128,10 @@ def warn_held_out_contradictions(
         for location, label, before in zip(locations, labels, earlier, strict=True)
         if before >= 0
     ]
+    if not named:
+        return []
     rows = f"{plural(len(named), 'row')} of another class than equal rows of fit"
-    return (
-        [f"warning: contradicting labels: {rows}: {shorten_list(named, MAX_LISTED_CONTRADICTORY_ROWS)}"]
-        if named
-        else []
-    )
+    return [f"warning: contradicting labels: {rows}: {shorten_list(named, MAX_LISTED_CONTRADICTORY_ROWS)}"]
 
 
 def format_accuracy_change(before: Tensor, after: Tensor, labels: Tensor, classes: Sequence[str | int]) -> str:

@@ -38,12 +38,7 @@ class FormatVersionError(ValueError):
 
 
 def write_archive(config: JsonDict, tensors: bytes) -> bytes:
-    """Serialize a model archive and return its bytes.
-
-    Args:
-        config: The content of ``config.json``.
-        tensors: The content of ``model.safetensors``, serialized by safetensors.
-    """
+    """Serialize a model archive of a config and of tensors, serialized by safetensors, and return its bytes."""
     buffer = io.BytesIO()
     text = json.dumps({"version": FORMAT_VERSION, **config}, allow_nan=False)
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -144,12 +139,8 @@ def count_training_rows(counts: Sequence[int], classes: Sequence[str | int], nam
     """Compute the number of training rows of each class, without the samples that an embedded class name stands for.
 
     In a model of texts, the embedding of a class name may be added to its prototype with the weight of some samples.
-
-    Args:
-        counts: The number of samples in the prototype of each class.
-        classes: The name of each class.
-        named: The metadata "named" of the model file: the classes with an embedded name, and its weight in samples. It
-            is not trusted; None and invalid values mean that there are no such classes.
+    The metadata "named" of the model file has the classes with an embedded name, and this weight. It is not trusted;
+    None and invalid values mean that there are no such classes.
     """
     if not isinstance(named, dict) or not isinstance(named.get("classes"), list):
         return list(counts)

@@ -28,11 +28,7 @@ ONNX_ML_DOMAIN, ONNX_ML_OPSET = "ai.onnx.ml", 2
 
 
 class GraphBuilder:
-    """Builds an ONNX graph node by node, as views do through the protocol `protonet.views.view.OnnxGraph`.
-
-    Each method adds one operation. Its arguments and its result are names of values of the graph, unless they are
-    constant arrays.
-    """
+    """Builds an ONNX graph node by node, as views do through the protocol `protonet.views.view.OnnxGraph`."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -46,13 +42,9 @@ class GraphBuilder:
         return str(self.constants[-1].name)
 
     def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
-        """Add an operation to the graph and return the name of its output.
+        """Add an operation to the graph and return the name of its output, a new one if ``output`` is "".
 
-        Args:
-            operator: The ONNX operator, such as "MatMul".
-            *inputs: The names of the inputs, or arrays, which become constants.
-            output: The name of the output; "" for a new name.
-            **attributes: The attributes of the operator.
+        Inputs are names, or arrays, which become constants.
         """
         from onnx import helper  # noqa: PLC0415 - optional
 
@@ -62,13 +54,7 @@ class GraphBuilder:
         return output
 
     def pad(self, rows: str, columns: int, value: float) -> str:
-        """Append columns of a constant value to a matrix, and return the name of the result.
-
-        Args:
-            rows: The name of the matrix.
-            columns: The number of columns to be appended; if it is 0, ``rows`` is returned.
-            value: The constant.
-        """
+        """Append columns of a constant value to a matrix, and return the name of the result."""
         return self.add("Pad", rows, np.array([0, 0, 0, columns]), np.float32(value)) if columns else rows
 
     def cast(self, value: str, dtype: str) -> str:
@@ -78,13 +64,9 @@ class GraphBuilder:
         return self.add("Cast", value, to=getattr(TensorProto, dtype))
 
     def l1_distances(self, z: str, landmarks: Array) -> str:
-        """Compute the L1 distance of each row of ``z`` (n, dim) to each landmark, and return the name of the result.
+        """Compute the L1 distance of each row of ``z`` (n, dim) to each of the landmarks (landmarks, dim) float64.
 
         A scan computes the distances (n, landmarks) one landmark at a time. All at once would take too much memory.
-
-        Args:
-            z: The name of the rows.
-            landmarks: (landmarks, dim) float64.
         """
         from onnx import TensorProto, helper  # noqa: PLC0415 - optional
 
@@ -99,14 +81,7 @@ class GraphBuilder:
         return self.add("Scan", landmarks, body=scan, num_scan_inputs=1, scan_output_axes=[1])
 
     def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], default: int) -> str:
-        """Map texts to integers, and return the name of the result (INT64).
-
-        Args:
-            texts: The name of the texts.
-            keys: The known texts.
-            values: The integer of each known text.
-            default: The integer of all other texts.
-        """
+        """Map texts to the integers of equal keys, others to the default; return the name of the result (INT64)."""
         pairs: JsonDict = {"keys_strings": list(keys), "values_int64s": list(values)}
         return self.add("LabelEncoder", texts, domain=ONNX_ML_DOMAIN, default_int64=default, **pairs)
 
@@ -185,16 +160,11 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
 
 
 def add_column_encoding(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -> tuple[str, str]:
-    """Add the encoding of mixed columns to a graph.
-
-    Args:
-        graph: The graph.
-        names: The name of the input (n, 1) of each column.
-        encoding: The encoding of the columns.
+    """Add the encoding of mixed columns to a graph, given the name of the input (n, 1) of each column.
 
     Returns:
         The name of the features (n, dim), and the name of the mask (n, 1) of rows in which each cell is missing or
-        unknown to the encoding.
+            unknown to the encoding.
     """
     added = [column.add_to_graph(graph, name) for name, column in zip(names, encoding.columns, strict=True)]
     outputs = [output for output in added if output is not None]

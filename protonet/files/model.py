@@ -205,11 +205,7 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
 def read_model(path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str) -> Model:
     """Load a model file as `load_model` does, with other words in error messages.
 
-    Args:
-        path: A file that `save_model` wrote.
-        for_update: Whether to load also the cross-validation networks and ``update_state``.
-        argument: The name of the argument at fault in error messages.
-        writer: The function or command that writes model files, which error messages recommend.
+    They name ``argument`` as at fault, and recommend the function or command ``writer`` that writes model files.
     """
     with optional_packages("files"):
         from safetensors import SafetensorError  # noqa: PLC0415 - optional

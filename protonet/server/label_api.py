@@ -138,27 +138,21 @@ class LabelApi:
             "flag": lambda action: queue.flag(action.tab, require_row(action)),
             "undo": lambda action: queue.undo(action.tab, require_row(action), action.seen),
             "relabel": lambda action: queue.relabel(require_row(action), action.name or "", action.by, action.seen),
-            "label_many": lambda action: queue.label_many(
-                action.tab, self.require_rows(action), action.name, action.by
-            ),
+            "label_many": lambda action: queue.label_many(action.tab, self.get_rows(action), action.name, action.by),
             "rename": lambda action: queue.rename_class(action.old or "", action.name or ""),
         }
         posts: dict[str, Handler] = {name: self.make_label_handler(change) for name, change in changes.items()}
-        posts |= {
-            "leave": self.close_tab,
-            "rows": self.list_rows,
-            "columns": self.choose_columns,
-            "add": self.add_texts,
-        }
-        posts |= {"jobs": self.start_job, "labels": self.list_labels}
+        posts |= {"leave": self.close_tab, "rows": self.list_rows, "columns": self.choose_columns}
+        posts |= {"add": self.add_texts, "jobs": self.start_job, "labels": self.list_labels}
         uploads: dict[str, Handler] = {"/api/try": self.try_row, "/api/add_picture": self.add_picture}
         gets: dict[str, Handler] = {"/": self.show_page, "/picture": self.show_picture, "/download": self.download}
         gets |= {"/api/state": self.describe_table, "/api/map": self.project_rows, "/api/jobs": self.list_jobs}
         routes = [
-            Route(f"/api/{name}", make_action_handler(answer), methods=["POST"]) for name, answer in posts.items()
+            Route(f"/api/{name}", make_handler(answer, is_action=True), methods=["POST"])
+            for name, answer in posts.items()
         ]
-        routes += [Route(path, make_request_handler(answer), methods=["POST"]) for path, answer in uploads.items()]
-        routes += [Route(path, make_request_handler(answer)) for path, answer in gets.items()]
+        routes += [Route(path, make_handler(answer), methods=["POST"]) for path, answer in uploads.items()]
+        routes += [Route(path, make_handler(answer)) for path, answer in gets.items()]
         return create_app(self.policy, routes)
 
     def make_label_handler(self, change: Callable[[ActionRequest], object]) -> Handler:
@@ -266,9 +260,8 @@ class LabelApi:
             raise_input_error("choice", must, escape_control_chars(choice)[:20], "Choose one.")
         pictures = self.queue.picture_column is not None and name == self.queue.column_names[self.queue.picture_column]
         if pictures and choice:
-            raise HTTPException(
-                409, f"`column` must not be that of the pictures; got {escape_control_chars(name)[:40]}."
-            )
+            line = f"`column` must not be that of the pictures; got {escape_control_chars(name)[:40]}."
+            raise HTTPException(409, line)
         kinds = {other: kind for other, kind in settings.types.items() if other != name or pictures}
         dropped = tuple(other for other in settings.dropped if other != name) + (name,) * (choice == "drop")
         group = name if choice == "group" else None if settings.group == name else settings.group
@@ -289,7 +282,7 @@ class LabelApi:
         self.queue.release(action.tab)
         return {}
 
-    def require_rows(self, action: ActionRequest) -> list[int]:
+    def get_rows(self, action: ActionRequest) -> list[int]:
         """Return the row indices of an action; raise an InputError if there are none, or one is not in the table."""
         rows, n = action.rows, len(self.queue.session.cells)
         if rows is None or not all(0 <= row < n for row in rows):
@@ -299,7 +292,7 @@ class LabelApi:
 
     async def list_rows(self, action: ActionRequest) -> object:
         """Answer with the cells of the requested rows."""
-        return list(map(self.queue.row_to_dict, self.require_rows(action)))
+        return list(map(self.queue.row_to_dict, self.get_rows(action)))
 
     async def project_rows(self, _: Request) -> object:
         """Answer with the points of the rows in the page's scatter plot, by `LabelQueue.project_rows`."""
@@ -369,9 +362,8 @@ class LabelApi:
             png = await self.run_in_thread(lambda: convert_to_png(path, MAX_PICTURE_SIDE))
             return Response(png, media_type="image/png")
         except UNREADABLE_IMAGE_ERRORS as error:
-            raise HTTPException(
-                404, f"This picture cannot be read: {path_to_text(path)} ({describe_image_error(error)})"
-            ) from None
+            line = f"This picture cannot be read: {path_to_text(path)} ({describe_image_error(error)})"
+            raise HTTPException(404, line) from None
 
     async def download(self, request: Request) -> Response:
         """Answer with an exported file, or with the file of labels."""
@@ -385,21 +377,12 @@ class LabelApi:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
 
-def make_request_handler(answer: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Make the handler of a route from a function of the request that returns a response or a JSON value."""
+def make_handler(answer: Handler, *, is_action: bool = False) -> Callable[[Request], Awaitable[Response]]:
+    """Make the handler of a route from a function of the request, or of the `ActionRequest` in its body."""
 
     async def respond(request: Request) -> Response:
-        value = await answer(request)
+        value = await answer(decode_json(await request.body(), ACTION_DECODER) if is_action else request)
         return value if isinstance(value, Response) else json_response(value)
-
-    return respond
-
-
-def make_action_handler(answer: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Make the handler of a route from a function of the `ActionRequest` in the body of a request."""
-
-    async def respond(request: Request) -> Response:
-        return json_response(await answer(decode_json(await request.body(), ACTION_DECODER)))
 
     return respond
 

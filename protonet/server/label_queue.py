@@ -343,9 +343,8 @@ class LabelQueue:
         farther = float((model.network(some).amax(dim=1) < logits.amax()).double().mean())
         support: list[dict[str, object]] = []
         if len(sizes) > 1:
-            scores = compute_column_contributions(
-                model.network, x[0], order[0], x_all[done], torch.ones(len(done)), sizes
-            )
+            weights = torch.ones(len(done))
+            scores = compute_column_contributions(model.network, x[0], order[0], x_all[done], weights, sizes)
             top = scores.abs().argsort(descending=True, stable=True)[:MAX_EXPLANATION_COLUMNS].tolist()
             support = [{"name": names[at], "support": float(scores[at])} for at in top]
         near = self.list_similar_rows(model.network.embed(x)[0])

@@ -151,9 +151,8 @@ def _lock_file(path: Path, file: int) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise_input_error(
-            "output", "be written by one command at a time", f"{path}, in use by another", "Stop that command."
-        )
+        must, got = "be written by one command at a time", f"{path}, in use by another"
+        raise_input_error("output", must, got, "Stop that command.")
     except OSError:  # the file system does not support locks
         return
 

@@ -172,9 +172,8 @@ def parse_body(model: TablePipeline, media_type: str, body: bytes) -> ParsedRows
         return parse_json_rows(model, body)
     if kind not in list_content_types(model):
         kinds = ", ".join([*list_content_types(model), MULTIPART_TYPE])
-        raise HTTPException(
-            415, f"`content-type` must be one of {kinds} for this model; got {to_printable(media_type)[:80] or None}."
-        )
+        line = f"`content-type` must be one of {kinds} for this model; got {to_printable(media_type)[:80] or None}."
+        raise HTTPException(415, line)
     if body[:2] == b"\x1f\x8b":
         raise HTTPException(415, "`body` must not be compressed; got gzip.")
     with tempfile.TemporaryDirectory(prefix="protonet-") as folder, hide_temporary_paths(folder):
@@ -303,9 +302,8 @@ def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRow
         if ((size > limit) & (size <= MAX_FLOAT32)).any():  # larger ones are refused with their position
             must = f"have numbers of at most {limit:.6g} in column {index} (counted from 0)"
             raise_input_error("body", must, "others", "Correct or drop the row.")
-    table = convert_to_training_formats(
-        make_table(columns, model.columns, ROW_POSITION_FORMAT), model.encoding, argument="body"
-    )
+    table = make_table(columns, model.columns, ROW_POSITION_FORMAT)
+    table = convert_to_training_formats(table, model.encoding, argument="body")
     table.notes.extend(format_missing_notes(model, columns))
     (block,) = model.mark_uninformative(table.blocks, table)
     assert block.uninformative is not None
@@ -336,9 +334,8 @@ def order_cells(row: JsonRow, columns: Sequence[str] | None, row_number: int) ->
     if not isinstance(row, dict):
         return row
     if columns is None:
-        raise_input_error(
-            "body", "have lists as rows", f"an object as row {row_number}", "Send lists: columns have no names."
-        )
+        got, remedy = f"an object as row {row_number}", "Send lists: columns have no names."
+        raise_input_error("body", "have lists as rows", got, remedy)
     missing = [name for name in columns if name not in row]
     if missing:
         got = f"row {row_number} without {format_names(missing)}"
@@ -363,9 +360,8 @@ def to_column(cells: Sequence[JsonCell]) -> np.ndarray:
             return np.array(cells, np.int64)
         if all(cell is None or abs(cell) <= MAX_FLOAT32 for cell in cells):  # type: ignore[arg-type]
             return np.array(cells, np.float64)
-    return make_text_array(
-        (escape_control_chars("" if cell is None else str(cell).strip()) for cell in cells), len(cells)
-    )
+    texts = (escape_control_chars("" if cell is None else str(cell).strip()) for cell in cells)
+    return make_text_array(texts, len(cells))
 
 
 def write_picture(path: Path, cell: str) -> str:

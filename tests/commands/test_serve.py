@@ -31,8 +31,8 @@ from starlette.types import ASGIApp, Message
 from protonet import InputError
 from protonet.pipeline import TablePipeline
 from protonet.server.app import MAX_CONNECTIONS, AccessPolicy, create_app, make_access_policy
-from protonet.server.models import RequestBatcher
 from protonet.server.parsing import ParsedRows
+from protonet.server.prediction_api import RequestBatcher
 from tests.commands.cases import FAST, Run, do
 from tests.commands.noise import make_requests
 from tests.commands.servers import TOKEN, Server, ask_until_refused, start
