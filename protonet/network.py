@@ -20,7 +20,8 @@ from protonet._validation import check_features, check_int, check_labels, check_
 from protonet.errors import raise_input_error
 from protonet.losses import CHUNK_SIZE, add_to_class_sums
 from protonet.views.distances import batch_invariant_matmul
-from protonet.views.view import OnnxGraph, Source, View
+from protonet.views.onnx_graph import OnnxGraph
+from protonet.views.view import Source, View
 
 #: A mean of rows of unit norm whose norm is below this consists of rounding errors and counts as zero.
 MIN_MEAN_NORM = 1e-6
@@ -132,16 +133,16 @@ class Encoder(nn.Module):
             The name of the value with the embeddings (n, embedding_dim).
         """
         if bool(self.origin.any()):  # in that case, the features are float64
-            features = graph.cast(graph.add("Sub", features, graph.array(self.origin.double())), "FLOAT")
-        x = graph.add("Div", features, graph.array(self.scale))
+            features = graph.cast(graph.add("Sub", features, self.origin.double()), "FLOAT")
+        x = graph.add("Div", features, self.scale)
         mapped = [source.add_to_graph(graph, x) for source in self.list_sources()]
         parts: list[str] = []
         for view, index in zip(self.list_views(), self.source_index, strict=True):
             parts += view.add_to_graph(graph, x if index is None else mapped[index])
         scaled = []
-        for part, weight in zip(parts, graph.array(self.weights), strict=True):
+        for part, weight in zip(parts, self.weights.sqrt(), strict=True):
             norm = graph.add("Max", graph.add("ReduceL2", part, axes=[1]), np.float32(1e-12))
-            scaled.append(graph.add("Mul", part, graph.add("Div", np.sqrt(weight), norm)))
+            scaled.append(graph.add("Mul", part, graph.add("Div", weight, norm)))
         return graph.add("Concat", *scaled, axis=1)
 
     def list_views(self) -> Iterator[View]:

@@ -19,76 +19,12 @@ from protonet.errors import optional_packages, raise_input_error
 from protonet.files.model import Model, serialize_model
 from protonet.network import Encoder, PrototypeNetwork
 from protonet.tables.columns.encoding import Encoding
-from protonet.views.view import Array
+from protonet.views.onnx_graph import ONNX_ML_DOMAIN, OnnxGraph
 
 #: Versions of the ONNX operator set and of the ONNX file format, which every runtime supports since 2022.
 ONNX_OPSET, ONNX_IR_VERSION = 17, 8
-#: The ONNX operator set that maps categories to numbers, and its version.
-ONNX_ML_DOMAIN, ONNX_ML_OPSET = "ai.onnx.ml", 2
-
-
-class GraphBuilder:
-    """Builds an ONNX graph node by node, as views do through the protocol `protonet.views.view.OnnxGraph`."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-
-    def constant(self, value: Array | np.generic) -> str:
-        """Add a constant to the graph and return its name."""
-        from onnx import numpy_helper  # noqa: PLC0415 - optional
-
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value), f"constant{len(self.constants)}"))
-        return str(self.constants[-1].name)
-
-    def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
-        """Add an operation to the graph and return the name of its output, a new one if ``output`` is "".
-
-        Inputs are names, or arrays, which become constants.
-        """
-        from onnx import helper  # noqa: PLC0415 - optional
-
-        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
-        output = output or f"value{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, names, [output], **attributes))
-        return output
-
-    def pad(self, rows: str, columns: int, value: float) -> str:
-        """Append columns of a constant value to a matrix, and return the name of the result."""
-        return self.add("Pad", rows, np.array([0, 0, 0, columns]), np.float32(value)) if columns else rows
-
-    def cast(self, value: str, dtype: str) -> str:
-        """Convert a value to the ONNX type ``dtype`` ("FLOAT", "DOUBLE" or "INT64"); return the name of the result."""
-        from onnx import TensorProto  # noqa: PLC0415 - optional
-
-        return self.add("Cast", value, to=getattr(TensorProto, dtype))
-
-    def l1_distances(self, z: str, landmarks: Array) -> str:
-        """Compute the L1 distance of each row of ``z`` (n, dim) to each of the landmarks (landmarks, dim) float64.
-
-        A scan computes the distances (n, landmarks) one landmark at a time. All at once would take too much memory.
-        """
-        from onnx import TensorProto, helper  # noqa: PLC0415 - optional
-
-        body = GraphBuilder()
-        landmark = f"{z}_landmark"  # names within the scan must be unique in the whole graph
-        difference = body.add("Sub", z, landmark, output=f"{landmark}_difference")
-        absolute = body.add("Abs", difference, output=f"{landmark}_absolute")
-        body.add("ReduceSum", absolute, self.constant(np.array([1])), keepdims=0, output=f"{landmark}_sum")
-        scan_input = helper.make_tensor_value_info(landmark, TensorProto.DOUBLE, [landmarks.shape[1]])
-        scan_output = helper.make_tensor_value_info(f"{landmark}_sum", TensorProto.DOUBLE, [None])
-        scan = helper.make_graph(body.nodes, "l1_distance", [scan_input], [scan_output])
-        return self.add("Scan", landmarks, body=scan, num_scan_inputs=1, scan_output_axes=[1])
-
-    def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], default: int) -> str:
-        """Map texts to the integers of equal keys, others to the default; return the name of the result (INT64)."""
-        pairs: JsonDict = {"keys_strings": list(keys), "values_int64s": list(values)}
-        return self.add("LabelEncoder", texts, domain=ONNX_ML_DOMAIN, default_int64=default, **pairs)
-
-    @staticmethod
-    def array(tensor: Tensor) -> Array:
-        """Convert a tensor on any device to a NumPy array."""
-        return tensor.detach().cpu().numpy()
+#: Version of the ONNX operator set that maps categories to numbers.
+ONNX_ML_OPSET = 2
 
 
 def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | None = None) -> None:
@@ -114,12 +50,13 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
         InputError: `protonet.files.save_model` would raise it; or there are dates or texts, which ONNX cannot encode.
     """
     with optional_packages("onnx"):
-        from onnx import TensorProto, helper  # noqa: PLC0415 - optional
+        import onnx  # noqa: PLC0415 - optional
+        from onnx import TensorProto, helper  # noqa: PLC0415
 
     header, _ = serialize_model(model)
     network, encoder = model.network, model.network.encoder
     assert isinstance(encoder, Encoder)
-    graph = GraphBuilder()
+    graph = OnnxGraph(onnx)
     dtype = TensorProto.DOUBLE if bool(encoder.origin.any()) else TensorProto.FLOAT
     inputs = [helper.make_tensor_value_info("features", dtype, ["n", encoder.input_dim])]
     features, uninformative = "features", ""
@@ -131,17 +68,17 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
             dtype = TensorProto.STRING if column.kind == "category" else TensorProto.DOUBLE
             inputs.append(helper.make_tensor_value_info(name, dtype, ["n", 1]))
     embedding = encoder.add_to_graph(graph, features)
-    prototypes = graph.array(network.prototypes) / graph.array(network.temperature)
+    prototypes = network.prototypes / network.temperature
     logits = graph.add("MatMul", embedding, prototypes.T)
     if bool(network.offsets.any()):
-        logits = graph.add("Add", logits, graph.array(network.offsets))
+        logits = graph.add("Add", logits, network.offsets)
     if bool(network.has_zero_sum.any()):  # as in `PrototypeNetwork.mask_logits`
         has_prototype = network.has_samples & ~network.has_zero_sum
-        lowest = graph.add("ReduceMin", graph.add("Where", graph.array(has_prototype), logits, np.float32(0)), axes=[1])
-        logits = graph.add("Where", graph.array(network.has_zero_sum), graph.add("Sub", lowest, np.float32(1)), logits)
-    logits = graph.add("Where", graph.array(network.has_samples), logits, np.finfo(np.float32).min)
+        lowest = graph.add("ReduceMin", graph.add("Where", has_prototype, logits, np.float32(0)), axes=[1])
+        logits = graph.add("Where", network.has_zero_sum, graph.add("Sub", lowest, np.float32(1)), logits)
+    logits = graph.add("Where", network.has_samples, logits, np.finfo(np.float32).min)
     if uninformative and uninformative_logits is not None:
-        logits = graph.add("Where", uninformative, graph.array(uninformative_logits.float()), logits)
+        logits = graph.add("Where", uninformative, uninformative_logits.float(), logits)
     graph.add("Identity", logits, output="logits")
     graph.add("Softmax", "logits", axis=1, output="probabilities")
 
@@ -154,12 +91,12 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
     opsets += [helper.make_opsetid(ONNX_ML_DOMAIN, ONNX_ML_OPSET)] * any(
         node.domain == ONNX_ML_DOMAIN for node in graph.nodes
     )
-    onnx = helper.make_model(onnx_graph, opset_imports=opsets, ir_version=ONNX_IR_VERSION)
-    helper.set_model_props(onnx, {name: json.dumps(header[name]) for name in ("classes", "columns")})
-    write_atomically(path, lambda file: file.write(bytes(onnx.SerializeToString())))
+    exported = helper.make_model(onnx_graph, opset_imports=opsets, ir_version=ONNX_IR_VERSION)
+    helper.set_model_props(exported, {name: json.dumps(header[name]) for name in ("classes", "columns")})
+    write_atomically(path, lambda file: file.write(bytes(exported.SerializeToString())))
 
 
-def add_column_encoding(graph: GraphBuilder, names: Sequence[str], encoding: Encoding) -> tuple[str, str]:
+def add_column_encoding(graph: OnnxGraph, names: Sequence[str], encoding: Encoding) -> tuple[str, str]:
     """Add the encoding of mixed columns to a graph, given the name of the input (n, 1) of each column.
 
     Returns:

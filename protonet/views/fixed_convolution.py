@@ -23,7 +23,8 @@ from torch import Tensor
 from protonet.losses import class_means
 from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
-from protonet.views.view import OnnxGraph, Source, TrainingRows, View, ViewSpec
+from protonet.views.onnx_graph import OnnxGraph
+from protonet.views.view import Source, TrainingRows, View, ViewSpec
 
 
 @dataclass(frozen=True)
@@ -336,13 +337,13 @@ class KernelBank(Source):
 
     def add_to_graph(self, graph: OnnxGraph, x: str) -> str:
         """Add the pooled features of rows ``x`` to an ONNX graph; return the name of their value."""
-        kernels, columns = graph.constant(graph.array(fixed_kernels().T)), []
+        kernels, columns = graph.constant(fixed_kernels().T), []
         members = F.one_hot(torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))).float().T
-        means = graph.constant(graph.array(members / members.sum(dim=1, keepdim=True)))  # (parts, positions)
+        means = graph.constant(members / members.sum(dim=1, keepdim=True))  # (parts, positions)
         padded = graph.pad(x, 1, 0.0)
-        for dilation, taps in enumerate(graph.array(self.taps)):
+        for dilation, taps in enumerate(self.taps):
             responses = graph.add("MatMul", graph.add("Gather", padded, taps, axis=1), kernels)
-            for threshold in graph.array(self.thresholds[dilation].T):
+            for threshold in self.thresholds[dilation].T:
                 above = graph.cast(graph.add("Greater", responses, threshold), "FLOAT")
                 pooled = graph.add("Transpose", graph.add("MatMul", means, above), perm=[0, 2, 1])
                 columns.append(graph.add("Flatten", pooled))
@@ -457,4 +458,4 @@ class FixedConvolutionView(View):
         readout = self.readout
         if not self.config.local:
             readout = torch.einsum("fc,p->fpc", readout, fractions).flatten(0, 1)  # (features * parts, classes)
-        return [graph.add("Gemm", rows, graph.array(readout), graph.array(self.offset))]
+        return [graph.add("Gemm", rows, readout, self.offset)]

@@ -18,9 +18,9 @@ from torch import Tensor
 from protonet.losses import CHUNK_SIZE
 from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily, map_features
+from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.shifts import shift_rows
 from protonet.views.view import (
-    OnnxGraph,
     Source,
     TrainingRows,
     View,
@@ -286,18 +286,16 @@ class ForestView(View):
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the votes to an ONNX graph; return the name of their value, in a list."""
         n_rows, trees = graph.add("Shape", rows, end=1), self.config.trees
-        feature, threshold, child = (
-            graph.constant(graph.array(values)) for values in (self.feature, self.threshold, self.child)
-        )
+        feature, threshold, child = (graph.constant(values) for values in (self.feature, self.threshold, self.child))
         shape = graph.add("Concat", n_rows, np.array([trees]), axis=0)
-        node = graph.add("Expand", graph.array(self.root), shape)  # (n, trees)
+        node = graph.add("Expand", self.root, shape)  # (n, trees)
         for _ in range(self.config.depth):
             value = graph.add("GatherElements", rows, graph.add("Gather", feature, node), axis=1)
             right = graph.add("Greater", value, graph.add("Gather", threshold, node))
             node = graph.add("Add", graph.add("Gather", child, node), graph.cast(right, "INT64"))
         zeros = graph.add("Expand", np.float32(0), graph.add("Concat", n_rows, np.array([self.sizes[0]]), axis=0))
         vote = graph.add("Expand", np.float32(1 / trees), graph.add("Shape", node))
-        label = graph.add("Gather", graph.array(self.label), node)
+        label = graph.add("Gather", self.label, node)
         return [graph.add("ScatterElements", zeros, label, vote, axis=1, reduction="add")]
 
 

@@ -23,8 +23,9 @@ from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.distances import batch_invariant_distances, quantization_grid, quantized_l1_distances
 from protonet.views.evaluation import VIEW_PRUNING, Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.linear import LinearSpec
+from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.shifts import shift_rows
-from protonet.views.view import LinearMap, OnnxGraph, Source, TrainingRows, View, require_linear_map, select_evenly
+from protonet.views.view import LinearMap, Source, TrainingRows, View, require_linear_map, select_evenly
 
 
 @dataclass(frozen=True)
@@ -350,23 +351,23 @@ class KernelRidgeView(View):
         """
         rows = graph.add("Tanh", rows) if self.config.squash else rows
         z, terms = graph.cast(rows, "DOUBLE"), self.terms
-        landmarks, readout = (graph.array(value.double()) for value in (self.landmarks, self.readout))
+        landmarks, readout = self.landmarks.double(), self.readout.double()
         if terms is not None:
-            low, high, step = map(graph.array, quantization_grid(self.landmarks, terms))
+            low, high, step = quantization_grid(self.landmarks, terms)
             inside = graph.add("Min", graph.add("Max", rows, low), high)
             integers = graph.cast(graph.add("Round", graph.add("Div", graph.add("Sub", inside, low), step)), "DOUBLE")
-            units = np.rint((graph.array(self.landmarks) - low) / step).astype(np.float64)
+            units = ((self.landmarks - low) / step).round().double()
             outside = graph.cast(graph.add("ReduceL1", graph.add("Sub", rows, inside), axes=[1]), "DOUBLE")
-            distance = graph.add("Mul", graph.l1_distances(integers, units), step.astype(np.float64))
+            distance = graph.add("Mul", graph.l1_distances(integers, units), step.double())
             distance = graph.add("Add", distance, outside)
         elif self.config.norm == 1:
             distance = graph.l1_distances(z, landmarks)
         else:
             squares = graph.add("ReduceSumSquare", z, axes=[1])
             products = graph.add("MatMul", z, -2 * landmarks.T)
-            distance = graph.add("Add", graph.add("Add", products, np.square(landmarks).sum(axis=1)), squares)
+            distance = graph.add("Add", graph.add("Add", products, landmarks.square().sum(dim=1)), squares)
             distance = graph.add("Max", distance, np.float64(0))
-        kernel = graph.add("Exp", graph.add("Div", distance, -graph.array(self.bandwidth.double())))
+        kernel = graph.add("Exp", graph.add("Div", distance, -self.bandwidth.double()))
         return [graph.cast(graph.add("MatMul", kernel, readout), "FLOAT")]
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from protonet.losses import CHUNK_SIZE, class_means, multiply_by_weights
 from protonet.views.config import Config, bounded_field
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
-from protonet.views.view import LinearMap, LinearMapConfig, OnnxGraph, Source, TrainingRows, View, ViewSpec
+from protonet.views.onnx_graph import OnnxGraph
+from protonet.views.view import LinearMap, LinearMapConfig, Source, TrainingRows, View, ViewSpec
 
 
 @dataclass(frozen=True)

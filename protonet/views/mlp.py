@@ -33,17 +33,9 @@ from protonet.views.evaluation import (
     count_mlp_parameters,
 )
 from protonet.views.linear import LinearSpec
+from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.shifts import shift_rows
-from protonet.views.view import (
-    LinearMap,
-    OnnxGraph,
-    Source,
-    TrainingRows,
-    View,
-    ViewSpec,
-    number_by_first_row,
-    require_linear_map,
-)
+from protonet.views.view import LinearMap, Source, TrainingRows, View, ViewSpec, number_by_first_row, require_linear_map
 
 #: Number of episodes that are sampled by one call, whose time hardly depends on it.
 EPISODES_PER_SAMPLING = 64
@@ -411,7 +403,7 @@ class MLPView(View):
 
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the MLPs to an ONNX graph; return the names of the values of their outputs."""
-        first, bias, last = map(graph.array, (self.mlps.first, self.mlps.bias, self.mlps.last))
+        first, bias, last = self.mlps.first, self.mlps.bias, self.mlps.last
         padded = graph.pad(rows, last.shape[2] - first.shape[1], 0.0)
         members = []
         for matrix, offset, readout in zip(first, bias, last, strict=True):

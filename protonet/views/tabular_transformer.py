@@ -21,6 +21,7 @@ from torch import Tensor
 from protonet.losses import class_means
 from protonet.views.config import Config, bounded_field, raise_unless
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
+from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.transformer import (
     CELL_CHANNELS,
     CLASS_CODES,
@@ -32,7 +33,7 @@ from protonet.views.transformer import (
     encode_labelled_rows,
     unpack_weights,
 )
-from protonet.views.view import OnnxGraph, Source, TrainingRows, View, ViewSpec, select_evenly
+from protonet.views.view import Source, TrainingRows, View, ViewSpec, select_evenly
 
 MAX_Z = 5.0  #: Standardized values are clipped to this magnitude.
 RANK_SCALE = 1.7  #: Factor on ranks in [-1, 1], so that they vary about as much as standardized values.
@@ -96,26 +97,24 @@ class CellEncoder:
 
         Returns the name of the value (m, columns, CELL_CHANNELS); ``x`` is the name of the rows (m, features).
         """
-        centred = graph.add("Sub", x, graph.array(self.mean))
-        z = graph.add("Mul", centred, graph.array(self.inverse))
+        centred = graph.add("Sub", x, self.mean)
+        z = graph.add("Mul", centred, self.inverse)
         z = graph.add("Clip", z, np.float32(-MAX_Z), np.float32(MAX_Z))
-        values = graph.add("Unsqueeze", graph.add("Gather", x, graph.array(self.first), axis=1), np.array([1]))
+        values = graph.add("Unsqueeze", graph.add("Gather", x, self.first, axis=1), np.array([1]))
         above, below = (
-            graph.add("ReduceMean", graph.cast(graph.add(operator, values, graph.array(bound)), "FLOAT"), axes=[1])
+            graph.add("ReduceMean", graph.cast(graph.add(operator, values, bound), "FLOAT"), axes=[1])
             for operator, bound in (("Greater", self.high), ("Less", self.low))
         )
         rank = graph.add("Squeeze", graph.add("Sub", above, below), np.array([1]))
-        codes = graph.add("MatMul", centred, graph.array(self.codes.transpose(0, 1).flatten(1)))
+        codes = graph.add("MatMul", centred, self.codes.transpose(0, 1).flatten(1))
         parts = [z, graph.add("Mul", rank, np.float32(RANK_SCALE)), codes]
         width = [len(self.mean), len(self.first), len(self.categories) * (CELL_CHANNELS - NUMERIC_CHANNELS)]
         padded = graph.pad(graph.add("Concat", *parts, axis=1), 1, 0.0)
         # For each channel, the column of ``padded`` that it comes from; the last column is 0.
-        index = np.full((self.columns, CELL_CHANNELS), sum(width))
-        numeric, pairs, categories = map(graph.array, (self.numeric, self.pairs, self.categories))
-        index[numeric, 0], index[pairs, 2] = graph.array(self.first), graph.array(self.second)
-        index[numeric, 1] = width[0] + np.arange(width[1])
-        codes_index = width[0] + width[1] + np.arange(width[2])
-        index[categories, NUMERIC_CHANNELS:] = codes_index.reshape(-1, CELL_CHANNELS - NUMERIC_CHANNELS)
+        source = torch.arange(sum(width), device=self.first.device).split(width)
+        index = torch.full_like(source[0][:1], sum(width)).repeat(self.columns, CELL_CHANNELS)
+        index[self.numeric, 0], index[self.pairs, 2], index[self.numeric, 1] = self.first, self.second, source[1]
+        index[self.categories, NUMERIC_CHANNELS:] = source[2].view(-1, CELL_CHANNELS - NUMERIC_CHANNELS)
         return graph.add("Gather", padded, index, axis=1)
 
 

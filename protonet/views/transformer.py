@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protonet.views.view import OnnxGraph
+from protonet.views.onnx_graph import OnnxGraph
 
 DIM, CELL_LAYERS = 64, 4  #: Width of embeddings and of tokens of cells, and number of layers with a token per cell.
 ROW_DIM, ROW_LAYERS = 128, 9  #: Width of tokens of rows, and number of layers with one token per row.
@@ -204,12 +204,12 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
     """
 
     def multiply(value: str, name: str) -> str:
-        return graph.add("MatMul", value, graph.array(weights[name].T))
+        return graph.add("MatMul", value, weights[name].T)
 
     def norm(name: str, value: str) -> str:
-        return graph.add("LayerNormalization", value, *(graph.array(weights[name + part]) for part in ("", "_bias")))
+        return graph.add("LayerNormalization", value, *(weights[name + part] for part in ("", "_bias")))
 
-    def attend(q: str, k: str | np.ndarray, v: str | np.ndarray) -> str:
+    def attend(q: str, k: str | Tensor, v: str | Tensor) -> str:
         scores = graph.add("Mul", graph.add("MatMul", q, k), np.float32(HEAD_DIM**-0.5))
         return graph.add("MatMul", graph.add("Softmax", scores, axis=-1), v)
 
@@ -226,9 +226,9 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
     ]
     unknown = weights["codes"][CLASS_CODES]
     h = multiply(graph.add("Concat", cells, *waves, axis=2), "cell")
-    h = graph.add("Add", h, graph.array(weights["cell_bias"] + unknown))
+    h = graph.add("Add", h, weights["cell_bias"] + unknown)
     label = graph.add("Mul", graph.add("Gather", h, np.array([0]), axis=1), np.float32(0))
-    label = graph.add("Add", label, graph.array(weights["label"] + unknown))
+    label = graph.add("Add", label, weights["label"] + unknown)
     h = graph.add("Concat", label, h, axis=1)  # (m, columns, DIM)
     dim = DIM
     for layer, (keys, values) in enumerate(memory.attended):
@@ -247,20 +247,18 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
             h = graph.add("Add", h, multiply(z, f"{layer}.columns_out"))
         elif layer == CELL_LAYERS:
             dim = ROW_DIM
-            h = graph.add("Add", multiply(h, "row"), graph.array(weights["row_codes"][CLASS_CODES]))
+            h = graph.add("Add", multiply(h, "row"), weights["row_codes"][CLASS_CODES])
         q = multiply(norm(f"{layer}.norm1", h), f"{layer}.query")
         q = graph.add("Reshape", q, np.array([-1, columns, dim // HEAD_DIM, HEAD_DIM]))
         q = graph.add("Transpose", q, perm=[1, 2, 0, 3])  # (columns, heads, m, HEAD_DIM)
-        z = attend(q, graph.array(keys[table].transpose(2, 3)), graph.array(values[table]))
+        z = attend(q, keys[table].transpose(2, 3), values[table])
         z = graph.add("Reshape", graph.add("Transpose", z, perm=[2, 0, 1, 3]), np.array([-1, columns, dim]))
         h = graph.add("Add", h, multiply(z, f"{layer}.rows_out"))
-        z = graph.add(
-            "Add", multiply(norm(f"{layer}.norm2", h), f"{layer}.up"), graph.array(weights[f"{layer}.up_bias"])
-        )
+        z = graph.add("Add", multiply(norm(f"{layer}.norm2", h), f"{layer}.up"), weights[f"{layer}.up_bias"])
         # GELU in the tanh approximation
         cube = graph.add("Mul", graph.add("Mul", z, z), graph.add("Mul", z, np.float32(0.044715)))
         tanh = graph.add("Tanh", graph.add("Mul", graph.add("Add", z, cube), np.float32(math.sqrt(2 / math.pi))))
         z = graph.add("Mul", graph.add("Mul", z, np.float32(0.5)), graph.add("Add", tanh, np.float32(1)))
-        z = graph.add("Add", multiply(z, f"{layer}.down"), graph.array(weights[f"{layer}.down_bias"]))
+        z = graph.add("Add", multiply(z, f"{layer}.down"), weights[f"{layer}.down_bias"])
         h = graph.add("Add", h, z)
     return multiply(norm("norm", take(h, 0, 1)), "out")

@@ -13,19 +13,17 @@ A new family is one file with these three classes, and one line in `protonet.vie
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from protonet.views.config import Config, bounded_field, raise_unless, validate_tensors
 from protonet.views.distances import batch_invariant_matmul
-
-Array = NDArray[Any]
+from protonet.views.onnx_graph import OnnxGraph
 
 CPU = torch.device("cpu")
 
@@ -112,37 +110,6 @@ def require_linear_map(source: Source | None) -> LinearMap:
     if not isinstance(source, LinearMap):
         raise ValueError("a view without a linear map")
     return source
-
-
-class OnnxGraph(Protocol):
-    """A builder of an ONNX graph, implemented by `protonet.files.export`.
-
-    Values of the graph are referred to by name. All methods but `array` return the name of a new value.
-    """
-
-    def add(self, operator: str, *inputs: str | Array | np.generic, output: str = "", **attributes: Any) -> str:
-        """Add a node with the ONNX operator of this name; return the name of its output.
-
-        Arrays among the inputs become constants. The output gets a new name unless ``output`` is given.
-        """
-
-    def constant(self, value: Array | np.generic) -> str:
-        """Add a constant and return its name."""
-
-    def cast(self, value: str, dtype: str) -> str:
-        """Convert a value to "FLOAT", "DOUBLE" or "INT64"."""
-
-    def pad(self, rows: str, columns: int, value: float) -> str:
-        """Append columns that are filled with ``value`` to rows; return ``rows`` itself if ``columns`` is 0."""
-
-    def l1_distances(self, z: str, landmarks: Array) -> str:
-        """Compute the L1 distances (n, units) of rows ``z`` (n, dim) to landmarks (units, dim)."""
-
-    def look_up(self, texts: str, keys: Sequence[str], values: Sequence[int], default: int) -> str:
-        """Map each text that equals ``keys[i]`` to the INT64 ``values[i]``, and any other text to ``default``."""
-
-    def array(self, tensor: Tensor) -> Array:
-        """Convert a tensor on any device to a NumPy array."""
 
 
 class RestorableModule(nn.Module):
@@ -267,13 +234,13 @@ class LinearMap(Source):
         if config.dim < config.input_dim:
             start, stop, axis = (np.array([value]) for value in (config.first, config.first + config.dim, 1))
             x = graph.add("Slice", x, start, stop, axis)
-        centred = graph.add("Sub", x, graph.array(self.shift))
-        z = graph.add("Mul", centred, graph.array(self.gain))
+        centred = graph.add("Sub", x, self.shift)
+        z = graph.add("Mul", centred, self.gain)
         if not config.rank:
             return z
-        low = graph.add("MatMul", centred, graph.array(self.basis))
-        low = graph.add("Mul", low, graph.array(self.coefficient))
-        return graph.add("Add", z, graph.add("MatMul", low, graph.array(self.basis.T)))
+        low = graph.add("MatMul", centred, self.basis)
+        low = graph.add("Mul", low, self.coefficient)
+        return graph.add("Add", z, graph.add("MatMul", low, self.basis.T))
 
 
 class View(RestorableModule):

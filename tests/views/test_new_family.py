@@ -23,9 +23,10 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from protonet.views.onnx_graph import OnnxGraph
 from protonet.views.evaluation import Candidate, CandidateEvaluator, ViewFamily
 from protonet.views.config import Config, bounded_field
-from protonet.views.view import OnnxGraph, LinearMap, TrainingRows, Source, ViewSpec, View
+from protonet.views.view import LinearMap, TrainingRows, Source, ViewSpec, View
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class ToyView(View):
 
     def add_to_graph(self, graph: OnnxGraph, rows: str) -> list[str]:
         """Add the powers."""
-        distance = graph.add("Abs", graph.add("Sub", rows, graph.array(self.mean)))
+        distance = graph.add("Abs", graph.add("Sub", rows, self.mean))
         return [graph.add("Pow", distance, np.float32(self.config.power))]
 '''
 #: One line more beside the list of families: an import and an entry.

@@ -17,7 +17,7 @@ import numpy as np
 from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.tables.columns.parsing import format_cells, is_missing
 from protonet.views.config import UntrustedComponent
-from protonet.views.view import OnnxGraph
+from protonet.views.onnx_graph import OnnxGraph
 
 #: Function that loads the pretrained network (representation) that a record of a model file identifies.
 OpenRepresentation = Callable[[RepresentationRecord], Representation]

@@ -15,7 +15,7 @@ from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.parsing import BOOLEAN_SPELLINGS, format_cells
 from protonet.tables.delimited import MISSING_TEXTS
 from protonet.views.config import UntrustedComponent, raise_unless
-from protonet.views.view import OnnxGraph
+from protonet.views.onnx_graph import OnnxGraph
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from protonet.tables.columns.parsing import (
 )
 from protonet.tables.columns.units import detect_unit
 from protonet.views.config import UntrustedComponent, raise_unless
-from protonet.views.view import OnnxGraph
+from protonet.views.onnx_graph import OnnxGraph
 
 #: The largest absolute value that a number in a table may have.
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
