@@ -7,13 +7,12 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protonet._io import JsonDict, write_atomically
+from protonet._io import write_atomically
 from protonet._text import to_printable
 from protonet.errors import optional_packages, raise_input_error
 from protonet.files.model import Model, serialize_model

@@ -17,21 +17,23 @@ ONNX_ML_DOMAIN = "ai.onnx.ml"
 class OnnxGraph:
     """A builder of an ONNX graph. Values of the graph are referred to by name; the methods return that of a new value.
 
+    Args:
+        onnx: The imported package ``onnx``, which the solver does not need.
+
     Attributes:
         nodes: The operations so far, as ONNX nodes.
         constants: The constants so far, as ONNX tensors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, onnx: Any) -> None:
+        self.onnx = onnx
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
     def constant(self, value: Constant) -> str:
         """Add a constant, which may be a tensor on any device."""
-        from onnx import numpy_helper  # noqa: PLC0415 - optional
-
         array = np.ascontiguousarray(value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
-        self.constants.append(numpy_helper.from_array(array, f"constant{len(self.constants)}"))
+        self.constants.append(self.onnx.numpy_helper.from_array(array, f"constant{len(self.constants)}"))
         return str(self.constants[-1].name)
 
     def add(self, operator: str, *inputs: str | Constant, output: str = "", **attributes: Any) -> str:
@@ -40,18 +42,14 @@ class OnnxGraph:
         Inputs are names of values, or arrays and tensors, which become constants. The output gets a new name unless
         ``output`` is given. The attributes are those of the operator.
         """
-        from onnx import helper  # noqa: PLC0415 - optional
-
         names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
         output = output or f"value{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, names, [output], **attributes))
+        self.nodes.append(self.onnx.helper.make_node(operator, names, [output], **attributes))
         return output
 
     def cast(self, value: str, dtype: str) -> str:
         """Convert a value to "FLOAT", "DOUBLE" or "INT64"."""
-        from onnx import TensorProto  # noqa: PLC0415 - optional
-
-        return self.add("Cast", value, to=getattr(TensorProto, dtype))
+        return self.add("Cast", value, to=getattr(self.onnx.TensorProto, dtype))
 
     def pad(self, rows: str, columns: int, value: float) -> str:
         """Append columns that are filled with ``value`` to rows; return ``rows`` itself if ``columns`` is 0."""
@@ -62,15 +60,15 @@ class OnnxGraph:
 
         A scan computes the distances one landmark at a time. All at once would take too much memory.
         """
-        from onnx import TensorProto, helper  # noqa: PLC0415 - optional
-
-        body = OnnxGraph()
+        body, helper, double = OnnxGraph(self.onnx), self.onnx.helper, self.onnx.TensorProto.DOUBLE
         landmark = f"{z}_landmark"  # names within the scan must be unique in the whole graph
         difference = body.add("Sub", z, landmark, output=f"{landmark}_difference")
         absolute = body.add("Abs", difference, output=f"{landmark}_absolute")
         body.add("ReduceSum", absolute, self.constant(np.array([1])), keepdims=0, output=f"{landmark}_sum")
-        scan_input = helper.make_tensor_value_info(landmark, TensorProto.DOUBLE, [landmarks.shape[1]])
-        scan_output = helper.make_tensor_value_info(f"{landmark}_sum", TensorProto.DOUBLE, [None])
+        scan_input = self.onnx.helper.make_tensor_value_info(
+            landmark, self.onnx.TensorProto.DOUBLE, [landmarks.shape[1]]
+        )
+        scan_output = helper.make_tensor_value_info(f"{landmark}_sum", double, [None])
         scan = helper.make_graph(body.nodes, "l1_distance", [scan_input], [scan_output])
         return self.add("Scan", landmarks, body=scan, num_scan_inputs=1, scan_output_axes=[1])
 
