@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
+import resource
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +16,14 @@ import torch
 from torch import Tensor
 
 from protonet import InputError, PrototypeNetwork
-from protonet.commands.data import TableToLabel
+from protonet.commands.data import NO_OVERRIDES, ColumnOverrides, TableToLabel
+from protonet.commands.options import ReadOptions
 from protonet.pipeline import TablePipeline
-from protonet.server.labels import LabelFile, LabelSession, fit_labels, parse_classes
+from protonet.server.jobs import JobRunner
+from protonet.server.labels import LabelFile, LabelSession, UploadedRows, fit_labels, parse_classes
 from protonet.tables.table import Table
+from tests.commands.cases import read_lines
+from tests.processes import PROCESSES
 from tests.strategies import blobs
 
 CLASSES = ["ant", "bee"]
@@ -186,3 +192,79 @@ class TestSession:
             empty = torch.arange(len(x)) == 1
             session = LabelSession(replace(rows, has_label=known, uninformative=empty), cells, CLASSES, None, answers)
             assert {row for row, _ in session.suggest(BATCH)} == {5}
+
+
+def test_an_interrupted_upload_is_repeated(tmp_path: Path) -> None:
+    """Rows that are on the disk, but not on the page, because the request failed later, are not saved twice."""
+    with LabelFile(tmp_path / "out.added.csv", ["id", "note", "added"], ["added"], lazy=True) as file:
+        uploads = UploadedRows(file, tmp_path / "texts.csv", 1, are_pictures=False)
+        for text in ("one\ntwo", "one\ntwo\nthree"):
+            assert uploads.add_texts(text, known_texts={"zero"}) == [["", line] for line in text.splitlines()]
+        assert uploads.add_texts("zero", known_texts={"zero"}) == []
+        with pytest.raises(InputError, match=r"10,000 lines"):
+            uploads.add_texts("\n".join(map(str, range(10_000))), known_texts=set())
+    assert [cells[1] for cells in read_lines((tmp_path / "out.added.csv").read_text())[1:]] == ["one", "two", "three"]
+
+
+def test_uploads_of_several_threads_are_saved_once(tmp_path: Path) -> None:
+    """As when a request has timed out, whose thread goes on beside that of the repeated request."""
+    lines = [f"text {index}" for index in range(8)]
+    with LabelFile(tmp_path / "out.added.csv", ["note", "added"], ["added"], lazy=True) as file:
+        uploads = UploadedRows(file, tmp_path / "texts.csv", 0, are_pictures=False)
+        with ThreadPoolExecutor(4) as pool:
+            added = list(pool.map(lambda _: uploads.add_texts("\n".join(lines), known_texts=set()), range(4)))
+    assert added == [[[line] for line in lines]] * 4
+    assert read_lines((tmp_path / "out.added.csv").read_text())[1:] == [[line, "added"] for line in lines]
+
+
+def fill_disk(path: Path) -> None:
+    """Add rows of which one exceeds the size limit of files."""
+    with LabelFile(path, ["text", "label"], None) as answers:
+        answers.add(["short"], "ant")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+        with pytest.raises(OSError, match="File too large"):
+            answers.add(["long " * 100], "bee")
+        answers.add(["x"], "bee")
+
+
+def test_a_full_disk_is_an_error_and_loses_no_label(tmp_path: Path) -> None:
+    path = tmp_path / "answers.csv"
+    process = PROCESSES.Process(target=fill_disk, args=(path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert path.read_text(encoding="utf-8") == "text,label\nshort,ant\nx,bee\n"
+
+
+def test_commands_of_downloads() -> None:
+    overrides = ColumnOverrides({"a": "category"}, ("b", "c"), "d")
+    for model, chosen, sheet, commands in (
+        (
+            None,
+            overrides,
+            "x",
+            [
+                "fit own.csv --label label --report report.html --output model.protonet"
+                " --group d --drop b c --column-type a=category",
+                "predict model.protonet rest.csv --sheet x --output predictions.csv --proba",
+            ],
+        ),
+        (
+            Path("old.safetensors"),
+            NO_OVERRIDES,
+            None,
+            [
+                "update old.safetensors own.csv --label label --output model.protonet",
+                "predict model.protonet rest.csv --output predictions.csv --proba",
+                "evaluate old.safetensors own.csv --label label --report report.html",
+            ],
+        ),
+    ):
+        jobs = JobRunner(Path("own.csv"), Path("rest.csv"), "label", model, chosen, ReadOptions(sheet=sheet))
+        with jobs.folder:
+            assert jobs.format_commands() == [f"protonet {item}" for item in commands]
+    reading = ReadOptions(skip_broken=True)
+    jobs = JobRunner(Path("own.csv"), Path("rest.csv"), "-class", None, NO_OVERRIDES, reading)
+    with jobs.folder:
+        assert all("--skip-broken" in command for command in jobs.format_commands())
+        assert "--label=-class" in jobs.format_commands()[0]
