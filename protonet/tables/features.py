@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protonet._text import plural, to_printable
+from protonet._text import plural, shorten_list, to_printable
 from protonet.embeddings.opening import SelectedRepresentations, get_modality
 from protonet.embeddings.pictures.images import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
@@ -38,6 +39,8 @@ from protonet.tables.table import RowBlock, Table
 
 #: Number of cells of a column that are examined to detect paths of pictures.
 N_EXAMINED_PATHS = 3
+#: Maximum number of columns with invalid cells for the same reason that get a note of their own.
+MAX_INVALID_COLUMN_NOTES = 3
 #: No pretrained network for texts, and none for pictures.
 NO_REPRESENTATION = SelectedRepresentations(None, None)
 
@@ -166,7 +169,7 @@ def fit_columns(
         inferred |= {name: fit(name, order) for name in numeric if columns[name].dtype.kind == "O"}
     for name, (column, *_) in inferred.items() if keep_option is not None else ():
         if name not in column_types and column is not None and column.is_fully_numeric:
-            reason = detect_row_index(column.comparable_values(columns[name]).astype(np.float64))
+            reason = detect_row_index(name, column.comparable_values(columns[name]).astype(np.float64))
             if reason:
                 inferred[name] = InferredType(None, f"{reason} ({keep_option})" if keep_option else reason)
     constants = {name: Numeric.fit(columns[name]) for name, (_, reason, _) in inferred.items() if reason == "constant"}
@@ -275,7 +278,7 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
     Raises:
         InputError: More cells of a column are invalid than `FittedColumn.max_invalid_fraction` allows.
     """
-    notes = []
+    notes, invalid_cells = [], defaultdict[str, dict[str, tuple[int, str]]](dict)  # by reason and column
     for index, (column, cells) in enumerate(zip(encoding.columns if encoding else (), block.columns, strict=False)):
         name = table.column_name(index)
         if spelling := column.describe_other_spelling(cells):
@@ -291,7 +294,14 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
             must = "have columns of the same types as in training"
             raise_input_error(argument, must, got, "Correct it, or fit again.")
         others = f"and {n_others} more" if n_others else "the only one"
-        notes.append(f"{column.invalid_reason}: {first}, {others} of {len(cells)}")
+        invalid_cells[column.invalid_reason][name] = n_others, f"{first}, {others} of {len(cells)}"
+    for reason, described in invalid_cells.items():
+        most, *others = sorted(described, key=lambda name: -described[name][0])
+        if len(described) <= MAX_INVALID_COLUMN_NOTES:
+            notes += [f"{reason}: {text}" for _, text in described.values()]
+        else:
+            in_others = f"such cells also in {len(others)} more columns: {shorten_list(others)}"
+            notes.append(f"{reason}: {described[most][1]}; {in_others}")
     return notes
 
 

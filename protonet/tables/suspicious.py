@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -138,15 +139,25 @@ def score_group_name(name: str) -> int:
         `GroupColumnThresholds.min_certain_points` for the name of a group, 1 for another name with "id", 0 for other
         names.
     """
-    plain = "".join(char for char in unicodedata.normalize("NFKD", name) if not unicodedata.combining(char))
-    plain = unicodedata.normalize("NFC", plain)  # NFKD splits Korean syllables
-    words = [word.lower() for word in re.findall(r"[^\W\d_]+", re.sub("(?<=[a-z])(?=[A-Z])", " ", plain))]
-    is_id = any(_ID_PATTERN.fullmatch(word) for word in words[:1] + words[-1:])
+    words = _split_name(name)
+    is_id = _has_id_word(words)
     while len(words) > 1 and _ID_SUFFIX_PATTERN.fullmatch(words[-1]):
         words.pop()
     if words and _GROUP_NAME_PATTERN.fullmatch(words[-1]):
         return GROUP_COLUMNS.min_certain_points
     return int(is_id)
+
+
+def _split_name(name: str) -> list[str]:
+    """Split the name of a column into words, in lower case without accents."""
+    plain = "".join(char for char in unicodedata.normalize("NFKD", name) if not unicodedata.combining(char))
+    plain = unicodedata.normalize("NFC", plain)  # NFKD splits Korean syllables
+    return [word.lower() for word in re.findall(r"[^\W\d_]+", re.sub("(?<=[a-z])(?=[A-Z])", " ", plain))]
+
+
+def _has_id_word(words: Sequence[str]) -> bool:
+    """Test whether the first or the last word of a name is "id" or the like."""
+    return any(_ID_PATTERN.fullmatch(word) for word in [*words[:1], *words[-1:]])
 
 
 def score_group_values(levels: np.ndarray) -> int:
@@ -213,8 +224,8 @@ class LeakageThresholds:
 LEAKAGE = LeakageThresholds()
 
 
-def detect_row_index(column: np.ndarray) -> str:
-    """Give the reason, for users, why numbers (n,) in file order are an index of the rows; "" for none."""
+def detect_row_index(name: str, column: np.ndarray) -> str:
+    """Give the reason, for users, why a column of numbers (n,) in file order identifies the rows; "" for none."""
     n = len(column)
     if n < LEAKAGE.min_rows or not np.array_equal(column, np.rint(column)):
         return ""
@@ -223,6 +234,8 @@ def detect_row_index(column: np.ndarray) -> str:
         return ""
     if _is_monotonic(column, strictly=True):
         return "distinct integers in the order of the rows"
+    if _has_id_word(_split_name(name)):
+        return "a distinct identifier for each row"
     return "a distinct number for each row" if ordered[-1] - ordered[0] < LEAKAGE.max_range_per_row * n else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,18 @@ def test_other_types_than_in_training_are_refused() -> None:
     few = {"x": ["red", *["1"] * (N - 1)], "day": [""] * N}  # few invalid cells count as missing
     check_column_types(*make(few), features.encoding)
     assert np.isfinite(encode_block(*make(few), features.encoding)).all()
+
+
+def test_unknown_categories_of_many_columns_get_one_note() -> None:
+    columns = {name: repeat("a", "b") for name in "pqrstuvw"}
+    features = fit(columns)
+    for n_columns, n_notes in ((1, 1), (3, 3), (4, 1), (8, 1)):
+        new = {**columns, **{name: ["new"] * (1 + (name == "q")) + ["a"] * (N - 2) for name in "pqrstuvw"[:n_columns]}}
+        new = {name: [*cells, *["a"] * N][:N] for name, cells in new.items()}
+        notes = check_column_types(*make(new), features.encoding)
+        assert len(notes) == n_notes, notes
+        if n_columns > 3:  # the column with the most cells first
+            assert re.search(rf"'new' in q, .*in {n_columns - 1} more columns: p, r, s", notes[0]), notes
 
 
 def test_errors_locate_infinite_and_too_large_values() -> None:

@@ -135,7 +135,11 @@ def test_row_indices_are_detected() -> None:
         (ROWS[:9], ""),
     ]
     for column, reason in cases:
-        assert detect_row_index(column) == reason, reason
+        assert detect_row_index("grid", column) == reason, reason
+    identifiers = RNG.permutation(ROWS) * 50
+    for name in ("id", "RespondentID", "page_id", "Loan ID"):
+        assert detect_row_index(name, identifiers) == "a distinct identifier for each row"
+        assert not detect_row_index(name, identifiers + 0.5)
 
 
 def test_leakage_is_detected() -> None:

@@ -48,8 +48,8 @@ _TRAILING_MINUS = re.compile(r"^([\d.,]*[.,]\d+)-$")  # 5.00- of accounts; marks
 _ZERO_PADDED = re.compile(r"0\d+")
 _INTERVAL = re.compile(
     r"(?:(?P<below><=?|≤|under|below|up to|less than)|(?P<above>>=?|≥|over|above|from|more than|at least))?\s*"
-    r"(?P<low>\d+(?:[.,]\d+)*)"
-    r"(?:\s*(?:-|–|—|to|\.\.+|and)\s*(?P<high>\d+(?:[.,]\d+)*))?"
+    r"(?P<low>\d+(?:[.,]\d+)*(?:e\d+)?)"
+    r"(?:\s*(?:-|–|—|to|\.\.+|and)\s*(?P<high>\d+(?:[.,]\d+)*(?:e\d+)?))?"
     r"\s*(?P<open>\+|and over|and more|and above|or more|or over)?",
     re.IGNORECASE,
 )
@@ -70,6 +70,7 @@ _WORD_DURATION = re.compile(
 )
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
 _COMPACT_DATE = re.compile(r"(?:19|20)\d{6}")  # other numbers of eight digits are not dates
+_WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]{0,6}[.,]?\s+(?=.*\d)", re.IGNORECASE)  # before a date
 _TIME_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
 #: Formats of days that name the same day to everybody. They are read beside every other format.
 _CLEAR_DAYS = (
@@ -344,7 +345,11 @@ def parse_interval(cell: str, decimal: str = "point", unit: str | None = None) -
     match = _INTERVAL.fullmatch(text)
     if match is None or (unit is not None and cell_unit not in {"", unit}):
         return math.nan
-    bounds = [parse_formatted_number(bound, decimal) for bound in match.group("low", "high") if bound is not None]
+    low, high = match.group("low", "high")
+    bounds = [parse_formatted_number(bound, decimal) for bound in (low, high) if bound is not None]
+    factor = 10.0 ** int(high.rpartition("e")[2]) if "e" in (high or "") and "e" not in low else 1.0
+    if factor > 1 and bounds[0] < bounds[1] / factor:  # 5-10K
+        bounds[0] *= factor
     if len(bounds) == 2 and bounds[0] > bounds[1]:
         return math.nan
     return sum(bounds) / len(bounds)
@@ -382,7 +387,7 @@ def parse_date(cell: str, date_format: str) -> float:
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
         if date_format == COMPACT_DATE_FORMAT and not _COMPACT_DATE.fullmatch(cell):
             return math.nan
-        moment = datetime.strptime(cell, date_format)
+        moment = datetime.strptime(_WEEKDAY.sub("", cell, count=1), date_format)
     except (ValueError, OverflowError):
         is_duration = date_format in _TIME_FORMATS and not _TIME_OF_DAY.fullmatch(cell)  # such as 37:02
         return parse_duration(cell) / SECONDS_PER_DAY if is_duration else math.nan

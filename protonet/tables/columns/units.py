@@ -1,4 +1,4 @@
-"""Separate numbers from their units, currencies and signs of approximation."""
+"""Separate numbers from their units, currencies and signs of approximation; write words such as "million" as digits."""
 
 from __future__ import annotations
 
@@ -20,6 +20,20 @@ UNITS = re.compile(
 )
 #: The last words of open intervals, which are no units.
 OPEN_INTERVAL_WORDS = frozenset({"over", "more", "above"})
+#: Words for powers of ten after a number, and the exponent of each.
+_POWERS_OF_TEN = {
+    **{"thousand": 3, "lakh": 5, "million": 6, "mio": 6, "mln": 6, "crore": 7},
+    **{"billion": 9, "bn": 9, "mrd": 9, "trillion": 12},
+}
+_POWER_WORD = re.compile(rf"(?<=\d)\s?({'|'.join(_POWERS_OF_TEN)})s?\b\.?", re.IGNORECASE)
+# Letters for powers of ten, as in $408K and 1.2M. Without a currency or a decimal mark, 12K and 12B may be codes.
+_LETTER_EXPONENTS = {"k": 3, "K": 3, "M": 6, "B": 9}
+_POWER_LETTER = re.compile(r"(?<=\d)\s?([kKMB])(?![^\W\d_])")
+# 6'2", 6 ft 2 in and 6 feet 2 inches.
+_FEET_AND_INCHES = re.compile(
+    r"(\d+)\s?(?:['’′]|ft\.?|feet|foot)\s?(\d\d?(?:\.\d+)?)\s?(?:\"|''|[”″]|in\.?|inch(?:es)?)", re.IGNORECASE
+)
+_OUT_OF = re.compile(r"(\d+(?:[.,]\d+)?)(\s?/\s?)([2-9]|\d\d|100)")  # 8/10
 _BARE_NUMBER = re.compile(r"\d[\d.,\s'’]*")
 _UNIT = re.compile(
     r"(?P<space>\s?)(?<![^\W\d_])(?P<unit>(?P<base>(?:[^\W\d_²³]|\$)+)[23²³]?(?:/(?:100 ?)?[^\W\d_]+[23]?)?|°\w?)\.?$"
@@ -34,27 +48,50 @@ _MARK = re.compile(r"(?<=\d)(?:[.,]|/)[-–—]+$|[*†‡]+$|\[\w{1,2}\]$")  # 
 def split_unit(cell: str) -> tuple[str, str]:
     """Split a cell into the text of its number and its unit in lower case, such as "3" and "kg"; "" if it has none.
 
-    The unit may be a currency, a per cent sign, or any word after a space. Signs of approximation, bounds and marks of
-    footnotes are removed.
+    The unit may be a currency, a per cent sign, any word after a space, or "/10" of 8/10. Signs of approximation,
+    bounds and marks of footnotes are removed. Powers of ten become exponents: "$1.2M" and "$1.2 million" are "1.2e6"
+    and "$". Feet and inches become inches.
     """
     if _BARE_NUMBER.fullmatch(cell):  # most cells: the other patterns are slow
         return cell, ""
+    if match := _FEET_AND_INCHES.fullmatch(cell):
+        return f"{12 * int(match[1]) + float(match[2]):.10g}", "in"
+    if (match := _OUT_OF.fullmatch(cell)) and float(match[1].replace(",", ".")) <= int(match[3]):
+        return match[1], f"/{match[3]}"
     text, unit = _MARK.sub("", _APPROXIMATE.sub("", cell)), ""
-    if (match := _UNIT.search(text)) and match["unit"].casefold() not in OPEN_INTERVAL_WORDS:
-        is_known = match["base"] is None or UNITS.fullmatch(match["base"])
-        if is_known or (match["space"] and not any(map(str.isdecimal, match["unit"]))):
-            text, unit = text[: match.start()].rstrip(), match["unit"]
+    text = _POWER_WORD.sub(lambda word: f"e{_POWERS_OF_TEN[word[1].lower()]}", text)
+    if (match := _UNIT.search(text)) and _is_unit(match):
+        text, unit = text[: match.start()].rstrip(), match["unit"]
     elif (match := _CURRENCY.match(text)) and CURRENCIES.fullmatch(match["unit"]):
         text, unit = match["sign"] + text[match.end() :], match["unit"]
     for symbol in _NON_NUMERIC_SYMBOL.findall(text):
         if symbol in "%‰" or unicodedata.category(symbol) == "Sc":  # a currency
             text, unit = text.replace(symbol, ""), unit or symbol
+    if _is_currency(unit) or "." in text or "," in text:
+        text = _POWER_LETTER.sub(lambda letter: f"e{_LETTER_EXPONENTS[letter[1]]}", text)
     unit = unit.casefold()
     return text, unit.removesuffix("s") if len(unit) > 2 else unit  # "lbs" is "lb"
 
 
+def _is_unit(match: re.Match[str]) -> bool:
+    """Test whether a match of the pattern of units is one: a known unit, or a word after a space."""
+    if match["unit"].casefold() in OPEN_INTERVAL_WORDS:
+        return False
+    is_known = match["base"] is None or UNITS.fullmatch(match["base"]) is not None
+    return is_known or (match["space"] != "" and not any(map(str.isdecimal, match["unit"])))
+
+
+def _is_currency(unit: str) -> bool:
+    """Test whether a unit is a currency, as a name or as a sign."""
+    return bool(CURRENCIES.fullmatch(unit)) or (len(unit) == 1 and unicodedata.category(unit) == "Sc")
+
+
 def detect_unit(cells: Iterable[str]) -> str:
-    """Return the most frequent unit of the cells with digits, in lower case; "" if none of them has one."""
-    units = Counter(split_unit(cell)[1] for cell in cells if any(map(str.isdigit, cell)))
+    """Return the most frequent unit of the cells with digits, in lower case; "" if none of them has one.
+
+    Cells with other letters than a unit, such as "5 sq. miles", are ignored.
+    """
+    pairs = (split_unit(cell) for cell in cells if any(map(str.isdigit, cell)))
+    units = Counter(unit for text, unit in pairs if not any(map(str.isalpha, text.replace("e", ""))))
     del units[""]
     return max(units, key=lambda unit: units[unit], default="")

@@ -32,7 +32,7 @@ from protonet.tables.columns.parsing import (
     parse_numeric_column,
     replace_missing_cells,
 )
-from protonet.tables.columns.units import CURRENCIES, split_unit
+from protonet.tables.columns.units import CURRENCIES, detect_unit, split_unit
 from protonet.tables.delimited import MISSING_TEXTS
 
 #: How people write a number with a unit, a currency or a sign of approximation, and the unit.
@@ -146,10 +146,13 @@ class TestNumeric:
         points: dict[str, float] = {"-$5": -5, "$-5": -5, "\N{MINUS SIGN}5": -5, "(5)": -5, "5¥": 5, "3‰": 3}
         points |= {"12'345": 12345, "20 °C": 20, "1e3": 1000, ".5": 0.5, "5.": 5, "1,23,456": 123456}
         points |= {"1.50-": -1.5, "1,234.5-": -1234.5}
+        points |= {"$1.12M": 1.12e6, "€408K": 408e3, "($1.2M)": -1.2e6, "USD 45k": 45e3, "£2bn": 2e9, "1.5k": 1500}
+        points |= {"1.2 million": 1.2e6, "300 thousand": 3e5, "$3.4 billion": 3.4e9, "12 Mio. €": 12e6, "3 lakh": 3e5}
+        points |= {"6'2\"": 74, "5 ft 11 in": 71, "8/10": 8, "7.5 / 10": 7.5, "8/5": math.nan, "120/80": math.nan}
         points |= dict.fromkeys(
             ["3-", "2+", "", "a", "1,23", "1.2.3", "2.688,64", "5 5 kg kg", "$", "12a", "--1"], math.nan
         )
-        commas: dict[str, float] = {"2.688,64-": -2688.64, "0,5": 0.5, "5 %": 5}
+        commas: dict[str, float] = {"2.688,64-": -2688.64, "0,5": 0.5, "5 %": 5, "1,2 M€": 1.2e6}
         commas |= dict.fromkeys(["", "1.23", "1,2,3", "2,688.64", "%"], math.nan)
         for number_format, cells in (("point", points), ("comma", commas)):
             parsed = parse_numeric_column(objects(*cells), number_format)
@@ -170,6 +173,9 @@ class TestNumeric:
             assert infer_numeric_format(cells) == infer_numeric_format(cells[::-1]) == number_format, cells
         assert infer_numeric_format(["3 kg", "4 kg"]) == "point"
         assert infer_numeric_format(["3 kg", "4 lb"]) == ""
+        assert infer_numeric_format(["8/10", "7/10"]) == "point"
+        assert infer_numeric_format(["1/2", "1/3", "2/4"]) == ""
+        assert detect_unit(["5", "6", "7 sq. miles"]) == ""
         assert infer_numeric_format(["red", *map(str, range(30))]) == "plain"
         assert infer_numeric_format(["01", "02", "10"], allow_codes=True) == "plain"  # if the user names the type
 
@@ -188,6 +194,7 @@ class TestIntervals:
 
     def test_formats_and_columns(self) -> None:
         cases = {"< 5": 5, "<=5": 5, "≥ 2.5": 2.5, "under 18": 18, "65+": 65, "65 and over": 65, "more than 10": 10}
+        cases |= {"$10K - $50K": 3e4, "$5-10K": 7500, "500-1K €": 750, "1-2 million": 1.5e6, "$1,000-2,000K": 1.5e6}
         cases |= {"10 to 20 years": 15} | dict.fromkeys(["", "to 5", "20 to 10", "a", "< a", "1 to 2 to 3"], math.nan)
         parsed = parse_numeric_column(objects(*cases), "interval")
         assert parsed.tolist() == pytest.approx(list(cases.values()), nan_ok=True)
@@ -259,6 +266,9 @@ class TestDates:
             (["2020-01-02T10:00Z", "2021-12-31T11:00Z"], "iso"),
             (["3/4/2020", "5/6/2020"], "%m/%d/%Y"),  # the first of two that match
             (["3/4/2020", "25/6/2020"], "%d/%m/%Y"),
+            (["Monday, January 5, 2015", "Tue, January 6, 2015"], "%B %d, %Y"),
+            (["Thu 5/3/2020", "Sun 25/6/2020"], "%d/%m/%Y"),
+            (["Mon", "Friday"], ""),
             (["10:30 PM", "1:59 AM"], "%I:%M %p"),
             (["3/4/2020 10:30", "25/6/2020 23:01"], "%d/%m/%Y %H:%M"),
             (["05-Jan-24", "20240106", "07-Feb-24", "20240308"], "%Y%m%d or %d-%b-%y"),
