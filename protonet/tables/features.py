@@ -293,8 +293,8 @@ def check_column_types(table: Table, block: RowBlock, encoding: Encoding | None,
             got = f"{first}, which held {column.summary()}"
             must = "have columns of the same types as in training"
             raise_input_error(argument, must, got, "Correct it, or fit again.")
-        others = f"and {n_others} more" if n_others else "the only one"
-        invalid_cells[column.invalid_reason][name] = n_others, f"{first}, {others} of {len(cells)}"
+        further = f"and {n_others} more" if n_others else "the only one"
+        invalid_cells[column.invalid_reason][name] = n_others, f"{first}, {further} of {len(cells)}"
     for reason, described in invalid_cells.items():
         most, *others = sorted(described, key=lambda name: -described[name][0])
         if len(described) <= MAX_INVALID_COLUMN_NOTES:

@@ -71,6 +71,7 @@ _WORD_DURATION = re.compile(
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
 _COMPACT_DATE = re.compile(r"(?:19|20)\d{6}")  # other numbers of eight digits are not dates
 _WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]{0,6}[.,]?\s+(?=.*\d)", re.IGNORECASE)  # before a date
+_TIME_BEFORE_DATE = re.compile(r"(\d\d?:\d\d(?::\d\d)?(?: [AP]M)?),? (.*\d.*)", re.IGNORECASE)
 _TIME_ZONE = re.compile(r"(?:Z|[+-]\d{2}(?::?\d{2})?)$")
 #: Formats of days that name the same day to everybody. They are read beside every other format.
 _CLEAR_DAYS = (
@@ -387,7 +388,8 @@ def parse_date(cell: str, date_format: str) -> float:
             return days - (-minutes if zone[:1] == "-" else minutes) / 1440
         if date_format == COMPACT_DATE_FORMAT and not _COMPACT_DATE.fullmatch(cell):
             return math.nan
-        moment = datetime.strptime(_WEEKDAY.sub("", cell, count=1), date_format)
+        text = _TIME_BEFORE_DATE.sub(r"\2 \1", _WEEKDAY.sub("", cell, count=1))
+        moment = datetime.strptime(text, date_format)
     except (ValueError, OverflowError):
         is_duration = date_format in _TIME_FORMATS and not _TIME_OF_DAY.fullmatch(cell)  # such as 37:02
         return parse_duration(cell) / SECONDS_PER_DAY if is_duration else math.nan
