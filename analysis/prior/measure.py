@@ -46,15 +46,15 @@ def measure_views(task: Task) -> dict[str, np.ndarray]:
         y = torch.from_numpy(task.y).long()
         num_classes = max(2, int(y.max()) + 1)
         problem, _ = prepare_training_set(torch.from_numpy(task.x.copy()), y, num_classes, blocks=task.blocks)
-        searched = evaluate_candidates(
-            problem.rows, plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT), ModelSearch()
-        )
+        plan = plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT)
+        searched = evaluate_candidates(problem.rows, plan, ModelSearch())
         if searched is None:
             return {}
         fitted: dict[ViewSpec, View] = {}
         rows, test = searched.rows, ((torch.from_numpy(task.test_x) - problem.origin) / problem.scale).float()
         judged = torch.stack([_classify(candidate.spec, rows, fitted, test) for candidate in searched.candidates])
     held_out = torch.stack([candidate.cosines for candidate in searched.candidates])
+    blocks = np.zeros(0) if rows.column_indices is None else rows.column_indices.numpy()
     return {
         "name": np.array(task.name),
         "kin": np.array(task.family),
@@ -65,9 +65,7 @@ def measure_views(task: Task) -> dict[str, np.ndarray]:
         "truth": task.test_y.astype(np.int16),
         "x": rows.features.numpy(),
         "y": rows.labels.numpy().astype(np.int16),
-        "blocks": np.zeros(0, np.int16)
-        if rows.column_indices is None
-        else rows.column_indices.numpy().astype(np.int16),
+        "blocks": blocks.astype(np.int16),
         "shifts": np.array(rows.shifts),
         "was_judged": np.array(searched.has_held_out_rows),
         "seconds": np.array(time.process_time() - started),
@@ -88,17 +86,16 @@ def _classify(spec: ViewSpec, rows: TrainingRows, fitted: dict[ViewSpec, View], 
         return torch.einsum("npw,cpw->nc", embed(test), prototypes) / len(view.sizes)
 
 
-def measure_task(folder: str, task_id: int) -> float:
-    """Measure the task of an index into a file, unless the file exists; return the CPU seconds."""
-    path = Path(folder) / f"{task_id:05d}.npz"
-    started = time.process_time()
+def measure_task(run: tuple[str, int]) -> float:
+    """Measure the task of an index into the file of a path, unless it exists; return the CPU seconds."""
+    path, started = Path(run[0]), time.process_time()
     if not path.exists():
-        arrays = measure_views(draw_task(task_id))
+        arrays = measure_views(draw_task(run[1]))
         write_atomically(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
     return time.process_time() - started
 
 
-def load_measured(path: Path) -> MeasuredTask | None:
+def load_measured(path: str | Path) -> MeasuredTask | None:
     """Load a measured task with the evidence on its views; None if raw cosine is its only view."""
     with np.load(path) as stored:
         if "traits" not in stored:
@@ -107,10 +104,8 @@ def load_measured(path: Path) -> MeasuredTask | None:
     integers = {name: torch.from_numpy(arrays[name].astype(np.int64)) for name in ("y", "labels", "truth", "blocks")}
     held_out = torch.from_numpy(arrays["held"].astype(np.float32))
     blocks = integers["blocks"] if len(integers["blocks"]) else None
-    shifts = tuple(arrays["shifts"].tolist())
-    rows = TrainingRows(
-        torch.from_numpy(arrays["x"]), integers["y"], held_out.shape[2], shifts=shifts, column_indices=blocks
-    )
+    shifts, x = tuple(arrays["shifts"].tolist()), torch.from_numpy(arrays["x"])
+    rows = TrainingRows(x, integers["y"], held_out.shape[2], shifts=shifts, column_indices=blocks)
     traits, judged = torch.from_numpy(arrays["traits"]), bool(arrays["was_judged"])
     evidence = build_prior_input(rows, traits, list(held_out), integers["labels"] if judged else None)
     cosines = torch.from_numpy(arrays["judged"])

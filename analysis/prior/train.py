@@ -33,7 +33,7 @@ class TaskBatch(NamedTuple):
     classes: Tensor  #: (tasks, classes) bool: whether the class exists.
 
     def select_tasks(self, tasks: Tensor) -> TaskBatch:
-        """Select tasks by their indices."""
+        """Select tasks by their indices, or by a mask (tasks,) bool."""
         return TaskBatch(*(task[tasks] for task in self))
 
 

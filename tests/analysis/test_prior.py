@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis.prior import study
-from analysis.prior.measure import load_measured, measure_task, measure_views
+from analysis.prior.measure import MeasuredTask, load_measured, measure_task, measure_views
 from analysis.prior.synthetic import FAMILIES
 from analysis.prior.tasks import MAX_FEATURES, MAX_LABELLED, MAX_TEST_ROWS, Task, draw_task
 from analysis.prior.train import collate, evaluate_prior, train_prior
@@ -68,22 +68,43 @@ def test_measured_cosines_are_those_of_the_network_that_solve_fits() -> None:
 
 
 def test_measured_tasks_are_written_and_loaded(tmp_path: Path) -> None:
-    assert measure_task(str(tmp_path), 5) >= 0
-    written = (tmp_path / "00005.npz").read_bytes()
-    measure_task(str(tmp_path), 5)
-    assert (tmp_path / "00005.npz").read_bytes() == written
-    assert load_measured(tmp_path / "00005.npz") is not None
+    path = tmp_path / "00005.npz"
+    assert measure_task((str(path), 5)) >= 0
+    written = path.read_bytes()
+    measure_task((str(path), 5))
+    assert path.read_bytes() == written
+    assert load_measured(path) is not None
     np.savez(tmp_path / "nothing.npz")
     assert load_measured(tmp_path / "nothing.npz") is None
 
 
-def test_training_lowers_the_loss_and_is_deterministic(tmp_path: Path) -> None:
-    tasks = []
-    for seed in range(6):
-        np.savez(tmp_path / "task.npz", **measure_views(make_task(seed, 1 + seed % 3)))  # type: ignore[arg-type]
-        loaded = load_measured(tmp_path / "task.npz")
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[MeasuredTask]:
+    """Return four measured tasks, two of them of one row per class."""
+    path, measured = tmp_path_factory.mktemp("tasks") / "task.npz", []
+    for seed in range(4):
+        np.savez(path, **measure_views(make_task(seed, 1 + seed % 3)))  # type: ignore[arg-type]
+        loaded = load_measured(path)
         assert loaded is not None
-        tasks.append(loaded)
+        measured.append(loaded)
+    return measured
+
+
+def test_priors_are_compared_on_families_that_they_were_not_trained_on(
+    tasks: list[MeasuredTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "COMPARED_EPOCHS", (3,))
+    some = [task._replace(family=f"synthetic {index // 2}") for index, task in enumerate(tasks * 2)]
+    rows = study.compare(some, collate(some), epochs=2)
+    start, learned, *_ = rows
+    assert [row["prior"] for row in rows][:2] == ["what held-out rows suggest", "learned"]
+    assert start["judged"]["gain"][0] == 0
+    assert learned["judged"]["tasks"] + learned["unjudged"]["tasks"] == len(some)
+    assert learned["judged"]["log_loss"] != start["judged"]["log_loss"]
+    assert study.tabulate(rows).count("\n") == 2 + len(rows)
+
+
+def test_training_lowers_the_loss_and_is_deterministic(tasks: list[MeasuredTask]) -> None:
     batch = collate(tasks)
     before, _ = evaluate_prior(WeightingPrior().eval(), batch)
     prior = train_prior(batch, epochs=20)
@@ -104,7 +125,7 @@ def test_a_prior_that_leaves_a_data_set_out_must_exist(monkeypatch: pytest.Monke
 
 def test_weights_are_written_as_a_module(tmp_path: Path) -> None:
     path = tmp_path / "numbers.py"
-    study.write_prior(WeightingPrior(), study.HEADER.format(tasks=3, epochs=2), path)
+    study.write_prior(WeightingPrior(), path)
     scope: dict[str, tuple[str, ...]] = {}
     exec(path.read_text(encoding="utf-8"), scope)
     assert isinstance(deserialize_prior("".join(scope["NUMBERS"])), WeightingPrior)
