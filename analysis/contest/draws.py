@@ -28,7 +28,7 @@ from protonet.ui.text import format_table
 from solution.pack import library_files
 
 OURS, BAYES = "ours", "bayes"
-#: Methods beside the solver, in the order of the table: names of baselines in the registry, None for the Bayes rule.
+#: Methods beside the solver, in the order of the table: names of baselines, None for the Bayes rule.
 METHODS = {
     "nearest_mean": "nearest-mean",
     "cosine": "cosine",
@@ -78,14 +78,13 @@ def run(options: argparse.Namespace) -> StudyReport:
         remedy = f"Run {install_command('analysis')}, or leave out lda and logistic."
         raise_input_error("--methods", "have scikit-learn for lda and logistic", "none installed", remedy)
     runs = []
+    seeds = range(options.first_seed, options.first_seed + options.draws)
     for family in options.family:
         methods = options.methods or [name for name in METHODS if name != "logistic" or family != "isotropic"]
-        pairs: list[tuple[str, int | None]] = [
-            *((name, None) for name in methods),
-            *((OURS, n) for n in options.limits),
-        ]
+        pairs: list[tuple[str, int | None]] = [(name, None) for name in methods]
+        pairs += [(OURS, limit) for limit in options.limits]
         for n_train, n_val in options.shots:
-            for seed in range(options.first_seed, options.first_seed + options.draws):
+            for seed in seeds:
                 draw = (family, n_train, n_val, seed, options.classes, options.dim)
                 runs += [MethodRun(*draw, *pair) for pair in pairs]
     rows = summarise(run_all(runs, run_method, options.state, lambda run: hash_code(run.method), unit="result"))

@@ -19,14 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from analysis.contest.official import sample_official
 from analysis.shared.runner import BUILD_FOLDER, StudyParser, StudyReport
 from protonet.datasets import Split
 from protonet.errors import raise_input_error
 from protonet.ui.command_line import check_known_name, check_output_path
 from solution.pack import pack_single_file, pack_zip
 
+#: The official data. Only studies may use its seeds, not the library.
+NUM_CLASSES, DIM, PROTOTYPE_RADIUS, NOISE_DEVIATION = 128, 384, 2.5, 0.4
+PROTOTYPE_SEED, TRAIN_SEED, VAL_SEED, TEST_SEED = 2025, 1337, 2026, 4242
 CONTEST_CONFIGS = {"official": (16, 4, 8), "agentics": (1, 1, 1)}  #: Samples per class of train, validation and test.
 WORKER_FILE = Path(__file__).with_name("worker.py")
 PARAM_LIMIT, BASELINE_ACCURACY = 500_000.0, 0.72
@@ -36,12 +40,8 @@ SPLITS = ("train", "val", "test")
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the configuration and the kind of submission."""
-    parser.add_option(
-        "--config",
-        "official",
-        "or agentics: 1 sample per class",
-        partial(check_known_name, known_names=CONTEST_CONFIGS),
-    )
+    known = partial(check_known_name, known_names=CONTEST_CONFIGS)
+    parser.add_option("--config", "official", "or agentics: 1 sample per class", known)
     parser.add_argument("--single-file", action="store_true", help="evaluate the single file")
 
 
@@ -101,3 +101,31 @@ def evaluate_submission(submission: bytes, split: Split, *, param_limit: float =
             raise_input_error("submission", "run in the contest's process", got, remedy)
         result: dict[str, Any] = json.loads((top / "result.json").read_text(encoding="utf-8"))
         return result
+
+
+def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split:
+    """Sample the official data, equal to the contest's to the bit, given samples per class, each >= 1.
+
+    Returns:
+        Features of 384 columns, float32, and labels in [0, 128), int64, in the evaluator's order.
+
+    Source: Frontier-CS, ``research/problems/imagenet_pareto``; seeds and order as its evaluator has them.
+    """
+    directions = torch.randn(NUM_CLASSES, DIM, generator=torch.Generator().manual_seed(PROTOTYPE_SEED))
+    prototypes = torch.nn.functional.normalize(directions, dim=1) * PROTOTYPE_RADIUS
+    seeds = {TRAIN_SEED: n_train, VAL_SEED: n_val, TEST_SEED: n_test}
+    return Split(
+        *(part for seed, n in seeds.items() for part in _sample_rows(prototypes, n, seed)),
+        num_classes=NUM_CLASSES,
+        noise_covariance=NOISE_DEVIATION**2 * torch.eye(DIM, dtype=torch.float64),
+        radius=PROTOTYPE_RADIUS,
+    )
+
+
+def _sample_rows(prototypes: Tensor, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Sample n rows per class, sorted by class, and shuffle them, all with one generator."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [prototype + NOISE_DEVIATION * torch.randn(n, DIM, generator=generator) for prototype in prototypes]
+    order = torch.randperm(NUM_CLASSES * n, generator=generator)
+    labels = torch.arange(NUM_CLASSES).repeat_interleave(n)  # (num_classes * n,)
+    return torch.cat(rows)[order], labels[order]

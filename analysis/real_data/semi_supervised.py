@@ -135,8 +135,7 @@ def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | Non
     def take(part: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         return data.x[[row for row, _ in part]].float(), torch.tensor([label for _, label in part], dtype=torch.int64)
 
-    train, hidden_rows, fresh = map(take, parts)
-    return Split(train, hidden_rows, fresh, known)
+    return Split(*map(take, parts), known)
 
 
 def measure_run(run: Run) -> dict[str, Any]:
@@ -189,10 +188,8 @@ def score_sklearn(split: Split) -> dict[str, float]:
 
 def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
     """Format a table of all data sets for each number of labels and regime, and a table of means."""
-    tables = []
-    cases = dict.fromkeys((row["shots"], row["regime"]) for row in rows)
-    summary = []
-    for shots, regime in cases:
+    tables, summary = [], []
+    for shots, regime in dict.fromkeys((row["shots"], row["regime"]) for row in rows):
         some = [row for row in rows if (row["shots"], row["regime"]) == (shots, regime)]
         names = sorted({row["dataset"] for row in some}, key=lambda name: (name not in DEVELOPMENT_DATASETS, name))
         lines, leads = [], {}
@@ -201,18 +198,16 @@ def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
             lead = [row["with"] - row["without"] for row in selected]
             fresh = [row["with_fresh"] - row["without_fresh"] for row in selected if "with_fresh" in row]
             leads[name] = statistics.fmean(lead)
-            peers = [
-                format_mean([row[peer] for row in selected]) if peer in selected[0] else "" for peer in SKLEARN_METHODS
-            ]
+            peers = [format_mean([row[peer] for row in selected if peer in row]) for peer in SKLEARN_METHODS]
             learned = f"{sum(row['learned'] for row in selected)} of {len(selected)}"
             means = [format_mean([row[part] for row in selected]) for part in ("without", "with")]
-            lines.append([name, *means, format_mean(lead), format_mean(fresh) if fresh else "", learned, *peers])
+            lines.append([name, *means, format_mean(lead), format_mean(fresh), learned, *peers])
         columns = ["data set", "without", "with", "lead", "lead, fresh", "learned", *SKLEARN_METHODS]
         tables.append(f"**{shots} per class, {regime}**\n\n{format_table(columns, lines)}")
-        halves = [
-            [leads[name] for name in names if (name in DEVELOPMENT_DATASETS) == chosen] for chosen in (True, False)
+        means = [
+            format_mean([leads[name] for name in names if (name in DEVELOPMENT_DATASETS) == chosen], sign=True)
+            for chosen in (True, False)
         ]
-        means = [format_mean(half, sign=True) if half else "" for half in halves]
         worst = min(leads, key=leads.__getitem__)
         ahead = [
             f"{statistics.fmean(row['with'] - row[peer] for row in some):+.1f}" if peer in some[0] else ""
@@ -220,12 +215,10 @@ def tabulate(rows: Sequence[Mapping[str, Any]], effort: str) -> str:
         ]
         seconds = statistics.fmean(row["with_seconds"] / row["without_seconds"] for row in some)
         outcome = " / ".join(str(sum(row[part] for row in some)) for part in ("unlike", "strangers", "all_strangers"))
-        summary.append(
-            [f"{shots}, {regime}", *means, f"{worst} {leads[worst]:+.1f}", f"{seconds:.1f}", outcome, *ahead]
-        )
+        line = [f"{shots}, {regime}", *means, f"{worst} {leads[worst]:+.1f}", f"{seconds:.1f}", outcome]
+        summary.append([*line, *ahead])
     columns = ["per class, regime", "lead, sets that chose", "other sets", "worst", "times as long", "found"]
-    tables.append(
-        f"**Means**\n\n{format_table([*columns, *(f'ahead of {peer}' for peer in SKLEARN_METHODS)], summary)}"
-    )
+    columns += [f"ahead of {peer}" for peer in SKLEARN_METHODS]
+    tables.append(f"**Means**\n\n{format_table(columns, summary)}")
     regimes = "; ".join(f"{name}: {text}" for name, text in UNLABELLED_REGIMES.items())
     return "\n".join(tables) + TABLE_NOTE.format(chosen=", ".join(DEVELOPMENT_DATASETS), regimes=regimes, effort=effort)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from protonet._validation import check_int
 from protonet.datasets import Dataset, Split, load_digits, load_glyphs
@@ -118,9 +117,8 @@ def load_text(library: Path | None = None) -> Dataset:
     with optional_packages():
         from sklearn.decomposition import TruncatedSVD  # noqa: PLC0415 - optional
         from sklearn.feature_extraction.text import HashingVectorizer  # noqa: PLC0415
-    hashed = HashingVectorizer(n_features=N_HASHED_NGRAMS, ngram_range=(1, 2), alternate_sign=False).fit_transform(
-        texts
-    )
+    vectorizer = HashingVectorizer(n_features=N_HASHED_NGRAMS, ngram_range=(1, 2), alternate_sign=False)
+    hashed = vectorizer.fit_transform(texts)
     svd = TruncatedSVD(min(TEXT_FEATURES, len(texts) - 1), random_state=0)
     return make_dataset("library", torch.from_numpy(svd.fit_transform(hashed)), modules)
 
@@ -168,16 +166,11 @@ def split_shots(data: Dataset, shots: int, seed: int) -> Split | None:
     counts = torch.bincount(data.y, minlength=data.num_classes)
     classes = (counts >= shots + MIN_SPARE_ROWS).nonzero().flatten()  # class ids
     renumbered = torch.full((data.num_classes,), -1).index_copy_(0, classes, torch.arange(len(classes)))
-    y = renumbered[data.y[order]]
+    x, y = data.x[order], renumbered[data.y[order]]
     labelled = torch.zeros(len(y), dtype=torch.bool)
     for c in range(len(classes)):
         labelled[(y == c).nonzero().flatten()[:shots]] = True
     train, test = labelled.nonzero().flatten(), ((y >= 0) & ~labelled).nonzero().flatten()[:MAX_TEST_ROWS]
     if len(classes) < 2 or len(test) < MIN_TEST_ROWS:
         return None
-    x = data.x[order]
-
-    def rows(which: Tensor) -> tuple[Tensor, Tensor]:
-        return x[which], y[which]
-
-    return Split(*rows(train), *rows(train[:0]), *rows(test), len(classes))
+    return Split(x[train], y[train], x[:0], y[:0], x[test], y[test], len(classes))

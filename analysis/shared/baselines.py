@@ -52,6 +52,11 @@ Predictor = Callable[[np.ndarray], PredictionOutcome]  #: Maps test rows (n, dim
 FitFunction = Callable[[np.ndarray, np.ndarray], Predictor]
 
 
+def rank_log_probabilities(log_probabilities: np.ndarray) -> PredictionOutcome:
+    """Predict the likeliest classes, given log-probabilities (n, num_classes)."""
+    return PredictionOutcome(log_probabilities.argmax(axis=1), log_probabilities)
+
+
 class Baseline(NamedTuple):
     """A classifier to compare with."""
 
@@ -112,7 +117,7 @@ def fit_logistic(x: np.ndarray, y: np.ndarray) -> Predictor:
         scores = torch.from_numpy(model.decision_function(rows))
         if scores.ndim == 1:  # two classes
             scores = torch.stack([torch.zeros_like(scores), scores], dim=1)  # (n, 2)
-        return PredictionOutcome(scores.argmax(dim=1).numpy(), scores.log_softmax(dim=1).numpy())
+        return rank_log_probabilities(scores.log_softmax(dim=1).numpy())
 
     return predict
 
@@ -149,12 +154,7 @@ def fit_svm(x: np.ndarray, y: np.ndarray, *, probabilities: bool = False) -> Pre
     if not probabilities or smallest < 2:
         return lambda rows: PredictionOutcome(model.predict(rows))
     calibrated = CalibratedClassifierCV(model.best_estimator_, cv=min(FOLDS, smallest), ensemble=False).fit(x, y)
-
-    def predict(rows: np.ndarray) -> PredictionOutcome:
-        predicted = calibrated.predict_proba(rows)
-        return PredictionOutcome(predicted.argmax(axis=1), np.log(predicted.clip(1e-12)))
-
-    return predict
+    return lambda rows: rank_log_probabilities(np.log(calibrated.predict_proba(rows).clip(1e-12)))
 
 
 def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:

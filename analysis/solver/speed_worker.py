@@ -19,7 +19,7 @@ from protonet import solve
 
 SEED = 0
 PREDICTED_ROWS, REPEATS = 512, 5  #: Rows of a prediction, and its repetitions, of which the fastest counts.
-RADIUS, NOISE = 2.5, 0.4  #: Geometry of the contest's classes (`analysis.contest.official`).
+RADIUS, NOISE = 2.5, 0.4  #: Geometry of the contest's classes (`analysis.contest.trial`).
 Data = dict[str, Any]
 
 

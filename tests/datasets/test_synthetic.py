@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from analysis.contest.official import sample_official
+from analysis.contest.trial import sample_official
 from protonet.datasets import FAMILIES, Split, sample_family, synthetic
 
 TENSORS = ("train_x", "train_y", "val_x", "val_y", "test_x", "test_y")
@@ -167,8 +167,3 @@ def test_official_cosine_is_the_published_figure() -> None:
     split = sample_official()
     x, y = torch.cat([split.train_x, split.val_x]), torch.cat([split.train_y, split.val_y])
     assert round(score_cosine(x, y, split.test_x, split.test_y), 4) == 0.9883
-
-
-def test_official_errors() -> None:
-    with pytest.raises(ValueError, match=r"^`n_val` must be a whole number >= 1; got 0\."):
-        sample_official(n_val=0)
