@@ -113,9 +113,10 @@ def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split
     """
     directions = torch.randn(NUM_CLASSES, DIM, generator=torch.Generator().manual_seed(PROTOTYPE_SEED))
     prototypes = torch.nn.functional.normalize(directions, dim=1) * PROTOTYPE_RADIUS
-    seeds = {TRAIN_SEED: n_train, VAL_SEED: n_val, TEST_SEED: n_test}
     return Split(
-        *(part for seed, n in seeds.items() for part in _sample_rows(prototypes, n, seed)),
+        *_sample_rows(prototypes, n_train, TRAIN_SEED),
+        *_sample_rows(prototypes, n_val, VAL_SEED),
+        *_sample_rows(prototypes, n_test, TEST_SEED),
         num_classes=NUM_CLASSES,
         noise_covariance=NOISE_DEVIATION**2 * torch.eye(DIM, dtype=torch.float64),
         radius=PROTOTYPE_RADIUS,

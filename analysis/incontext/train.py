@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 
 from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
-from analysis.incontext.real import RealTables
+from analysis.incontext.real import load_part
 from protonet._io import write_atomically
 from protonet.views.transformer import (
     CLASS_CODES,
@@ -49,12 +49,7 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 
 def sample_sizes(generator: torch.Generator, cells: int) -> tuple[int, int, int, int]:
-    """Sample the numbers of tables, labelled rows and columns of a step, and the minimal rows per class.
-
-    Args:
-        generator: The source of randomness.
-        cells: The approximate number of cells of the step.
-    """
+    """Sample the numbers of tables, labelled rows and columns of a step of some cells, and the minimal class rows."""
 
     def draw(values: Sequence[int]) -> int:
         return values[int(torch.randint(len(values), (), generator=generator))]
@@ -66,15 +61,10 @@ def sample_sizes(generator: torch.Generator, cells: int) -> tuple[int, int, int,
 
 
 class Batches(Dataset[tuple[Episodes, int]]):
-    """A data set that maps the number of a step to its episodes, of synthetic or real tables.
-
-    Args:
-        seed: The seed of the tables.
-        cells: The approximate number of cells of a step.
-    """
+    """A data set that maps the number of a step to its episodes of synthetic or real tables."""
 
     def __init__(self, seed: int, cells: int) -> None:
-        self.seed, self.cells, self.real = seed, cells, RealTables("training")
+        self.seed, self.cells, self.real = seed, cells, load_part("training")
 
     def __getitem__(self, step: int) -> tuple[Episodes, int]:
         """Sample the episodes of a step; return them and their number of labelled rows."""
@@ -187,22 +177,16 @@ class Trainer:
         start = {name: _initialize(name, shape, generator) for name, shape in WEIGHT_SHAPES.items()}
         start |= {} if weights is None else unpack_weights(weights)
         self.weights = {name: value.to(self.device, copy=True).requires_grad_() for name, value in start.items()}
-        #: Logarithm of the scale of the cosines.
-        self.factor = torch.tensor(2.0, device=self.device, requires_grad=True)
+        self.factor = torch.tensor(2.0, device=self.device, requires_grad=True)  #: Logarithm of the cosines' scale.
         self.average = [value.detach().clone() for value in self.values]
         self.rate = torch.tensor(0.0, device=self.device)  #: The learning rate.
-        matrices = [value for name, value in self.weights.items() if _is_hidden(name) and value.ndim == 2]
+        hidden = [value for name, value in self.weights.items() if name[0].isdigit() or name == "row"]
+        matrices = [value for value in hidden if value.ndim == 2]
         others = [value for value in self.values if all(value is not matrix for matrix in matrices)]
+        on_gpu = self.device.type == "cuda"
         self.optimizers: list[torch.optim.Optimizer] = [
             Muon(matrices, self.rate, weight_decay=WEIGHT_DECAY),
-            torch.optim.AdamW(
-                others,
-                self.rate,
-                betas=(0.9, 0.98),
-                weight_decay=0.0,
-                fused=True,
-                capturable=self.device.type == "cuda",
-            ),
+            torch.optim.AdamW(others, self.rate, (0.9, 0.98), weight_decay=0.0, fused=True, capturable=on_gpu),
         ]
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, Episodes, Tensor]] = {}
 
@@ -212,13 +196,7 @@ class Trainer:
         return [*self.weights.values(), self.factor]
 
     def advance(self, episodes: Episodes, labelled: int, done: float) -> Tensor:
-        """Take a training step; return its loss.
-
-        Args:
-            episodes: The tables of the step.
-            labelled: The number of labelled rows of each.
-            done: The fraction of the run that is finished.
-        """
+        """Take a training step on tables of ``labelled`` rows; ``done`` is the finished fraction. Return the loss."""
         self.rate.fill_(MAX_LEARNING_RATE * min(1, (self.step + 1) / WARMUP_STEPS) * max(0.0, 1 - done))
         loss = (self._replay if self.device.type == "cuda" else self._update)(episodes, labelled)
         self.step += 1
@@ -312,11 +290,6 @@ class Trainer:
         return flat.half().cpu()
 
 
-def _is_hidden(name: str) -> bool:
-    """Test whether a weight belongs to the hidden layers, given its name."""
-    return name[0].isdigit() or name == "row"
-
-
 def _use_one_thread(_: int) -> None:
     """Limit a worker process to one thread."""
     torch.set_num_threads(1)
@@ -330,10 +303,6 @@ def _initialize(name: str, shape: tuple[int, ...], generator: torch.Generator) -
     elif part in ("label", "codes", "row_codes"):
         value = 0.5 * torch.randn(shape, generator=generator)
     else:  # as torch.nn.Linear
-        value = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(_count_inputs(name, shape))
+        inputs = WEIGHT_SHAPES[name.removesuffix("_bias")][1]
+        value = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(inputs)
     return value
-
-
-def _count_inputs(name: str, shape: tuple[int, ...]) -> int:
-    """Return the number of inputs of a linear layer, given the name and shape of its matrix or bias."""
-    return WEIGHT_SHAPES[name.removesuffix("_bias")][1] if len(shape) == 1 else shape[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
-from analysis.incontext.real import RealTables
+from analysis.incontext.real import RealTables, load_part
 from analysis.incontext.train import NEW_ROWS, classify
+from analysis.shared.tables import mean_and_error
 from protonet.views.transformer import unpack_weights
 
 #: Numbers of labelled rows and maximal columns of tasks from real tables; episodes of each task.
@@ -40,7 +42,7 @@ class Scores(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Mean paired difference over tables, and its standard error."""
+    """Mean paired difference over tables, its standard error, and the numbers of both."""
 
     mean: float
     error: float
@@ -48,12 +50,11 @@ class Difference(NamedTuple):
     episodes: int
 
 
-def draw_tasks(part: Literal["validation", "comparison"], seed: int = 0) -> list[Task]:
-    """Sample tasks of all sizes: from the real tables of a part, with all or numeric columns, and synthetic tables."""
-    generator = torch.Generator().manual_seed(seed + (0 if part == "validation" else 1_000_000))
-    real, tasks = RealTables(part), list[Task]()
-    for index in range(len(real.tables)):
-        table = real.select(index)
+def draw_tasks() -> list[Task]:
+    """Sample tasks of all sizes: from each real table for validation, with all or numeric columns, and synthetic."""
+    generator, tasks = torch.Generator().manual_seed(0), list[Task]()
+    for index, columns_of_table in enumerate(load_part("validation").tables):
+        table = RealTables([columns_of_table])
         for labelled, max_columns in REAL_SIZES:
             for numeric, width in ((False, table.width), (True, table.numeric_width)):
                 columns = min(max_columns, int(width[0]))
@@ -70,12 +71,7 @@ def draw_tasks(part: Literal["validation", "comparison"], seed: int = 0) -> list
 
 @torch.no_grad()
 def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
-    """Compute accuracy and log loss of the nearest prototype on the new rows of each episode.
-
-    Args:
-        flat: (WEIGHT_COUNT,) stored weights.
-        tasks: From `draw_tasks`.
-    """
+    """Compute accuracy and log loss of the nearest prototype on the new rows, with stored weights (WEIGHT_COUNT,)."""
     weights, accuracy, losses = unpack_weights(flat), list[Tensor](), list[Tensor]()
     for task in tasks:
         n, (_, classes, known) = task.labelled, task.episodes
@@ -94,15 +90,12 @@ def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
 def compare(new: np.ndarray, old: np.ndarray, tasks: Sequence[Task], group: str | None = None) -> Difference:
     """Compute the mean of new - old over tables, each averaged over its episodes; ``group`` selects tasks."""
     clusters: dict[tuple[int, int, int], list[float]] = {}
-    start = 0
-    for index, task in enumerate(tasks):
-        size = len(task.episodes.classes)
-        differences = (new - old)[start : start + size]
-        start += size
+    sizes = [len(task.episodes.classes) for task in tasks]
+    differences = np.split(new - old, np.cumsum(sizes)[:-1])
+    for index, (task, values) in enumerate(zip(tasks, differences, strict=True)):
         if group in {None, task.group}:
-            for episode, value in enumerate(differences.tolist()):
+            for episode, value in enumerate(values.tolist()):
                 key = (task.table, 0, 0) if task.table >= 0 else (-1, index, episode)
                 clusters.setdefault(key, []).append(value)
-    means = np.array([np.mean(values) for values in clusters.values()])
-    episodes = sum(map(len, clusters.values()))
-    return Difference(float(means.mean()), float(means.std(ddof=1) / math.sqrt(len(means))), len(means), episodes)
+    mean, error = mean_and_error([statistics.fmean(values) for values in clusters.values()])
+    return Difference(mean, error, len(clusters), sum(map(len, clusters.values())))

@@ -168,7 +168,7 @@ def fit_nearest(items: ItemDataset, drawn: RowSplit, run: MethodRun) -> Predicto
 
     def embed(inputs: Sequence[Any]) -> np.ndarray:
         rows = representation.embed(inputs)
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12))
 
     names = embed(items.classes)
     return lambda inputs: (embed(inputs) @ names.T).argmax(axis=1)

@@ -49,8 +49,11 @@ PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
     "no-selection": {"effort": ModelSearch(folds=0)},
     "no-shifts": {"effort": ModelSearch(shifts=False)},
     **{
-        name: {"effort": ModelSearch().with_family(MLPFamily(training_config=MLPTrainingConfig(**{weight: 0.0})))}
-        for name, weight in (("no-episodes", "episodic_loss_weight"), ("no-cross-entropy", "cross_entropy_weight"))
+        name: {"effort": ModelSearch().with_family(MLPFamily(training_config=config))}
+        for name, config in (
+            ("no-episodes", MLPTrainingConfig(episodic_loss_weight=0.0)),
+            ("no-cross-entropy", MLPTrainingConfig(cross_entropy_weight=0.0)),
+        )
     },
 }
 #: Baselines that are tuned for few rows; the others of the registry are the contest's.

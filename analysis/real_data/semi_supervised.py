@@ -135,7 +135,8 @@ def split_rows(data: Dataset, shots: int, seed: int, regime: str) -> Split | Non
     def take(part: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         return data.x[[row for row, _ in part]].float(), torch.tensor([label for _, label in part], dtype=torch.int64)
 
-    return Split(*map(take, parts), known)
+    train, hidden_rows, fresh = map(take, parts)
+    return Split(train, hidden_rows, fresh, known)
 
 
 def measure_run(run: Run) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from protonet.datasets import load_glyphs
 from protonet.ui.text import format_table
 from solution.pack import ROOT
 
-TIMED_DATASETS = ("digits", "wine", "breast_cancer", "iris", "text")
-TIMED_DATASETS += ("ArrowHead", "GunPoint", "JapaneseVowels", "ItalyPowerDemand")
+TIMED_SERIES = ("ArrowHead", "GunPoint", "JapaneseVowels", "ItalyPowerDemand")
+TIMED_DATASETS = ("digits", "wine", "breast_cancer", "iris", *TIMED_SERIES, "text")
 SHOTS = (5, 20)  #: Labelled rows per class of the real problems.
 PEAKS_PER_SPECTRUM, SPECTRUM_LENGTH = 4, 200  #: Peaks and values of a synthetic spectrum.
 #: Numbers of rows, classes and features of isotropic data.

@@ -22,18 +22,23 @@ from pathlib import Path
 
 from protonet._text import shorten_list
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset
-from protonet.datasets.layouts import (
+from protonet.datasets.pictures import (
+    ImageSet,
+    ImageSource,
+    LabelledPictures,
     Layout,
+    RotatedPicture,
     detect_csv_lists,
     detect_folders,
     detect_json_lists,
     detect_tiered_imagenet,
+    label_pictures,
+    load_pictures,
     make_layout,
     make_pickle_detector,
     make_split_list_detector,
     raise_unreadable,
 )
-from protonet.datasets.pictures import ImageSet, ImageSource, LabelledPictures, RotatedPicture, load_pictures
 from protonet.embeddings.pictures.images import list_images, list_visible_folders
 from protonet.errors import raise_input_error
 
@@ -82,11 +87,8 @@ def format_class_lists() -> str:
     """Format an overview of all class lists as text: the counts of classes and pictures, the hash and the source."""
     lines = []
     for name, known in read_class_lists().items():
-        counts = ", ".join(
-            f"{len(getattr(known, side))} {side} ({known.pictures[side]:,} pictures)"
-            for side in SPLIT_SIDES
-            if known.pictures[side]
-        )
+        present = [side for side in SPLIT_SIDES if known.pictures[side]]
+        counts = ", ".join(f"{len(getattr(known, s))} {s} ({known.pictures[s]:,} pictures)" for s in present)
         lines += [f"{name}: {known.of}", f"  {counts}", f"  sha256 {known.sha256}", f"  {known.source}", ""]
     return "\n".join(lines)
 
@@ -97,40 +99,28 @@ def simplify_class_name(name: str) -> str:
 
 
 def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], Layout | None]:
-    """Make a function that finds the pictures ``root/SUBFOLDER/CLASS/*.png`` of the classes on a class list.
+    """Make a function that finds the pictures ``root/SUBFOLDER/CLASS/*.png`` of the classes on the class list ``key``.
 
-    The function takes ``root``, and returns a `Layout` with the split of the list; or None if no subfolder has most of
-    the classes. If it has most but not all, an InputError names a missing class. Pictures of several subfolders are
-    joined, and classes that are not on the list are left out.
-
-    Args:
-        key: The name of the class list, see `read_class_lists`.
-        subfolders: The possible subfolders; "" is ``root`` itself.
+    The function takes ``root``, and returns a `Layout` with the split of the list; or None if no subfolder ("" is
+    ``root`` itself) has most of the classes. If it has most but not all, an InputError names a missing class. Pictures
+    of several subfolders are joined, and classes that are not on the list are left out.
     """
 
     def detect(root: Path) -> Layout | None:
         known = read_class_lists()[key]
         label_of = {simplify_class_name(label): label for label in known.side_of}
-        found = [
-            {simplify_class_name(folder.name): folder for folder in list_visible_folders(root / part)}
-            for part in subfolders
-        ]
+        every = [list_visible_folders(root / part) for part in subfolders]
+        found = [{simplify_class_name(folder.name): folder for folder in folders} for folders in every]
         min_classes = MIN_PRESENT_CLASS_FRACTION * len(label_of)
         found = [folders for folders in found if len(folders.keys() & label_of.keys()) >= min_classes]
         if not found:
             return None
-        pictures: list[Path] = []
-        labels: list[str] = []
         for folders in found:
             if missing := [label for name, label in label_of.items() if name not in folders]:
                 got = f"{root} without {len(missing)}, such as {missing[0]!r}"
                 raise_input_error("root", f"hold the {len(label_of)} classes of {known.of}", got, "Get all of them.")
-            for name, label in label_of.items():
-                images = list_images("root", folders[name])
-                pictures += images
-                labels += [label] * len(images)
-        side_of = known.side_of
-        return make_layout(LabelledPictures(pictures, labels, [side_of[label] for label in labels]))
+        pictures = label_pictures((folders[name], label) for folders in found for name, label in label_of.items())
+        return make_layout(pictures.split(known.side_of))
 
     return detect
 
@@ -161,15 +151,11 @@ def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) ->
 
 
 def describe_class_list_difference(text: str, counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """Describe how the classes of a data set ``KIND:ROOT`` differ from the class list of the benchmark KIND.
+    """Describe in a line how the classes of a data set ``KIND:ROOT`` differ from the class list of the benchmark KIND.
 
-    Args:
-        text: The data set, as the command line names it.
-        counts: The number of the data set's pictures for each pair (class, side of the split). If none of these classes
-            is on the list, only the numbers of classes and pictures are compared.
-
-    Returns:
-        A list of one line of text; an empty list if nothing differs, or if ``text`` names no known benchmark.
+    ``counts`` has the number of pictures for each pair (class, side of the split). If none of these classes is on the
+    list, only the numbers of classes and pictures are compared. Nothing is returned if nothing differs, or if ``text``
+    names no known benchmark.
     """
     key, colon, _ = text.partition(":")
     known = read_class_lists().get(key)
@@ -181,11 +167,8 @@ def describe_class_list_difference(text: str, counts: Mapping[tuple[str, str], i
     wrong = []
     for side in SPLIT_SIDES:
         sizes = [count for (_, side_of_class), count in counts.items() if side_of_class == side]
-        missing = [
-            name
-            for simple_name, (name, listed_side) in listed.items()
-            if named and listed_side == side and side_by_name.get(simple_name) != side
-        ]
+        on_side = {simple: name for simple, (name, listed_side) in listed.items() if named and listed_side == side}
+        missing = [name for simple, name in on_side.items() if side_by_name.get(simple) != side]
         n_listed = len(getattr(known, side))
         if len(sizes) != n_listed or missing:
             such = f" ({len(missing)} of them missing, such as {missing[0]})" if missing else ""
@@ -196,13 +179,10 @@ def describe_class_list_difference(text: str, counts: Mapping[tuple[str, str], i
 
 
 class Benchmark:
-    """The size of a benchmark's pictures, and the layouts in which its files may be published.
+    """The pixels per side to which papers resize a benchmark's pictures, and the layouts of its files.
 
-    Args:
-        size: Pixels per side that papers resize pictures to.
-        expected: The layouts in words, for the message that none of them was found.
-        layouts: Functions that each look for one layout in a folder, and return None if it is not there.
-        folder: The name of the folder in the authors' archive. Users may pass this folder, or the folder above it.
+    ``expected`` are the layouts in words, and ``layouts`` functions that each look for one in a folder, and return None
+    if it is not there. ``folder`` is the folder in the authors' archive: users may pass it, or the one above.
     """
 
     def __init__(self, size: int, expected: str, *layouts: Callable[[Path], Layout | None], folder: str = "") -> None:
@@ -230,7 +210,7 @@ def _detect_cub_archive(root: Path) -> Layout | None:
         if label_of.setdefault(label, classes[key]) != classes[key]:
             raise_unreadable(lists[1], f"folder {label} of classes {label_of[label]} and {classes[key]}")
     paths = [root / "images" / file for file in files.values()]
-    return make_layout(LabelledPictures(paths, labels, [side_of[label] for label in labels]), *lists)
+    return make_layout(LabelledPictures(paths, labels).split(side_of), *lists)
 
 
 def _read_numbered_values(path: Path) -> dict[str, str]:
@@ -347,12 +327,7 @@ def load_tiered_imagenet(root: str | Path, *, size: int | None = None) -> Datase
     Classes of train, val and test are base, validation and novel. The colour channels of NPZ files are not reordered:
     blue is first if OpenCV wrote the file.
 
-    Args:
-        root: The folder of the release.
-        size: Pixels per side to resize pictures to, >= 1; None for 84.
-
-    Returns:
-        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
+    Arguments and result are as in `load_mini_imagenet`.
 
     Source: Ren et al., "Meta-learning for semi-supervised few-shot classification" (2018), sec. 4.1,
         https://arxiv.org/abs/1803.00676.
@@ -370,12 +345,7 @@ def load_cifar_fs(root: str | Path, *, size: int | None = None) -> Dataset:
 
     Classes of train, val and test are base, validation and novel.
 
-    Args:
-        root: The folder of the release.
-        size: Pixels per side to resize pictures to, >= 1; None for 32.
-
-    Returns:
-        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
+    Arguments and result are as in `load_mini_imagenet`, but None is a ``size`` of 32.
 
     Source: Bertinetto et al., "Meta-learning with differentiable closed-form solvers" (2019), sec. 4.1,
         https://arxiv.org/abs/1805.08136. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
@@ -392,12 +362,7 @@ def load_fc100(root: str | Path, *, size: int | None = None) -> Dataset:
 
     Classes of train, val and test are base, validation and novel.
 
-    Args:
-        root: The folder of the release.
-        size: Pixels per side to resize pictures to, >= 1; None for 32.
-
-    Returns:
-        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
+    Arguments and result are as in `load_mini_imagenet`, but None is a ``size`` of 32.
 
     Source: Oreshkin, Rodríguez and Lacoste, "TADAM: task dependent adaptive metric for improved few-shot learning"
         (2018), sec. 4.1, https://arxiv.org/abs/1805.10123. Pickles: Lee et al. (2019), https://arxiv.org/abs/1904.03758.
@@ -416,14 +381,8 @@ def load_cub(root: str | Path, *, size: int | None = None) -> Dataset:
     - ``root/train/CLASS/*.jpg``, ``val`` and ``test``;
     - ``root/CLASS/*.jpg``, split by the class list of this library.
 
-    Pictures are not cropped.
-
-    Args:
-        root: The folder ``CUB_200_2011`` of the archive, or the folder above it.
-        size: Pixels per side to resize pictures to, >= 1; None for 84.
-
-    Returns:
-        A data set of uint8 pixels, memory-mapped from a cached file (see `protonet.datasets.pictures.load_pictures`).
+    Pictures are not cropped. Arguments and result are as in `load_mini_imagenet`; ``root`` is the folder
+    ``CUB_200_2011`` of the archive, or the folder above it.
 
     Source: Wah et al., "The Caltech-UCSD Birds-200-2011 dataset" (2011). Split: Chen et al., "A closer look at few-shot
         classification" (2019), sec. 4.1, https://arxiv.org/abs/1904.04232.

@@ -101,10 +101,7 @@ def load_npz(path: str | Path) -> Dataset:
 
 
 def _make_npz_dataset(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap | None = None) -> Dataset:
-    """Make a data set from rows ``x`` (n, ...), perhaps memory-mapped, and the other ``arrays`` of an NPZ file.
-
-    These are ``y`` and perhaps ``split`` and ``maps``, as `load_npz` describes them.
-    """
+    """Make a data set from rows ``x`` (n, ...), perhaps memory-mapped, and the arrays ``y``, ``split``, ``maps``."""
     x = x.flatten(1)
     data = make_dataset("x", torch.empty(len(x), 0), arrays["y"])
     data = assign_sides("split", data, arrays.get("split"))
@@ -114,10 +111,7 @@ def _make_npz_dataset(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap
 
 
 def check_map_shape(shape: np.ndarray | None, dim: int) -> tuple[int, int, int] | None:
-    """Check the array ``maps`` of an NPZ file whose rows have ``dim`` features; return (channels, height, width).
-
-    Returns None if the file has no such array.
-    """
+    """Check the array ``maps`` of an NPZ file, if any, whose rows have ``dim`` features: (channels, height, width)."""
     if shape is None:
         return None
     if shape.shape != (3,) or shape.dtype.kind not in "iu" or math.prod(shape.tolist()) != dim or shape.min() < 1:
@@ -199,10 +193,9 @@ def map_npz(path: str | Path) -> Dataset:
 def memory_map_array(
     path: Path, dtypes: Sequence[str] = MEMORY_MAPPED_DTYPES, name: str = "x"
 ) -> tuple[Tensor, mmap.mmap] | None:
-    """Memory-map the array ``name`` (n, ...) of an NPZ file.
+    """Memory-map the array ``name`` (n, ...) of an NPZ file: return a read-only tensor and the mapping of the file.
 
-    Returns a read-only tensor and the mapping of the whole file; or None if the array is compressed, of a dtype other
-    than ``dtypes``, or cannot be memory-mapped for another reason.
+    None is returned if the array is compressed, of another dtype, or cannot be memory-mapped for another reason.
     """
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -236,15 +229,8 @@ def write_npz(
 ) -> None:
     """Write an NPZ file block by block; `memory_map_array` can memory-map its array ``x``.
 
-    Args:
-        file: The file, open for writing.
-        shape: The shape (n, ...) of ``x``.
-        dtype: The dtype of ``x``.
-        blocks: The rows of ``x`` in order, in blocks of any number of rows (k, ...).
-        other_arrays: Further arrays to write, by name.
-
-    Raises:
-        ValueError: The blocks do not make up an array of this shape and dtype.
+    ``blocks`` are the rows of ``x`` in order, any number (k, ...) at a time; a ValueError is raised unless they make up
+    an array of ``shape`` (n, ...) and ``dtype``. ``other_arrays`` are written, too, by name.
     """
     left = shape[0]
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

@@ -131,31 +131,19 @@ def load_glyphs(
             remedy = "Pass more characters, more fonts or a smaller min_faces."
             raise_input_error("characters", f"hold at least 2 that {min_faces} faces draw", got, remedy)
         side_of = dict(zip(names, split_by_alphabet(names), strict=True))
-        return LabelledPictures(images, labels, [side_of[label] for label in labels])
+        return LabelledPictures(images, labels).split(side_of)
 
     paths = [face.path for face in faces]
     settings = json.dumps([GLYPH_CACHE_VERSION, chosen, copies, seed])
     variant = hashlib.sha256(settings.encode()).hexdigest()[:16]
-    data = load_pictures(
-        ImageSet(
-            name="glyphs",
-            root=paths[0].parent,
-            files=paths,
-            read=render,
-            size=GLYPH_RENDERING.image_side,
-            grey=True,
-            variant=variant,
-        )
-    )
+    root, size = paths[0].parent, GLYPH_RENDERING.image_side
+    drawn = ImageSet(name="glyphs", root=root, files=paths, read=render, size=size, grey=True, variant=variant)
+    data = load_pictures(drawn)
     return data._replace(x=data.get_rows(torch.arange(len(data.y))), memory_map=None)
 
 
 def get_alphabet(character: str) -> str:
-    """Return the name of a character's alphabet, such as "GREEK" or "ARROWS".
-
-    For a letter it is the first word of the Unicode name; for another character, ``SYMBOL_BLOCKS`` has it by code
-    point.
-    """
+    """Return a character's alphabet, such as "GREEK" (of a letter's Unicode name) or "ARROWS" (of its code point)."""
     if unicodedata.category(character)[0] == "L":
         return unicodedata.name(character, "SYMBOLS").split()[0]
     return SYMBOL_BLOCKS[bisect(SYMBOL_BLOCKS, (ord(character), "~")) - 1][1]
@@ -175,10 +163,8 @@ def split_by_alphabet(characters: Iterable[str]) -> tuple[str, ...]:
     others = {"SMALL", *(name for _, name in SYMBOL_BLOCKS)}
     sides = {}
     for group in (counts.keys() - others, counts.keys() & others):
-        missing = {
-            side: fraction * sum(counts[name] for name in group)
-            for side, fraction in zip(SPLIT_SIDES, SPLIT_SIDE_FRACTIONS, strict=True)
-        }
+        total = sum(counts[name] for name in group)
+        missing = {side: fraction * total for side, fraction in zip(SPLIT_SIDES, SPLIT_SIDE_FRACTIONS, strict=True)}
         for name in sorted(group, key=lambda name: (-counts[name], name)):
             sides[name] = max(missing, key=lambda side: missing[side])
             missing[sides[name]] -= counts[name]
@@ -211,13 +197,7 @@ def list_font_faces(fonts: str | Path | None = None) -> list[FontFace]:
 def _render_characters(
     characters: Iterable[str], faces: list[FontFace], copies: int, seed: int
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Draw each character in every font face that has it, and distort each image.
-
-    A progress bar appears after two seconds.
-
-    Returns:
-        The images, (28, 28) uint8 in black on white; and for each image its character.
-    """
+    """Draw each character in every font face that has it: distorted images (28, 28) uint8, ink 0, and characters."""
     with optional_packages():
         from PIL import ImageFont  # noqa: PLC0415 - optional
 

@@ -12,8 +12,15 @@ import torch
 from PIL import Image
 
 from protonet.datasets import load_mini_imagenet
-from protonet.datasets.layouts import detect_class_folders
-from protonet.datasets.pictures import ImageSet, LabelledPictures, join_sides, load_pictures, open_picture
+from protonet.datasets.pictures import (
+    ImageSet,
+    LabelledPictures,
+    join_sides,
+    list_pictures_by_class,
+    load_pictures,
+    make_layout,
+    open_picture,
+)
 from tests.datasets.trees import draw_classes, make_folders, paint
 
 
@@ -23,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def find(root: Path, size: int = 6) -> ImageSet:
-    files, read = detect_class_folders(root)
+    files, read = make_layout(list_pictures_by_class(root))
     return ImageSet(name="load_some", root=root, files=files, read=read, size=size)
 
 

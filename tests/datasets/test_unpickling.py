@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from protonet.datasets.unpickling import load_pickle
+from protonet.datasets.features import load_pickle
 
 BY_CLASS = collections.defaultdict(list, {0: [np.arange(3, dtype=np.float32)], 1: [np.ones(3, np.float32)] * 2})
 CONTENTS: dict[str, Any] = {

@@ -20,8 +20,14 @@ from protonet._validation import check_type
 from protonet.datasets.benchmarks import BENCHMARKS, locate_benchmark, locate_omniglot, meta_dataset_keys
 from protonet.datasets.dataset import SPLIT_SIDES, Dataset, check_finite, make_dataset, split_classes
 from protonet.datasets.features import FEATURE_READERS
-from protonet.datasets.layouts import detect_class_folders, detect_folders, detect_side_folders
-from protonet.datasets.pictures import ImageSet, load_pictures
+from protonet.datasets.pictures import (
+    ImageSet,
+    detect_folders,
+    detect_side_folders,
+    list_pictures_by_class,
+    load_pictures,
+    make_layout,
+)
 from protonet.datasets.synthetic import FAMILIES, sample_family
 from protonet.episodes.networks.checkpoints import load_trained_encoder
 from protonet.episodes.samplers.batch import TrainedEncoder
@@ -252,7 +258,7 @@ def locate_pictures(text: str) -> ImageSet | None:
     path = Path(text)
     if not text or not path.is_dir():  # an empty path is the current folder
         return None
-    layout = detect_folders(path) or detect_class_folders(path)
+    layout = detect_folders(path) or make_layout(list_pictures_by_class(path))
     return ImageSet(name="source", root=path, files=layout[0], read=layout[1], size=FOLDER_IMAGE_SIZE)
 
 
