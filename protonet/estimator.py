@@ -24,7 +24,7 @@ from protonet.errors import raise_input_error, renamed_arguments
 from protonet.files import MODEL_SUFFIXES
 from protonet.fit.active import Suggestion, cluster_unknown, suggest_rows
 from protonet.fit.cross_validation import CrossValidation, cross_validate, measure_cross_validation
-from protonet.fit.diagnostics import compute_log_loss_rises, embed_rows
+from protonet.fit.diagnostics import embed_rows, rank_columns_by_importance
 from protonet.fit.duplicates import describe_near_duplicates
 from protonet.fit.label_validation import (
     apply_class_weights,
@@ -392,8 +392,11 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         cv, encoding, sizes = self._cross_validate(), self._frame_encoding, self._pipeline.column_sizes
         if not len(cv.labels):
             raise AttributeError("no class has two rows, of which one could be held out")
-        indices = range(len(sizes)) if encoding is None else encoding.column_indices
-        return compute_log_loss_rises(cv, sizes, indices, self.n_features_in_)
+        importances, generator = np.zeros(self.n_features_in_), torch.Generator().manual_seed(0)
+        for column in rank_columns_by_importance(cv, [""] * len(sizes), sizes, generator)["columns"]:
+            index = column["index"] if encoding is None else encoding.column_indices[column["index"]]
+            importances[index] = column["log_loss_rise"]
+        return importances
 
     def _measure_held_out(self) -> Metrics | None:
         """Get the cross-validated metrics, which are computed at the first call; None if no class has two rows."""

@@ -32,9 +32,8 @@ def episodic_loss(
         of squared distances. https://arxiv.org/abs/1703.05175
     """
     n_way, rows = embeddings.shape[-3:-1]
-    prototypes = F.normalize(
-        multiply_by_weights(embeddings, weights)[..., :n_shot, :].mean(dim=-2), dim=-1
-    )  # (..., n_way, dim)
+    means = multiply_by_weights(embeddings, weights)[..., :n_shot, :].mean(dim=-2)
+    prototypes = F.normalize(means, dim=-1)  # (..., n_way, dim)
     queries = embeddings[..., n_shot:, :].flatten(-3, -2)  # (..., n_way * n_query, dim)
     logits = queries @ prototypes.transpose(-1, -2) / temperature  # (..., n_way * n_query, n_way)
     targets = torch.arange(n_way, device=logits.device).repeat_interleave(rows - n_shot)

@@ -40,12 +40,7 @@ from protonet.fit.names import CLASS_NAMES, NAMES_ONLY_SEARCH, classify_by_names
 from protonet.fit.search import FitProgress, ModelSearch, ignore_progress
 from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
 from protonet.fit.training_set import ClassNameRows
-from protonet.fit.uninformative import (
-    compute_uninformative_logits,
-    format_uninformative_note,
-    parse_class_counts,
-    replace_uninformative_logits,
-)
+from protonet.fit.uninformative import compute_uninformative_logits, format_uninformative_note, parse_class_counts
 from protonet.metrics import calibrate_known_scores, measure, measure_classes
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns.base import FittedColumn
@@ -336,8 +331,12 @@ class TablePipeline(Model):
             got = f"{np.abs(x[overflows.numpy()][0]).max():g} as the largest value of a row"
             remedy = "Correct or drop the row."
             raise_input_error(argument, "have numbers of the scale of the training data", got, remedy)
-        if uninformative is not None and uninformative.any():
-            replace_uninformative_logits(logits, torch.from_numpy(uninformative), self.uninformative_logits)
+        if (
+            uninformative is not None
+            and uninformative.any()
+            and (by_frequency := self.uninformative_logits) is not None
+        ):
+            logits[torch.from_numpy(uninformative)] = by_frequency.to(logits)
         return logits
 
     @cached_property

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,7 +70,7 @@ def rank_columns_by_importance(
     Raises:
         FloatingPointError: The embedding of a row, original or shuffled, overflows.
     """
-    total_rows = count_held_out_rows(cv)
+    total_rows = round(float(cv.weights.sum()))  # including merged duplicates
     max_predictions = MAX_SHUFFLED_PREDICTIONS if max_predictions is None else max_predictions
     rows = min(len(cv.labels), max(MIN_IMPORTANCE_ROWS, max_predictions // len(sizes)))
     drawn = torch.randperm(len(cv.labels), generator=generator)[:rows].sort().values
@@ -87,31 +86,13 @@ def rank_columns_by_importance(
         for index, (name, importance) in enumerate(zip(names, importances, strict=True))
     ]
     return {
-        "rows": count_held_out_rows(cv),
+        "rows": round(float(cv.weights.sum())),
         "total_rows": total_rows,
         "accuracy": metrics.accuracy,
         "log_loss": metrics.log_loss,
         "shuffles": shuffles,
         "columns": sorted(columns, key=lambda column: -column["log_loss_rise"]),
     }
-
-
-def compute_log_loss_rises(cv: CrossValidation, sizes: Sequence[int], indices: Sequence[int], width: int) -> np.ndarray:
-    """Compute for each column how much the log-loss rises if this column is shuffled: (width,) float64, in nats.
-
-    ``sizes`` has the number of features of each column that has features, and ``indices`` the index of this column
-    among all ``width`` columns. The importance of columns without features is 0.
-    """
-    ranking = rank_columns_by_importance(cv, [""] * len(sizes), sizes, torch.Generator().manual_seed(0))
-    importances = np.zeros(width)
-    for column in ranking["columns"]:
-        importances[indices[column["index"]]] = column["log_loss_rise"]
-    return importances
-
-
-def count_held_out_rows(cv: CrossValidation) -> int:
-    """Count the held-out rows, including merged duplicates."""
-    return round(float(cv.weights.sum()))
 
 
 def compute_row_losses_and_errors(cv: CrossValidation) -> Tensor:

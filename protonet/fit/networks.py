@@ -99,15 +99,24 @@ def fit_with_unlabelled_rows(
     probabilities: Tensor,
     deadline: float = math.inf,
 ) -> PrototypeNetwork:
-    """Fit the views of largest weight to labelled and unlabelled rows, and return the network of these views.
+    """Fit the views of `select_semi_supervised_views` to labelled and unlabelled rows; return their network.
 
-    `select_semi_supervised_views` selects the views. ``probabilities`` (m, num_classes) are the class probabilities of
-    the unlabelled rows, from `pseudo_label_weights`. The network takes features in the units of ``training_set.rows``.
+    Each unlabelled row gets the class of the largest of its ``probabilities`` (m, num_classes) as a pseudo-label. Its
+    weight is this probability times ``pooling.weights``, and rows of weight 0 are left out. It is not added to its
+    second class, too, since a rare class would get more wrong than correct rows.
     """
     assert training_set.unlabelled is not None
     selected = selected._replace(views=select_semi_supervised_views(selected.views), temperature=pooling.temperature)
-    rows = append_pseudo_labelled_rows(
-        training_set.rows, training_set.unlabelled.features, probabilities, pooling.weights
+    rows, (top_probabilities, classes) = training_set.rows, probabilities.max(dim=1)
+    weights = top_probabilities.double() * pooling.weights
+    used = weights > 0
+    rows = replace(
+        rows,
+        features=torch.cat([rows.features, training_set.unlabelled.features[used]]),
+        labels=torch.cat([rows.labels, classes[used]]),
+        weights=torch.cat([rows.sample_counts, weights[used]]),
+        sample_scale=1.0,
+        groups=None,
     )
     return fit_labelled_rows(rows.to(training_set.device), selected, deadline)
 
@@ -121,11 +130,7 @@ def pseudo_label_weights(training_set: TrainingSet, network: PrototypeNetwork) -
     the CPU.
     """
     assert training_set.unlabelled is not None
-    n = len(training_set.rows.labels)
-    some = training_set.rows.select(
-        torch.arange(0, n, -(-n // PSEUDO_LABELS.max_labelled_rows))
-    )  # rows are sorted by label
-    rows = torch.cat([some.features, training_set.unlabelled.features])
+    some, rows = training_set.pool_rows(PSEUDO_LABELS.max_labelled_rows)
     embedding = torch.cat([network.embed(part.to(training_set.device)) for part in rows.split(CHUNK_SIZE)])
     logits = (embedding[len(some.labels) :] @ network.prototypes.T) / network.temperature
     logits = network.mask_logits(logits + network.offsets).cpu()
@@ -210,8 +215,10 @@ def decide_use_of_unlabelled_rows(
         probabilities.append(fold_probabilities)
         scores += score_known_class(logits) / len(folds)
     without = torch.cat(labelled_only)
-    ranks = rank_among_known_scores(score_known_class(without), scores)
-    pooling = UnlabelledWeights((~detect_outliers(ranks, len(without))).double(), selected.temperature)
+    n_below = torch.searchsorted(score_known_class(without).sort().values, scores)
+    ranks = n_below.double() / max(1, len(without))
+    is_outlier = (ranks < OUTLIER_RATE) & (len(without) >= MIN_HELD_OUT_ROWS)
+    pooling = UnlabelledWeights((~is_outlier).double(), selected.temperature)
     if not folds:  # with one row per class, no row can be held out
         return selected._replace(unlabelled=pooling), SemiSupervisedResult(True, None, False, ranks)
     pooled = []
@@ -334,41 +341,3 @@ def balance_class_frequencies(probabilities: Tensor) -> Tensor:
         balanced = probabilities * factors
         balanced = balanced / balanced.sum(dim=1, keepdim=True)
     return balanced
-
-
-def append_pseudo_labelled_rows(
-    rows: TrainingRows, features: Tensor, probabilities: Tensor, weights: Tensor
-) -> TrainingRows:
-    """Append unlabelled rows to labelled rows, each with its most probable class as a pseudo-label.
-
-    ``features`` (m, dim) and ``probabilities`` (m, num_classes) are those of the unlabelled rows. The weight of such a
-    row is the probability of its pseudo-label times ``weights`` (m,), which is 0 for outliers. Rows of weight 0 are
-    left out. A row is not added to its second class, too, since a rare class would get more wrong than correct rows.
-    The result has no groups.
-    """
-    top_probabilities, classes = probabilities.max(dim=1)
-    weights = top_probabilities.double() * weights
-    used = weights > 0
-    return replace(
-        rows,
-        features=torch.cat([rows.features, features[used]]),
-        labels=torch.cat([rows.labels, classes[used]]),
-        weights=torch.cat([rows.sample_counts, weights[used]]),
-        sample_scale=1.0,
-        groups=None,
-    )
-
-
-def rank_among_known_scores(known_scores: Tensor, scores: Tensor) -> Tensor:
-    """Compute for each of ``scores`` (m,) the fraction (m,) of ``known_scores`` (n,) that are lower."""
-    counts_below = torch.searchsorted(known_scores.sort().values, scores.contiguous())
-    return counts_below.double() / max(1, len(known_scores))
-
-
-def detect_outliers(ranks: Tensor, n_held_out: int) -> Tensor:
-    """Compute a mask (m,) of outliers: rows whose rank is below ``OUTLIER_RATE``.
-
-    The rank (m,) of a row is the fraction of held-out rows that look no more like the known classes. No row is an
-    outlier if fewer than ``MIN_HELD_OUT_ROWS`` rows were held out.
-    """
-    return (ranks < OUTLIER_RATE) & (n_held_out >= MIN_HELD_OUT_ROWS)

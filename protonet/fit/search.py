@@ -211,9 +211,8 @@ def evaluate_candidates(
     if seen < 2 or (without_validation and not plan.ensemble_sizes) or time.monotonic() > rows.deadline:
         return None
     progress(search.families[0].stage, 0.0)
-    if (
-        plan.ensemble_sizes and search.shifts and rows.column_indices is None
-    ):  # features of several kinds are in no order
+    # Features of several kinds are in no order.
+    if plan.ensemble_sizes and search.shifts and rows.column_indices is None:
         rows = replace(rows, **detect_feature_order(rows.features)._asdict())
     if without_validation:
         everything = torch.arange(len(rows.labels))

@@ -81,6 +81,13 @@ class TrainingSet:
         scaled = ((features - self.origin) / self.scale).to(torch.float32)
         return replace(self, unlabelled=UnlabelledSample(scaled, indices, total))
 
+    def pool_rows(self, max_labelled: int) -> tuple[TrainingRows, Tensor]:
+        """Select evenly spaced labelled rows; return them, and their features followed by those of unlabelled rows."""
+        assert self.unlabelled is not None
+        n = len(self.rows.labels)
+        some = self.rows.select(torch.arange(0, n, -(-n // max_labelled)))  # rows are sorted by label
+        return some, torch.cat([some.features, self.unlabelled.features])
+
     def original_features(self, indices: Tensor) -> Tensor:
         """Compute the input features (m, dim) of the rows with these indices (m,), in their original units."""
         return to_input_units(self.rows.features[indices], self.origin, self.scale)

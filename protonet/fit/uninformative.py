@@ -34,18 +34,6 @@ def compute_uninformative_logits(counts: Tensor, uninformative: Tensor) -> Tenso
     return posterior.log().clamp_min(torch.finfo(torch.float32).min)
 
 
-def replace_uninformative_logits(logits: Tensor, rows: Tensor, uninformative_logits: Tensor | None) -> int:
-    """Replace the logits (n, num_classes) of uninformative rows, in place; return the number of replaced rows.
-
-    ``rows`` (n,) is a mask of these rows, and ``uninformative_logits`` (num_classes,) the result of
-    `compute_uninformative_logits`. If ``uninformative_logits`` is None, no row is replaced.
-    """
-    if uninformative_logits is None or not bool(rows.any()):
-        return 0
-    logits[rows] = uninformative_logits.to(logits)
-    return int(rows.sum())
-
-
 def parse_class_counts(counts: object, num_classes: int) -> Tensor:
     """Convert the list ``counts`` of a model file, which is not trusted, to a tensor (num_classes,) int64.
 

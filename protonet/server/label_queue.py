@@ -24,7 +24,7 @@ from protonet.commands.report import project_logits
 from protonet.embeddings.pictures.images import text_to_path
 from protonet.fit.active import Suggestion
 from protonet.fit.diagnostics import MAX_REPLACEMENT_ROWS, compute_column_contributions
-from protonet.fit.uninformative import parse_class_counts, replace_uninformative_logits
+from protonet.fit.uninformative import parse_class_counts
 from protonet.network import PrototypeNetwork
 from protonet.pipeline import TablePipeline
 from protonet.server.labels import LabelFile, LabelSession, embed, validate_class_name
@@ -375,7 +375,9 @@ class LabelQueue:
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
         uninformative = rows.uninformative[indices]
         if bool(uninformative.any()):
-            replace_uninformative_logits(logits, uninformative, self._to_model(network, rows).uninformative_logits)
+            by_frequency = self._to_model(network, rows).uninformative_logits
+            if by_frequency is not None:
+                logits[uninformative] = by_frequency.to(logits)
         return logits
 
     @property

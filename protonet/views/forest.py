@@ -268,9 +268,7 @@ class ForestView(View):
         leaf, pair = torch.empty_like(node), torch.arange(n * trees, device=x.device)
         for level in range(self.config.depth):
             node = self.child[node] + (values[self.feature[node] * n + row] > self.threshold[node])
-            if (
-                level % FOREST.levels_per_compaction == FOREST.levels_per_compaction - 1
-            ):  # remove the pairs that have reached a leaf
+            if (level + 1) % FOREST.levels_per_compaction == 0:  # remove the pairs that have reached a leaf
                 leaf[pair] = node
                 inner = torch.isfinite(self.threshold[node]).nonzero().flatten()
                 node, row, pair = node[inner], row[inner], pair[inner]

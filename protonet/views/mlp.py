@@ -167,9 +167,8 @@ def train_mlps(
             ]
             drawn_weights = torch.stack(weights_of_tasks, dim=1) if weights_of_tasks else None
         rows = [episodes[position] for episodes in drawn]
-        z = torch.stack(
-            [task.inputs[row] for task, row in zip(training_data, rows, strict=True)]
-        )  # (members, way * slots, dim)
+        # (members, way * slots, dim)
+        z = torch.stack([task.inputs[row] for task, row in zip(training_data, rows, strict=True)])
         labels = drawn_labels[position]  # (members, way * slots)
         noise = torch.randn(z.shape[1:], generator=generator, dtype=z.dtype).to(device)  # one for all members
         z = z + config.input_noise * noise
@@ -238,9 +237,7 @@ class MLPSpec:
         source = require_linear_map(source)
         data = build_mlp_training_data(source, rows, shifted=self.shifted)
         mlps = ResidualMLPs(self.members, data.inputs.shape[1], self.hidden, self.embedding_dim, generator)
-        mlps = mlps.to(
-            data.inputs.device
-        )  # initial weights are drawn on the CPU, so that they do not depend on the device
+        mlps = mlps.to(data.inputs.device)  # weights are drawn on the CPU: they do not depend on the device
         steps, tasks = [self.steps], [data] * self.members
         limits: dict[str, Any] = {"deadline": rows.deadline, "config": self.training_config}
         for _, average in train_mlps(mlps, tasks, rows.num_classes, steps=steps, generator=generator, **limits):
@@ -324,9 +321,8 @@ class MLPFamily(ViewFamily):
             data = [rows_of_fold for rows_of_fold in fold_data for _ in range(members)]
             step_work = len(data) * count_mlp_parameters(dim, hidden, plan.embedding_dim)
             best_of_size = untrained
-            step_counts = (
-                self.step_counts if index else self.step_counts[:1]
-            )  # the smallest MLP hardly differs from its source
+            # The smallest MLP hardly differs from its source.
+            step_counts = self.step_counts if index else self.step_counts[:1]
             for steps, average in train_mlps(
                 mlps,
                 data,

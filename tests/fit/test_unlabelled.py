@@ -22,24 +22,21 @@ from protonet.fit.label_validation import detect_unlabelled
 from protonet.fit.loading import UnlabelledSamples, read_unlabelled_samples
 from protonet.fit.networks import (
     LABEL_PROPAGATION,
-    MIN_HELD_OUT_ROWS,
+    OUTLIER_RATE,
     PSEUDO_LABELS,
-    append_pseudo_labelled_rows,
     balance_class_frequencies,
-    detect_outliers,
     fit_labelled_rows,
+    fit_with_unlabelled_rows,
     neighbour_graph,
     propagate_labels,
     pseudo_label_weights,
-    rank_among_known_scores,
 )
-from protonet.fit.search import RAW_LINEAR
+from protonet.fit.search import RAW_LINEAR, UnlabelledWeights
 from protonet.fit.solver import Solution, fit_solution
 from protonet.metrics import measure
 from protonet.views.evaluation import plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
 from protonet.views.mlp import MLPFamily
-from protonet.views.view import TrainingRows
 from tests.strategies import LITTLE, PLAIN, accuracy, load_wine_split, unit_rows
 
 
@@ -112,25 +109,6 @@ def test_invalid_unlabelled_rows_are_errors() -> None:
             read_unlabelled_samples(source, 2, 10)
 
 
-def test_an_unlabelled_row_gets_its_most_probable_class_unless_it_is_an_outlier() -> None:
-    rows = TrainingRows(torch.zeros(2, 1), torch.tensor([0, 1]), 3)
-    probabilities = torch.tensor([[0.05, 0.6, 0.35], [0.95, 0.04, 0.01], [0.4, 0.3, 0.3]])
-    pooled = append_pseudo_labelled_rows(
-        rows, torch.tensor([[1.0], [2.0], [3.0]]), probabilities, torch.tensor([1.0, 1.0, 0.0]).double()
-    )
-    assert pooled.features.flatten().tolist() == [0, 0, 1, 2]
-    assert pooled.labels.tolist() == [0, 1, 1, 0]
-    torch.testing.assert_close(pooled.weights, torch.tensor([1, 1, 0.6, 0.95], dtype=torch.float64), rtol=0, atol=1e-6)
-
-
-def test_few_held_out_rows_detect_no_outliers() -> None:
-    known_scores = torch.arange(MIN_HELD_OUT_ROWS, dtype=torch.float64).flip(0)
-    ranks = rank_among_known_scores(known_scores, torch.tensor([-1.0, 0.5, 9.5]).double())
-    assert ranks.tolist() == [0, 1 / MIN_HELD_OUT_ROWS, 10 / MIN_HELD_OUT_ROWS]
-    assert detect_outliers(ranks, MIN_HELD_OUT_ROWS).tolist() == [True, False, False]
-    assert not detect_outliers(ranks, MIN_HELD_OUT_ROWS - 1).any()
-
-
 def moons(n: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     angle, y = torch.rand(n, generator=generator) * torch.pi, torch.arange(n) % 2
@@ -163,9 +141,26 @@ def test_unlabelled_rows_raise_the_accuracy(solved: Solution) -> None:
     assert solved.semi_supervised.uses_unlabelled
     assert solved.semi_supervised.held_out_losses is not None
     assert solved.semi_supervised.held_out_losses[1] < solved.semi_supervised.held_out_losses[0]
+    assert solved.selected.unlabelled is not None
+    assert bool(solved.selected.unlabelled.weights.all())  # 18 held-out rows are too few to detect outliers
     assert solved.network.counts.tolist() == [3] * 6  # samples that are added later move prototypes as before
     labelled_only = solve([(x, y)], effort=SEARCH)
     assert accuracy(solved.network(hidden), truth) > accuracy(labelled_only(hidden), truth) + 0.02
+
+
+def test_an_unlabelled_row_gets_its_most_probable_class_unless_its_weight_is_zero(solved: Solution) -> None:
+    training_set, n = solved.training_set, 342
+    probabilities = torch.rand(n, 6, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
+    weights = (torch.arange(n) % 3 > 0).double()
+    pooling, selected = UnlabelledWeights(weights, 0.1), solved.selected._replace(views=((RAW_LINEAR, 1.0),))
+    network = fit_with_unlabelled_rows(training_set, selected, pooling, probabilities)
+    assert training_set.unlabelled is not None
+    x = torch.nn.functional.normalize(torch.cat([training_set.rows.features, training_set.unlabelled.features]), dim=1)
+    labels = torch.cat([training_set.rows.labels, probabilities.argmax(dim=1)])
+    counts = torch.cat([torch.ones(18), weights * probabilities.amax(dim=1)])
+    for label, prototype in enumerate(network.prototypes):
+        mean = (counts[:, None] * x)[labels == label].sum(dim=0)
+        torch.testing.assert_close(prototype, (mean / mean.norm()).float(), rtol=0, atol=1e-5)
 
 
 def test_each_row_is_classified_alone_and_order_has_no_effect(solved: Solution) -> None:
@@ -202,6 +197,11 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     hidden = torch.cat([part[10:] for part in x])  # the last 50 of them are of the fourth class
     solution = fit_solution(train, effort="fast", unlabelled=hidden)
     (group,) = cluster_unknown(solution)
+    assert solution.semi_supervised is not None
+    assert solution.selected.unlabelled is not None
+    outliers = solution.semi_supervised.known_score_ranks < OUTLIER_RATE
+    assert 0 < int(outliers.sum()) < 100
+    assert torch.equal(solution.selected.unlabelled.weights == 0, outliers)
     assert len(set(group) & set(range(150, 200))) >= 45
     assert len(group) <= 52
     known = fit_solution(train, effort="fast", unlabelled=hidden[:150])
