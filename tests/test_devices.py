@@ -39,7 +39,11 @@ from tests.strategies import blobs
 
 X, LABELS = blobs(0)
 EPISODES = torch.nn.functional.normalize(torch.randn(2, 4, 5, 6, generator=torch.Generator().manual_seed(1)), dim=3)
-SPECS: list[ViewSpec] = [*map(LinearSpec, FEATURE_SCALINGS), LinearSpec("standardised", (2, 6)), *KERNEL_RIDGE_SPECS]
+SPECS: list[ViewSpec] = [
+    *map(LinearSpec, FEATURE_SCALINGS),
+    LinearSpec("standardised", (2, 6)),
+    *KERNEL_RIDGE_SPECS[::2],
+]
 SPECS += [
     FixedConvolutionSpec(8, True, 0.1),
     FixedConvolutionSpec(4, False, 0.1),

@@ -106,7 +106,7 @@ def test_an_added_class_equals_added_samples_and_leaves_the_others_unchanged() -
     assert same_state(network, other)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(seed=seeds, rows=st.integers(1, 30), num_classes=st.integers(5, 8))
 def test_sums_and_counts_are_the_slow_loop_over_classes(seed: int, rows: int, num_classes: int) -> None:
     network = make_network()

@@ -374,10 +374,9 @@ class LabelQueue:
         """Compute logits (n, num_classes) of the rows at ``indices`` (n,); empty rows get the class frequencies."""
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
         uninformative = rows.uninformative[indices]
-        if bool(uninformative.any()):
-            by_frequency = self._to_model(network, rows).uninformative_logits
-            if by_frequency is not None:
-                logits[uninformative] = by_frequency.to(logits)
+        by_frequency = self._to_model(network, rows).uninformative_logits if bool(uninformative.any()) else None
+        if by_frequency is not None:
+            logits[uninformative] = by_frequency.to(logits)
         return logits
 
     @property

@@ -24,7 +24,7 @@ from protonet.views.linear import FEATURE_SCALINGS, LinearSpec
 from protonet.views.mlp import MLPSpec
 from protonet.views.view import TrainingRows, ViewSpec
 from tests.commands.cases import FAST, Run
-from tests.strategies import write_columns
+from tests.strategies import PLAIN, write_columns
 
 DIM = 9
 LINEAR = [LinearSpec(scaling) for scaling in FEATURE_SCALINGS]
@@ -37,9 +37,9 @@ VIEWS_OF_EVERY_KIND: list[ViewSpec] = [
     FixedConvolutionSpec(3, False, 0.1),
 ]
 VIEWS_OF_EVERY_KIND += [MLPSpec(LinearSpec("whitened"), 2, 3, steps=2, embedding_dim=12)]
-#: Numbers of rows of two to five classes, from one to six: all equal numbers, and one in 24 of the others.
+#: Numbers of rows of two to five classes, from one to six: all equal numbers, and one in 60 of the others.
 SIZES = [sizes for classes in range(2, 6) for sizes in itertools.combinations_with_replacement(range(1, 7), classes)]
-SIZES = [sizes for index, sizes in enumerate(SIZES) if len(set(sizes)) == 1 or index % 24 == 0]
+SIZES = [sizes for index, sizes in enumerate(SIZES) if len(set(sizes)) == 1 or index % 60 == 0]
 
 
 def make_rows(sizes: Sequence[int], dim: int = DIM) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def test_cross_validation_works_with_any_class_sizes() -> None:
 
 @pytest.mark.parametrize("sizes", [(2, 3), (1, 2, 3, 4, 6)])
 def test_repeats_and_learning_curves_work_with_any_class_sizes(sizes: tuple[int, ...]) -> None:
-    solution = fit_solution(make_rows(sizes), effort="fast")
+    solution = fit_solution(make_rows(sizes), effort=PLAIN)
     cv = cross_validate(solution)
     assert bool(torch.isfinite(repeat_cross_validation(solution, cv, 2)).all())
     assert measure_learning_curve(solution, cv).correct.shape[1] == len(cv.labels)

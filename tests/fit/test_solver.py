@@ -52,7 +52,7 @@ def solved(seed: int) -> PrototypeNetwork:
     return solve_little([blobs(seed)])
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(seed=seeds, batch_size=st.integers(1, 40), cut=st.integers(1, 29))
 def test_order_batches_loaders_and_global_seed_have_no_effect(seed: int, batch_size: int, cut: int) -> None:
     x, y = blobs(0)
@@ -94,7 +94,7 @@ def test_the_indices_of_classes_change_rounding_alone() -> None:
     rng = np.random.default_rng(5)
     few = torch.cat([torch.from_numpy(rng.permutation(np.flatnonzero(y == label))[:5]) for label in range(2)])
     with torch.no_grad():  # forests have ties, and an MLP has initial proxies for the classes
-        first, second = (solve([(x[few], labels[few])])(x).softmax(dim=1) for labels in (y, 1 - y))
+        first, second = (solve([(x[few], labels[few])])(x[::4]).softmax(dim=1) for labels in (y, 1 - y))
     torch.testing.assert_close(first, second.flip(1), atol=1e-3, rtol=0)
 
 
@@ -119,7 +119,7 @@ def test_global_state_is_unchanged() -> None:
         assert same_state(solve_little([(x, y)], [(x, y)]), network)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     seed=seeds, limit=st.integers(0, 5000), dim=st.integers(1, 20), classes=st.integers(2, 6), rows=st.integers(1, 4)
 )

@@ -12,6 +12,7 @@ from protonet.fit.cross_validation import cross_validate, held_out_indices, meas
 from protonet.fit.solver import fit_solution
 from protonet.fit.training_set import ROW_SAMPLE, sample_training_rows
 from protonet.views.view import TrainingRows
+from tests.strategies import PLAIN
 
 N = ROW_SAMPLE.max_rows + 9000
 X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
@@ -47,7 +48,7 @@ def test_many_classes_share_the_sample() -> None:
 def test_a_network_of_a_sample_counts_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_set, "ROW_SAMPLE", replace(ROW_SAMPLE, max_rows=400, max_per_class=50))
     x, y = X[:1500], Y[:1500]
-    solution = fit_solution([(x, y)], effort="fast")
+    solution = fit_solution([(x, y)], effort=PLAIN)
     assert len(solution.training_set.rows.labels) <= 400
     torch.testing.assert_close(solution.network.counts.float(), torch.bincount(y).float(), rtol=0, atol=1)
     indices, cv = held_out_indices(solution.training_set), cross_validate(solution)

@@ -25,9 +25,8 @@ def test_integer_weights_are_repeated_rows() -> None:
     chosen = np.arange(len(X)).repeat(weights)
     for far in (0.0, 1e6):  # columns that vary by little beside what they have in common
         repeated = ProtoNetClassifier(effort=EVERY_KIND).fit(far + X[chosen], Y[chosen]).predict_proba(far + TEST_X)
-        for unit in (1, 0.25):
-            weighted = ProtoNetClassifier(effort=EVERY_KIND).fit(far + X, Y, unit * weights).predict_proba(far + TEST_X)
-            np.testing.assert_allclose(weighted, repeated, rtol=1e-7, atol=1e-9)
+        weighted = ProtoNetClassifier(effort=EVERY_KIND).fit(far + X, Y, 0.25 * weights).predict_proba(far + TEST_X)
+        np.testing.assert_allclose(weighted, repeated, rtol=1e-7, atol=1e-9)
         assert log_loss(TEST_Y, repeated) < log_loss(TEST_Y, np.full_like(repeated, 0.2))
 
 

@@ -118,7 +118,7 @@ def test_a_clearly_worse_view_is_not_evaluated_on_all_folds(monkeypatch: pytest.
 def test_shifted_views_are_evaluated_if_shifts_are_detected() -> None:
     for shifts, index in (((0,), 0), ((0, 1, -1), 2)):
         evaluator = make_evaluator(shifts=shifts)
-        tried = [*KernelRidgeFamily().candidates(evaluator), *ForestFamily().candidates(evaluator)]
+        tried = [*KernelRidgeFamily.for_effort("fast").candidates(evaluator), *ForestFamily(10).candidates(evaluator)]
         assert sum(item.spec.shifted for item in tried) == index
         assert all(item.spec.shifted == item.spec.name.startswith("shifted") for item in tried)
 
