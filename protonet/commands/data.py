@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +15,14 @@ from torch import Tensor
 
 from protonet._io import JsonDict, progress_bar
 from protonet._text import plural, to_printable
-from protonet.commands.options import FitOptions, LabelOptions, ReadOptions
-from protonet.commands.rows import TableRows, get_column_types, warn_contradictory_labels, warn_similar_names
+from protonet.commands.options import FitOptions, LabelOptions, PageOptions, ReadOptions, SuggestOptions
+from protonet.commands.rows import (
+    TableRows,
+    get_column_types,
+    parse_column_types,
+    warn_contradictory_labels,
+    warn_similar_names,
+)
 from protonet.embeddings.opening import SelectedRepresentations
 from protonet.errors import install_command, raise_input_error
 from protonet.fit.cross_validation import balanced_class_weights, held_out_indices
@@ -152,18 +157,6 @@ class TableToLabel:
         return (~self.has_label & ~self.uninformative).nonzero().flatten()
 
 
-class ColumnOverrides(NamedTuple):
-    """The columns of a table for which the user replaces what would be inferred."""
-
-    types: Mapping[str, str] = MappingProxyType({})  #: The types of columns, such as "category", by column name.
-    dropped: tuple[str, ...] = ()  #: Columns that are not features.
-    group: str | None = None  #: The column that names the group of each row, which is no feature; None for no column.
-
-
-#: Settings that change nothing.
-NO_OVERRIDES = ColumnOverrides()
-
-
 def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = False) -> EncodedTable:
     """Infer the column types of the table of ``fit``, and encode its rows as features.
 
@@ -273,35 +266,25 @@ def raise_missing_labels(encoding: Encoding | None, classes: Sequence[str | int]
 
 
 def read_table_to_label(
-    options: ReadOptions,
-    path: Path,
-    model: TablePipeline | None,
-    label: str,
-    overrides: ColumnOverrides = NO_OVERRIDES,
-    *,
-    allow_labelled: bool = False,
+    options: SuggestOptions | PageOptions, model: TablePipeline | None, label: str, *, allow_labelled: bool = False
 ) -> TableToLabel:
-    """Read a table for active learning, and encode its rows as features.
+    """Read the table of ``suggest`` or ``page``, and encode its rows as features.
 
-    A model determines which columns are read and how they are encoded. Without a model, column types are inferred.
-
-    Args:
-        options: How the table is read.
-        path: The table.
-        model: The model whose columns are read; None to infer the columns.
-        label: The name of the label column, which the table need not have.
-        overrides: Columns whose type or use the user sets; it is ignored if there is a model.
-        allow_labelled: Whether to accept a table whose rows all have labels; otherwise it raises an InputError.
+    A model determines which columns are read and how they are encoded. Without a model, column types are inferred,
+    unless the options of ``page`` set them. The table need not have the column ``label``; if all rows have a label,
+    the function raises an InputError unless ``allow_labelled``.
     """
+    path, page = options.table, options if isinstance(options, PageOptions) else None
     notes = list[str]()
     if model is None:
-        spec = ReadSpec(label=label, ignored_columns=overrides.dropped, partly_labelled=True, are_user_columns=True)
-        group = {} if overrides.group is None else {overrides.group: "group"}
-        table, block = read_table(path, replace(make_read_spec(options, spec), extra_columns=group))
+        dropped, group = ((), None) if page is None else (tuple(page.drop), page.group)
+        spec = ReadSpec(label=label, ignored_columns=dropped, partly_labelled=True, are_user_columns=True)
+        extra = {} if group is None else {group: "group"}
+        table, block = read_table(path, replace(make_read_spec(options, spec), extra_columns=extra))
         labels, positions = block.labels, list(block.positions)
         # One class for all: no column is then dropped as a copy of the label.
         block = block._replace(labels=np.zeros(len(block.positions), np.int64))
-        types = get_column_types(path, overrides.types)
+        types = get_column_types(path, parse_column_types(() if page is None else page.column_type))
         selection = SelectedRepresentations.from_names(options.representation, show_progress=not options.quiet)
         features = fit_features(table, block, types, keep_option="", selection=selection, decimal=options.decimal_mark)
         x, encoding, columns, column_notes = features.x, features.encoding, features.columns, features.notes

@@ -32,7 +32,7 @@ def run_suggest(options: SuggestOptions) -> None:
     """Run ``suggest``: print the rows to label next, each with a reason, and write them with an empty label column."""
     model = None if options.model is None else open_pipeline(options, options.model, options.table)
     label = get_label_column(options.label, model)
-    rows = read_table_to_label(options, options.table, model, label)
+    rows = read_table_to_label(options, model, label)
     if model is None:
         chosen = suggest_rows(
             None, rows.x, options.n, unlabelled_rows=rows.unlabelled_indices, labelled_features=rows.x[rows.has_label]

@@ -14,14 +14,15 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from protonet._io import JsonDict
-from protonet.commands.data import ColumnOverrides
 from protonet.commands.options import (
     EvaluateOptions,
     FitOptions,
+    PageOptions,
     PredictOptions,
     ReadOptions,
     UpdateOptions,
     format_command,
+    make_options,
     to_command_line,
 )
 from protonet.ui.text import format_csv
@@ -49,12 +50,8 @@ class PageJob:
 class JobRunner:
     """Runs jobs one at a time, and writes the files of the latest job to a temporary folder."""
 
-    labels_path: Path  #: The file of the labelled rows.
-    table_path: Path  #: The table to label.
+    options: PageOptions  #: The options of ``page``, with the column types, dropped columns and groups set since then.
     label_column: str  #: The name of the column of labels.
-    model_path: Path | None  #: The file of a model to update; None to fit a new one.
-    column_overrides: ColumnOverrides  #: The column types, dropped columns and groups that the user has set.
-    read_options: ReadOptions  #: The options by which all commands read tables.
     metrics: JsonDict | None = None  #: The metrics of the last fit.
     metrics_version: int = -1  #: The `PageJob.labels_version` of the metrics; -1 before the first fit.
     n_fitted: int = 0  #: The number of labels in the last fit, or in the fit in progress.
@@ -70,8 +67,8 @@ class JobRunner:
             self._waiting_job = job
             return
         self.running_job, self.error_message, self.n_fitted = job.kind, "", len(job.rows)
-        folder, path = Path(self.folder.name), self.table_path
-        (folder / self.labels_path.name).write_text(format_csv(job.labelled), encoding="utf-8")
+        folder, path = Path(self.folder.name), self.options.table
+        (folder / self.options.output.name).write_text(format_csv(job.labelled), encoding="utf-8")
         if job.table is not None:
             path = folder / "table.csv"
             path.write_text(format_csv(job.table), encoding="utf-8")
@@ -91,37 +88,39 @@ class JobRunner:
         They read a file of labelled rows and the table to predict, and write to ``folder``.
         """
         model, report, predictions = (folder / file for file, _ in EXPORTED_FILES.values())
-        reading = vars(replace(self.read_options, sheet=None))  # labels are CSV files, without sheets
-        sheet = {"sheet": self.read_options.sheet} if table == self.table_path else {}
+        reading, options = self.get_label_reading(), self.options
+        sheet = {"sheet": options.sheet} if table == options.table else {}
         predict = PredictOptions(**reading | sheet, model=model, table=table, output=predictions, proba=True)
-        if self.model_path is None:
+        if options.model is None:
             return [self.make_fit_options(labels, report=report, output=model), predict]
-        update = UpdateOptions(**reading, model=self.model_path, table=labels, label=self.label_column, output=model)
-        evaluate = EvaluateOptions(
-            **reading, model=self.model_path, table=labels, label=self.label_column, report=report
-        )
+        update = UpdateOptions(**reading, model=options.model, table=labels, label=self.label_column, output=model)
+        evaluate = EvaluateOptions(**reading, model=options.model, table=labels, label=self.label_column, report=report)
         return [update, predict, evaluate]
+
+    def get_label_reading(self) -> dict[str, Any]:
+        """Return the options by which commands read the labelled rows: those of the table, but without a sheet."""
+        return vars(replace(make_options(ReadOptions, self.options), sheet=None))
 
     def make_fit_options(self, labels: Path, **options: Any) -> FitOptions:
         """Make the options of the command ``fit`` on a file of labelled rows; ``options`` sets further ones."""
         return FitOptions(
-            **vars(replace(self.read_options, sheet=None)),
+            **self.get_label_reading(),
             table=labels,
             label=self.label_column,
-            column_type=[f"{name}={column_type}" for name, column_type in self.column_overrides.types.items()],
-            drop=self.column_overrides.dropped,
-            group=self.column_overrides.group,
+            column_type=self.options.column_type,
+            drop=self.options.drop,
+            group=self.options.group,
             **options,
         )
 
     def format_commands(self) -> list[str]:
         """Return the shell commands that write the files of all jobs to the current folder, for users to copy."""
-        return list(map(format_command, self.list_commands(self.labels_path, self.table_path, Path())))
+        return list(map(format_command, self.list_commands(self.options.output, self.options.table, Path())))
 
     async def _run_job(self, job: PageJob, to_predict: Path) -> None:
         """Run the commands of a job one after the other, then start the waiting job, if there is one."""
         folder = Path(self.folder.name)
-        labels, metrics = folder / self.labels_path.name, folder / "metrics.json"
+        labels, metrics = folder / self.options.output.name, folder / "metrics.json"
         if job.kind == "results":
             commands: list[ReadOptions] = [self.make_fit_options(labels, report=folder / "results.html", effort="fast")]
         else:

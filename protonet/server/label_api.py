@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -19,15 +19,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from protonet._text import escape_control_chars, plural
-from protonet.commands.data import (
-    ColumnOverrides,
-    TableToLabel,
-    get_label_column,
-    open_pipeline,
-    read_cells,
-    read_table_to_label,
-)
-from protonet.commands.options import PageOptions, ReadOptions, make_options, replace_argument_names
+from protonet.commands.data import TableToLabel, get_label_column, open_pipeline, read_cells, read_table_to_label
+from protonet.commands.options import PageOptions, replace_argument_names
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
 from protonet.embeddings.pictures.images import (
@@ -120,10 +113,8 @@ class LabelApi:
     queue: LabelQueue
     jobs: JobRunner
     policy: AccessPolicy
-    title: str
-    representation: Sequence[str] | None  #: Names of the encoders of texts and pictures, as typed by the user.
     #: Reads and encodes the table again with other column roles; None if an initial model determines the columns.
-    reread_table: Callable[[ColumnOverrides], TableToLabel] | None
+    reread_table: Callable[[PageOptions], TableToLabel] | None
     uploads: UploadedRows
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2))
     change_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  #: Held while the features of the table change.
@@ -181,7 +172,7 @@ class LabelApi:
         queue, session = self.queue, self.queue.session
         rows = {row: [*session.cells[row], label] for row, label in session.labels.items() if queue.has_picture(row)}
         existing, table = [cells for row, cells in enumerate(session.cells) if queue.has_picture(row)], None
-        if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.table_path.is_file()):
+        if self.uploads.cells or (len(existing) < len(session.cells) and self.jobs.options.table.is_file()):
             table = [queue.column_names, *existing]
         self.jobs.start(PageJob(kind, queue.version, list(rows), [session.label_file.header, *rows.values()], table))
 
@@ -210,7 +201,8 @@ class LabelApi:
     async def show_page(self, _: Request) -> object:
         """Answer with the HTML page; its script may send requests to this server only."""
         rules = "connect-src 'self'; img-src 'self' blob: data:"
-        return html_response(*format_page("label.html", self.title, {}, ["page.css", "label.css"], "label.js", rules))
+        title = path_to_text(self.jobs.options.table.name)
+        return html_response(*format_page("label.html", title, {}, ["page.css", "label.css"], "label.js", rules))
 
     async def describe_table(self, _: object) -> object:
         """Answer with the columns of the table, notes on the table, and command lines that repeat an export."""
@@ -226,15 +218,15 @@ class LabelApi:
             "added": str(self.uploads.file.path),
             "texts": self.queue.picture_column is None and len(names) == 1 and rows.encoding is not None,
             "notes": replace_argument_names([*rows.table.all_notes, *rows.notes]),
-            "table": str(self.jobs.table_path),
+            "table": str(self.jobs.options.table),
             "commands": self.jobs.format_commands(),
-            "output": str(self.jobs.labels_path),
+            "output": str(self.jobs.options.output),
             "fixed": self.queue.fixed_classes,
         }
 
     def describe_columns(self) -> list[dict[str, object]]:
         """Return the name, type, number of missing cells and user-selected role of each column."""
-        rows, header, settings = self.queue.latest_rows, list(self.queue.column_names), self.jobs.column_overrides
+        rows, header, options = self.queue.latest_rows, list(self.queue.column_names), self.jobs.options
         names, cells = list(rows.columns or header), self.queue.session.cells
         missing = {
             name: int(is_missing(replace_missing_cells(make_text_array([row[at] for row in cells], len(cells)))).sum())
@@ -243,14 +235,14 @@ class LabelApi:
         used = {
             item["name"]: item for item in columns_to_dicts(names, rows.encoding, [missing[name] for name in names])
         }
-        choices = {**settings.types, **dict.fromkeys(settings.dropped, "drop")}
-        choices |= {} if settings.group is None else {settings.group: "group"}
+        choices = {**parse_column_types(options.column_type), **dict.fromkeys(options.drop, "drop")}
+        choices |= {} if options.group is None else {options.group: "group"}
         unused = [{"name": name, "type": "not used", "missing": missing[name]} for name in header if name not in used]
         return [{**column, "choice": choices.get(column["name"], "")} for column in [*used.values(), *unused]]
 
     async def choose_columns(self, action: ActionRequest) -> object:
         """Set the role of a column (a type, "drop" or "group"), encode the table again, and start a new fit."""
-        name, choice, settings = str(action.column), str(action.choice), self.jobs.column_overrides
+        name, choice, options = str(action.column), str(action.choice), self.jobs.options
         if self.reread_table is None:
             raise HTTPException(409, "The columns are those of the model. Start without -m to change them.")
         if name not in self.queue.column_names:
@@ -262,18 +254,22 @@ class LabelApi:
         if pictures and choice:
             line = f"`column` must not be that of the pictures; got {escape_control_chars(name)[:40]}."
             raise HTTPException(409, line)
-        kinds = {other: kind for other, kind in settings.types.items() if other != name or pictures}
-        dropped = tuple(other for other in settings.dropped if other != name) + (name,) * (choice == "drop")
-        group = name if choice == "group" else None if settings.group == name else settings.group
-        if choice not in {"", "drop", "group"}:
-            kinds[name] = choice
-        columns, read_again = ColumnOverrides(kinds, dropped, group), self.reread_table
+        types = {other: kind for other, kind in parse_column_types(options.column_type).items() if other != name}
+        if choice not in {"drop", "group"} and (pictures or choice):
+            types[name] = "picture" if pictures else choice
+        changed = replace(
+            options,
+            column_type=[f"{other}={kind}" for other, kind in types.items()],
+            drop=[*(other for other in options.drop if other != name), *[name] * (choice == "drop")],
+            group=name if choice == "group" else None if options.group == name else options.group,
+        )
+        read_again = self.reread_table
         async with self.change_lock:
             try:
-                rows = await self.run_in_thread(lambda: read_again(columns))
+                rows = await self.run_in_thread(lambda: read_again(changed))
             except UserError as error:
                 raise rename_argument(error, "columns") from None
-            self.jobs.column_overrides = columns
+            self.jobs.options = changed
             self.queue.replace_rows(rows)
         return await self.describe_table(action)
 
@@ -318,9 +314,8 @@ class LabelApi:
     async def try_row(self, request: Request) -> object:
         """Classify the one row in the body of a request, and answer with the prediction and its explanation."""
         fitted = self.queue.build_model()
-        model = await self.run_in_thread(
-            lambda: fitted.attach_encoders(self.representation, show_progress=False, use_cache=False)
-        )
+        names = self.jobs.options.representation
+        model = await self.run_in_thread(lambda: fitted.attach_encoders(names, show_progress=False, use_cache=False))
         media, body = await read_upload(request)
         rows = await self.run_in_thread(lambda: parse_body(model, media, body))
         if len(rows.x) != 1:
@@ -368,7 +363,7 @@ class LabelApi:
     async def download(self, request: Request) -> Response:
         """Answer with an exported file, or with the file of labels."""
         name = request.query_params.get("file", "")
-        path, media = (self.jobs.labels_path, "text/csv") if name == "labelled" else self.jobs.get_file(name)
+        path, media = (self.jobs.options.output, "text/csv") if name == "labelled" else self.jobs.get_file(name)
         title = "labelled.csv" if name == "labelled" else path.name
         return FileResponse(path, media_type=media, filename=title)
 
@@ -401,8 +396,7 @@ def run(options: PageOptions) -> None:
     model = None if options.model is None else open_pipeline(options, options.model, options.table)
     classes = parse_classes(options.classes, model)
     label = get_label_column(options.label, model)
-    columns = ColumnOverrides(parse_column_types(options.column_type), tuple(options.drop), options.group)
-    rows = read_table_to_label(options, options.table, model, label, columns, allow_labelled=True)
+    rows = read_table_to_label(options, model, label, allow_labelled=True)
     header, cells = read_cells(options, options.table, model, label)
     output = options.output
     with ExitStack() as stack:
@@ -422,20 +416,17 @@ def run(options: PageOptions) -> None:
         def add_uploads(rows: TableToLabel) -> TableToLabel:
             return extend_rows(replace(rows, has_label=torch.zeros_like(rows.has_label)), header, uploads.cells)
 
-        def read_again(settings: ColumnOverrides) -> TableToLabel:
-            return add_uploads(read_table_to_label(options, options.table, None, label, settings, allow_labelled=True))
+        def read_again(options: PageOptions) -> TableToLabel:
+            return add_uploads(read_table_to_label(options, None, label, allow_labelled=True))
 
         session = LabelSession(add_uploads(rows), [*cells, *uploads.cells], classes, model, answers)
         names = dict.fromkeys(row[-1] for row in answers.rows)
         session.names.extend(name for name in names if name not in session.names)
-        if picture is not None:  # `fit` sees only the paths in the answers
-            columns = columns._replace(types={header[picture]: "picture", **columns.types})
-        reading = make_options(ReadOptions, options)
-        jobs = JobRunner(output, options.table, label, options.model, columns, reading)
-
-        queue = LabelQueue(session, flagged, people, header, picture, model)
-        title, again = path_to_text(options.table.name), None if model is not None else read_again
-        api = LabelApi(queue, jobs, policy, title, options.representation, again, uploads)
+        if picture is not None and header[picture] not in parse_column_types(options.column_type):
+            # `fit` sees only the paths in the answers
+            options = replace(options, column_type=[f"{header[picture]}=picture", *options.column_type])
+        queue, jobs = LabelQueue(session, flagged, people, header, picture, model), JobRunner(options, label)
+        api = LabelApi(queue, jobs, policy, None if model is not None else read_again, uploads)
         status = f"{plural(len(session.cells), 'row')}, {plural(len(answers.rows), 'answer')} in {output}; label at"
         with queue.fit_in_background(), jobs.folder:
             run_server(api.create_app(), policy, listening, status)

@@ -10,14 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from protonet import InputError, PrototypeNetwork
-from protonet.commands.data import NO_OVERRIDES, ColumnOverrides, TableToLabel
-from protonet.commands.options import ReadOptions
+from protonet.commands.data import TableToLabel
+from protonet.commands.options import PageOptions
 from protonet.pipeline import TablePipeline
 from protonet.server.jobs import JobRunner
 from protonet.server.labels import LabelFile, LabelSession, UploadedRows, fit_labels, parse_classes
@@ -237,12 +238,10 @@ def test_a_full_disk_is_an_error_and_loses_no_label(tmp_path: Path) -> None:
 
 
 def test_commands_of_downloads() -> None:
-    overrides = ColumnOverrides({"a": "category"}, ("b", "c"), "d")
-    for model, chosen, sheet, commands in (
+    columns = {"column_type": ["a=category"], "drop": ["b", "c"], "group": "d"}
+    for more, commands in (
         (
-            None,
-            overrides,
-            "x",
+            {"sheet": "x", **columns},
             [
                 "fit own.csv --label label --report report.html --output model.protonet"
                 " --group d --drop b c --column-type a=category",
@@ -250,9 +249,7 @@ def test_commands_of_downloads() -> None:
             ],
         ),
         (
-            Path("old.safetensors"),
-            NO_OVERRIDES,
-            None,
+            {"model": Path("old.safetensors")},
             [
                 "update old.safetensors own.csv --label label --output model.protonet",
                 "predict model.protonet rest.csv --output predictions.csv --proba",
@@ -260,11 +257,11 @@ def test_commands_of_downloads() -> None:
             ],
         ),
     ):
-        jobs = JobRunner(Path("own.csv"), Path("rest.csv"), "label", model, chosen, ReadOptions(sheet=sheet))
+        options: dict[str, Any] = {"table": Path("rest.csv"), "output": Path("own.csv"), **more}
+        jobs = JobRunner(PageOptions(**options), "label")
         with jobs.folder:
             assert jobs.format_commands() == [f"protonet {item}" for item in commands]
-    reading = ReadOptions(skip_broken=True)
-    jobs = JobRunner(Path("own.csv"), Path("rest.csv"), "-class", None, NO_OVERRIDES, reading)
+    jobs = JobRunner(PageOptions(table=Path("rest.csv"), output=Path("own.csv"), skip_broken=True), "-class")
     with jobs.folder:
         assert all("--skip-broken" in command for command in jobs.format_commands())
         assert "--label=-class" in jobs.format_commands()[0]
