@@ -1,13 +1,9 @@
-"""Episodes for the tests of methods, slow parts of their oracles, and easyfsl's classifiers as further oracles."""
+"""Episodes for the tests of methods, and slow parts of their oracles."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -131,28 +127,3 @@ def make_centred_episodes(shots: tuple[int, ...], *, with_base: bool) -> tuple[E
     base = make_base()
     episodes, _ = make_episodes(noise=1.5, shots=shots, n_queries=20, base=base if with_base else None)
     return episodes, base.mean.double().expand(3, -1) if with_base else episodes.support.mean(dim=1)
-
-
-def centre_rows(episodes: Episodes) -> Episodes:
-    """Subtract the mean of an episode's support from its rows, as easyfsl's classifiers do not centre rows."""
-    centre = episodes.support.mean(dim=1, keepdim=True)
-    return replace(episodes, support=episodes.support - centre, query=episodes.query - centre)
-
-
-def load_easyfsl(module: str) -> Any:
-    """Import a module of easyfsl such as ``methods.tim`` without its packages, which import torchvision and pandas."""
-    package = module.partition(".")[0]
-    name = f"easyfsl.{package}"
-    if name not in sys.modules:
-        sys.modules[name] = ModuleType(name)
-        sys.modules[name].__path__ = [f"{folder}/{package}" for folder in importlib.import_module("easyfsl").__path__]
-    return importlib.import_module(f"easyfsl.{module}")
-
-
-def run_easyfsl(classifier: Any, episodes: Episodes) -> torch.Tensor:
-    """Run a classifier of easyfsl episode by episode; return its outputs (episodes, n_queries, n_way)."""
-    outputs = []
-    for support, labels, query in zip(episodes.support, episodes.support_labels, episodes.query, strict=True):
-        classifier.process_support_set(support.clone(), labels)
-        outputs.append(classifier(query.clone()).detach())
-    return torch.stack(outputs)

@@ -15,6 +15,7 @@ import pytest
 from protonet.episodes.__main__ import make_parser
 from protonet.episodes.methods import METHODS
 from protonet.episodes.names import PRESETS
+from protonet.episodes.training.objectives import LOSS_NAMES
 from tests.episodes.cases import needing
 from tests.episodes.command_cases import Command
 
@@ -40,6 +41,21 @@ def peeks(episodes):
     assert torch.cdist(episodes.query.flatten(0, 1), rows).min() > 1e-3, "a query"
     torch.testing.assert_close(episodes.base.mean, rows.mean(dim=0))
     return protonet(episodes)
+"""
+#: A program that evaluates and meta-trains in a group of processes.
+PROCESSES = """
+import contextlib, io, sys
+from protonet.episodes.__main__ import main
+from protonet.episodes.evaluation.distributed import join_process_group
+from protonet.episodes.training import tasks, train
+
+train.score_raw_features = lambda *_: ("protonet", tasks.ValidationScore(0, 0.0, 0.0))
+with join_process_group():
+    for number, options in enumerate({arguments}):
+        if main([*options.split(), "--json", f"shared{{number}}.json"]):
+            sys.exit(1)
+    with contextlib.redirect_stdout(io.StringIO()):
+        sys.exit(main([*"{train} --output two.safetensors --log-file two".split()]))
 """
 #: The arguments of an evaluation by each protocol, and of several evaluations.
 KINDS = {
@@ -69,6 +85,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         np.savez(f"{name}.npz", x=x, y=y)
     x, y = sample(3, 11)
     np.savez("all.npz", x=x, y=y, split=np.repeat(np.array(["base"] * 5 + ["novel"] * 7), 11))
+    np.savez("split.npz", x=x, y=y, split=np.repeat(np.array(["base"] * 5 + ["validation"] * 7), 11))
     Path("mine.py").write_text(MINE, encoding="utf-8")
     return tmp_path
 
@@ -91,6 +108,7 @@ def test_a_stopped_run_continues_to_the_same_bytes(kind: str, command: Command) 
     assert Path("parts.json").read_bytes() == Path("whole.json").read_bytes()
 
 
+@pytest.mark.usefixtures("no_baseline")
 def test_several_processes_give_the_same_bytes(command: Command) -> None:
     """A group of processes runs the protocols one after the other; an earlier single process began the first run."""
     kinds = (KINDS[name] for name in ("fixed-split", "generalized", "unlabelled", "several"))
@@ -101,11 +119,8 @@ def test_several_processes_give_the_same_bytes(command: Command) -> None:
     Path("limit").write_text("3", encoding="utf-8")
     command(arguments[0], code=130)
     Path("limit").unlink()
-    lines = ["import sys", "from protonet.episodes.__main__ import main"]
-    lines += ["from protonet.episodes.evaluation.distributed import join_process_group", "with join_process_group():"]
-    lines += [f"    for number, options in enumerate({arguments!r}):"]
-    lines += ["        if main([*options.split(), '--json', f'shared{number}.json']):", "            sys.exit(1)"]
-    Path("all.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    train = "train --dataset split.npz --backbone mlp --way 2 --query 2 --episodes-per-step 2 --steps 3 --eval-every 2"
+    Path("all.py").write_text(PROCESSES.format(arguments=arguments, train=train), encoding="utf-8")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "all.py"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(launcher, capture_output=True, text=True, check=False, env=environment)
@@ -115,6 +130,14 @@ def test_several_processes_give_the_same_bytes(command: Command) -> None:
     for index in range(len(arguments)):
         assert Path(f"alone{index}.json").read_bytes() == Path(f"shared{index}.json").read_bytes()
     assert json.loads(Path("alone4.json").read_text(encoding="utf-8"))["episodes"] < 900
+    command(train, "--output one.safetensors --log one")
+    logs = [[json.loads(line) for line in Path(name).read_text().splitlines()] for name in ("one", "two")]
+    assert len(logs[0]) == len(logs[1]) == 3
+    for ours, theirs in zip(*logs, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ours.keys() & {"step", *LOSS_NAMES}:
+            assert theirs[name] == pytest.approx(ours[name], rel=1e-3)
+        assert theirs["accuracy"] == pytest.approx(ours["accuracy"], abs=0.02)
 
 
 def test_all_ways_and_a_fixed_test_split(command: Command) -> None:
@@ -248,12 +271,3 @@ def test_errors(command: Command) -> None:
     ):
         plain = not any(word in arguments for word in ("--query", "--test-dataset", "meta-dataset"))
         command.refuses(message, "--dataset all.npz --episodes 3", "--query 3" if plain else "", arguments)
-
-
-def test_runs_of_different_protocols_are_not_compared(command: Command) -> None:
-    command(KINDS["unlabelled"], "--episodes 20 --method protonet --json unlabelled.json")
-    for name in ("ridge", "knn"):
-        command(KINDS["meta-dataset"], f"--episodes 20 --method {name} --json {name}.json")
-    assert "p over episodes (Holm)" in command("compare ridge.json knn.json")
-    message = r"be of the same episodes; got way \[5, 50\] in ridge.json and \[2, 2\] in"
-    command.refuses(message, "compare ridge.json unlabelled.json")

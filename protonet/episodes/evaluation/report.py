@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from protonet._io import write_text
@@ -28,8 +27,6 @@ from protonet.episodes.evaluation.statistics import (
     compare_method_pairs,
     list_interval_kinds,
 )
-from protonet.episodes.methods.common import support_means
-from protonet.episodes.samplers.batch import Episodes
 from protonet.episodes.samplers.config import check_integer_range
 from protonet.errors import optional_packages
 from protonet.metrics import calibration_error
@@ -264,26 +261,18 @@ def write_summary_csv(path: Path, summary: EvaluationSummary) -> None:
                 write(pair.first, f"p over {kind} (Holm) against {pair.second}", "", rate)
 
 
-def write_summary_plot(path: Path, summary: EvaluationSummary, episode: Episodes, query_labels: torch.Tensor) -> None:
-    """Plot accuracies, paired differences if there are several methods, and an example episode, to an image file.
-
-    Args:
-        path: The file to write.
-        summary: The results of the evaluation.
-        episode: A batch of one episode.
-        query_labels: (1, n_queries) int64, the classes of its queries; -1 for queries of open classes.
-    """
+def write_summary_plot(path: Path, summary: EvaluationSummary) -> None:
+    """Plot accuracies, and paired differences if there are several methods, to an image file."""
     with optional_packages():
         from matplotlib.figure import Figure  # noqa: PLC0415 - optional
     several = len(summary.methods) > 1
     size = max(PLOT_PANEL_SIZE, 0.42 * len(summary.methods))  # inches: one line of text per method
-    widths = [PLOT_PANEL_SIZE, *[size] * several, PLOT_PANEL_SIZE]  # differences alone grow with the methods
+    widths = [PLOT_PANEL_SIZE, *[size] * several]  # differences alone grow with the methods
     figure = Figure(figsize=(sum(widths) + 0.6 * len(widths), size), layout="constrained")
     axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)[0]
     plot_accuracies(axes[0], summary.methods)
     if several:
         _plot_differences(axes[1], summary)
-    _plot_episode(axes[-1], episode, query_labels[0])
     figure.savefig(path, dpi=120)
 
 
@@ -334,27 +323,3 @@ def _plot_differences(axes: Axes, summary: EvaluationSummary) -> None:
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_title("row minus column (* p < 0.05, Holm)")
-
-
-def _plot_episode(axes: Axes, episode: Episodes, query_labels: torch.Tensor) -> None:
-    """Plot the rows and prototypes of an episode, projected to the two principal components of its prototypes."""
-    prototypes = support_means(episode)[0].double()
-    centre = prototypes.mean(dim=0)
-    directions = torch.linalg.svd(prototypes - centre, full_matrices=False).Vh[:2]  # (at most 2, dim)
-    if len(directions) < 2:  # a single feature
-        directions = torch.cat([directions, torch.zeros_like(directions)])
-
-    def project(rows: torch.Tensor) -> np.ndarray:
-        return np.asarray((directions @ (rows.double() - centre).T).cpu())  # (2, n)
-
-    colours = [f"C{label}" if label >= 0 else "grey" for label in query_labels.tolist()]
-    x, y = project(episode.query[0])
-    axes.scatter(x, y, c=colours, s=14, alpha=0.6, label="query" + ", open ones grey" * ("grey" in colours))
-    x, y = project(episode.support[0])
-    colours = [f"C{label}" for label in episode.support_labels[0].tolist()]
-    # On top of the prototypes: a class's only support row is its prototype.
-    axes.scatter(x, y, c=colours, marker="s", s=30, edgecolors="white", linewidths=0.6, zorder=3, label="support")
-    x, y = project(prototypes)
-    axes.scatter(x, y, c=[f"C{c}" for c in range(len(x))], marker="*", s=220, edgecolors="black", label="prototype")
-    axes.set(title="the first episode, along its prototypes", xticks=[], yticks=[])
-    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3)  # below, where no row lies

@@ -40,7 +40,7 @@ from protonet.episodes.evaluation.report import (
 )
 from protonet.episodes.evaluation.statistics import Evaluation, MeasureMean, TuningResult
 from protonet.episodes.features.sources import load_data_sources
-from protonet.episodes.samplers.batch import gather_episodes, hash_class_rows, record_episodes, split_by_size
+from protonet.episodes.samplers.batch import hash_class_rows, record_episodes
 from protonet.episodes.samplers.fixed_split import describe_duplicates
 from protonet.errors import DISTRIBUTION_NAME, installed_version, optional_packages, raise_input_error
 
@@ -155,13 +155,13 @@ def run_evaluation(
             if partial is None:
                 raise
             if group.rank == 0:
-                _write_outputs(run, partial, outputs)
+                _write_outputs(partial, outputs)
             text = f"stopped after {partial.summary.n_episodes:,} of {plan.n_episodes:,} episodes"
             again = "; run again to go on" if resume else "; run again with --resume"
             raise KeyboardInterrupt(text + ("" if state is None else again)) from None
         if group.rank != 0:
             return None
-        _write_outputs(run, evaluation, outputs)
+        _write_outputs(evaluation, outputs)
         return evaluation
 
 
@@ -323,7 +323,7 @@ class _RunProgress:
         self._save()
 
 
-def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[str, Path]) -> None:
+def _write_outputs(evaluation: Evaluation, outputs: Mapping[str, Path]) -> None:
     """Print the report of an evaluation, and write the files of ``outputs`` (paths by kind, as in `run_evaluation`)."""
     print(format_evaluation(evaluation), end="", flush=True)
     if "report" in outputs:
@@ -334,12 +334,7 @@ def _write_outputs(run: EvaluationRun, evaluation: Evaluation, outputs: Mapping[
         write_summary_csv(outputs["csv"], evaluation.summary)
     write_tables(outputs, format_summary_tables(evaluation.summary))
     if "plot" in outputs:
-        assert run.prepared is not None
-        pool, sampler, seed = run.prepared.row_pool, run.prepared.sampler, run.plan.seed
-        part = next(split_by_size(sampler.sample(pool.by_class, seed=seed, first=0, n_episodes=1)))
-        write_summary_plot(
-            outputs["plot"], evaluation.summary, gather_episodes(pool.read_rows, part), part.query_labels
-        )
+        write_summary_plot(outputs["plot"], evaluation.summary)
     for path in outputs.values():
         print(f"wrote {path}", file=sys.stderr)
 

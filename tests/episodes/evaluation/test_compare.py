@@ -87,6 +87,7 @@ def test_runs_of_the_same_episodes_are_paired(command: Command, tmp_path: Path) 
 
 
 def test_a_longer_run_is_compared_by_its_first_episodes(command: Command) -> None:
+    assert "p over episodes (Holm)" in command(compare("ways"))  # of unequal ways
     out = command(compare("longer", "a"))
     assert "The first 60 episodes are compared, which all files have." in out
     assert out.count("| protonet ") == 1

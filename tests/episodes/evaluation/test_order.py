@@ -67,12 +67,15 @@ def test_row_indices_do_not_reveal_classes() -> None:
         support, query = trained.gather()
         assert torch.equal(support, episodes.support)
         assert torch.equal(query, episodes.query)
+        for weight in trained.encoder.parameters():
+            weight.data.zero_()  # of a copy
         distances = (trained.query[:, :, None] - trained.support[:, None]).abs().double()
         hot = F.one_hot(episodes.support_labels, episodes.n_way).bool()  # (episodes, n_support, n_way)
         return -distances[..., None].where(hot[:, None], 1e9).amin(dim=2)
 
     trained = TrainedEncoder(torch.nn.Linear(2, 2), torch.nn.Identity(), make_plan(), make_row_reader(X))
     scores = evaluate(X, INDEX, {"guess": guess}, PROTOCOLS["balanced"], n_episodes=200, trained=trained)
+    assert all(weight.any() for weight in trained.encoder.parameters())
     assert knows_nothing(scores["guess"], [1 / 4])
 
 

@@ -25,7 +25,6 @@ from protonet.episodes.evaluation.report import (
 )
 from protonet.episodes.evaluation.several import rank_methods
 from protonet.episodes.methods import METHODS
-from protonet.episodes.samplers.batch import gather_episodes, make_row_reader, split_by_size
 from protonet.episodes.samplers.config import EpisodeConfig
 from protonet.sampling import index_classes
 from tests.strategies import seeds
@@ -118,11 +117,10 @@ def test_the_plot_is_not_blank(tmp_path: Path, n_methods: int) -> None:
 
     config = OPEN if n_methods > 1 else PLAIN
     summary = summarize(dict(list(score(config).items())[:n_methods]), config.shot, {})
-    part = next(split_by_size(config.sample(index_classes(LABELS), seed=0, first=0, n_episodes=1)))
-    write_summary_plot(tmp_path / "a.png", summary, gather_episodes(make_row_reader(X), part), part.query_labels)
+    write_summary_plot(tmp_path / "a.png", summary)
     pixels = imread(tmp_path / "a.png")
     assert float(pixels.std()) > 0.05  # it is not blank
-    assert pixels.shape[1] == (3 if n_methods > 1 else 2) * 624
+    assert pixels.shape[1] == (2 if n_methods > 1 else 1) * 624
 
 
 def test_latex_escapes_text_and_sets_numbers_in_math_mode() -> None:
@@ -161,7 +159,7 @@ def rank_slowly(accuracies: dict[str, torch.Tensor]) -> dict[str, float]:
     return ranks
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_ranks_equal_a_slow_loop(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -14,30 +14,22 @@ from torch import Tensor
 
 from protonet.episodes.methods.clustering import bd_cspn, laplacian_shot, laplacian_shot_dirichlet, rectify_prototypes
 from protonet.episodes.methods.tim import alpha_am, alpha_tim, tim, tim_adm, transductive_finetune
-from tests.episodes.cases import (
-    agree,
-    centre_rows,
-    core_rows,
-    cosines,
-    load_easyfsl,
-    make_centred_episodes,
-    make_episodes,
-    means_of,
-    run_easyfsl,
-    unit,
-)
+from tests.episodes.cases import agree, core_rows, cosines, make_centred_episodes, make_episodes, means_of, unit
 
 Weights = tuple[float, float, float]
 
 
-def rectify(support: Tensor, labels: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Rectify as the published code does, one row at a time; return the prototypes and the shifted queries."""
+def rectify(support: Tensor, labels: Tensor, query: Tensor, *, paper: bool = False) -> tuple[Tensor, Tensor]:
+    """Rectify one row at a time, as the published code or the paper does; return prototypes and shifted queries."""
     shifted, means = query + support.mean(dim=0) - query.mean(dim=0), means_of(support, labels)
-    weighed: list[list[Tensor]] = [[] for _ in means]
-    for row in torch.cat([support, shifted]):
-        weights = (10 * cosines(row[None], means)[0]).softmax(dim=0)
-        weighed[int(weights.argmax())].append(weights.max() * row)
-    return torch.stack([torch.stack(rows).mean(dim=0) if rows else means[c] for c, rows in enumerate(weighed)]), shifted
+    sums, masses = torch.zeros_like(means), [0.0] * len(means)
+    for position, row in enumerate(torch.cat([support, shifted])):
+        angles = 10 * cosines(row[None], means)[0]
+        c = int(labels[position]) if paper and position < len(labels) else int(angles.argmax())
+        weight = float(angles.exp()[c] if paper else angles.softmax(dim=0)[c])
+        sums[c] += weight * row
+        masses[c] += weight if paper else 1
+    return torch.stack([sums[c] / mass if mass else means[c] for c, mass in enumerate(masses)]), shifted
 
 
 def assign(unary: Tensor, query: Tensor) -> Tensor:
@@ -56,6 +48,7 @@ def test_bd_cspn_and_laplacian_shot_equal_slow_loops(shots: tuple[int, ...], wit
     rectified = bd_cspn(episodes)
     shifted, plain = laplacian_shot(episodes).softmax(dim=2), laplacian_shot_dirichlet(episodes).softmax(dim=2)
     unshifted = laplacian_shot(episodes, shift=False).softmax(dim=2)
+    papers = bd_cspn(episodes, paper=True).softmax(dim=2), laplacian_shot(episodes, paper=True).softmax(dim=2)
     for index, (support, labels, query, centre) in enumerate(zip(*core_rows(episodes), centres, strict=True)):
         rows, queries = unit(support, centre), unit(query, centre)
         prototypes, moved = rectify(rows, labels, queries)
@@ -66,19 +59,10 @@ def test_bd_cspn_and_laplacian_shot_equal_slow_loops(shots: tuple[int, ...], wit
         assert torch.allclose(shifted[index], assign(torch.cdist(moved, prototypes).square(), queries), atol=1e-6)
         assert torch.allclose(unshifted[index], assign(distances, queries), atol=1e-6)
         assert torch.allclose(plain[index], assign(to_means, queries), atol=1e-6)
-
-
-def test_the_papers_formulas_equal_easyfsls() -> None:
-    """With ``paper``, BD-CSPN has no factor of 10 in the weights, like easyfsl's."""
-    rectified = load_easyfsl("methods.bd_cspn").BDCSPN(feature_normalization=2.0)
-    for noise in (0.3, 1.5):
-        episodes = centre_rows(make_episodes(noise=noise, n_episodes=8)[0])
-        assert torch.allclose(bd_cspn(episodes, temperature=1, paper=True) + 0.5, run_easyfsl(rectified, episodes))
-    episodes = centre_rows(make_episodes(noise=1.5, n_episodes=8, n_queries=30, dtype=torch.float32)[0])
-    theirs = run_easyfsl(load_easyfsl("methods.laplacian_shot").LaplacianShot(feature_normalization=2.0), episodes)
-    ours = laplacian_shot(episodes, temperature=1, paper=True)
-    assert torch.allclose(ours.softmax(dim=2), theirs, atol=1e-4)  # they stop at a change of the bound of 1e-6
-    assert torch.equal(ours.argmax(dim=2), theirs.argmax(dim=2))
+        prototypes, _ = rectify(rows, labels, queries, paper=True)
+        assert torch.allclose(papers[0][index], (10 * cosines(queries, prototypes)).softmax(dim=1))
+        distances = torch.cdist(queries, prototypes).square()
+        assert torch.allclose(papers[1][index], assign(distances, queries), atol=1e-6)
 
 
 def test_a_class_without_rows_keeps_its_mean() -> None:

@@ -42,8 +42,10 @@ def make_case(name: str) -> Episodes:
     """Make episodes that have everything that a method needs."""
     if name in TRAINED:
         return make_trained_episodes(make_trained(TRAINED[name] or "prototypes"))[0]
-    n_episodes = 1 if METHODS[name].slow else 3
-    return make_episodes(n_episodes=n_episodes, base=make_base(dtype=torch.float32), dtype=torch.float32)[0]
+    n_episodes, n_queries = (1, 4) if METHODS[name].slow else (3, 10)
+    return make_episodes(
+        n_episodes=n_episodes, n_queries=n_queries, base=make_base(dtype=torch.float32), dtype=torch.float32
+    )[0]
 
 
 def send(episodes: Episodes, to: Callable[[Tensor], Tensor]) -> Episodes:

@@ -97,15 +97,6 @@ def test_maml_and_anil_equal_slow_loops(method: Callable[..., Tensor], steps: in
     assert not torch.allclose(method(episodes, steps=1), method(episodes, steps=2), atol=1e-3)
 
 
-@pytest.mark.parametrize("head", HEAD_KINDS)
-def test_one_step_of_maml_equals_anils_if_the_layer_begins_at_zero(head: str) -> None:
-    episodes, _ = make_case("maml", head=head)
-    trained = trained_of(episodes)
-    trained = trained._replace(plan=replace(trained.plan, objective="anil"))
-    logits = anil(replace(episodes, trained=trained), steps=1)
-    assert torch.allclose(maml(episodes, steps=1), logits, atol=1e-5) == (head == "zero")
-
-
 @pytest.mark.parametrize(
     ("backbone", "head", "augment"),
     [("mlp", "prototypes", True), ("mlp", "linear", True), ("mlp", "prototypes", False), ("conv", "prototypes", True)],
@@ -153,14 +144,14 @@ def test_fine_tuning_equals_a_slow_loop(backbone: str, head: str, augment: bool)
         ("anil", "mlp", {}),
         ("maml", "mlp", {}),
         ("maml", "conv4", {}),
-        ("finetune", "mlp", {}),
+        ("finetune", "mlp", {"steps": 5}),
         ("finetune", "conv4", {"head": "linear", "steps": 2}),
     ],
 )
 def test_every_query_and_every_episode_is_alone_and_no_weight_is_changed(
     name: str, backbone: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    episodes, _ = make_case(name, backbone=backbone, n_shot=1 if settings else 2)
+    episodes, _ = make_case(name, backbone=backbone, n_shot=1 if backbone == "conv4" else 2)
     method, trained = partial(METHODS[name].function, **settings), trained_of(episodes)
     weights = copy.deepcopy(trained.encoder.state_dict())
     tolerance: dict[str, Any] = {"atol": 1e-3 if settings else 1e-4, "rtol": 1e-3}

@@ -110,7 +110,7 @@ def train_slowly(support: Tensor, labels: Tensor, query: Tensor, *, steps: int) 
 
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
 def test_methods_of_maps_equal_slow_loops(shots: tuple[int, ...]) -> None:
-    episodes, _ = make_episodes(shots=shots, dim=CHANNELS * PLACES)
+    episodes, _ = make_episodes(n_episodes=2, shots=shots, n_queries=4, dim=CHANNELS * PLACES)
     single = shots == (1, 1, 1, 1)
     pairs: list[tuple[Callable[..., Tensor], Callable[..., Tensor], dict[str, Any]]] = [
         (feature_map_reconstruction, reconstruct, {}),

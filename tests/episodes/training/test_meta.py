@@ -1,36 +1,16 @@
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from protonet.episodes.evaluation.distributed import ProcessGroup
-from protonet.episodes.names import TrainingPlan
-from protonet.episodes.networks import backbones
-from protonet.episodes.samplers.config import EpisodeConfig
-from protonet.episodes.training import tasks
 from protonet.episodes.training.objectives import META_TRAINING
-from protonet.episodes.training.tasks import (
-    VALIDATION,
-    ValidationScore,
-    draw_training_episodes,
-    score_encoder,
-    select_split_side,
-)
-from protonet.episodes.training.train import (
-    TrainingRun,
-    make_training_run,
-    restore_run,
-    serialize_run,
-    take_training_step,
-    update_best,
-)
-from protonet.sampling import index_classes
+from protonet.episodes.training.tasks import ValidationScore, draw_training_episodes, select_split_side
+from protonet.episodes.training.train import TrainingRun, make_training_run, take_training_step, update_best
 from tests.episodes.meta_cases import SIDES, make_data, make_plan
 
 
@@ -40,12 +20,6 @@ def advance(run: TrainingRun, steps: int) -> list[torch.Tensor]:
         take_training_step(run, run.learner, *draw_training_episodes(base, run.plan, run.step, ProcessGroup()))
         for _ in range(steps)
     ]
-
-
-def same(first: TrainingRun, second: TrainingRun) -> bool:
-    packed, other = serialize_run(first), serialize_run(second)
-    equal = packed[0].keys() == other[0].keys() and all(torch.equal(packed[0][k], other[0][k]) for k in packed[0])
-    return equal and packed[1] == other[1]
 
 
 def smoothed(cosines: torch.Tensor, target: int) -> torch.Tensor:
@@ -99,42 +73,6 @@ def test_steps_reduce_the_losses_and_average_the_weights_and_the_head(objective:
     assert names == (set() if objective == "prototypes" else {"head.weight", "head.bias"})
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        make_plan(),
-        replace(make_plan("conv4", dim=256), objective="feat", **SMALL),
-        replace(make_plan("conv"), objective="maml", **SMALL),
-        replace(make_plan("resnet12", dim=256), dropblock=0.2, **SMALL),
-    ],
-    ids=lambda plan: f"{plan.objective} {plan.backbone}",
-)
-def test_a_packed_run_continues_to_the_same(plan: TrainingPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backbones, "RESNET12_CHANNELS", (4, 6, 8, 8))  # a small ResNet-12
-    full, first, second = (make_training_run(plan, "cpu") for _ in range(3))
-    advance(full, 3)
-    advance(first, 2)
-    update_best(first, ValidationScore(2, 0.5, 0.1))
-    first.losses = [[0.1, 1 / 3]]
-    restore_run(second, *copy.deepcopy(serialize_run(first)))
-    assert same(first, second)
-    advance(second, 1)
-    full.best_weights, full.best_score, full.losses = second.best_weights, second.best_score, [[0.1, 1 / 3]]
-    assert same(second, full)
-    assert not same(second, first)
-
-
-def test_the_best_weights_are_saved_until_better_ones_are_found() -> None:
-    run = make_training_run(make_plan(), "cpu")
-    bias = next(iter(run.best_weights))
-    for step, accuracy, best in ((0, 0.5, 0), (5, 0.4, 0), (10, 0.5, 0), (15, 0.6, 15)):
-        with torch.no_grad():
-            dict(run.averaged_encoder.named_parameters())[bias].fill_(step)
-        update_best(run, ValidationScore(step, accuracy, 0.1))
-        assert run.best_score.step == best
-        assert (run.best_weights[bias] == best).all()
-
-
 def test_a_run_is_finished_after_its_steps_or_its_patience() -> None:
     run = make_training_run(replace(make_plan(), steps=100, eval_every=5, patience=3), "cpu")
     run.best_score = ValidationScore(20, 0.5, 0.1)
@@ -186,28 +124,6 @@ def test_a_batch_has_base_rows_of_its_classes() -> None:
         assert data.y[result] == labels
     assert (targets == targets[..., :1]).all()
     assert all(len(episode[:, 0].unique()) == 4 for episode in targets)
-
-
-def test_the_score_equals_a_slow_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "VALIDATION", replace(VALIDATION, n_episodes=60))
-    data, encoder = make_data(dim=3), nn.Linear(3, 3, bias=False)
-    encoder.load_state_dict({"weight": torch.rand(3, generator=torch.Generator().manual_seed(0)).diag()})
-    side = select_split_side("data", data, "validation")
-    score = score_encoder(encoder, nn.Identity(), side, make_plan(), 7, ProcessGroup())
-    chosen = data.select_classes([3, 5])
-    setting = EpisodeConfig((2, 2), (1, 1), 15, allow_small=True)
-    draw = setting.sample(index_classes(chosen.y), seed=0, first=0, n_episodes=60)
-    accuracies, embedded = [], encoder(chosen.x)
-    for support, query in zip(draw.support, draw.query, strict=True):
-        right = []
-        for label, rows in enumerate(query):
-            for row in rows:
-                cosines = [F.cosine_similarity(embedded[row], embedded[part[0]], dim=0) for part in support]
-                right.append(float(cosines[label] > cosines[1 - label]))
-        accuracies.append(sum(right) / len(right))
-    assert score.step == 7
-    assert abs(score.accuracy - sum(accuracies) / len(accuracies)) < 1e-9
-    assert 0 < score.half_width < 0.15
 
 
 def test_data_without_enough_classes_on_a_side_are_refused() -> None:
