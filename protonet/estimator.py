@@ -38,11 +38,10 @@ from protonet.fit.label_validation import (
     to_class_names,
     to_exact_labels,
 )
-from protonet.fit.loading import UnlabelledSamples
 from protonet.fit.names import embed_class_names
 from protonet.fit.search import EFFORTS, ModelSearch
 from protonet.fit.solver import TIME_LIMIT, Solution
-from protonet.fit.training_set import append_class_names
+from protonet.fit.training_set import UnlabelledSamples, append_class_names
 from protonet.fit.uninformative import format_uninformative_note, parse_class_counts
 from protonet.losses import CHUNK_SIZE
 from protonet.metrics import Metrics

@@ -35,11 +35,10 @@ from protonet.fit.cross_validation import (
 )
 from protonet.fit.diagnostics import RowExplanation, explain_rows
 from protonet.fit.duplicates import hash_rows
-from protonet.fit.loading import UnlabelledSamples
 from protonet.fit.names import CLASS_NAMES, NAMES_ONLY_SEARCH, classify_by_names
 from protonet.fit.search import FitProgress, ModelSearch, ignore_progress
 from protonet.fit.solver import TIME_LIMIT, Solution, fit_solution
-from protonet.fit.training_set import ClassNameRows
+from protonet.fit.training_set import ClassNameRows, UnlabelledSamples
 from protonet.fit.uninformative import compute_uninformative_logits, format_uninformative_note, parse_class_counts
 from protonet.metrics import calibrate_known_scores, measure, measure_classes
 from protonet.tables import DEFAULT_LABEL_COLUMN

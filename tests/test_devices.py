@@ -63,7 +63,13 @@ SHORT = replace(
     SHORT, families=(*SHORT.families, KernelRidgeFamily(KERNEL_RIDGE_SPECS[:1], (2.0,), (0.1,)), MLPFamily(1, (3,)))
 )
 #: Functions that copy to the CPU: input checks, rows of trees, labels of episodes, evaluation.
-FETCHED = {"_validation.check_device", "loading._to_tensor", "view.to", "mlp.train_mlps", "evaluation.__post_init__"}
+FETCHED = {
+    "_validation.check_device",
+    "training_set._to_tensor",
+    "view.to",
+    "mlp.train_mlps",
+    "evaluation.__post_init__",
+}
 FETCHED |= {"evaluation.compute_fold_cosines", "kernel_ridge.cosines", "fixed_convolution.cosines"}
 FETCHED |= {"networks.pseudo_label_weights", "networks.predict_fold"}
 

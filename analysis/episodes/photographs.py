@@ -21,7 +21,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from analysis.shared.runner import BUILD_FOLDER, FOLDER_OPTION, StudyParser, StudyReport
-from protonet.embeddings.pictures.images import IMAGE_SUFFIXES
+from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES
 from protonet.embeddings.representation import hash_file
 from protonet.episodes.__main__ import main
 from protonet.episodes.evaluation.report import accuracy_heading, format_rate

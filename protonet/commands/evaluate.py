@@ -25,7 +25,7 @@ from protonet.commands.report import (
     table_to_dict,
 )
 from protonet.commands.rows import check_class_spellings
-from protonet.embeddings.pictures.images import path_to_text
+from protonet.embeddings.pictures.reading import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.search import FitProgress
 from protonet.pipeline import TablePipeline

@@ -13,7 +13,7 @@ from protonet._text import plural, to_printable
 from protonet.commands.data import make_read_spec, open_pipeline, read_labelled_rows
 from protonet.commands.options import ExplainOptions, show_notes
 from protonet.commands.rows import check_class_spellings
-from protonet.embeddings.pictures.images import path_to_text
+from protonet.embeddings.pictures.reading import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.diagnostics import RowExplanation, rank_columns_by_importance
 from protonet.pipeline import TablePipeline

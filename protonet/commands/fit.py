@@ -30,7 +30,7 @@ from protonet.commands.report import (
 )
 from protonet.commands.rows import TableRows
 from protonet.embeddings.pictures.files import split_backbone
-from protonet.embeddings.pictures.images import path_to_text
+from protonet.embeddings.pictures.reading import path_to_text
 from protonet.errors import raise_input_error
 from protonet.fit.active import cluster_unknown
 from protonet.fit.cross_validation import (

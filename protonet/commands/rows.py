@@ -15,8 +15,7 @@ import numpy as np
 from protonet._text import shorten_list, to_printable
 from protonet._validation import check_groups
 from protonet.commands.options import FitOptions, path_exists
-from protonet.embeddings.pictures.images import text_to_path
-from protonet.embeddings.pictures.reading import check_pictures, is_picture_path
+from protonet.embeddings.pictures.reading import check_pictures, is_picture_path, text_to_path
 from protonet.errors import raise_input_error, renamed_arguments
 from protonet.tables import DEFAULT_LABEL_COLUMN
 from protonet.tables.columns import COLUMN_TYPES

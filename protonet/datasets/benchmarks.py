@@ -39,7 +39,7 @@ from protonet.datasets.pictures import (
     make_split_list_detector,
     raise_unreadable,
 )
-from protonet.embeddings.pictures.images import list_images, list_visible_folders
+from protonet.embeddings.pictures.reading import list_images, list_visible_folders
 from protonet.errors import raise_input_error
 
 META_PREFIX = "meta-"  #: The names of Meta-Dataset's class lists begin with this prefix.

@@ -22,7 +22,7 @@ from torch import Tensor
 from protonet._text import shorten_list
 from protonet._validation import check_int
 from protonet.datasets.dataset import Dataset, assign_sides, check_finite, make_dataset
-from protonet.embeddings.pictures.images import list_images, list_visible_folders, open_image
+from protonet.embeddings.pictures.reading import list_images, list_visible_folders, open_image
 from protonet.errors import optional_packages, raise_input_error
 from protonet.tables.arrays import ARRAY_READ_ERRORS, read_arrays
 from protonet.tables.delimited import read_delimited_rows

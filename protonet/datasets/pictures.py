@@ -25,8 +25,14 @@ from protonet._validation import check_int
 from protonet.datasets.dataset import SIDE_ALIASES, SPLIT_SIDES, Dataset, make_dataset
 from protonet.datasets.features import load_pickle
 from protonet.datasets.files import memory_map_array, write_npz
-from protonet.embeddings.pictures.images import IMAGE_SUFFIXES, list_images, list_visible_folders, open_image
-from protonet.embeddings.pictures.reading import item_progress_bar, map_in_threads
+from protonet.embeddings.pictures.reading import (
+    IMAGE_SUFFIXES,
+    item_progress_bar,
+    list_images,
+    list_visible_folders,
+    map_in_threads,
+    open_image,
+)
 from protonet.errors import InputError, optional_packages, raise_input_error
 from protonet.tables.arrays import ARRAY_READ_ERRORS
 

@@ -1,6 +1,6 @@
 """From data loaders to a fitted network: one step per file.
 
-Rows: `loading`, `duplicates`, `training_set`, `label_validation`.
+Rows: `training_set`, `duplicates`, `label_validation`.
 
 Selection: `search`, weighted by the learned `prior`. Fit: `networks`. All steps: `solver`.
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from protonet._validation import check_device, check_int, check_number
 from protonet.errors import InputTypeError, raise_input_error
-from protonet.fit.loading import LabelledSamples, UnlabelledSamples, read_labelled_samples, read_unlabelled_samples
 from protonet.fit.networks import (
     LABEL_PROPAGATION,
     SemiSupervisedResult,
@@ -35,7 +34,15 @@ from protonet.fit.search import (
     ignore_progress,
     select_model,
 )
-from protonet.fit.training_set import ClassNameRows, TrainingSet, prepare_training_set
+from protonet.fit.training_set import (
+    ClassNameRows,
+    LabelledSamples,
+    TrainingSet,
+    UnlabelledSamples,
+    prepare_training_set,
+    read_labelled_samples,
+    read_unlabelled_samples,
+)
 from protonet.network import PrototypeNetwork
 from protonet.views.evaluation import plan_encoder
 from protonet.views.linear import LinearFamily

@@ -1,18 +1,22 @@
-"""Training sets: labelled rows as views are fitted to them, sorted, scaled and without duplicates."""
+"""Training sets: labelled and unlabelled rows that are read from loaders, sorted, scaled and without duplicates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from protonet._validation import check_weights
+from protonet._validation import check_labels, check_weights
+from protonet.errors import InputTypeError, raise_input_error
 from protonet.fit.duplicates import merge_duplicates
-from protonet.fit.loading import canonical_row_order, centre_columns
+from protonet.losses import CHUNK_SIZE
+from protonet.network import HIGH_PRECISION_DTYPES
 from protonet.views.view import CPU, TrainingRows
 
 
@@ -63,7 +67,7 @@ class TrainingSet:
 
     rows: TrainingRows  #: The rows, in an order that does not depend on the input; equal rows are merged.
     scale: float  #: The number by which input features were divided, after the origin was subtracted.
-    origin: Tensor  #: (dim,) float32, subtracted from the input features; see `protonet.fit.loading.centre_columns`.
+    origin: Tensor  #: (dim,) float32, subtracted from the input features; see `centre_columns`.
     n_duplicates: int  #: Number of input rows that are duplicates or near-duplicates of another one.
     row_indices: Tensor
     """(n,) int64: index in ``rows`` of each input row, in the order of the loaders; -1 for a row outside the sample."""
@@ -218,3 +222,261 @@ def _scale_sample_weights(rows: TrainingRows, n: float) -> TrainingRows:
     if rows.is_class_name is not None and not bool(rows.is_class_name.all()):
         samples = weights[~rows.is_class_name]
     return replace(rows, weights=None if alike else weights, sample_scale=n / float(samples.sum()))
+
+
+@dataclass(frozen=True)
+class VariationThresholds:
+    """Limits of the ratio of a column's standard deviation to its mean, and a rounding step for the order of rows."""
+
+    max_ratio_centred: float = 1e-3
+    """Columns with a lower ratio are centred: float32 would keep less than four digits of differences between rows."""
+    max_ratio_constant_float32: float = 1e-6
+    """Float32 columns with a lower ratio count as constant: the differences between rows are rounding errors."""
+    max_ratio_constant_float64: float = 1e-10
+    """Float64 columns with a lower ratio count as constant, since the subtracted mean is stored in float32."""
+    rounding_step: float = 1e-5
+    """Rows are sorted by statistics that are rounded to multiples of this. Rounding errors after a change of units then
+    do not change the order."""
+
+
+VARIATION = VariationThresholds()
+LOADER_REMEDY = "Pass a DataLoader, a Dataset, a pair (x, y), or a list of such pairs."
+UNLABELLED_REMEDY = "Pass a tensor (m, ...), or batches of inputs."
+#: Labelled samples: batches ``(inputs, labels)``, a dataset of samples, or one pair of all inputs and all labels.
+LabelledSamples = Iterable[Any] | Dataset[Any]
+#: Unlabelled samples: a tensor or array (m, ...), or batches of inputs with or without labels.
+UnlabelledSamples = Tensor | np.ndarray | Iterable[Any] | Dataset[Any]
+
+
+def read_labelled_samples(
+    train_loader: LabelledSamples, val_loader: LabelledSamples | None, metadata: Mapping[str, Any]
+) -> tuple[Tensor, Tensor, int]:
+    """Read labelled samples from two loaders, once; return features, labels and the number of classes.
+
+    Features (n, dim) are float64 if a batch has a type of more digits than float32, else float32. Labels (n,) are int64
+    in [0, num_classes). The metadata may set ``input_dim`` and ``num_classes``. Raises the errors of `protonet.solve`.
+    """
+    if train_loader is None:
+        raise_input_error("train_loader", "be a loader", "None", LOADER_REMEDY, kind=InputTypeError)
+    features: list[Tensor] = []
+    labels: list[Tensor] = []
+    dim = metadata.get("input_dim")
+    for name, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
+        rows = non_finite = out_of_range = 0
+        first = len(labels)
+        batches = (
+            [loader]
+            if _is_features_labels_pair(loader)
+            else ()
+            if loader is None
+            else _iterate_batches(name, loader, LOADER_REMEDY)
+        )
+        for batch_index, batch in enumerate(batches):
+            inputs, targets = _validate_labelled_batch(name, batch_index, batch)
+            if not len(inputs):
+                continue
+            dim = dim or inputs.shape[1]
+            if not dim:
+                raise_input_error(name, "have at least one feature", f"none in batch {batch_index}", "Pass features.")
+            if inputs.shape[1] != dim:
+                got = f"{inputs.shape[1]} in batch {batch_index}"
+                remedy = "Check metadata['input_dim'] and that every batch has the same features."
+                raise_input_error(name, f"have {dim} features per sample", got, remedy)
+            rows += len(inputs)
+            inputs = _to_float(inputs)
+            single = inputs.to(torch.float32)
+            underflows = bool(inputs.any()) and not bool(single.any())
+            non_finite += int((~torch.isfinite(inputs)).any(dim=1).sum())
+            out_of_range += int((~torch.isfinite(single)).any(dim=1).sum()) + underflows
+            features.append(inputs)
+            labels.append(targets)
+        if name == "train_loader" and not rows:
+            raise_input_error(name, "have at least one sample", "none", "Pass labelled samples.")
+        if non_finite:
+            got = f"NaN or infinity in {non_finite} of {rows} rows"
+            raise_input_error(name, "be finite", got, "Drop or impute those rows.")
+        if out_of_range:
+            got = f"{out_of_range} values beyond it"
+            raise_input_error(name, "lie within the range of float32", got, "Rescale them.")
+        if rows:
+            targets = torch.cat(labels[first:])
+            check_labels(f"{name} labels", targets, n=rows, num_classes=metadata.get("num_classes"))
+    y = torch.cat(labels).to(torch.int64)
+    num_classes = metadata.get("num_classes") or max(2, int(y.max()) + 1)
+    if "num_classes" not in metadata and num_classes > 1000 + 10 * len(y.unique()):
+        got = f"{num_classes - 1} as the largest"
+        remedy = "pass metadata['num_classes'] if classes without samples are intended."
+        remedy = f"Encode the classes as 0, 1, ..., or {remedy}"
+        raise_input_error("train_loader labels", "be class indices", got, remedy)
+    return torch.cat(features), y, num_classes
+
+
+def read_unlabelled_samples(source: object, dim: int, max_rows: int) -> tuple[Tensor, Tensor, int]:
+    """Read unlabelled rows once, and sample up to ``max_rows`` of them by a hash of their values.
+
+    The sample does not depend on the order of the rows. Returns three parts: the features (m, dim) of the sampled rows,
+    their indices (m,) int64 in the source, and the number of all rows in the source. Raises an InputTypeError or
+    InputError if the source does not hold rows of ``dim`` finite real numbers.
+    """
+    sampled, keys, indices = torch.empty(0, dim, dtype=torch.float32), np.empty(0, np.int64), np.empty(0, np.int64)
+    total = 0
+    for batch_index, batch in enumerate(_iterate_batches("unlabelled", source, UNLABELLED_REMEDY)):
+        rows = _validate_unlabelled_batch(batch, batch_index, dim)
+        if not len(rows):
+            continue
+        hashes = _hash_rows(rows)
+        new = np.argsort(hashes, kind="stable")[:max_rows]
+        sampled = torch.cat([sampled, rows[new]])
+        keys, indices = np.concatenate([keys, hashes[new]]), np.concatenate([indices, total + new])
+        chosen = np.lexsort((indices, keys))[:max_rows]
+        sampled, keys, indices = sampled[chosen], keys[chosen], indices[chosen]
+        total += len(rows)
+    return sampled, torch.from_numpy(indices), total
+
+
+def _is_features_labels_pair(samples: object) -> bool:
+    """Test whether samples are a pair of all inputs and all labels, not a sequence of batches."""
+    return isinstance(samples, (tuple, list)) and len(samples) == 2 and isinstance(samples[0], (Tensor, np.ndarray))
+
+
+def _iterate_batches(name: str, source: object, remedy: str) -> Iterable[Any]:
+    """Convert a tensor, an array, a dataset or an iterable of batches to an iterable of batches."""
+    if isinstance(source, (Tensor, np.ndarray)):
+        return (source[first : first + CHUNK_SIZE] for first in range(0, len(source), CHUNK_SIZE))
+    if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
+        if not hasattr(source, "__len__"):
+            got = type(source).__name__
+            raise_input_error(name, "be a dataset that has a length", got, remedy, kind=InputTypeError)
+
+        def collate(samples: list[Any]) -> Any:
+            try:
+                return default_collate(samples)
+            except (RuntimeError, TypeError) as error:
+                got = str(error).partition("\n")[0][:100]
+                constraint = "hold samples (inputs, label) of numbers, of one shape"
+                raise_input_error(name, constraint, got, "Convert them.", kind=InputTypeError)
+
+        return DataLoader(source, batch_size=CHUNK_SIZE, collate_fn=collate)
+    if not isinstance(source, Iterable) or isinstance(source, (str, bytes)):
+        raise_input_error(name, "be iterable", type(source).__name__, remedy, kind=InputTypeError)
+    return source
+
+
+def _validate_labelled_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Tensor]:
+    """Validate one labelled batch; return its inputs (b, dim) and labels (b,) on the CPU."""
+    constraint, remedy = "give (inputs, labels) batches", "Wrap the data in a TensorDataset(inputs, labels)."
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        got = f"{type(batch).__name__} in batch {batch_index}"
+        got += f" of {len(batch)} items" if isinstance(batch, (tuple, list)) else ""
+        raise_input_error(name, constraint, got, remedy, kind=InputTypeError)
+    inputs, labels = map(_to_tensor, batch)
+    if inputs is None or labels is None:
+        got = f"({type(batch[0]).__name__}, {type(batch[1]).__name__}) in batch {batch_index}"
+        raise_input_error(name, constraint + " of real tensors", got, remedy, kind=InputTypeError)
+    if inputs.ndim < 2 or labels.numel() != len(inputs):
+        got = f"shapes {tuple(inputs.shape)} and {tuple(labels.shape)} in batch {batch_index}"
+        raise_input_error(name, constraint + " of shapes (b, ...) and (b,)", got, remedy)
+    return inputs.flatten(1), labels.reshape(-1)
+
+
+def _validate_unlabelled_batch(batch: object, batch_index: int, dim: int) -> Tensor:
+    """Validate one batch of inputs, perhaps with labels; return the inputs (b, dim) on the CPU."""
+    first = batch[0] if isinstance(batch, (tuple, list)) and 1 <= len(batch) <= 2 else batch
+    inputs = _to_tensor(first)
+    if inputs is None:
+        got = f"{type(first).__name__} in batch {batch_index}"
+        raise_input_error("unlabelled", "hold rows of real numbers", got, UNLABELLED_REMEDY, kind=InputTypeError)
+    if inputs.ndim < 2 or (len(inputs) and math.prod(inputs.shape[1:]) != dim):
+        got = f"shape {tuple(inputs.shape)} in batch {batch_index}"
+        constraint = f"have {dim} features per row, as the labelled rows have"
+        raise_input_error("unlabelled", constraint, got, "Pass the features of the labelled rows.")
+    rows = inputs.flatten(1)
+    bad = int((~torch.isfinite(rows.to(torch.float32))).any(dim=1).sum())
+    if bad:
+        got = f"NaN, infinity or more than float32 holds in {bad} of {len(rows)} rows of batch {batch_index}"
+        raise_input_error("unlabelled", "be finite", got, "Drop or impute those rows.")
+    return _to_float(rows)
+
+
+def _to_float(rows: Tensor) -> Tensor:
+    """Convert rows to float32, or to float64 if their type has more digits than float32, which centring needs."""
+    return rows.to(torch.float64 if rows.dtype in HIGH_PRECISION_DTYPES else torch.float32)
+
+
+def _to_tensor(part: object) -> Tensor | None:
+    """Convert an array or tensor of real numbers to a tensor on the CPU; None for any other object."""
+    if isinstance(part, np.ndarray):  # it may be read-only or reversed
+        return torch.from_numpy(np.array(part)) if part.dtype.kind in "biuf" else None
+    return part.detach().cpu() if isinstance(part, Tensor) and not part.is_complex() else None
+
+
+def _hash_rows(rows: Tensor) -> np.ndarray:
+    """Compute a hash (n,) int64 of each row (n, dim)."""
+    bits = rows.to(torch.float32).add(0.0).numpy().view(np.int32).astype(np.int64)  # -0.0 becomes 0.0
+    odd = np.random.default_rng(0).integers(0, 2**62, rows.shape[1]) * 2 + 1
+    mixed = (bits * odd).sum(axis=1)
+    spread: np.ndarray = (mixed ^ (mixed >> 29)) * np.int64(0x1B873593CC9E2D51)
+    return spread
+
+
+def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Centre the columns whose mean is so large that float32 would lose the differences between rows.
+
+    Features are (n, dim); weights (n,) > 0 weight the rows in the mean. Returns the features (n, dim) float32, and the
+    subtracted numbers (dim,) float32. A column that is not centred has the subtracted number 0.
+    """
+    parts = features.split(CHUNK_SIZE)
+    weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK_SIZE)
+
+    def average(values: Iterable[Tensor]) -> Tensor:
+        """Compute the weighted mean (dim,) float64 of rows (n, dim) that come in chunks."""
+        sums = (
+            part.sum(dim=0, dtype=torch.float64) if weight_part is None else weight_part @ part.double()
+            for part, weight_part in zip(values, weight_parts, strict=True)
+        )
+        return cast(Tensor, sum(sums)) / len(features)
+
+    mean = average(parts)
+    square = average((part - mean).square() for part in parts)
+    ratio = square.sqrt() / mean.abs().clamp_min(torch.finfo(torch.float64).tiny)
+    precision_limit = (
+        VARIATION.max_ratio_constant_float32
+        if features.dtype == torch.float32
+        else VARIATION.max_ratio_constant_float64
+    )
+    far = (ratio > precision_limit) & (ratio < VARIATION.max_ratio_centred)
+    origin = torch.where(far, mean, 0.0).to(torch.float32)
+    if not bool(far.any()):
+        return features.to(torch.float32), origin
+    return torch.cat([(part - origin).to(torch.float32) for part in parts]), origin
+
+
+def canonical_row_order(features: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Compute a canonical order of rows, which does not depend on the given order, the units and the class indices.
+
+    Returns indices (n,) that sort the features (n, dim) float32. Rows of one class are adjacent; classes are sorted by
+    their total weight, then by moments of the standardised values. The rows of a class are sorted by such moments, too,
+    and equal rows are adjacent. Features of -0.0 become 0.0 in place.
+    """
+    rows = features.add_(0.0).numpy()
+    keys = rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize)))[:, 0]
+    order = torch.from_numpy(np.argsort(keys, kind="stable"))
+    weights = torch.ones_like(labels, dtype=torch.float64) if weights is None else weights.double()
+    weights = weights / weights.sum()
+    parts, weight_parts = features.split(CHUNK_SIZE), weights.split(CHUNK_SIZE)
+    mean = sum(weight_part @ part.double() for part, weight_part in zip(parts, weight_parts, strict=True))
+    square = sum(weight_part @ (part - mean).square() for part, weight_part in zip(parts, weight_parts, strict=True))
+    gain = torch.where(square > 0, torch.as_tensor(square).rsqrt(), 0.0)
+    values = [(part - mean) * gain for part in parts]
+    powers = [torch.cat([value.pow(power).mean(dim=1) for value in values]) for power in (2, 3)]  # two tensors (n,)
+    class_index = labels.unique(return_inverse=True)[1]
+    totals = [torch.bincount(class_index, weights * values) for values in (torch.ones_like(weights), *powers)]
+    ranks = np.lexsort([_round_statistics(values) for values in reversed(totals)]).argsort()  # (classes with samples,)
+    by_statistics = [_round_statistics(values[order]) for values in reversed(powers)]
+    return order[torch.from_numpy(np.lexsort([*by_statistics, ranks[class_index[order].numpy()]]))]
+
+
+def _round_statistics(values: Tensor) -> np.ndarray[Any, Any]:
+    """Divide statistics (n,) by ``VARIATION.rounding_step``, and round the quotients (n,) to integers."""
+    rounded: np.ndarray[Any, Any] = np.round(values.numpy() / VARIATION.rounding_step)
+    return rounded

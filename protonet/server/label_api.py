@@ -23,7 +23,7 @@ from protonet.commands.data import TableToLabel, get_label_column, open_pipeline
 from protonet.commands.options import PageOptions, replace_argument_names
 from protonet.commands.report import columns_to_dicts
 from protonet.commands.rows import parse_column_types
-from protonet.embeddings.pictures.images import (
+from protonet.embeddings.pictures.reading import (
     UNREADABLE_IMAGE_ERRORS,
     convert_to_png,
     describe_image_error,

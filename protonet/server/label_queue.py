@@ -21,7 +21,7 @@ from protonet._text import to_printable
 from protonet.commands.data import TableToLabel
 from protonet.commands.explain import MAX_EXPLANATION_COLUMNS
 from protonet.commands.report import project_logits
-from protonet.embeddings.pictures.images import text_to_path
+from protonet.embeddings.pictures.reading import text_to_path
 from protonet.fit.active import Suggestion
 from protonet.fit.diagnostics import MAX_REPLACEMENT_ROWS, compute_column_contributions
 from protonet.fit.uninformative import parse_class_counts

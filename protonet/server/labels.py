@@ -25,7 +25,7 @@ from torch import Tensor
 from protonet._io import write_atomically, write_text
 from protonet._text import escape_control_chars, to_printable, unescape_formula
 from protonet.commands.data import TableToLabel
-from protonet.embeddings.pictures.images import (
+from protonet.embeddings.pictures.reading import (
     IMAGE_SUFFIXES,
     UNREADABLE_IMAGE_ERRORS,
     decode_image,

@@ -12,7 +12,7 @@ import numpy as np
 
 from protonet._text import plural, shorten_list, to_printable
 from protonet.embeddings.opening import SelectedRepresentations, get_modality
-from protonet.embeddings.pictures.images import IMAGE_SUFFIXES, text_to_path
+from protonet.embeddings.pictures.reading import IMAGE_SUFFIXES, text_to_path
 from protonet.errors import raise_input_error
 from protonet.tables.columns.base import FittedColumn
 from protonet.tables.columns.encoding import Encoding, InferredType, fit_column_as, infer_column_type

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protonet._text import escape_control_chars, shorten_list, unescape_formula
-from protonet.embeddings.pictures.images import path_to_text
-from protonet.embeddings.pictures.reading import detect_broken_pictures, is_picture_path, list_pictures
+from protonet.embeddings.pictures.reading import detect_broken_pictures, is_picture_path, list_pictures, path_to_text
 from protonet.errors import optional_packages, raise_input_error, raise_missing_file
 from protonet.tables.arrays import ARRAY_READ_ERRORS, decode_labels, memory_map_npy, read_arrays
 from protonet.tables.delimited import (

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from protonet import solve
 from protonet.errors import InputError, InputTypeError
-from protonet.fit.loading import canonical_row_order, centre_columns, read_labelled_samples
+from protonet.fit.training_set import canonical_row_order, centre_columns, read_labelled_samples
 from tests.strategies import blobs, seeds
 
 X, Y = blobs(0)

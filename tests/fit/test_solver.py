@@ -21,11 +21,10 @@ from protonet import PrototypeNetwork, solve
 from protonet.errors import InputError, InputTypeError
 from protonet.fit.cross_validation import cross_validate, predict_held_out
 from protonet.fit.networks import fit_selected_model
-from protonet.fit.search import EFFORTS, ModelSearch
+from protonet.fit.search import ModelSearch
 from protonet.fit.solver import fit_solution
 from protonet.losses import class_means
 from protonet.network import Encoder
-from protonet.views.forest import ForestFamily
 from protonet.views.linear import LinearFamily
 from protonet.views.mlp import MLPFamily
 from protonet.views.view import canonical_feature_order
@@ -224,8 +223,7 @@ def test_the_number_of_parameters_depends_on_effort_time_and_rows() -> None:
     fast = solve([(X, Y)], effort="fast")
     assert fast.count_parameters() == 0
     assert accuracy(fast(X), Y) > 0.9
-    search = replace(EFFORTS["best"], folds=3).with_family(ForestFamily(max_trees=20))
-    search = search.with_family(replace(MLPFamily.for_effort("best"), step_counts=(10, 30)))
+    search = replace(LITTLE, folds=3).with_family(replace(MLPFamily.for_effort("best"), step_counts=(10, 30)))
     best = solve([(X, Y)], None, SMALL, effort=search)
     assert 0 < best.count_parameters() <= SMALL["param_limit"]
     for rows in (1, 2, 6):  # the MLP is always there, and trained

@@ -19,7 +19,6 @@ from protonet.errors import InputError, InputTypeError
 from protonet.fit.active import cluster_unknown
 from protonet.fit.cross_validation import cross_validate, predict_held_out
 from protonet.fit.label_validation import detect_unlabelled
-from protonet.fit.loading import UnlabelledSamples, read_unlabelled_samples
 from protonet.fit.networks import (
     LABEL_PROPAGATION,
     OUTLIER_RATE,
@@ -33,6 +32,7 @@ from protonet.fit.networks import (
 )
 from protonet.fit.search import RAW_LINEAR, UnlabelledWeights
 from protonet.fit.solver import Solution, fit_solution
+from protonet.fit.training_set import UnlabelledSamples, read_unlabelled_samples
 from protonet.metrics import measure
 from protonet.views.evaluation import plan_encoder
 from protonet.views.fixed_convolution import FixedConvolutionFamily
@@ -195,7 +195,7 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     x = [centre + 0.5 * torch.randn(60, 6, generator=generator) for centre in centres]
     train = [(torch.cat([part[:10] for part in x[:3]]), torch.arange(3).repeat_interleave(10))]
     hidden = torch.cat([part[10:] for part in x])  # the last 50 of them are of the fourth class
-    solution = fit_solution(train, effort="fast", unlabelled=hidden)
+    solution = fit_solution(train, effort=PLAIN, unlabelled=hidden)
     (group,) = cluster_unknown(solution)
     assert solution.semi_supervised is not None
     assert solution.selected.unlabelled is not None
@@ -204,14 +204,14 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     assert torch.equal(solution.selected.unlabelled.weights == 0, outliers)
     assert len(set(group) & set(range(150, 200))) >= 45
     assert len(group) <= 52
-    known = fit_solution(train, effort="fast", unlabelled=hidden[:150])
+    known = fit_solution(train, effort=PLAIN, unlabelled=hidden[:150])
     assert cluster_unknown(known) == []
     learned = MLPFamily().smallest_trained_spec(plan_encoder(6, 3, 1000), RAW_LINEAR)
     assert learned is not None
     trained = solution._replace(selected=solution.selected._replace(views=((learned, 1.0),)))
     with torch.no_grad():
         assert [set(item) & set(range(150, 200)) for item in cluster_unknown(trained)] != []
-    assert cluster_unknown(fit_solution(train, effort="fast")) == []
+    assert cluster_unknown(fit_solution(train, effort=PLAIN)) == []
 
 
 def test_unlabelled_rows_are_not_used_without_time_and_not_validated_with_one_row_per_class() -> None:
@@ -287,6 +287,6 @@ def test_misleading_unlabelled_rows_are_not_used() -> None:
     others[:, 1] += 3 * torch.where(torch.arange(400) % 2 == 0, 1.0, -1.0)
     fresh = torch.randn(400, 2, generator=generator) * torch.tensor([0.2, 1.0])
     fresh[:, 0] += torch.arange(400) % 2 - 0.5
-    alone, pooled = (solve([(x, y)], effort="fast", unlabelled=rows)(fresh) for rows in (None, others))
+    alone, pooled = (solve([(x, y)], effort=PLAIN, unlabelled=rows)(fresh) for rows in (None, others))
     truth = torch.arange(400) % 2
     assert accuracy(pooled, truth) >= accuracy(alone, truth) - 0.01

@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from protonet.embeddings.pictures.descriptors import DESCRIPTORS, compute_descriptors, descriptor_part_sizes
-from protonet.embeddings.pictures.images import text_to_path
-from protonet.embeddings.pictures.reading import map_pictures, require_pillow
+from protonet.embeddings.pictures.reading import map_pictures, require_pillow, text_to_path
 from protonet.embeddings.representation import Representation, RepresentationRecord
 from protonet.tables.columns.base import FittedColumn, OpenRepresentation
 from protonet.tables.columns.text import ColumnEmbedding

@@ -12,15 +12,17 @@ import torch
 from PIL import Image, features
 
 from protonet import InputError
-from protonet.embeddings.pictures.images import IMAGE_SUFFIXES, path_to_text, text_to_path
 from protonet.embeddings.pictures.reading import (
+    IMAGE_SUFFIXES,
     check_pictures,
     detect_broken_pictures,
     is_picture_path,
     list_pictures,
     locate_split_folder,
     map_pictures,
+    path_to_text,
     read_pixels,
+    text_to_path,
 )
 from tests.embeddings.pictures.cases import draw, write_folders
 
