@@ -25,10 +25,8 @@ ROWS_PER_CHUNK = 1024  # query rows scored at once
 def log_vmf_integral(kappa: Tensor, dim: int) -> Tensor:
     """Compute the log of Z(k) = k^(1 - d/2) I_{d/2 - 1}(k), the von Mises-Fisher integral.
 
-    Up to a factor of d alone, Z(|v|) is the integral of exp(v . u) over the unit sphere in d dimensions.
-    Orders d/2 - 1 below 30 go by SciPy's functions, the others by Debye's expansion with the power of k taken
-    out: nothing underflows, and k = 0 is no special case.
-
+    Up to a factor of d alone, Z(|v|) is the integral of exp(v . u) over the unit sphere in d dimensions. Orders d/2 - 1
+    below 30 go by SciPy's functions, the others by Debye's expansion with the power of k taken out: nothing underflows.
     The absolute error is below 1e-10 and the relative error below 1e-13, tested for concentrations up to 1e6.
 
     Source: Mardia and Jupp, Directional Statistics, 9.3.4; NIST DLMF 10.39.9, 10.41.3 and 10.41.9.

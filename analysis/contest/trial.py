@@ -59,19 +59,11 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 
 def evaluate_submission(submission: bytes, split: Split, *, param_limit: float = PARAM_LIMIT) -> dict[str, Any]:
-    """Unpack a submission, train it in a process that cannot see the repository, and score it.
+    """Unpack a submission (ZIP or ``solution.py``), train it in a process that sees no repository, and score it.
 
-    Args:
-        submission: A ZIP, or the text of a single ``solution.py``.
-        split: The data; knowledge of the noise stays in this process.
-        param_limit: The largest number of trainable parameters that scores.
-
-    Returns:
-        accuracy in [0, 1], score in [0, 100], parameters, seconds of ``solve``, peak_memory_mib of the process, its
-        threads, and the versions of python and torch.
-
-    Raises:
-        InputError: The submission failed, its traceback being on stderr, or took more than an hour.
+    The result has accuracy in [0, 1], score in [0, 100] (0 above ``param_limit`` parameters), parameters, seconds of
+    ``solve``, peak_memory_mib of the process, its threads, and the versions of python and torch. An InputError is
+    raised if the submission failed, its traceback being on stderr, or took more than an hour.
     """
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
@@ -104,10 +96,7 @@ def evaluate_submission(submission: bytes, split: Split, *, param_limit: float =
 
 
 def sample_official(n_train: int = 16, n_val: int = 4, n_test: int = 8) -> Split:
-    """Sample the official data, equal to the contest's to the bit, given samples per class, each >= 1.
-
-    Returns:
-        Features of 384 columns, float32, and labels in [0, 128), int64, in the evaluator's order.
+    """Sample the official data, equal to the contest's to the bit and in its order, given samples per class, >= 1.
 
     Source: Frontier-CS, ``research/problems/imagenet_pareto``; seeds and order as its evaluator has them.
     """

@@ -20,11 +20,7 @@ import time
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # torch is imported for good once the import system is narrowed
-    from torch import Tensor, nn
-    from torch.utils.data import DataLoader
+from typing import Any
 
 #: torch, numpy, and what torch itself requires.
 ALLOWED_MODULES = sys.stdlib_module_names | {
@@ -65,30 +61,6 @@ def load_solution(path: Path) -> ModuleType:
     return module
 
 
-def make_loaders(data: Path) -> list[DataLoader[tuple[Tensor, ...]]]:
-    """Make the train, validation and test loaders; the train loader shuffles."""
-    import numpy as np  # noqa: PLC0415 - see restrict_imports
-    import torch  # noqa: PLC0415
-    from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
-
-    with np.load(data) as arrays:
-        parts = [[torch.from_numpy(arrays[f"{part}_{side}"]) for side in "xy"] for part in ("train", "val", "test")]
-    return [DataLoader(TensorDataset(*part), batch_size=BATCH_SIZE, shuffle=part is parts[0]) for part in parts]
-
-
-def evaluate_accuracy(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]]) -> float:
-    """Compute the accuracy of a model, in [0, 1], on the batches of a loader."""
-    import torch  # noqa: PLC0415
-
-    model.eval()
-    correct = total = 0
-    with torch.no_grad():
-        for inputs, targets in loader:
-            correct += int((model(inputs).argmax(dim=1) == targets).sum())
-            total += targets.numel()
-    return correct / total
-
-
 def measure_peak_memory() -> float:
     """Measure this process's peak resident memory in MiB."""
     status = Path("/proc/self/status")  # Linux's getrusage would include what the parent held when it forked
@@ -104,20 +76,26 @@ def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the submission of a request; return its accuracy, score, parameters, time, memory and versions."""
     solution = Path(request["solution"])
     restrict_imports(solution.parent)
-    import numpy as np  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415 - the import system is narrowed first
     import torch  # noqa: PLC0415
+    from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415
 
-    train, val, test = make_loaders(Path(request["data"]))
+    with np.load(request["data"]) as arrays:
+        parts = [[torch.from_numpy(arrays[f"{part}_{side}"]) for side in "xy"] for part in ("train", "val", "test")]
+    loaders = [DataLoader(TensorDataset(*part), batch_size=BATCH_SIZE, shuffle=part is parts[0]) for part in parts]
     submission = load_solution(solution).Solution()
     torch.manual_seed(SEED)
     np.random.seed(SEED)  # noqa: NPY002 - the contest does
     started = time.perf_counter()
-    model = submission.solve(train, val, request["metadata"])
+    model = submission.solve(*loaders[:2], request["metadata"])
     seconds = time.perf_counter() - started
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"solve: `model` must be an nn.Module; got {type(model).__name__}. Return the model.")
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    accuracy = evaluate_accuracy(model, test)
+    model.eval()
+    with torch.no_grad():
+        correct = torch.cat([model(inputs).argmax(dim=1) == targets for inputs, targets in loaders[2]])
+    accuracy = int(correct.sum()) / len(correct)
     baseline = request["baseline_accuracy"]
     score = min(100.0, max(0.0, (accuracy - baseline) / (1 - baseline) * 100))
     return {

@@ -107,15 +107,9 @@ def run(options: argparse.Namespace) -> StudyReport:
         resumable = ("--json", str(out), "--state", str(out.with_suffix(".npz")), "--resume")
         run_command(*shared, *arguments, "--episodes", str(options.episodes), *resumable)
         results[title] = json.loads(out.read_text(encoding="utf-8"))
-    head = TABLE_TITLE.format(
-        n=len(pictures),
-        classes=len({label for _, label in pictures}),
-        known=KNOWN_DATASET_HASHES.get(digest, "of no set that we know"),
-        sha=digest,
-        backbone=Path(options.backbone).name,
-        way=options.way,
-        episodes=options.episodes,
-    )
+    classes, known = {label for _, label in pictures}, KNOWN_DATASET_HASHES.get(digest, "of no set that we know")
+    settings = {"backbone": Path(options.backbone).name, "way": options.way, "episodes": options.episodes}
+    head = TABLE_TITLE.format(n=len(pictures), classes=len(classes), known=known, sha=digest, **settings)
     return StudyReport(results, head + tabulate(results, names) + RANKS_NOTE + tabulate_ranks(results))
 
 
@@ -133,9 +127,8 @@ def locate_pictures(root: Path) -> list[tuple[Path, str]]:
     """List the path and the class of each picture below a folder, sorted by path."""
     paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if len({path.parent.name for path in paths}) < 2:
-        raise_input_error(
-            FOLDER_OPTION, "hold pictures in folders of two classes or more", root, "Pass the folder above them."
-        )
+        must = "hold pictures in folders of two classes or more"
+        raise_input_error(FOLDER_OPTION, must, root, "Pass the folder above them.")
     return [(path, path.parent.name) for path in paths]
 
 
@@ -162,9 +155,8 @@ def tabulate_ranks(results: Mapping[str, Any]) -> str:
         columns.append([100 * methods[name]["accuracy"] for name in names])
         columns.append([PUBLISHED_ACCURACIES[name][index] for name in names])
     ranks = rankdata(np.negative(columns), axis=1)  # (columns, methods)
-    cells = [
-        [f"{rank:g} ({accuracy:.1f})" for rank, accuracy in zip(*column, strict=True)]
-        for column in zip(ranks, columns, strict=True)
-    ]
-    lines = [[name, *row] for name, row in zip(names, zip(*cells, strict=True), strict=True)]
+    lines = []
+    for index, name in enumerate(names):
+        pairs = zip(ranks[:, index], np.array(columns)[:, index], strict=True)
+        lines.append([name, *(f"{rank:g} ({accuracy:.1f})" for rank, accuracy in pairs)])
     return format_table(["rank", "1-shot", "published", "5-shot", "published"], lines)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
-from analysis.shared.packaged import (
+from analysis.real_data.packaged import (
     INSTALL_REMEDY,
     TABLES_PER_HELD_OUT_TABLE,
     is_held_out,
@@ -75,7 +75,8 @@ def _draw_episode(
     rng: np.random.Generator, table: list[Column], labelled: int, new: int, columns: int, *, numeric: bool
 ) -> tuple[list[np.ndarray], np.ndarray] | None:
     """Sample the columns and classes of an episode from a table, labelled rows first; None without two classes."""
-    label = _choose_label(rng, table)
+    categories = [index for index, column in enumerate(table) if column.category]
+    label = int(rng.choice(categories if categories and rng.random() < 0.75 else len(table)))
     classes = _make_classes(rng, table[label], labelled)
     rows = np.flatnonzero(classes >= 0)
     if len(rows) < labelled + new:
@@ -107,12 +108,6 @@ def _draw_episode(
             if deviation > 1e-9 * max(1.0, abs(mean)):
                 numbers[:, at] = ((filled - mean) / deviation).clip(-1e4, 1e4)
     return [numbers, gap, category, level], classes[selected]
-
-
-def _choose_label(rng: np.random.Generator, table: list[Column]) -> int:
-    """Choose the index of the class column; categories are preferred."""
-    categories = [index for index, column in enumerate(table) if column.category]
-    return int(rng.choice(categories if categories and rng.random() < 0.75 else len(table)))
 
 
 def _make_classes(rng: np.random.Generator, column: Column, labelled: int) -> np.ndarray:

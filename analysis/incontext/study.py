@@ -155,11 +155,10 @@ def compare(flat: Tensor, present: Tensor | None) -> list[dict[str, Any]]:
     for kind in ("synthetic", "real"):
         for labelled, columns, per_class in tqdm(SIZES, unit="size", desc=kind, dynamic_ncols=True):
             generator = torch.Generator().manual_seed(labelled)
-            drawn = (
-                make_episodes(generator, COUNT, labelled, NEW_ROWS, columns, per_class)
-                if kind == "synthetic"
-                else real.draw(generator, COUNT, labelled, NEW_ROWS, columns)
-            )
+            if kind == "real":
+                drawn = real.draw(generator, COUNT, labelled, NEW_ROWS, columns)
+            else:
+                drawn = make_episodes(generator, COUNT, labelled, NEW_ROWS, columns, per_class)
             if drawn is not None:
                 scores = _evaluate(networks, drawn, labelled)
                 rows.append({"tables": kind, "labelled": labelled, "columns": columns, **scores})

@@ -59,11 +59,6 @@ def _classes(generator: torch.Generator, counts: Tensor, *shape: int) -> Tensor:
     return drawn % counts.view(-1, *[1] * len(shape))
 
 
-def _log_uniform(generator: torch.Generator, low: float, high: float) -> float:
-    """Sample a number between two, log-uniformly."""
-    return low * math.exp(math.log(high / low) * float(_uniform(generator, 1)))
-
-
 def _standardise(z: Tensor) -> Tensor:
     """Standardize each column over the rows of its table."""
     z = z - z.mean(dim=1, keepdim=True)
@@ -113,7 +108,8 @@ def _make_causal(generator: torch.Generator, tables: int, rows: int, columns: in
     layers = []
     for _ in range(int(_integers(generator, 3, 1)) + 2):
         shape = (tables, z.shape[2], width)
-        weight = _normal(generator, *shape) * (_uniform(generator, *shape) < _log_uniform(generator, 0.15, 1.0))
+        weight, uniform = _normal(generator, *shape), _uniform(generator, *shape)
+        weight = weight * (uniform < 0.15 * math.exp(math.log(1 / 0.15) * float(_uniform(generator, 1))))
         weight = weight / (weight.square().sum(dim=1, keepdim=True).sqrt() + 0.3)
         tame, any_kind = _integers(generator, 3, tables, 1, width), _integers(generator, ACTIVATIONS, tables, 1, width)
         kind = torch.where(_uniform(generator, tables, 1, width) < wild, any_kind, tame)

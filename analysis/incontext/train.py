@@ -152,18 +152,17 @@ def compute_loss(weights: TransformerWeights, factor: Tensor, episodes: Episodes
 
 
 class Trainer:
-    """A training run that can be saved and resumed.
+    """A training run on ``goal`` tables that can be saved and resumed.
 
     On a GPU, each step is a CUDA graph, captured when a size of tables first occurs: launching its thousands of small
-    kernels one by one takes four times as long as they run.
+    kernels one by one takes four times as long as they run. Steps are larger there, and in bfloat16.
 
     Args:
         goal: Total number of training tables.
         weights: (WEIGHT_COUNT,) initial weights, of an earlier run; None for random ones.
-        device: The device of the training; on a GPU, steps are larger and in bfloat16.
+        device: The device of the training.
         jobs: Number of processes that sample tables; 0 to sample them in this process.
-        seconds: Time limit. If there is one, the learning rate falls with the clock, and the result depends on the
-            speed of the machine.
+        seconds: Time limit, with which the learning rate falls; the result then depends on the speed of the machine.
     """
 
     def __init__(

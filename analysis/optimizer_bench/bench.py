@@ -81,15 +81,11 @@ class EvaluationGrid(NamedTuple):
                     rows.append(report.score_workload(name, seen, self.get_baseline(name, steps)))
         return {"rows": rows, "summaries": report.summarise(rows)}
 
-    def average_first(self, candidate: CandidateOptimizer, curves: Curves) -> dict[int, float]:
-        """Compute the geometric mean of a candidate's ratios on the first seed, by horizon."""
-        return {
-            steps: statistics.geometric_mean(
-                report.compute_step_ratio(curves[candidate, name, self.seeds[0]], self.get_baseline(name, steps))
-                for name in self.workloads
-            )
-            for steps in self.horizons
-        }
+    def average_first(self, candidate: CandidateOptimizer, curves: Curves, steps: int) -> float:
+        """Compute the geometric mean of a candidate's ratios at a horizon on the first seed."""
+        seen = {name: curves[candidate, name, self.seeds[0]] for name in self.workloads}
+        ratios = (report.compute_step_ratio(seen[name], self.get_baseline(name, steps)) for name in seen)
+        return statistics.geometric_mean(ratios)
 
 
 def add_options(parser: StudyParser) -> None:
@@ -176,20 +172,21 @@ def run_all_optimizers(
 
     The learning rate of a peer is chosen for each horizon, on the first seed of all workloads.
     """
-    settings = {
-        peer: {lr: CandidateOptimizer(peer, json.dumps({"lr": lr})) for lr in PEERS[peer].learning_rates}
-        for peer in peers
-    }
+    settings: dict[str, dict[float, CandidateOptimizer]] = {}
+    for peer in peers:
+        rates = PEERS[peer].learning_rates
+        settings[peer] = {lr: CandidateOptimizer(peer, json.dumps({"lr": lr})) for lr in rates}
     first = [run for optimizers in variants.values() for run in grid.list_runs(optimizers, grid.seeds)]
     for by_rate in settings.values():
         first += [run for peer in by_rate.values() for run in grid.list_runs(grid.set_horizons(peer), grid.seeds[:1])]
     curves = runs.train_all(first, state, jobs)
-    means = {
-        peer: {lr: grid.average_first(setting, curves) for lr, setting in by_rate.items()}
-        for peer, by_rate in settings.items()
+    means: dict[str, dict[int, dict[float, float]]] = {}  # by peer, horizon and learning rate
+    for peer, by_rate in settings.items():
+        means[peer] = {n: {lr: grid.average_first(by_rate[lr], curves, n) for lr in by_rate} for n in grid.horizons}
+    chosen = {
+        peer: {n: settings[peer][max(rates, key=rates.__getitem__)] for n, rates in by_horizon.items()}
+        for peer, by_horizon in means.items()
     }
-    best = {peer: {n: max(rates, key=lambda lr: rates[lr][n]) for n in grid.horizons} for peer, rates in means.items()}
-    chosen = {peer: {n: settings[peer][lr] for n, lr in rates.items()} for peer, rates in best.items()}
     more = [run for optimizers in chosen.values() for run in grid.list_runs(optimizers, grid.seeds[1:])]
     curves |= runs.train_all(more, state, jobs) if more else {}
     entries: list[ReportEntry] = []
@@ -198,11 +195,11 @@ def run_all_optimizers(
         entry = {"name": last.name, "config": json.loads(last.config), "changed": changed, "factor": factor}
         entries.append(entry | grid.score(optimizers, curves))
     for peer, optimizers in chosen.items():
-        rates = {
-            f"{n}": {"best": lr, "means": {f"{lr}": mean[n] for lr, mean in means[peer].items()}}
-            for n, lr in best[peer].items()
+        rates_of = {
+            f"{n}": {"best": max(rates, key=rates.__getitem__), "means": {f"{lr}": mean for lr, mean in rates.items()}}
+            for n, rates in means[peer].items()
         }
-        entries.append({"name": peer, **grid.score(optimizers, curves), "rates": rates})
+        entries.append({"name": peer, **grid.score(optimizers, curves), "rates": rates_of})
     return entries
 
 

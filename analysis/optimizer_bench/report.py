@@ -33,9 +33,8 @@ Summary = dict[str, Any]
 #: horizon its ``best`` learning rate, and each rate's geometric mean on the first seed (``means``). A candidate has the
 #: ``changed`` quantity and its ``factor``.
 ReportEntry = dict[str, Any]
-ROLE_TITLES = {role: f"{role.capitalize()} workloads" for role in WORKLOADS_BY_ROLE} | {
-    FILE_ROLE: "Workloads of the file"
-}
+ROLE_TITLES = {role: f"{role.capitalize()} workloads" for role in WORKLOADS_BY_ROLE}
+ROLE_TITLES[FILE_ROLE] = "Workloads of the file"
 EASIER_BASELINE_TITLES = {"coarse": "a coarse ladder of AdamWs", "shared": "one AdamW for all"}
 RATIO_NOTE = """
 Ratio: AdamW's steps to the target, tuned for each workload and horizon, over the optimizer's; means are geometric,
@@ -193,11 +192,8 @@ def _tabulate_rows(rows: Sequence[Row], baselines: Mapping[str, Baseline]) -> st
 def _format_summary(summary: Summary) -> str:
     """Format the summary of a role and horizon as a sentence."""
     interval = f" ({_format_interval(summary)})" if summary["interval"] else ""
-    parts = [
-        f"geometric mean {summary['ratio']:.2f}{interval}",
-        f"worst {summary['worst']} {summary['worst_ratio']:.2f}",
-    ]
-    parts.append(f"worst family {summary['worst_family']} {summary['worst_family_ratio']:.2f}")
+    text = "geometric mean {ratio:.2f}{interval}, worst {worst} {worst_ratio:.2f}, worst family {worst_family} "
+    parts = [(text + "{worst_family_ratio:.2f}").format(**summary | {"interval": interval})]
     parts += [f"{name} {ratio:.2f}" for name, ratio in summary["kinds"].items()]
     parts += [f"against {EASIER_BASELINE_TITLES[name]} {ratio:.2f}" for name, ratio in summary["easier"].items()]
     return f"{', '.join(parts)}, not finite: {', '.join(summary['diverged']) or 'none'}."

@@ -181,9 +181,8 @@ def load_workloads(path: Path) -> dict[str, WorkloadBuilder]:
     try:
         builds = dict(import_file(path).WORKLOADS)
     except Exception as error:
-        raise_input_error(
-            "--workload-file", "hold a dictionary WORKLOADS", f"{path} ({error!r})", "Map names to build."
-        )
+        got = f"{path} ({error!r})"
+        raise_input_error("--workload-file", "hold a dictionary WORKLOADS", got, "Map names to build.")
     if clashes := sorted(builds.keys() & WORKLOADS.keys()):
         raise_input_error("--workload-file", "have names of its own", ", ".join(clashes), "Rename these workloads.")
     return builds
@@ -236,20 +235,19 @@ def run_adamw(run: TrainingRun) -> LossCurve:
     """Train a workload with AdamW to the end of its schedule."""
     setting, max_steps = run.optimizer, run.max_steps
     assert isinstance(setting, AdamWSetting), "candidates have no schedule"
-    schedule = functools.partial(compute_rate_factor, max_steps=max_steps, horizon=setting.horizon)
     steps = math.ceil(max_steps * (setting.horizon or 1.0) / STEPS_PER_VALIDATION) * STEPS_PER_VALIDATION
+
+    def schedule(step: int) -> float:  # linear warmup, then cosine decay, or none if the horizon is 0
+        rise = min(1.0, (step + 1) / max(1.0, WARMUP_FRACTION * max_steps))
+        if not setting.horizon:
+            return rise
+        return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / (setting.horizon * max_steps))))
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, setting.lr, setting.betas, weight_decay=setting.weight_decay, fused=True)
 
     build = get_workload_builder(run.workload, run.file)
     return train_workload(build, run.seed, make, max_steps=min(steps, max_steps), schedule=schedule)
-
-
-def compute_rate_factor(step: int, *, max_steps: int, horizon: float) -> float:
-    """Compute the learning rate factor at a step: linear warmup, then cosine decay, or none if ``horizon`` is 0."""
-    rise = min(1.0, (step + 1) / max(1.0, WARMUP_FRACTION * max_steps))
-    return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / (horizon * max_steps)))) if horizon else rise
 
 
 def identify_run(run: TrainingRun) -> list[Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from analysis.optimizer_bench.runs import load_candidate, load_optimizer
 from analysis.optimizer_bench.workloads import WORKLOADS, get_groups
@@ -61,9 +62,8 @@ def add_options(parser: StudyParser) -> None:
     parser.add_argument("--optimizer", required=True, metavar="FILE", help="as that of optimizer-bench")
     parser.add_argument("--config", metavar="FILE", help="its config, a JSON object (default: none)")
     known = [*TIMED_WORKLOADS, *SHAPE_CASES]
-    parser.add_option(
-        "--case", None, f"one of {', '.join(known)} (default: all)", partial(check_known_name, known_names=known)
-    )
+    text = f"one of {', '.join(known)} (default: all)"
+    parser.add_option("--case", None, text, partial(check_known_name, known_names=known))
     parser.add_int_option("--steps", 48, "steps of a turn")
     parser.add_int_option("--turns", 7, "turns of each optimizer")
 
@@ -75,26 +75,18 @@ def run(options: argparse.Namespace) -> StudyReport:
     with use_one_thread():
         names = [*TIMED_WORKLOADS, *SHAPE_CASES] if options.case is None else [options.case]
         rows = [measure_step_time(name, make, options.steps, options.turns) for name in names]
-    lines = [
-        [row["name"], *(f"{row[key]:.2f}" for key in ("adamw_ms", "fused_ms", "ms"))]
-        + [f"{row[key]:.1f}" for key in ("ratio", "fused_ratio", "state")]
-        for row in rows
-    ]
+    cells = "{adamw_ms:.2f} {fused_ms:.2f} {ms:.2f} {ratio:.1f} {fused_ratio:.1f} {state:.1f}"
+    lines = [[row["name"], *cells.format(**row).split()] for row in rows]
     table = format_table(["parameters", "AdamW ms", "fused ms", "ms", "of AdamW's", "of fused", "state"], lines)
     of_workloads = [row for row in rows if row["name"] in WORKLOADS] or rows
     medians = {key: statistics.median(row[key] for row in of_workloads) for key in ("ratio", "state")}
-    return StudyReport(
-        rows, table + TABLE_NOTE.format(steps=options.steps, first=UNTIMED_STEPS, count=len(of_workloads), **medians)
-    )
+    note = TABLE_NOTE.format(steps=options.steps, first=UNTIMED_STEPS, count=len(of_workloads), **medians)
+    return StudyReport(rows, table + note)
 
 
 def measure_step_time(name: str, make: Callable[..., torch.optim.Optimizer], steps: int, turns: int) -> dict[str, Any]:
     """Measure milliseconds per step of AdamW, fused AdamW and an optimizer on a network; return them and ratios."""
-    makers: list[Callable[..., torch.optim.Optimizer]] = [
-        torch.optim.AdamW,
-        lambda parameters: torch.optim.AdamW(parameters, fused=True),
-        make,
-    ]
+    makers: list[Callable[..., torch.optim.Optimizer]] = [AdamW, partial(AdamW, fused=True), make]
     weights, gradients = make_network(name)
     parameters = [[nn.Parameter(weight.clone()) for weight in weights] for _ in makers]
     optimizers = [make_one(group) for make_one, group in zip(makers, parameters, strict=True)]
@@ -105,7 +97,11 @@ def measure_step_time(name: str, make: Callable[..., torch.optim.Optimizer], ste
     plain, fused, ours = (statistics.median(column) for column in zip(*times, strict=True))
     ratios = {"ratio": statistics.median(t[2] / t[0] for t in times)}
     ratios["fused_ratio"] = statistics.median(t[2] / t[1] for t in times)
-    sizes = [_count_bytes(optimizer) for optimizer in optimizers]
+    sizes = []
+    for optimizer in optimizers:
+        tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+        sizes.append(sum(storage.nbytes() for storage in storages.values()))  # shared memory counts once
     return {"name": name, "adamw_ms": plain, "fused_ms": fused, "ms": ours, **ratios, "state": sizes[2] / sizes[0]}
 
 
@@ -116,20 +112,12 @@ def make_network(name: str) -> tuple[list[Tensor], list[list[Tensor]]]:
         weights = [parameter.detach() for parameter in model.parameters()]
         return weights, [[*torch.autograd.grad(train_loss(), [*model.parameters()])] for _ in range(4)]
     generator = torch.Generator().manual_seed(0)
-    gradients = [
-        [0.05 + 0.1 * torch.randn(shape, generator=generator) for shape in SHAPE_CASES[name]] for _ in range(4)
-    ]
+    shapes = SHAPE_CASES[name]
+    gradients = [[0.05 + 0.1 * torch.randn(shape, generator=generator) for shape in shapes] for _ in range(4)]
     if name.startswith("embeddings"):
         for (table,) in gradients:
             table[ROWS_WITH_GRADIENT:] = 0
-    return [torch.ones(shape) for shape in SHAPE_CASES[name]], gradients
-
-
-def _count_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Count the bytes of the tensors in an optimizer's state; tensors that share memory count once."""
-    tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return [torch.ones(shape) for shape in shapes], gradients
 
 
 def _take_steps(

@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from analysis.prior.measure import MeasuredTask, load_measured, measure_task
 from analysis.prior.train import EPOCHS, TaskBatch, collate, evaluate_prior, train_prior
+from analysis.real_data.packaged import MIXED_RELATIVES
 from analysis.real_data.sets import DATASETS
 from analysis.shared.journal import run_all
-from analysis.shared.packaged import MIXED_RELATIVES
 from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
@@ -53,9 +53,8 @@ def add_options(parser: StudyParser) -> None:
     parser.add_int_option("--epochs", EPOCHS, "passes over the tasks in training")
     parser.add_int_option("--jobs", 2, "processes that measure tasks")
     parser.add_argument("--folder", default="build/prior", metavar="PATH", help="measured tasks (default: build/prior)")
-    parser.add_argument(
-        "--write", action="store_true", help="write the library's numbers, and those that leave a set out"
-    )
+    text = "write the library's numbers, and those that leave a set out"
+    parser.add_argument("--write", action="store_true", help=text)
 
 
 def run(options: argparse.Namespace) -> StudyReport:
@@ -130,12 +129,9 @@ def _summarise(name: str, scores: torch.Tensor, start: torch.Tensor, judged: tor
     """Average the scores (2, tasks) of a prior, and its gain over the start, on judged and on unjudged tasks."""
     row: dict[str, Any] = {"prior": name}
     for title, which in (("judged", judged), ("unjudged", ~judged)):
-        row[title] = {
-            "tasks": int(which.sum()),
-            "log_loss": float(scores[0][which].mean()),
-            "accuracy": 100 * float(scores[1][which].mean()),
-            "gain": mean_and_error((100 * (scores[1] - start[1])[which]).tolist()),
-        }
+        log_loss, accuracy = scores[:, which].mean(dim=1).tolist()
+        gain = mean_and_error((100 * (scores[1] - start[1])[which]).tolist())
+        row[title] = {"tasks": int(which.sum()), "log_loss": log_loss, "accuracy": 100 * accuracy, "gain": gain}
     return row
 
 

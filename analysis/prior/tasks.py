@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from analysis.prior.synthetic import sample_task
+from analysis.real_data.packaged import is_held_out, is_reported, list_tables, normalize_name
 from analysis.real_data.sets import DATASETS, load_real
-from analysis.shared.packaged import is_held_out, is_reported, list_tables, normalize_name
 from protonet.errors import InputError, MissingPackageError
 from protonet.tables.features import NO_REPRESENTATION
 from protonet.tables.frames import fit_frame_columns, read_frame

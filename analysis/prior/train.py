@@ -49,10 +49,8 @@ def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
         return padded
 
     evidence = [task.prior_input for task in tasks]
-    scaled = [
-        (task.cosines[:, :m].float() / task.prior_input.view_spreads.clamp_min(MIN_SPREAD).float()[:, None, None])
-        for task in tasks
-    ]
+    spreads = [task.view_spreads.clamp_min(MIN_SPREAD).float()[:, None, None] for task in evidence]
+    scaled = [task.cosines[:, :m].float() / spread for task, spread in zip(tasks, spreads, strict=True)]
     there = torch.stack([pad(task.view_spreads > MIN_SPREAD, n_views) for task in evidence])
     there[~there.any(dim=1), 0] = True
     return TaskBatch(

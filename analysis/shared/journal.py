@@ -36,7 +36,9 @@ def run_all(
     jobs: int = 1,
     quiet: bool = False,
 ) -> dict[Run, Any]:
-    """Execute the runs that the journal lacks, on one thread, with a progress bar on stderr.
+    """Execute the runs that the journal lacks, on one thread, with a progress bar on stderr; return all results.
+
+    Results are in the order of the runs and decoded from JSON (lists in place of tuples).
 
     Args:
         runs: Hashable tuples; the JSON of a run identifies it in the journal.
@@ -46,9 +48,6 @@ def run_all(
         unit: Name of a run in the progress bar.
         jobs: Number of processes, of one thread each.
         quiet: Whether to show no bar, and no count if interrupted, because the runs are part of a longer study.
-
-    Returns:
-        The result of each run, in the order of the runs, decoded from JSON (lists in place of tuples).
     """
     code = code or (lambda _: hash_sources("protonet", "analysis"))
     names = {json.dumps([run, code(run)], default=str): run for run in runs}

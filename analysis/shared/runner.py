@@ -84,13 +84,9 @@ class StudyParser(CommandParser):
         """Parse and check the options; ``made`` is the command line without options that depend on the machine."""
         options = self.parse_args(arguments)
         made = f"python -m {self.prog}"
-        named = {action.dest for action in self._actions if action.option_strings}
         for name, value in vars(options).items():
             if name == FOLDER_OPTION:
                 made += f" {name.upper()}"
-            elif isinstance(value, list):
-                made += f" --{name.replace('_', '-')}" if value and name in named else ""
-                made += "".join(f" {item}" for item in value)
             elif value is True or (value not in {None, False} and name not in (*self._outputs, *HIDDEN_OPTIONS)):
                 made += f" --{name.replace('_', '-')}{'' if value is True else f' {shlex.quote(str(value))}'}"
         for option, check in self._checks.items():

@@ -56,18 +56,10 @@ class ComparedQuantity(NamedTuple):
     factor: float = 1.0  #: Converts the unit of the rows to that of the table.
 
 
-def average_over_splits(row: Mapping[str, Any], key: str, method: str) -> float:
-    """Compute the mean of a method's quantity over the splits of a row."""
-    return statistics.fmean(row[key][method])
-
-
 def get_best_baseline(row: Mapping[str, Any], key: str, baselines: Iterable[str]) -> str | None:
     """Return the baseline with the highest mean of a quantity in a row; None without baselines."""
-    return max(
-        (name for name in baselines if name in row[key]),
-        key=lambda name: average_over_splits(row, key, name),
-        default=None,
-    )
+    names = [name for name in baselines if name in row[key]]
+    return max(names, key=lambda name: statistics.fmean(row[key][name]), default=None)
 
 
 def tabulate_rows(
@@ -94,9 +86,7 @@ def tabulate_methods(
     columns: dict[str, dict[str, str]] = {}
     for quantity in quantities:
         measured = [name for name in methods if all(name in row.get(quantity.key, {}) for row in rows)]
-        means = np.array(
-            [[average_over_splits(row, quantity.key, name) for name in measured] for row in rows]
-        )  # (rows, methods)
+        means = np.array([[statistics.fmean(row[quantity.key][name]) for name in measured] for row in rows])
         cells = [f"{quantity.factor * mean:.{quantity.digits}f}" for mean in means.mean(axis=0)]
         if quantity.sign and len(measured) > 1:
             ranks = rankdata(-quantity.sign * means.round(9), axis=1).mean(axis=0)
@@ -105,10 +95,10 @@ def tabulate_methods(
             columns[quantity.title] = dict(zip(measured, cells, strict=True))
     key, titles = quantities[0].key, dict(methods)
     if any(method in baselines for method in methods):
-        best = [average_over_splits(row, key, get_best_baseline(row, key, baselines) or "") for row in rows]
+        best = [statistics.fmean(row[key][get_best_baseline(row, key, baselines)]) for row in rows]
         mean, worst = columns["mean regret"], columns["worst regret"] = {"best": "+0.00"}, {}
         for method in methods:
-            regrets = [top - average_over_splits(row, key, method) for row, top in zip(rows, best, strict=True)]
+            regrets = [top - statistics.fmean(row[key][method]) for row, top in zip(rows, best, strict=True)]
             at = rows[int(np.argmax(regrets))]
             mean[method] = f"{statistics.fmean(regrets):+.2f}"
             worst[method] = f"{max(regrets):+.2f} ({at['dataset']} {at['shots']})"

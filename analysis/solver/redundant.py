@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -169,27 +169,17 @@ def tabulate(results: Mapping[SyntheticProblem, Mapping[str, Any]]) -> str:
     lines = []
     for kind in (*dict.fromkeys(run.kind for run in results), "all"):
         chosen = [result for run, result in results.items() if kind in (run.kind, "all")]
-        lines.append([kind, str(len(chosen)), *_summarise(chosen)])
+        new = [100 * result["accuracy"] for result in chosen]
+        changes = [100 * (result["accuracy"] - result["accuracy_without"]) for result in chosen]
+        bias = [100 * (result["held_out"] - result["accuracy"]) for result in chosen]
+        below = sum(result["accuracy"] < result["interval"][0] for result in chosen)
+        above = sum(result["accuracy"] > result["interval"][1] for result in chosen)
+        covered = 1 - (below + above) / len(chosen)
+        low, high = (100 * end for end in wilson_interval(covered, len(chosen)))
+        means = [f"{statistics.fmean(new):.1f}", format_mean(changes, sign=True), f"{min(changes):+.2f}"]
+        line = [kind, str(len(chosen)), *means, format_mean(bias, sign=True)]
+        lines.append([*line, f"{100 * covered:.1f} [{low:.1f}, {high:.1f}]", f"{below}, {above}"])
     header = ["redundant columns", "problems", "accuracy with them", "change by them, mean", "worst"]
     run = next(iter(results))
     note = TABLE_NOTE.format(new=NEW_ROWS, effort=run.effort, low=run.rows[0], high=run.rows[1], noise=100 * MAX_NOISE)
     return format_table([*header, "held out less new", "covered, %", "below, above"], lines) + note
-
-
-def _summarise(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format the cells of a line."""
-    new = [100 * result["accuracy"] for result in results]
-    changes = [100 * (result["accuracy"] - result["accuracy_without"]) for result in results]
-    bias = [100 * (result["held_out"] - result["accuracy"]) for result in results]
-    below = sum(result["accuracy"] < result["interval"][0] for result in results)
-    above = sum(result["accuracy"] > result["interval"][1] for result in results)
-    covered = 1 - (below + above) / len(results)
-    low, high = wilson_interval(covered, len(results))
-    return [
-        f"{statistics.fmean(new):.1f}",
-        format_mean(changes, digits=2, sign=True),
-        f"{min(changes):+.2f}",
-        format_mean(bias, digits=2, sign=True),
-        f"{100 * covered:.1f} [{100 * low:.1f}, {100 * high:.1f}]",
-        f"{below}, {above}",
-    ]

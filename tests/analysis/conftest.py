@@ -35,10 +35,10 @@ def make_tables() -> list[tuple[str, list[Column]]]:
 
 #: Arguments of short runs of studies; other studies take minutes, or need packages or files of others.
 SMALL = {
-    "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0,30",
+    "contest-draws": "--draws 1 --family isotropic,class_noise --classes 4 --dim 16 --shots 2+1 --limits 0",
     "incontext": "--tables 8",
-    "robustness": "--datasets iris --methods fast,cosine,knn --shots 1,2 --splits 2 --plot plot.png",
-    "redundant": "--kinds units,counts --problems 2 --min-rows 100 --max-rows 100",
+    "robustness": "--datasets iris --methods fast,cosine,knn --shots 1,2 --splits 1 --plot plot.png",
+    "redundant": "--kinds units,counts --problems 1 --min-rows 100 --max-rows 100",
     "semi-supervised": "--datasets iris --regimes alike,strangers --shots 5 --splits 1 --peers",
 }
 #: Values that replace constants of modules, so that a run is short.

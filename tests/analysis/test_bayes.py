@@ -81,12 +81,6 @@ def test_brute_force_over_the_sphere() -> None:
     np.testing.assert_array_equal(result[sure], table[sure].argmax(axis=1))
 
 
-def test_class_without_samples_takes_what_fits_no_other() -> None:
-    support, labels = torch.tensor([[2.5, 0.0, 0.0]]), torch.tensor([0])
-    query = torch.tensor([[2.4, 0.1, 0.0], [-2.5, 0.0, 0.0]])
-    assert predict_bayes_sphere(support, labels, query, num_classes=2).tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("isotropic", [True, False])
 def test_slow_loop(isotropic: bool) -> None:
     dim, counts = 6, [1, 5, 0, 2]

@@ -118,18 +118,15 @@ def test_public_configuration(
 
 def test_draws_of_every_limit_and_method(make_report: Callable[[str], Made]) -> None:
     rows = make_report("contest-draws").rows
-    assert [(row["family"], row["limit"]) for row in rows] == [
-        (family, limit) for family in ("isotropic", "class_noise") for limit in (0, 30)
-    ]
+    assert [(row["family"], row["limit"]) for row in rows] == [("isotropic", 0), ("class_noise", 0)]
     assert set(rows[0]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "bayes"}
-    assert set(rows[2]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
+    assert set(rows[1]["percent"]) == {OURS, "nearest_mean", "cosine", "mlp", "lda", "logistic"}
     assert rows[0]["parameters"] == [0]
     split = sample_family("class_noise", seed=0, n_train=2, n_val=1, num_classes=4, dim=16)
     train, val = [(split.train_x, split.train_y)], [(split.val_x, split.val_y)]
     network = solve(train, val, {"num_classes": 4, "input_dim": 16, "param_limit": 0})
     accuracy = float((network(split.test_x).argmax(dim=1) == split.test_y).double().mean())
-    assert (rows[2]["percent"][OURS], rows[2]["parameters"]) == ([100 * accuracy], [network.count_parameters()])
-    assert all(parameters <= 30 for parameters in rows[1]["parameters"])
+    assert (rows[1]["percent"][OURS], rows[1]["parameters"]) == ([100 * accuracy], [network.count_parameters()])
     assert draws._parse_shots("", "2+1,1+1,2+1") == [(2, 1), (1, 1)]
 
 

@@ -16,7 +16,7 @@ from analysis.incontext.study import is_better
 from analysis.incontext.synthetic import FAMILIES
 from analysis.incontext.train import NEW_ROWS, Muon, Trainer, orthogonalize, sample_sizes
 from analysis.incontext.validation import compare, draw_tasks, score
-from analysis.shared.packaged import is_held_out, is_reported
+from analysis.real_data.packaged import is_held_out, is_reported
 from protonet.errors import InputError
 from protonet.views.tabular_transformer import CellEncoder
 from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES, WEIGHT_COUNT
@@ -116,14 +116,14 @@ def test_an_interrupted_run_goes_on_to_the_byte(monkeypatch: pytest.MonkeyPatch,
         assert trainer.tables >= (stop or goal)
         return trainer
 
-    complete = run(16, Trainer(16))
-    half = run(16, Trainer(16), stop=8)
+    complete = run(8, Trainer(8))
+    half = run(8, Trainer(8), stop=4)
     torch.save(half.state(), tmp_path / "state.pt")
-    other = Trainer(16, jobs=1)
+    other = Trainer(8, jobs=1)
     other.restore(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert torch.equal(run(16, other).flat_weights(), complete.flat_weights())
+    assert torch.equal(run(8, other).flat_weights(), complete.flat_weights())
     assert all(np.isfinite(losses))
-    again = Trainer(16, complete.flat_weights())
+    again = Trainer(8, complete.flat_weights())
     assert torch.equal(again.flat_weights(), complete.flat_weights())
     assert run(2, Trainer(10**9, seconds=0.01)).tables < 10**6  # the clock ends it
 

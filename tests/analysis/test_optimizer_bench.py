@@ -80,11 +80,9 @@ def house(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path
     """Let the bench have a tiny workload of each role, with baselines; return where looks are logged."""
     roles = {"seen": "visible", "tuned": "tuning", "kept": "validation"}
     build = import_file(folder / "workloads.py").build
+    groups = {name: WorkloadGroups(role, role, role) for name, role in roles.items()}
     known: dict[str, Any]
-    for known, chosen in (
-        (WORKLOADS, dict.fromkeys(roles, build)),
-        (GROUPS_OF_WORKLOAD, {name: WorkloadGroups(role, role, role) for name, role in roles.items()}),
-    ):
+    for known, chosen in ((WORKLOADS, dict.fromkeys(roles, build)), (GROUPS_OF_WORKLOAD, groups)):
         for name in [*known]:
             monkeypatch.delitem(known, name)
         for name, value in chosen.items():
@@ -168,23 +166,17 @@ def test_run(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert "small differs from what its baseline was made with: " in again.err
 
 
-def test_randomness_is_the_seeds(folder: Path) -> None:
-    before = torch.get_rng_state()
-    candidate = CandidateOptimizer("optimizer", '{"noise": 0.1}', folder / "optimizer.py")
-    tried = [
-        train_candidate(TrainingRun("tiny", folder / "workloads.py", seed, 30, candidate, -math.inf))
-        for seed in (0, 0, 1)
-    ]
-    curves = [curve.losses for curve in tried]
-    assert curves[0] == curves[1] != curves[2]
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_divergence_keeps_the_losses_before_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def try_config(config: str) -> LossCurve:
+def test_a_run_is_of_its_seed_and_keeps_the_losses_before_a_divergence(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def try_config(config: str, seed: int = 0) -> LossCurve:
         candidate = CandidateOptimizer("optimizer", config, folder / "optimizer.py")
-        return train_candidate(TrainingRun("tiny", folder / "workloads.py", 0, 40, candidate, 0.0))
+        return train_candidate(TrainingRun("tiny", folder / "workloads.py", seed, 40, candidate))
 
+    before = torch.get_rng_state()
+    noisy = [try_config('{"noise": 0.1}', seed).losses for seed in (0, 0, 1)]
+    assert noisy[0] == noisy[1] != noisy[2]
+    assert torch.equal(torch.get_rng_state(), before)
     fine, far, crashed = map(try_config, ("{}", '{"lr": 1e30}', '{"crash": 25}'))
     assert far.diverged
     assert crashed.diverged
@@ -252,10 +244,10 @@ def test_learning_rates(folder: Path, house: Path, capsys: pytest.CaptureFixture
     assert head == ["variant", "10 steps", "change", "20 steps", "change", "worst", "not finite"]
     assert [line[0] for line in cells] == ["as configured", "rate x 0.1", "rate x 1e+30"]
     assert cells[0][2] == cells[0][4] == "+0.0 %"
-    for index, entry in ((1, entries[1]), (0, entries[0])):
+    for line, entry in zip(cells[:2], entries[:2], strict=True):
         for column, steps in ((1, 10), (3, 20)):
             ratios = [row["ratio"] for row in entry["rows"] if row["steps"] == steps]
-            assert cells[index][column] == f"{math.prod(ratios) ** (1 / len(ratios)):.2f}"
+            assert line[column] == f"{math.prod(ratios) ** (1 / len(ratios)):.2f}"
     assert cells[2][-2:] == ["seen 0.05 (of 10)", "seen, tuned"]
     (folder / "default.json").write_text("{}")
     assert look(folder, house, "--config", str(folder / "default.json"), "--rates", "3", "--json", str(path)) == 0
@@ -340,13 +332,8 @@ ERRORS = [
 
 
 def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = {
-        "list.json": "[1]",
-        "empty.json": "{}",
-        "unknown.json": '{"size": 1}',
-        "taken.py": "WORKLOADS = {'gpt': 1}",
-    }
-    for name, text in texts.items():
+    texts = {"list.json": "[1]", "empty.json": "{}", "unknown.json": '{"size": 1}'}
+    for name, text in (texts | {"taken.py": "WORKLOADS = {'gpt': 1}"}).items():
         (folder / name).write_text(text)
     for arguments, message in ERRORS:
         assert run(folder, *arguments.format(f=folder).split()) == 2, arguments

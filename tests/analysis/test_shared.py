@@ -23,7 +23,6 @@ class Squares:
 
     @staticmethod
     def add_options(parser: StudyParser) -> None:
-        parser.add_argument("files", nargs="*")
         parser.add_argument("--peers", action="store_true")
         parser.add_argument("--jobs")
         parser.add_int_option("--most", 3, "the largest")
@@ -41,7 +40,7 @@ def test_the_reported_command_has_no_paths_of_this_machine(
     monkeypatch.chdir(tmp_path)
     Path("s").touch()
     outputs = ["--json", "a.json", "--markdown", "a.md", "--state", "s", "--jobs", "8"]
-    words = ["x", "y", "--peers", "--most", "4", "--names", "b,a,b", "--fresh"]
+    words = ["--peers", "--most", "4", "--names", "b,a,b", "--fresh"]
     run_study("analysis squares", Squares, [*words, *outputs])  # type: ignore[arg-type]
     assert json.loads(Path("a.json").read_text()) == [0, 1, 4, 9]
     printed = capsys.readouterr().out

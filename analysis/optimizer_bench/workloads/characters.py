@@ -55,9 +55,8 @@ def cnn() -> WorkloadTask:
 
     def make(num_classes: int) -> nn.Module:
         convolutions = make_convolutions(1, 16, 32, 32, stride=2)
-        return nn.Sequential(
-            nn.Unflatten(1, (1, IMAGE_SIDE, IMAGE_SIDE)), *convolutions, nn.Flatten(), nn.Linear(512, num_classes)
-        )
+        image = nn.Unflatten(1, (1, IMAGE_SIDE, IMAGE_SIDE))
+        return nn.Sequential(image, *convolutions, nn.Flatten(), nn.Linear(512, num_classes))
 
     return make_classification_task(make, load_latin(), held_out=300, size=32)
 
@@ -69,15 +68,13 @@ class ViT(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(1, VIT_WIDTH, PATCH_SIDE, stride=PATCH_SIDE)
         self.positions = nn.Parameter(0.02 * torch.randn((IMAGE_SIDE // PATCH_SIDE) ** 2, VIT_WIDTH))
-        self.layers = nn.Sequential(make_transformer(VIT_WIDTH, "gelu", norm_first=True), nn.LayerNorm(VIT_WIDTH))
+        self.layers = nn.Sequential(make_transformer(VIT_WIDTH), nn.LayerNorm(VIT_WIDTH))
         self.head = nn.Linear(VIT_WIDTH, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (n, pixels) to logits (n, num_classes)."""
-        patches = (
-            self.patches(images.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)).flatten(2).transpose(1, 2)
-        )  # (n, patches, width)
-        logits: Tensor = self.head(self.layers(patches + self.positions).mean(dim=1))
+        patches = self.patches(images.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)).flatten(2)  # (n, width, patches)
+        logits: Tensor = self.head(self.layers(patches.transpose(1, 2) + self.positions).mean(dim=1))
         return logits
 
 
@@ -146,9 +143,8 @@ def heads() -> WorkloadTask:
 
     def make() -> nn.Module:
         trunk = nn.Sequential(make_mlp(PIXELS_PER_IMAGE, 96, 48), nn.ReLU())
-        return nn.ModuleList(
-            [trunk, *(nn.Linear(48, outputs) for outputs in (data.num_classes, N_MOMENTS, PIXELS_PER_IMAGE))]
-        )
+        sizes = data.num_classes, N_MOMENTS, PIXELS_PER_IMAGE
+        return nn.ModuleList([trunk, *(nn.Linear(48, outputs) for outputs in sizes)])
 
     def loss(model: nn.Module, rows: Tensor) -> Tensor:
         trunk, *branches = model.children()
@@ -267,9 +263,8 @@ def prototype() -> WorkloadTask:
     data = load_latin()
     classes = torch.arange(data.num_classes)
     index = index_classes(data.y)
-    train, novel = (
-        index.select_classes(classes[(classes % HELD_OUT_COPIES == 0) == chosen]) for chosen in (False, True)
-    )
+    held_out = classes % HELD_OUT_COPIES == 0
+    train, novel = (index.select_classes(classes[chosen]) for chosen in (~held_out, held_out))
 
     def stream(generator: torch.Generator) -> Iterator[Tensor]:
         while True:
@@ -280,9 +275,8 @@ def prototype() -> WorkloadTask:
         return episodic_loss(embeddings, n_shot=EPISODE_SIZES["n_shot"], temperature=0.1)
 
     make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 192, 64, activation=nn.GELU)
-    return WorkloadTask(
-        make, loss, stream, sample_episodes(novel, **EPISODE_SIZES, n_episodes=8, generator=fixed_generator())
-    )
+    validation = sample_episodes(novel, **EPISODE_SIZES, n_episodes=8, generator=fixed_generator())
+    return WorkloadTask(make, loss, stream, validation)
 
 
 def draw_views(pictures: Tensor, generator: torch.Generator) -> Tensor:

@@ -136,7 +136,7 @@ def make_convolutions(*channels: int, stride: int = 1, bias: bool = False) -> li
     return layers
 
 
-def make_transformer(width: int, activation: str, *, norm_first: bool) -> nn.Module:
-    """Make two transformer layers of four heads, (batch, length, width), feed-forward width doubled, no dropout."""
-    layer = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, activation, batch_first=True, norm_first=norm_first)
+def make_transformer(width: int) -> nn.Module:
+    """Make two transformer layers of four heads with the norm first, (batch, length, width), without dropout."""
+    layer = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, "gelu", batch_first=True, norm_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)

@@ -141,7 +141,7 @@ def regress() -> WorkloadTask:
     """
 
     def make() -> nn.Module:
-        layers = nn.Linear(INPUTS + 2, 48), make_transformer(48, "gelu", norm_first=True)
+        layers = nn.Linear(INPUTS + 2, 48), make_transformer(48)
         return nn.Sequential(*layers, nn.LayerNorm(48), nn.Linear(48, 1), nn.Flatten())
 
     def draw(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

