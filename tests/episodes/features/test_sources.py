@@ -15,7 +15,7 @@ from scipy.stats import zscore
 from protonet.datasets import FAMILIES, Dataset, load_digits, split_classes
 from protonet.episodes.features.sources import load_base_dataset, load_source, normalize_rows
 from protonet.errors import InputError
-from tests.datasets.test_omniglot import make_tree as make_omniglot
+from tests.datasets.test_published import make_omniglot
 from tests.datasets.trees import make_csv as make_mini_imagenet
 from tests.datasets.trees import make_folders
 
