@@ -89,6 +89,7 @@ def make_read_spec(
         skip_broken=options.skip_broken,
         sheet=options.sheet,
         decimal_mark=options.decimal_mark,
+        no_header=options.no_header,
     )
 
 

@@ -77,21 +77,22 @@ class UnlabelledRows:
     object is false if there are no unlabelled rows.
     """
 
-    def __init__(self, data: EncodedTable, path: Path | None, label: str) -> None:
-        self.data, self.path = data, path
+    def __init__(self, data: EncodedTable, options: FitOptions) -> None:
+        self.data, self.path = data, options.unlabelled
         self.positions = list(data.unlabelled_positions)  #: The position in its file of each row that was read so far.
-        if path is not None:
+        if self.path is not None:
             width = data.x.shape[1] if data.encoding is None else len(data.encoding.columns)
             spec = ReadSpec(
-                label=label,
+                label=options.label or DEFAULT_LABEL_COLUMN,
                 labelled=False,
                 columns=data.columns,
                 n_features=width,
                 ignored_columns=tuple(data.metadata["left_out"]),
                 for_training=True,
                 missing_texts=data.missing_texts,
+                no_header=options.no_header,
             )
-            self.table = convert_to_training_formats(open_table(path, spec), data.encoding, argument="unlabelled")
+            self.table = convert_to_training_formats(open_table(self.path, spec), data.encoding, argument="unlabelled")
 
     def __bool__(self) -> bool:
         return self.path is not None or self.data.unlabelled is not None
@@ -132,7 +133,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
         show_notes(["no model will be written: `output` names its file"], quiet=options.quiet)
     del rows
     name = path_to_text(options.table.name)
-    unlabelled = UnlabelledRows(data, options.unlabelled, options.label or DEFAULT_LABEL_COLUMN)
+    unlabelled = UnlabelledRows(data, options)
     name_samples = None if data.class_name_rows is None else data.class_name_rows.count_class_samples(len(data.classes))
 
     deadline = math.inf if limit is None else started + limit

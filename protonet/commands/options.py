@@ -125,6 +125,9 @@ class ReadOptions(CommandOptions):
         metavar="MARK",
         group=_READ_GROUP,
     )
+    no_header: bool = option(
+        "the first row of delimited text is a row, and the columns are called 1, 2, ...", False, group=_READ_GROUP
+    )
     skip_broken: bool = option("leave out pictures that cannot be read", False, group=_READ_GROUP)
     split: str | None = option(
         "the split of a folder of pictures: train, valid, test or the subfolder's name", group=_READ_GROUP

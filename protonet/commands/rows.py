@@ -175,6 +175,7 @@ def read_table_rows(options: FitOptions) -> TableRows:
         skip_broken=options.skip_broken,
         are_user_columns=True,
         sheet=options.sheet,
+        no_header=options.no_header,
     )
     if options.missing_values is not None:
         spec = replace(spec, missing_texts=parse_missing_texts(options.missing_values.split(",")))

@@ -72,7 +72,12 @@ def parse_missing_texts(values: Iterable[str]) -> frozenset[str]:
 
 
 def read_delimited_rows(
-    path: Path, notes: list[str] | None = None, *, names: Collection[str] = (), text_column: str | None = None
+    path: Path,
+    notes: list[str] | None = None,
+    *,
+    names: Collection[str] = (),
+    text_column: str | None = None,
+    has_header: bool = True,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the cells of each row of delimited text, beginning with the header.
 
@@ -93,6 +98,8 @@ def read_delimited_rows(
         text_column: The name of the only column, if the file may be a list of texts with one text per line. If it has
             no separators, and no header with this name, it is such a list. This name is then yielded as the header, at
             line 0.
+        has_header: Whether the first row names the columns. Otherwise, the names "1", "2" and so on are yielded as the
+            header, at line 0.
 
     Raises:
         InputError: The file cannot be read, its rows have different numbers of cells, or a second table begins.
@@ -101,11 +108,11 @@ def read_delimited_rows(
     try:
         with _open_bytes(path) as file:
             text = _TextFile(path, file)
-            delimiter, lines_above, layout_notes, is_list = _detect_layout(text, names, text_column)
+            delimiter, lines_above, layout_notes, header = _detect_layout(text, names, text_column, has_header)
             notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.encoding == "cp1252")
             notes += layout_notes
             with closing(text.read_records(delimiter, lines_above)) as records:
-                yield from _check_rows(path, text, records, notes, [str(text_column)] if is_list else None)
+                yield from _check_rows(path, text, records, notes, header)
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
     except csv.Error as error:
@@ -226,9 +233,9 @@ class _TextFile:
 
 
 def _detect_layout(
-    text: _TextFile, names: Collection[str], text_column: str | None
-) -> tuple[str, int, list[str], bool]:
-    """Detect the separator, the number of lines above the header, notes, and whether the file is a list of texts."""
+    text: _TextFile, names: Collection[str], text_column: str | None, has_header: bool
+) -> tuple[str, int, list[str], list[str] | None]:
+    """Detect the separator, the number of lines above the header, notes, and the header of a file that has none."""
     skip, declared = 0, None
     comments: list[tuple[int, str]] = []  # they may contain single quotes: each line is parsed by itself
     with closing(text.read_lines()) as lines:
@@ -250,7 +257,11 @@ def _detect_layout(
             for (line, _), cells in zip(comments, split, strict=True)
         ]
         rows += sample
-        header = locate_header([cells for _, cells in rows], names, certain=declared is not None)
+        header = (
+            locate_header([cells for _, cells in rows], names, certain=declared is not None)
+            if has_header
+            else min(len(comments), len(rows) - 1)
+        )
         widths = [len(cells) for _, cells in rows[header:]] or [0]
         has_names = bool(rows and names) and set(names) <= set(rows[header][1])
         equal_widths = readable and widths[0] > 1 and len(set(widths)) == 1
@@ -267,11 +278,14 @@ def _detect_layout(
     if text_column is not None and rows and is_list and not is_named:
         notes = [f"each line is a text of column {to_printable(text_column)}, also the first: there is no header"]
         add_title_notes(notes, [[line] for _, line in comments])
-        return NO_DELIMITER, skip, notes, True
+        return NO_DELIMITER, skip, notes, [text_column]
     name = DELIMITERS.get(delimiter, repr(delimiter))
     notes = [DELIMITER_NOTE.format(name)] if delimiter != "," and width > 1 else []
+    if not has_header:
+        add_title_notes(notes, [cells for _, cells in rows[: len(comments)]])
+        return delimiter, skip, notes, [str(1 + column) for column in range(width)]
     add_title_notes(notes, [cells for _, cells in rows[:header]])
-    return delimiter, rows[header][0] - 1 if rows else skip, notes, False
+    return delimiter, rows[header][0] - 1 if rows else skip, notes, None
 
 
 def locate_header(rows: Sequence[Sequence[str]], names: Collection[str] = (), *, certain: bool = True) -> int:

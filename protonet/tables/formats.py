@@ -33,8 +33,9 @@ from protonet.tables.delimited import (
 #: Number of cells that are read at a time.
 CELLS_PER_CHUNK = 2**20
 #: Suffixes of files of delimited text. A second suffix .gz means that the file is compressed.
-TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
-TABLE_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES), ".npz", ".npy", ".parquet", ".xlsx")
+TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".data")
+DELIMITED_SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))
+TABLE_SUFFIXES = (*DELIMITED_SUFFIXES, ".npz", ".npy", ".parquet", ".xlsx")
 #: The format string for the position of a row in messages, for files that have no lines.
 DEFAULT_ROW_FORMAT = "row {} (counted from 0)"
 #: Name of the column of paths in tables of pictures, and number of pictures that are read at a time.
@@ -77,6 +78,7 @@ def open_table_source(
     names: Collection[str] = (),
     sheet: str | None = None,
     text_column: str = "text",
+    has_header: bool = True,
 ) -> TableSource:
     """Open a table file in the format that its suffix names, and read its header.
 
@@ -90,6 +92,7 @@ def open_table_source(
         names: Names of expected columns, which help to detect header and separator.
         sheet: The name of the sheet of an Excel workbook; None for the first sheet.
         text_column: The name of the only column of a list of texts: a .txt file with one text per line and no header.
+        has_header: Whether the first row of delimited text names the columns; see `read_delimited_rows`.
 
     Raises:
         InputError: There is no such file, its suffix is not supported, or it cannot be read.
@@ -97,6 +100,9 @@ def open_table_source(
     name = path.name.lower()
     if sheet is not None and not name.endswith(".xlsx"):
         raise_input_error("sheet", "come with an Excel workbook", path, "Leave it out.")
+    is_delimited = name.endswith(DELIMITED_SUFFIXES) or path == Path("-")
+    if not has_header and not is_delimited:
+        raise_input_error("no_header", "come with delimited text, such as CSV", path, "Leave it out.")
     if is_picture_path(path):
         return open_pictures(path, label, labelled=labelled, skip_broken=skip_broken)
     if not path.suffix and path != Path("-") and not path.exists():
@@ -109,7 +115,8 @@ def open_table_source(
         return open_parquet(path)
     if name.endswith(".xlsx"):
         return open_excel(path, names, sheet)
-    return open_csv(path, names, text_column if name.endswith((".txt", ".txt.gz")) else None)
+    is_text = has_header and name.endswith((".txt", ".txt.gz"))
+    return open_csv(path, names, text_column if is_text else None, has_header=has_header)
 
 
 def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) -> TableSource:
@@ -152,10 +159,12 @@ def open_pictures(path: Path, label: str, *, labelled: bool, skip_broken: bool) 
     )
 
 
-def open_csv(path: Path, names: Collection[str] = (), text_column: str | None = None) -> TableSource:
-    """Open a file of delimited text as a table; ``names`` and ``text_column`` are those of `open_table_source`."""
+def open_csv(
+    path: Path, names: Collection[str] = (), text_column: str | None = None, *, has_header: bool = True
+) -> TableSource:
+    """Open a file of delimited text as a table; the arguments are those of `open_table_source`."""
     notes: list[str] = []
-    lines = read_delimited_rows(path, notes, names=names, text_column=text_column)
+    lines = read_delimited_rows(path, notes, names=names, text_column=text_column, has_header=has_header)
     header = [" ".join(cell.split()) for cell in next(lines, (0, []))[1]]
     if not header:
         raise_input_error("path", "have a header and rows", f"{path}, which is empty", "Pass another file.")

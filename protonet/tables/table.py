@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from dataclasses import dataclass, field, replace
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ MAX_SUGGESTIONS = 4
 #: Maximum ratio of the largest to the smallest step between column names that form a scale, such as wavelengths.
 MAX_SCALE_STEP_RATIO = 2
 #: The remedy for a file that may lack a header.
-MISSING_HEADER_REMEDY = "The first line looks like a row: if it is one, put a line of names above it. "
+MISSING_HEADER_REMEDY = "The first line looks like a row: if it is one, pass `no_header`. "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,7 @@ class ReadSpec:
     #: Whether a model is trained on the rows. Blank rows are then dropped, even if no labels are required.
     for_training: bool = False
     decimal_mark: str | None = None  #: The decimal mark of numbers, "." or ","; None to detect it.
+    no_header: bool = False  #: Whether delimited text has no header; its columns are then "1", "2" and so on.
 
 
 class RowBlock(NamedTuple):
@@ -163,6 +164,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         names={*(spec.columns or ()), *spec.extra_columns, *([spec.label] if spec.labelled else [])},
         sheet=spec.sheet,
         text_column=spec.columns[0] if spec.columns and len(spec.columns) == 1 else "text",
+        has_header=not spec.no_header,
     )
     label: int | None = source.n_columns if spec.labelled else None  # the label column follows the features
     names: tuple[str, ...] | None = None
@@ -182,6 +184,7 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         features = list(range(source.n_columns))
         extra = {f"column {index}": index for index in features} if spec.all_columns_extra else {}
     else:
+        source = _rename_repeated_columns(path, source, spec.label)
         selected, unused = _select_columns(path, source, spec)
         names = tuple(selected)
         index = {name: column for column, name in enumerate(source.header)}
@@ -226,14 +229,36 @@ def read_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[
     return table, RowBlock(columns, np.concatenate([block.labels for block in blocks]), extra, positions, indices)
 
 
+def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> TableSource:
+    """Rename repeated columns as pandas does, such as "price" to "price.1"; a note says so.
+
+    Raises:
+        InputError: The column of the labels is repeated, or the repeated names are numbers of a row.
+    """
+    header = source.header or []
+    repeated = [name for name, number in Counter(filter(None, header)).items() if number > 1]
+    if not repeated:
+        return source
+    if label in repeated or list_numeric_names(header):
+        hint = MISSING_HEADER_REMEDY * bool(list_numeric_names(header))
+        got = f"{format_names(repeated)} twice in {file}{source.sheet_note}"
+        raise_input_error("path", "name each column once", got, f"{hint}Rename or drop one.")
+    taken, renamed = set(header), []
+    for index, name in enumerate(header):
+        new = name
+        if name in header[:index] and name:
+            new = next(f"{name}.{number}" for number in count(1) if f"{name}.{number}" not in taken)
+            taken.add(new)
+        renamed.append(new)
+    source.notes.append(f"columns with the same name: {format_names(repeated)}; .1, .2, ... is appended to later ones")
+    return replace(source, header=renamed)
+
+
 def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[list[str], list[str]]:
     """Select columns by name: return the names of the features, in the requested order, and of the unused columns."""
     header = source.header or []
     path = f"{file}{source.sheet_note}"
     hint = MISSING_HEADER_REMEDY * bool(list_numeric_names(header))
-    if duplicates := [name for name, number in Counter(filter(None, header)).items() if number > 1]:
-        got = f"{format_names(duplicates)} twice in {path}"
-        raise_input_error("path", "name each column once", got, f"{hint}Rename or drop one.")
     got = f"{path} with {format_names(header)}"
     if spec.labelled and spec.label not in header:
         suggestion = _suggest_label(source, spec.label)

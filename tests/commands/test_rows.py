@@ -70,8 +70,12 @@ def test_escaped_classes_are_restored(model: Path, tmp_path: Path, run: Run) -> 
 def test_a_numeric_header_gets_a_warning(tmp_path: Path, run: Run) -> None:
     rows = [[f"{value:.2f}", f"{10 * value:.1f}", "ab"[index % 2]] for index, value in enumerate(RNG.normal(size=20))]
     table = write(tmp_path / "rows.csv", [["23.99", "1340.9", "a"], *rows])
-    line = "The first line looks like a row: if it is one, put a line of names above it."
-    assert line in run("fit", table, *FAST, code=2)
+    assert "looks like a row: if it is one, pass `--no-header`" in run("fit", table, *FAST, code=2)
+    model = tmp_path / "m.protonet"
+    run("fit", table, "--no-header", "--label", "3", *FAST[2:], "-o", model)
+    assert load_model(model).columns == ("1", "2")
+    assert "on 21 rows" in run("evaluate", model, table, "--no-header")
+    assert "pass `--no-header`" in run("evaluate", model, table, code=2)
     output = run("fit", table, "--label", "a", *FAST[2:])
     assert "warning: columns are named '23.99', '1340.9'. The first line looks like a row" in output
 

@@ -113,7 +113,8 @@ def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("a,b\n1,2\n", r"name a column of the table; got kind, and .*table\.csv has a, b\. Name the column"),
         ("", "have a header and rows; got .*, which is empty"),
         ("kind\nx\n", "have columns beside the classes; got .* with kind"),
-        ("a,a,b,kind\n1,2,3,x\n", r"name each column once; got a twice in .*\. Rename or drop one"),
+        ("kind,a,kind\nx,2,x\n", r"name each column once; got kind twice in .*\. Rename or drop one"),
+        ("7,1,1,kind\n1,2,3,x\n", r"name each column once; got '1' twice in .*\. .*pass `no_header`"),
         ("a,kind\n", "have at least one row; got none in "),
         ("\nold, new\n2\n1,x\n", r"have 2 cells .* in line 3\. .*If the header, line 2 \('old, new'\), is a title"),
         ("a,kind\n1,x\n2, \n", r"name the class of every row; got none in line 3\. Fill it in"),
@@ -126,6 +127,29 @@ def test_invalid_csv_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr("protonet.tables.delimited.MAX_LINE_CHARS", 500)  # so that no line fills the memory
         with pytest.raises(InputError, match=f"^`(path|label)` must {message}"):
             read_table(write(tmp_path, text), KIND)
+
+
+def test_repeated_columns_are_renamed_as_by_pandas(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,b,a,a.1,,a,,kind\n1,2,3,4,5,6,7,x\n")
+    table, block = read_table(path, KIND)
+    assert table.columns == ("a", "b", "a.2", "a.1", "a.3")
+    assert [cells[0] for cells in block.columns] == list("12346")
+    assert table.notes[0].startswith("columns with the same name: a;")
+
+
+def test_files_without_a_header(tmp_path: Path) -> None:
+    for text in ("5,1.5,red\n7,2,blue\n5,1.5,red\n", "# comment, of two cells\n5;1.5;red\n7;2;blue\n5;1.5;red\n"):
+        path = write(tmp_path, text)
+        table, block = read_table(path, ReadSpec(label="3", no_header=True))
+        assert table.columns == ("1", "2")
+        assert block.labels.tolist() == ["red", "blue", "red"]
+        assert to_floats(block).tolist() == [[5, 1.5], [7, 2], [5, 1.5]]
+        assert list(block.positions) == [position + text.startswith("#") for position in (1, 2, 3)]
+    with pytest.raises(InputError, match=r"^`path` must have a header and rows; got .*, which is empty"):
+        read_table(write(tmp_path, ""), ReadSpec(label="3", no_header=True))
+    np.save(tmp_path / "x.npy", np.eye(3))
+    with pytest.raises(InputError, match=r"^`no_header` must come with delimited text"):
+        open_table(tmp_path / "x.npy", ReadSpec(label="3", labelled=False, no_header=True))
 
 
 def test_long_cells(tmp_path: Path) -> None:
