@@ -184,15 +184,15 @@ def open_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> Table:
         features = list(range(source.n_columns))
         extra = {f"column {index}": index for index in features} if spec.all_columns_extra else {}
     else:
-        source = _rename_repeated_columns(path, source, spec.label)
-        selected, unused = _select_columns(path, source, spec)
+        header = _rename_repeated_columns(path, source, spec.label)
+        selected, unused = _select_columns(path, replace(source, header=header), spec)
         names = tuple(selected)
-        index = {name: column for column, name in enumerate(source.header)}
+        index = {name: column for column, name in enumerate(header)}
         features = [index[name] for name in names]
-        extra_names = filter(None, source.header) if spec.all_columns_extra else spec.extra_columns
+        extra_names = filter(None, header) if spec.all_columns_extra else spec.extra_columns
         extra = {name: index[name] for name in extra_names}
         label = index[spec.label] if spec.labelled else index.get(spec.label) if spec.partly_labelled else None
-        if (spec.columns is None or spec.are_user_columns) and (values := list_numeric_names(source.header)):
+        if (spec.columns is None or spec.are_user_columns) and (values := list_numeric_names(header)):
             source.notes.append(f"warning: columns are named {format_names(values)}. {MISSING_HEADER_REMEDY}".rstrip())
     if "" in unused:
         n_unnamed = unused.count("")
@@ -229,8 +229,8 @@ def read_table(path: Path, spec: ReadSpec, labels: Path | None = None) -> tuple[
     return table, RowBlock(columns, np.concatenate([block.labels for block in blocks]), extra, positions, indices)
 
 
-def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> TableSource:
-    """Rename repeated columns as pandas does, such as "price" to "price.1"; a note says so.
+def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> list[str]:
+    """Return the names of the columns; repeated ones are renamed as by pandas, such as "price.1", and a note says so.
 
     Raises:
         InputError: The column of the labels is repeated, or the repeated names are numbers of a row.
@@ -238,7 +238,7 @@ def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> Tab
     header = source.header or []
     repeated = [name for name, number in Counter(filter(None, header)).items() if number > 1]
     if not repeated:
-        return source
+        return header
     if label in repeated or list_numeric_names(header):
         hint = MISSING_HEADER_REMEDY * bool(list_numeric_names(header))
         got = f"{format_names(repeated)} twice in {file}{source.sheet_note}"
@@ -251,7 +251,7 @@ def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> Tab
             taken.add(new)
         renamed.append(new)
     source.notes.append(f"columns with the same name: {format_names(repeated)}; .1, .2, ... is appended to later ones")
-    return replace(source, header=renamed)
+    return renamed
 
 
 def _select_columns(file: Path, source: TableSource, spec: ReadSpec) -> tuple[list[str], list[str]]:
