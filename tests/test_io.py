@@ -1,4 +1,4 @@
-"""Atomic writes: a file has its old or its new content, and no temporary file remains."""
+"""Atomic writes leave the old or the new content and no other file; progress bars appear on terminals only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pytest
 
 from protonet import _io
-from protonet._io import write_atomically
+from protonet._io import progress_bar, write_atomically
 
 SIZE = 2**20
 #: Rewrites the file in a loop; importing the module alone saves the second of importing the library.
@@ -110,3 +110,13 @@ def test_links_and_pipes_are_preserved(tmp_path: Path) -> None:
     reader.join()
     assert read == [b"through"]
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, True), (True, False), (False, True)])
+def test_bars_are_shown_on_terminals_only(
+    terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with progress_bar(total=2, unit="row", delay=0, shown=shown) as bar:
+        bar.update(1)
+    assert ("1/2" in capsys.readouterr().err) == (terminal and shown)

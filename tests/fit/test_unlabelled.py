@@ -141,8 +141,6 @@ def test_unlabelled_rows_raise_the_accuracy(solved: Solution) -> None:
     assert solved.semi_supervised.uses_unlabelled
     assert solved.semi_supervised.held_out_losses is not None
     assert solved.semi_supervised.held_out_losses[1] < solved.semi_supervised.held_out_losses[0]
-    assert solved.selected.unlabelled is not None
-    assert bool(solved.selected.unlabelled.weights.all())  # 18 held-out rows are too few to detect outliers
     assert solved.network.counts.tolist() == [3] * 6  # samples that are added later move prototypes as before
     labelled_only = solve([(x, y)], effort=SEARCH)
     assert accuracy(solved.network(hidden), truth) > accuracy(labelled_only(hidden), truth) + 0.02
@@ -204,6 +202,12 @@ def test_a_class_without_a_label_is_detected_as_a_novel_cluster() -> None:
     assert torch.equal(solution.selected.unlabelled.weights == 0, outliers)
     assert len(set(group) & set(range(150, 200))) >= 45
     assert len(group) <= 52
+    few = (torch.cat([part[:6] for part in x[:3]]), torch.arange(3).repeat_interleave(6))
+    unsure = fit_solution(few, effort=PLAIN, unlabelled=hidden)  # 18 held-out rows are too few to detect outliers
+    assert unsure.semi_supervised is not None
+    assert unsure.selected.unlabelled is not None
+    assert bool((unsure.semi_supervised.known_score_ranks < OUTLIER_RATE).any())
+    assert bool(unsure.selected.unlabelled.weights.all())
     known = fit_solution(train, effort=PLAIN, unlabelled=hidden[:150])
     assert cluster_unknown(known) == []
     learned = MLPFamily().smallest_trained_spec(plan_encoder(6, 3, 1000), RAW_LINEAR)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 import torch.nn.functional as F
 from hypothesis import given
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
+from torch import Tensor
 
 from protonet.selection.scoring import (
     WEIGHTING,
@@ -16,6 +19,7 @@ from protonet.selection.scoring import (
     fit_temperature,
     fit_view_weights,
     is_worse_by_one_error,
+    minimize,
     row_slices,
     select_simplest_within_one_error,
     weights_from_losses,
@@ -101,7 +105,7 @@ def test_fitted_weights_minimize_the_objective_as_scipy_does() -> None:
         )
         return float(-log_softmax(logits, axis=1)[np.arange(60), labels.numpy()].mean() + held_out / 60)
 
-    best = minimize(objective, np.zeros(3))
+    best = scipy.optimize.minimize(objective, np.zeros(3))
     expected = np.exp(log_softmax(np.append(best.x[:2], 0.0))) / spread
     np.testing.assert_allclose(weights.numpy(), expected / expected.sum(), atol=1e-3)
 
@@ -156,7 +160,7 @@ def test_offsets_agree_with_a_general_minimizer_and_correct_the_class_frequencie
         prior += ((x[1] - WEIGHTING.frequency_mean) / WEIGHTING.frequency_deviation) ** 2
         return float(-log_p[np.arange(200), labels.numpy()].mean() + prior / 400)
 
-    best = minimize(objective, [1.0, 0.5], tol=1e-10).x
+    best = scipy.optimize.minimize(objective, [1.0, 0.5], tol=1e-10).x
     assert factor == pytest.approx(best[0], rel=1e-3)
     assert offsets.numpy() == pytest.approx(best[1] * logs, abs=1e-3)
     plain, before = fit_temperature(cosines, labels, sizes > 0)
@@ -218,3 +222,53 @@ def test_a_repeated_row_counts_once_against_the_prior() -> None:
     factor, _ = fit_temperature(cosines, labels, seen)
     repeated, _, _ = fit_scale_and_offsets(cosines.repeat(3, 1), labels.repeat(3), seen.double(), repeats=3)
     assert repeated == pytest.approx(factor, rel=1e-3)
+
+
+def with_gradient(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[float, Tensor]]:
+    def evaluate(x: Tensor) -> tuple[float, Tensor]:
+        x = x.detach().requires_grad_(True)
+        value = function(x)
+        return float(value.detach()), torch.autograd.grad(value, x)[0]
+
+    return evaluate
+
+
+def draw_regression(seed: int, features: int) -> Callable[[Tensor], Tensor]:
+    """Make the loss of a logistic regression with a ridge."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(40, features, generator=generator, dtype=torch.float64)
+    signs = torch.randn(40, generator=generator, dtype=torch.float64).sign()
+    return lambda w: torch.nn.functional.softplus(-signs * (x @ w)).mean() + 0.01 * w.square().sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_minimum_is_that_of_torch(seed: int) -> None:
+    loss = draw_regression(seed, 12)
+    w = torch.zeros(12, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([w], max_iter=60, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(w)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    result = minimize(with_gradient(loss), torch.zeros(12, dtype=torch.float64))
+    torch.testing.assert_close(result, w.detach(), rtol=0, atol=1e-6)
+    assert float(loss(result)) <= float(loss(w.detach())) + 1e-10
+
+
+def test_curved_valley() -> None:
+    """Rosenbrock's function, whose minimum is at (1, 1)."""
+    for start in ((-1.2, 1.0), (0.0, 0.0), (3.0, -2.0)):
+        rosenbrock = with_gradient(lambda x: (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2)
+        result = minimize(rosenbrock, torch.tensor(start, dtype=torch.float64))
+        torch.testing.assert_close(result, torch.ones(2, dtype=torch.float64), rtol=0, atol=1e-3)
+
+
+def test_start_at_the_minimum_and_unbounded_function() -> None:
+    x = torch.zeros(3, dtype=torch.float64)
+    assert torch.equal(minimize(with_gradient(lambda w: w.square().sum()), x), x)
+    result = minimize(with_gradient(lambda x: -x.sum()), torch.zeros(2, dtype=torch.float64))
+    assert all(map(math.isfinite, result.tolist()))

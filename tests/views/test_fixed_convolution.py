@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -130,17 +131,10 @@ def test_candidates_equal_a_fit_to_each_fold() -> None:
     rows = TrainingRows(x, y, 2, width=40)
     evaluator = CandidateEvaluator(rows, split_folds(y, 2), plan_encoder(40, 2, 1000))
     result = list(FixedConvolutionFamily().candidates(evaluator))
+    unordered = replace(evaluator, rows=replace(rows, width=0))
+    assert list(FixedConvolutionFamily().candidates(unordered)) == []
     assert [item.spec.name for item in result] == ["convolution", "local convolution"]
     for item in result:
         tried = evaluator.evaluate(item.spec)
         assert tried is not None
         torch.testing.assert_close(tried.cosines, item.cosines, atol=1e-4, rtol=1e-4)
-
-
-def test_features_in_no_order_have_no_convolution_views() -> None:
-    x, y = draw_shifted_templates(20, 30)
-    folds = split_folds(y, 2)
-    plan = plan_encoder(30, 2, 1000)
-    assert list(FixedConvolutionFamily().candidates(CandidateEvaluator(TrainingRows(x, y, 2), folds, plan))) == []
-    ordered = CandidateEvaluator(TrainingRows(x, y, 2, width=30), folds, plan)
-    assert len(list(FixedConvolutionFamily().candidates(ordered))) == 2

@@ -60,18 +60,6 @@ def test_equal_rows_of_two_classes_go_to_the_majority_and_then_to_the_class_of_t
     torch.testing.assert_close(equal(torch.ones(1, 2)), torch.tensor([[0.0, 1.0, 0.0]]))
 
 
-@given(seed=seeds)
-def test_the_depth_is_that_of_the_farthest_leaf(seed: int) -> None:
-    x, y = blobs(seed, noise=2.0)
-    view = grow(torch.cat([x, x[:2]]), torch.cat([y, y[:2] + 1]), 6, trees=5)  # two rows with two labels each
-    depth, at = 0, view.root
-    while bool((view.child[at] != at).any()):
-        inner = view.child[at] != at
-        at = torch.cat([view.child[at[inner]], view.child[at[inner]] + 1])
-        depth += 1
-    assert view.config.depth == depth
-
-
 def test_batches_of_trees_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = blobs(1, noise=2.0)
     monkeypatch.setattr(forest, "FOREST", replace(FOREST, max_batch_work=300))  # a few trees at a time
