@@ -28,10 +28,12 @@ from protonet.fit.diagnostics import embed_rows, rank_columns_by_importance
 from protonet.fit.duplicates import describe_near_duplicates
 from protonet.fit.label_validation import (
     apply_class_weights,
+    are_booleans,
     check_labels,
     check_weights_and_groups,
     concatenate_labels,
     encode_labels,
+    from_class_names,
     normalize_weights,
     require_labels,
     split_unlabelled,
@@ -429,13 +431,14 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         Raises:
             MissingPackageError: safetensors is not installed.
             OSError: The file cannot be written.
-            InputError: The name has another suffix, or the classes are neither all strings nor all integers.
+            InputError: The name has another suffix, or the classes are not all of one type.
         """
         if Path(path).suffix.lower() not in MODEL_SUFFIXES:
             raise_input_error("path", f"end in {', '.join(MODEL_SUFFIXES)}", path, "Rename it.")
         network = deepcopy(self.network_).float()
-        metadata = self._pipeline.metadata | {"samples": network.counts.tolist()}
-        replace(self._pipeline, network=network, classes=to_class_names(self.classes_), metadata=metadata).save(path)
+        stored = {"samples": network.counts.tolist(), "booleans": are_booleans(self.classes_)}
+        names, metadata = to_class_names(self.classes_), self._pipeline.metadata | stored
+        replace(self._pipeline, network=network, classes=names, metadata=metadata).save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> ProtoNetClassifier:
@@ -454,14 +457,13 @@ class ProtoNetClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Trans
         """
         pipeline = TablePipeline.load(path, writer="save_model").without_cross_validation()
         effort, seed = (pipeline.metadata.get(name) for name in ("effort", "seed"))
-        if not isinstance(effort, str) or effort not in EFFORTS:
-            effort = "default"
+        effort = effort if isinstance(effort, str) and effort in EFFORTS else "default"
         estimator = cls(effort, random_state=seed if type(seed) is int and 0 <= seed < 2**32 else 0)
         order = sorted(range(len(pipeline.classes)), key=pipeline.classes.__getitem__)
         pipeline.network.double().arrange_classes(torch.tensor(order))
         estimator._pipeline = pipeline
         counts = parse_class_counts(pipeline.metadata.get("uninformative"), len(order))
-        estimator._set_classes(np.array(pipeline.classes)[order], counts[order])
+        estimator._set_classes(from_class_names(pipeline.classes, pipeline.metadata)[order], counts[order])
         names = tuple(estimator.columns_) or pipeline.columns
         estimator.n_features_in_ = len(names or pipeline.column_sizes)
         if names is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -185,8 +185,11 @@ def encode_labels(labels: np.ndarray, classes: np.ndarray) -> Tensor:
 def to_class_names(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
     """Convert classes to strings or integers for a model file; raise an InputError if they have other types.
 
-    Floats without a fraction become integers: scikit-learn converts integers with missing values to floats.
+    Floats without a fraction become integers: scikit-learn converts integers with missing values to floats. Booleans
+    become "False" and "True", as in tables.
     """
+    if are_booleans(classes):
+        return tuple(map(str, classes.tolist()))
     names = [int(name) if isinstance(name, float) and name.is_integer() else name for name in classes.tolist()]
     unsupported = [name for name in names if isinstance(name, bool) or not isinstance(name, (str, int))]
     texts = tuple(str(name) for name in names if isinstance(name, str))
@@ -194,6 +197,16 @@ def to_class_names(classes: np.ndarray) -> tuple[str, ...] | tuple[int, ...]:
         got = f"{to_printable(repr((unsupported or names)[0]))} among them ({classes.dtype})"
         raise_input_error("classes_", "be all strings or all whole numbers to be saved", got, "Fit to y.astype(str).")
     return texts or tuple(map(int, names))
+
+
+def are_booleans(classes: np.ndarray) -> bool:
+    """Test whether all classes are booleans."""
+    return all(isinstance(name, bool) for name in classes.tolist())
+
+
+def from_class_names(names: Sequence[str] | Sequence[int], metadata: Mapping[str, object]) -> np.ndarray:
+    """Convert the class names of a model file to labels, with the metadata of the file: reverses `to_class_names`."""
+    return np.array([name == "True" for name in names] if metadata.get("booleans") is True else names)
 
 
 def normalize_weights(weights: Tensor | None) -> Tensor | None:
