@@ -45,12 +45,6 @@ class _AllowedFinder:
         return spec if origin.is_relative_to(self.workspace) else None
 
 
-def restrict_imports(workspace: Path) -> None:
-    """Restrict imports to the standard library, torch, numpy and the workspace."""
-    finders: Any = [BuiltinImporter, FrozenImporter, _AllowedFinder(workspace)]
-    sys.meta_path[:] = finders
-
-
 def load_solution(path: Path) -> ModuleType:
     """Load ``solution.py`` as the contest does: by path, its folder not on ``sys.path``."""
     spec = importlib.util.spec_from_file_location("submitted_solution", path)
@@ -75,7 +69,8 @@ def measure_peak_memory() -> float:
 def evaluate(request: dict[str, Any]) -> dict[str, Any]:
     """Evaluate the submission of a request; return its accuracy, score, parameters, time, memory and versions."""
     solution = Path(request["solution"])
-    restrict_imports(solution.parent)
+    finders: Any = [BuiltinImporter, FrozenImporter, _AllowedFinder(solution.parent)]
+    sys.meta_path[:] = finders
     import numpy as np  # noqa: PLC0415 - the import system is narrowed first
     import torch  # noqa: PLC0415
     from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415

@@ -1,21 +1,262 @@
-"""Training episodes of the tabular transformer: tables of one size with labelled and new rows, encoded as cells."""
+"""Training episodes of the tabular transformer: tables of one size with labelled and new rows, encoded as cells.
+
+Tables are synthetic here: a family samples numbers (tables, rows, columns) and classes (tables, rows), given the number
+of classes of each table, and columns of mixed types are made of them. Classes depend on the columns or determine them.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.incontext.synthetic import make_batch
 from protonet.views.tabular_transformer import MAX_Z, RANK_SCALE
 from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES
 
+#: Number of activations, waves of a smooth function, maximal depth of a tree, of modes of a class, and of regions.
+ACTIVATIONS, SMOOTH_WAVES, MAX_DEPTH, MAX_MODES, MAX_REGIONS = 9, 48, 6, 8, 32
+
+Sampled = tuple[Tensor, Tensor]  #: Values (tables, rows, columns) and classes (tables, rows).
+#: Samples tables: (generator, tables, rows, columns, classes of each table).
+Family = Callable[[torch.Generator, int, int, int, Tensor], Sampled]
 NUMERIC_CHANNELS = 3  #: Channels of a cell that encode numbers; the others encode categories.
 LEVELS = 12  #: Maximal number of levels of a category.
-#: New rows that repeat labelled rows, so that the transformer learns what an equal row with a label means.
-COPIES = 4
+COPIES = 4  #: New rows that repeat labelled rows, so that the transformer learns what an equal row with a label means.
+
+
+def make_batch(generator: torch.Generator, tables: int, rows: int, columns: int, max_classes: int) -> Sampled:
+    """Generate values (tables, rows, columns) and classes (tables, rows), 2 to ``max_classes`` per table."""
+    drawn = torch.randint(len(FAMILIES), (tables,), generator=generator)
+    values, classes = [], []
+    for family, count in zip(FAMILIES, torch.bincount(drawn, minlength=len(FAMILIES)).tolist(), strict=True):
+        if not count:
+            continue
+        more = 2 + (_uniform(generator, count) * (max_classes - 1)).long()
+        counts = torch.where(_uniform(generator, count) < 0.4, 2, more).clamp_max(max_classes)
+        x, y = family(generator, count, rows, columns, counts)
+        corrupted = _corrupt(generator, torch.nan_to_num(x), y, counts)
+        values.append(corrupted[0])
+        classes.append(corrupted[1])
+    return torch.cat(values), torch.cat(classes)
+
+
+def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    """Sample numbers from [0, 1)."""
+    return torch.rand(shape, generator=generator)
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    """Sample standard normal numbers."""
+    return torch.randn(shape, generator=generator)
+
+
+def _integers(generator: torch.Generator, high: int, *shape: int) -> Tensor:
+    """Sample integers from [0, high)."""
+    return torch.randint(high, shape, generator=generator)
+
+
+def _classes(generator: torch.Generator, counts: Tensor, *shape: int) -> Tensor:
+    """Sample classes (tables, *shape) uniformly over the classes of each table."""
+    drawn = _integers(generator, 2**20, len(counts), *shape)
+    return drawn % counts.view(-1, *[1] * len(shape))
+
+
+def _standardise(z: Tensor) -> Tensor:
+    """Standardize each column over the rows of its table."""
+    z = z - z.mean(dim=1, keepdim=True)
+    return z / (z.std(dim=1, keepdim=True) + 1e-6)
+
+
+def _rank(z: Tensor) -> Tensor:
+    """Compute the ranks of rows in each column, from 0."""
+    return z.argsort(dim=1).argsort(dim=1)
+
+
+def _activate(z: Tensor, kind: Tensor) -> Tensor:
+    """Apply to each column the activation of its index; 0 is the identity."""
+    curves = (torch.tanh(z), z.clamp_min(0), torch.sin(2 * z), z.abs(), z.square().clamp_max(9), (z > 0).float())
+    bent = z
+    for index, curve in enumerate((*curves, z.clamp(-4, 3).exp(), torch.exp(-z.square())), 1):
+        bent = torch.where(kind == index, curve, bent)
+    return bent
+
+
+def _draw_causes(generator: torch.Generator, tables: int, rows: int, columns: int) -> Tensor:
+    """Sample root causes (tables, rows, columns): normal, uniform, heavy-tailed or clustered."""
+    shape = (tables, rows, columns)
+    z = _normal(generator, *shape)
+    kind = _integers(generator, 5, tables, 1, columns)
+    centres, cluster = 2 * _normal(generator, tables, columns, 4), _integers(generator, 4, *shape)
+    clustered = centres.gather(2, cluster.transpose(1, 2)).transpose(1, 2) + 0.4 * z
+    chi = sum(_normal(generator, *shape).square() for _ in range(3)) / 3
+    drawn = torch.where(kind == 1, 3.4 * _uniform(generator, *shape) - 1.7, z)
+    drawn = torch.where(kind == 2, z / torch.as_tensor(chi).sqrt().clamp_min(0.2), drawn)
+    return torch.where(kind == 3, clustered, drawn)
+
+
+def _bin_scores(generator: torch.Generator, score: Tensor, counts: Tensor, even: Tensor) -> Tensor:
+    """Bin scores (tables, rows) into classes at random thresholds, with equal or unequal frequencies."""
+    weight = -_uniform(generator, len(score), CLASS_CODES).clamp_min(1e-9).log()
+    weight = torch.where(even[:, None], 1 + 0.2 * weight, 0.5 + weight) * (torch.arange(CLASS_CODES) < counts[:, None])
+    thresholds = (weight.cumsum(1) / weight.sum(dim=1, keepdim=True))[:, :-1]
+    classes = (_rank(score)[:, :, None] / score.shape[1] >= thresholds[:, None]).sum(dim=2)
+    return torch.minimum(classes, (counts - 1)[:, None])
+
+
+def _make_causal(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+    """Generate a structural causal model: columns and the class are nodes; the class is binned, or an argmax."""
+    width, wild = max(columns + 4, 12), 0.8 * _uniform(generator, tables, 1, 1)
+    z = _draw_causes(generator, tables, rows, 2 + int(_integers(generator, max(2, width // 3) - 1, 1)) + 1)
+    layers = []
+    for _ in range(int(_integers(generator, 3, 1)) + 2):
+        shape = (tables, z.shape[2], width)
+        weight, uniform = _normal(generator, *shape), _uniform(generator, *shape)
+        weight = weight * (uniform < 0.15 * math.exp(math.log(1 / 0.15) * float(_uniform(generator, 1))))
+        weight = weight / (weight.square().sum(dim=1, keepdim=True).sqrt() + 0.3)
+        tame, any_kind = _integers(generator, 3, tables, 1, width), _integers(generator, ACTIVATIONS, tables, 1, width)
+        kind = torch.where(_uniform(generator, tables, 1, width) < wild, any_kind, tame)
+        z = _standardise(_activate(_standardise(z @ weight) + 0.5 * wild * _normal(generator, tables, 1, width), kind))
+        noise = 0.35 * _uniform(generator, tables, 1, width) * _uniform(generator, tables, 1, 1)
+        layers.append(z := z + noise * _normal(generator, tables, rows, width))
+    nodes = torch.cat(layers, dim=2)
+    order = _uniform(generator, tables, nodes.shape[2]).argsort(dim=1)[:, None].expand(nodes.shape)
+    nodes = nodes.gather(2, order)
+    x, others = nodes[:, :, :columns], nodes[:, :, columns:]
+    score = others[:, :, 0] + others[:, :, 1] * (_uniform(generator, tables, 1) < 0.5)
+    rivals = _standardise(others[:, :, 1 : 1 + CLASS_CODES])
+    absent = torch.arange(rivals.shape[2]) >= counts[:, None, None]
+    largest = rivals.masked_fill(absent, -9.0).argmax(dim=2)
+    one = (_uniform(generator, tables) < 0.75) | (counts > rivals.shape[2])
+    even = _uniform(generator, tables) < 0.7
+    return x, torch.where(one[:, None], _bin_scores(generator, score, counts, even), largest)
+
+
+def _make_groups(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+    """Generate the columns given the class: location and scale differ between classes; some classes have modes."""
+    y = _classes(generator, counts, rows)
+    cumulative = _uniform(generator, tables, CLASS_CODES) * (torch.arange(CLASS_CODES) < counts[:, None])
+    cumulative = (cumulative / cumulative.sum(dim=1, keepdim=True)).cumsum(1)
+    skewed = (_uniform(generator, tables, rows)[:, :, None] > cumulative[:, None]).sum(dim=2)
+    uneven = _uniform(generator, tables, 1) < 0.4
+    y = torch.where(uneven, torch.minimum(skewed, (counts - 1)[:, None]), y)
+    modes = 1 + (_integers(generator, MAX_MODES, tables, 1) * (_uniform(generator, tables, 1) < 0.35))
+    component = MAX_MODES * y + _integers(generator, 2**20, tables, rows) % modes
+    component = component[:, :, None].expand(tables, rows, columns)
+    useful = (_uniform(generator, tables, 1, columns) < _uniform(generator, tables, 1, 1) ** 0.7).float()
+    strength = torch.exp(0.7 * _normal(generator, tables, 1, columns)) * (0.5 + 2 * _uniform(generator, tables, 1, 1))
+    mean = _normal(generator, tables, MAX_MODES * CLASS_CODES, columns) * useful * strength
+    differs = useful * (_uniform(generator, tables, 1, 1) < 0.4)
+    wider = useful * (_uniform(generator, tables, 1, 1) < 0.2)  # a class is wider than another in all columns: a ring
+    mean = mean * torch.where(wider.bool() & (_uniform(generator, tables, 1, 1) < 0.7), 0.2, 1.0)
+    logarithm = differs * _normal(generator, tables, MAX_MODES * CLASS_CODES, columns)
+    spread = torch.exp(0.7 * (logarithm + wider * _normal(generator, tables, MAX_MODES * CLASS_CODES, 1)))
+    turn = _normal(generator, tables, columns, columns) * 1.5 / math.sqrt(columns)
+    turn = turn * _uniform(generator, tables, 1, 1) * (_uniform(generator, tables, 1, 1) < 0.5)
+    noise = _draw_causes(generator, tables, rows, columns) @ (torch.eye(columns) + turn)
+    return mean.gather(1, component) + spread.gather(1, component) * noise, y
+
+
+def _make_boxes(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+    """Generate classes from thresholds on a few columns: by the box, or by the sum."""
+    x = _draw_causes(generator, tables, rows, columns)
+    turn = 0.4 * _normal(generator, tables, columns, columns) * (_uniform(generator, tables, 1, 1) < 0.4)
+    x = x @ (torch.eye(columns) + turn)
+    used = (1 + _integers(generator, 3, tables)).clamp_max(columns)
+    column = _uniform(generator, tables, columns).argsort(dim=1).gather(1, _classes(generator, used, MAX_DEPTH))
+    value = x.gather(2, column[:, None].expand(tables, rows, MAX_DEPTH))
+    threshold = ((0.2 + 0.6 * _uniform(generator, tables, 1, MAX_DEPTH)) * (rows - 1)).long()
+    above = value > value.sort(dim=1).values.gather(1, threshold)
+    depth = 1 + torch.minimum(*(_integers(generator, MAX_DEPTH, tables) for _ in range(2)))
+    above = above & (torch.arange(MAX_DEPTH) < depth[:, None])[:, None]
+    box = (above * 2 ** torch.arange(MAX_DEPTH)).sum(dim=2)
+    decided = _classes(generator, counts, 2**MAX_DEPTH).gather(1, box)
+    score = (above * _normal(generator, tables, 1, MAX_DEPTH)).sum(dim=2) + 0.1 * _normal(generator, tables, rows)
+    summed = _bin_scores(generator, score, counts, _uniform(generator, tables) < 0.7)
+    return x, torch.where(_uniform(generator, tables, 1) < 0.6, decided, summed)
+
+
+def _make_smooth(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+    """Generate classes as the argmax of smooth or linear functions of a few directions or columns."""
+    x, inner = _draw_causes(generator, tables, rows, columns), min(columns, 6)
+    dense = _normal(generator, tables, columns, inner)
+    dense = dense * (_uniform(generator, tables, columns, 1) < 0.1 + 0.9 * _uniform(generator, tables, 1, 1))
+    chosen = _uniform(generator, tables, columns).argsort(dim=1)[:, None, :inner]
+    single = torch.zeros(tables, columns, inner).scatter_(1, chosen, 1.0) * _normal(generator, tables, 1, inner)
+    use = torch.where(_uniform(generator, tables, 1, 1) < 0.5, dense, single)
+    z = _standardise(x @ use) * (_uniform(generator, tables, 1, inner) < 0.45)
+    rate = _normal(generator, tables, inner, SMOOTH_WAVES) * (0.1 + 0.9 * _uniform(generator, tables, 1, 1))
+    waves = torch.cos(z @ rate + 6.3 * _uniform(generator, tables, 1, SMOOTH_WAVES))
+    smooth = waves @ _normal(generator, tables, SMOOTH_WAVES, CLASS_CODES)
+    linear = z @ _normal(generator, tables, inner, CLASS_CODES) + 0.5 * _normal(generator, tables, 1, CLASS_CODES)
+    score = torch.where(_uniform(generator, tables, 1, 1) < 0.5, smooth, linear)
+    return x, score.masked_fill(torch.arange(CLASS_CODES) >= counts[:, None, None], -99.0).argmax(dim=2)
+
+
+def _make_pairs(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+    """Generate classes from interactions of two or three columns: order, ratio, product, radius, or categories."""
+    x = _draw_causes(generator, tables, rows, columns)
+    order = _uniform(generator, tables, columns).argsort(dim=1)
+    triples = order[:, [position % columns for position in range(3)]][:, None].expand(tables, rows, 3)
+    a, b, c = x.gather(2, triples).unbind(2)
+    ways = (a - b, a * b, a / (b.abs() + 0.2), (a - b).abs(), torch.maximum(a, b), a * b.sign())
+    more = ((a.round() - b.round()).abs(), torch.where(c > 0, a, b), a + b, a.abs())
+    radial = (a.square() + b.square() + c.square(), torch.atan2(a, b), a.sign() * b.sign() * c)
+    scores = torch.stack([*ways, *more, *radial], dim=1)
+    score = scores[torch.arange(tables), _integers(generator, scores.shape[1], tables)]
+    noisy = score + 0.05 * _normal(generator, tables, rows)
+    cut = _bin_scores(generator, noisy, counts, _uniform(generator, tables) < 0.6)
+    levels = 2 + _integers(generator, 3, tables, 1)
+    first, second = (_rank(z) * levels // rows for z in (a, b))
+    third = (_rank(c) * 2 // rows) * (_uniform(generator, tables, 1) < 0.5)
+    decided = _classes(generator, counts, 64).gather(1, (first * 4 + second) * 2 + third)
+    return x, torch.where(_uniform(generator, tables, 1) < 0.6, cut, decided)
+
+
+def _make_regions(generator: torch.Generator, tables: int, rows: int, columns: int, counts: Tensor) -> Sampled:
+    """Generate classes of regions: a row has the class of its nearest centre in one to four columns."""
+    x = _draw_causes(generator, tables, rows, columns)
+    used = (_uniform(generator, tables, columns).argsort(dim=1) <= _integers(generator, 4, tables, 1)).float()[:, None]
+    regions = min(rows, MAX_REGIONS)
+    distance = torch.cdist(x * used, x[:, :regions] * used)
+    absent = torch.arange(regions) > 2 + _integers(generator, MAX_REGIONS, tables, 1)
+    nearest = distance.masked_fill(absent[:, None], math.inf).argmin(dim=2)
+    return x, _classes(generator, counts, regions).gather(1, nearest)
+
+
+#: The family of a table is one of these, sampled as often as it is listed.
+FAMILIES: tuple[Family, ...] = (
+    *(_make_causal, _make_groups) * 2,
+    *(_make_groups, _make_boxes, _make_smooth, _make_pairs, _make_regions),
+)
+
+
+def _corrupt(generator: torch.Generator, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Corrupt tables as real ones are: noise columns, copies, skewed scales, measurement noise, wrong labels."""
+    tables, rows, columns = x.shape
+    x = _standardise(x)
+    some = _uniform(generator, tables, 1) < 0.35
+    noise = _uniform(generator, tables, columns) < 0.6 * _uniform(generator, tables, 1) * some
+    shuffled = x.gather(1, _uniform(generator, tables, rows).argsort(dim=1)[:, :, None].expand(x.shape))
+    x = torch.where(noise[:, None], shuffled, x)
+    copied = _uniform(generator, tables, columns) < 0.15 * (_uniform(generator, tables, 1) < 0.3)
+    source = _integers(generator, columns, tables, columns)[:, None].expand(x.shape)
+    x = torch.where(copied[:, None], x.gather(2, source) + 0.1 * _normal(generator, *x.shape), x)
+    kind = _integers(generator, 5, tables, 1, columns) + 1
+    kind = kind * (_uniform(generator, tables, 1, columns) < 0.5 * _uniform(generator, tables, 1, 1))
+    tail = (x.clamp(-4, 4) * (0.3 + 1.5 * _uniform(generator, tables, 1, 1))).exp()
+    bent = x
+    curves = (tail, x**3, torch.tanh(2 * x), x.clamp_min(-0.3), x.sign() * x.abs().sqrt())
+    for index, curve in enumerate(curves, 1):
+        bent = torch.where(kind == index, curve, bent)
+    loud = 0.4 * _uniform(generator, tables, 1, columns) * _uniform(generator, tables, 1, 1) ** 2
+    rate = 0.25 * _uniform(generator, tables, 1) ** 2 * (_uniform(generator, tables, 1) < 0.3)
+    wrong = _uniform(generator, tables, rows) < rate
+    y = torch.where(wrong, _classes(generator, counts, rows), y)
+    return _standardise(bent) + loud * _normal(generator, *x.shape), y
 
 
 class Columns(NamedTuple):
@@ -90,9 +331,8 @@ def read_columns(generator: torch.Generator, columns: Columns, classes: Tensor, 
     codes = (codes - (fraction[..., None] * codes).sum(dim=2, keepdim=True)) / spread
     chosen = level.transpose(1, 2)[..., None].expand(*level.transpose(1, 2).shape, CELL_CHANNELS - NUMERIC_CHANNELS)
     encoded = codes.gather(2, chosen).transpose(1, 2)
-    numeric = torch.stack(
-        [_scale(values, labelled), RANK_SCALE * _rank(values, labelled), _scale(gap.float(), labelled)], dim=3
-    )
+    ranks = RANK_SCALE * _rank_among_labelled(values, labelled)
+    numeric = torch.stack([_scale(values, labelled), ranks, _scale(gap.float(), labelled)], dim=3)
     numeric, encoded = numeric.masked_fill(category[..., None], 0), encoded.masked_fill(~category[..., None], 0)
     known = mask_labelled_classes(classes, labelled).gather(1, classes)
     return Episodes(torch.cat([numeric, encoded], dim=3), classes, known)
@@ -111,7 +351,7 @@ def _scale(values: Tensor, labelled: int) -> Tensor:
     return z.clamp(-MAX_Z, MAX_Z)
 
 
-def _rank(values: Tensor, labelled: int) -> Tensor:
+def _rank_among_labelled(values: Tensor, labelled: int) -> Tensor:
     """Compute the fraction of labelled rows below each cell minus the fraction above it."""
     ordered = values[:, :labelled].transpose(1, 2).contiguous().sort(dim=2).values
     columnwise = values.transpose(1, 2).contiguous()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from analysis.incontext.episodes import COPIES, LEVELS, Columns, Episodes, read_columns
-from analysis.real_data.packaged import (
+from analysis.real_data.sets import (
     INSTALL_REMEDY,
     TABLES_PER_HELD_OUT_TABLE,
     is_held_out,

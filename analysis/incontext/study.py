@@ -12,18 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.incontext import validation
 from analysis.incontext.episodes import Episodes, make_episodes, mask_labelled_classes
-from analysis.incontext.real import load_part
+from analysis.incontext.real import RealTables, load_part
 from analysis.incontext.train import NEW_ROWS, Trainer, classify
 from analysis.shared.runner import StudyParser, StudyReport
 from analysis.shared.tables import mean_and_error
@@ -32,6 +32,12 @@ from protonet.ui.text import format_table
 from protonet.views.tabular_transformer import WEIGHTS_FILE, load_pretrained_weights
 from protonet.views.transformer import WEIGHT_COUNT, unpack_weights
 
+#: Numbers of labelled rows and maximal columns of tasks from real tables; episodes of each task.
+REAL_SIZES, REPEATS = ((6, 4), (12, 8), (25, 20), (50, 10), (100, 6), (180, 12)), 6
+#: Numbers of labelled rows, columns and minimal rows per class of synthetic tasks; tables of each size.
+SYNTHETIC_SIZES = ((6, 4, 2), (12, 8, 3), (25, 20, 5), (50, 10, 10), (100, 6, 20), (180, 12, 30))
+SYNTHETIC_COUNT = 32
+SCALES = torch.logspace(0.3, 1.7, 15)  #: Factors of the cosines; the log loss is that of the best one.
 #: Numbers of labelled rows, columns and minimal rows per class of the comparison; tables of each size.
 SIZES, COUNT = ((4, 3, 2), (10, 8, 5), (20, 3, 5), (20, 20, 5), (60, 10, 10), (100, 5, 10)), 192
 #: Tables between two lines of the log; a line evaluates every ``LOG_STRIDE``-th validation task.
@@ -49,6 +55,82 @@ Paired differences to the library's weights on validation tables, ± one standar
 LOG_NOTE = """
 Validation during the run, on every {stride}th task.
 """
+
+
+class Task(NamedTuple):
+    """Episodes of one size, from one real table or from synthetic tables."""
+
+    group: Literal["mixed", "numeric", "synthetic"]
+    table: int  #: Index of the real table; -1 for synthetic tables, of which each episode has another one.
+    labelled: int
+    episodes: Episodes
+
+
+class Scores(NamedTuple):
+    """Results per episode, in the order of the tasks."""
+
+    accuracy: np.ndarray  #: In percent.
+    loss: np.ndarray  #: Log loss at the best common scale, in nats.
+
+
+class Difference(NamedTuple):
+    """Mean paired difference over tables, its standard error, and the numbers of both."""
+
+    mean: float
+    error: float
+    tables: int
+    episodes: int
+
+
+def draw_tasks() -> list[Task]:
+    """Sample tasks of all sizes: from each real table for validation, with all or numeric columns, and synthetic."""
+    generator, tasks = torch.Generator().manual_seed(0), list[Task]()
+    for index, columns_of_table in enumerate(load_part("validation").tables):
+        table = RealTables([columns_of_table])
+        for labelled, max_columns in REAL_SIZES:
+            for numeric, width in ((False, table.width), (True, table.numeric_width)):
+                columns = min(max_columns, int(width[0]))
+                if columns >= 2:
+                    drawn = table.draw(generator, REPEATS, labelled, NEW_ROWS, columns, numeric=numeric)
+                    if drawn is not None:
+                        tasks.append(Task("numeric" if numeric else "mixed", index, labelled, drawn))
+    for labelled, columns, per_class in SYNTHETIC_SIZES:
+        for _ in range(SYNTHETIC_COUNT // 8):
+            drawn = make_episodes(generator, 8, labelled, NEW_ROWS, columns, per_class)
+            tasks.append(Task("synthetic", -1, labelled, drawn))
+    return tasks
+
+
+@torch.no_grad()
+def score(flat: Tensor, tasks: Sequence[Task]) -> Scores:
+    """Compute accuracy and log loss of the nearest prototype on the new rows, with stored weights (WEIGHT_COUNT,)."""
+    weights, accuracy, losses = unpack_weights(flat), list[Tensor](), list[Tensor]()
+    for task in tasks:
+        n, (_, classes, known) = task.labelled, task.episodes
+        absent = ~mask_labelled_classes(classes, n)[:, None]
+        cosines = classify(weights, task.episodes, n)[1].masked_fill(absent, -math.inf)
+        scored, truth = known[:, n:], classes[:, n:]
+        count = scored.sum(dim=1).clamp_min(1)
+        accuracy.append(((cosines.argmax(dim=2) == truth) & scored).sum(dim=1) / count)
+        log_probabilities = (SCALES[:, None, None, None] * cosines).log_softmax(dim=3)
+        loss = -log_probabilities.gather(3, truth.expand(len(SCALES), *truth.shape)[..., None]).squeeze(3)
+        losses.append(loss.masked_fill(~scored, 0).sum(dim=2) / count)
+    loss = torch.cat(losses, dim=1)  # (scales, episodes)
+    return Scores(100 * torch.cat(accuracy).numpy(), loss[loss.mean(dim=1).argmin()].numpy())
+
+
+def compare_pairs(new: np.ndarray, old: np.ndarray, tasks: Sequence[Task], group: str | None = None) -> Difference:
+    """Compute the mean of new - old over tables, each averaged over its episodes; ``group`` selects tasks."""
+    clusters: dict[tuple[int, int, int], list[float]] = {}
+    sizes = [len(task.episodes.classes) for task in tasks]
+    differences = np.split(new - old, np.cumsum(sizes)[:-1])
+    for index, (task, values) in enumerate(zip(tasks, differences, strict=True)):
+        if group in {None, task.group}:
+            for episode, value in enumerate(values.tolist()):
+                key = (task.table, 0, 0) if task.table >= 0 else (-1, index, episode)
+                clusters.setdefault(key, []).append(value)
+    mean, error = mean_and_error([statistics.fmean(values) for values in clusters.values()])
+    return Difference(mean, error, len(clusters), sum(map(len, clusters.values())))
 
 
 def add_options(parser: StudyParser) -> None:
@@ -74,7 +156,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     trainer = Trainer(options.tables, start, device=options.device, jobs=options.jobs, seconds=seconds)
     if path.exists():
         trainer.restore(torch.load(path, weights_only=True))
-    tasks = validation.draw_tasks()
+    tasks = draw_tasks()
     log = _train(trainer, path, tasks[::LOG_STRIDE])
     flat = trainer.flat_weights()
     rows: dict[str, Any] = {"log": log, "comparison": compare(flat, present)}
@@ -89,7 +171,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     return StudyReport(rows, table)
 
 
-def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> list[dict[str, float]]:
+def _train(trainer: Trainer, path: Path, tasks: Sequence[Task]) -> list[dict[str, float]]:
     """Train to the goal; return the log of validation scores, which is also written beside the state."""
     log_path = path.with_name("log.jsonl")
     log = [json.loads(line) for line in log_path.read_text(encoding="utf-8").splitlines()] if log_path.exists() else []
@@ -97,7 +179,7 @@ def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> li
     log = [row for row in log if row["tables"] <= trainer.tables]
 
     def evaluate() -> None:
-        accuracy, loss = (float(part.mean()) for part in validation.score(trainer.flat_weights(), tasks))
+        accuracy, loss = (float(part.mean()) for part in score(trainer.flat_weights(), tasks))
         log.append({"tables": trainer.tables, "accuracy": accuracy, "loss": loss})
         write_atomically(log_path, lambda file: file.write("".join(json.dumps(row) + "\n" for row in log).encode()))
 
@@ -119,13 +201,13 @@ def _train(trainer: Trainer, path: Path, tasks: Sequence[validation.Task]) -> li
     return log
 
 
-def validate(new: Tensor, old: Tensor, tasks: Sequence[validation.Task]) -> list[dict[str, Any]]:
+def validate(new: Tensor, old: Tensor, tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Compute paired differences between two sets of weights, for each group of tasks and for all tasks."""
-    scores = [validation.score(flat, tasks) for flat in (new, old)]
+    scores = [score(flat, tasks) for flat in (new, old)]
     rows = []
     for group in (*dict.fromkeys(task.group for task in tasks), None):
-        accuracy = validation.compare(scores[0].accuracy, scores[1].accuracy, tasks, group)
-        loss = validation.compare(scores[0].loss, scores[1].loss, tasks, group)
+        accuracy = compare_pairs(scores[0].accuracy, scores[1].accuracy, tasks, group)
+        loss = compare_pairs(scores[0].loss, scores[1].loss, tasks, group)
         rows.append({"tasks": group or "all", "accuracy": accuracy._asdict(), "loss": loss._asdict()})
     return rows
 

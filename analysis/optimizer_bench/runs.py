@@ -30,8 +30,7 @@ from analysis.optimizer_bench.workload import (
     train_workload,
 )
 from analysis.optimizer_bench.workloads import FILE_ROLE, WORKLOADS, WORKLOADS_BY_ROLE, get_groups
-from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import StudyParser, parse_integers, parse_names
+from analysis.shared.runner import StudyParser, hash_sources, parse_integers, parse_names, run_all
 from protonet.errors import installed_version, optional_packages, raise_input_error
 
 WARMUP_FRACTION = 0.03  #: Fraction of the steps in which the learning rate rises.

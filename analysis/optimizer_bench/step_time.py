@@ -21,8 +21,7 @@ from torch.optim import AdamW
 
 from analysis.optimizer_bench.runs import load_candidate, load_optimizer
 from analysis.optimizer_bench.workloads import WORKLOADS, get_groups
-from analysis.shared.journal import use_one_thread
-from analysis.shared.runner import StudyParser, StudyReport
+from analysis.shared.runner import StudyParser, StudyReport, use_one_thread
 from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 

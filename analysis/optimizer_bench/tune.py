@@ -25,8 +25,7 @@ from typing import NamedTuple
 from analysis.optimizer_bench import runs
 from analysis.optimizer_bench.runs import AdamWSetting, Baseline, TrainingRun
 from analysis.optimizer_bench.workload import LossCurve
-from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import StudyParser, StudyReport
+from analysis.shared.runner import StudyParser, StudyReport, hash_sources, run_all
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
 from protonet.ui.text import format_table

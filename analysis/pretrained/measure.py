@@ -1,9 +1,14 @@
-"""Accuracy of a method on a split: the commands fit and predict on files, or a common alternative."""
+"""Data sets in a folder of the user, their splits, and the accuracy of a method on a split.
+
+A data set is a table of texts with classes, or pictures in a folder per class. A method is the commands fit and predict
+on files, or a common alternative.
+"""
 
 from __future__ import annotations
 
 import copy
 import csv
+import hashlib
 import io
 import shutil
 import tempfile
@@ -19,11 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from analysis.pretrained.sets import CLASS, TEXT, ItemDataset, RowSplit, read_items, split_items
 from analysis.shared.tables import write_csv
 from protonet.__main__ import main
 from protonet.embeddings.opening import PACKAGED, open_representation
+from protonet.errors import raise_input_error
 
+TEXT, CLASS = "text", "class"  #: Columns of a table of texts.
+MAX_UNLABELLED = 1000  #: Maximum number of unlabelled rows for training from class names alone.
 with suppress(ImportError):
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -37,6 +44,78 @@ INVERSE_PENALTY = 10.0  #: Of logistic regression, on the embeddings as they are
 #: SetFit's recipe: pairs of equal and of unequal classes for each labelled text, pairs per batch, learning rate, and
 #: the fraction of warm-up steps.
 PAIRS_PER_TEXT, BATCH_SIZE, LEARNING_RATE, WARMUP_FRACTION = 20, 16, 2e-5, 0.1
+
+
+class ItemDataset(NamedTuple):
+    """A data set of texts or pictures."""
+
+    modality: str  #: "text" or "picture".
+    cells: list[str]  #: (n,) texts, or paths of pictures.
+    classes: tuple[str, ...]  #: Class names in ascending order.
+    labels: np.ndarray  #: (n,) int64 indices of classes.
+    digest: str  #: Hash of the data set; of a picture, its name and size are hashed.
+
+    @property
+    def names(self) -> list[str]:
+        """The class name of each cell."""
+        return [self.classes[label] for label in self.labels]
+
+
+class RowSplit(NamedTuple):
+    """Indices of the rows of a split, in the order in which they are written to files."""
+
+    labelled: np.ndarray  #: Training rows with their classes.
+    unlabelled: np.ndarray  #: Training rows without classes.
+    test_rows: np.ndarray  #: Test rows.
+
+
+def list_data_sets(folder: Path) -> dict[str, Path]:
+    """List the paths of the data sets of a folder by name, tables first; raise an InputError if there are none."""
+    tables = sorted(folder.glob("*.csv"))
+    folders = sorted(path for path in folder.glob("*") if any(picture.is_dir() for picture in path.glob("*")))
+    if not tables and not folders:
+        must = f"hold tables .csv with columns {TEXT} and {CLASS}, or folders of pictures by class"
+        raise_input_error("folder", must, folder, "Pass another one.")
+    return {path.name if path.is_dir() else path.stem: path for path in (*tables, *folders)}
+
+
+@cache
+def read_items(path: Path) -> ItemDataset:
+    """Read a data set; raise an InputError if a column is missing, or for fewer than two classes."""
+    if path.is_dir():
+        paths = sorted(picture for picture in path.glob("*/*") if picture.is_file())
+        cells, names = list(map(str, paths)), [picture.parent.name for picture in paths]
+        content = "\0".join(f"{picture.relative_to(path)} {picture.stat().st_size}" for picture in paths)
+    else:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if not {TEXT, CLASS} <= set(reader.fieldnames or ()):
+                must = f"hold tables with columns {TEXT} and {CLASS}"
+                raise_input_error("folder", must, path.name, "Rename its columns.")
+            rows = list(reader)
+        cells, names = [row[TEXT] for row in rows], [row[CLASS] for row in rows]
+        content = "\0".join([*cells, *names])
+    classes, labels = np.unique(names, return_inverse=True)
+    if len(classes) < 2:
+        remedy = "Remove it, or name others with --sets."
+        raise_input_error("folder", "hold sets of two classes or more", path.name, remedy)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return ItemDataset("picture" if path.is_dir() else "text", cells, tuple(classes.tolist()), labels, digest)
+
+
+def split_items(items: ItemDataset, shots: int, seed: int, tests: int) -> RowSplit:
+    """Split a set into training and test rows, half of each class.
+
+    There are at most ``shots`` >= 0 labelled rows per class, and at most ``tests`` test rows. These are the same for
+    any number of shots; the rows of fewer shots are a subset of those of more.
+    """
+    generator = np.random.default_rng(seed)
+    orders = [generator.permutation(np.flatnonzero(items.labels == c)) for c in range(len(items.classes))]
+    first = [order[: -(-len(order) // 2)] for order in orders]
+    remaining = [order[len(half) :] for order, half in zip(orders, first, strict=True)]
+    judged = generator.permutation(np.concatenate(remaining))[:tests]
+    unlabelled = generator.permutation(np.concatenate(first))[:MAX_UNLABELLED]
+    return RowSplit(np.concatenate([half[:shots] for half in first]), unlabelled, judged)
 
 
 class MethodRun(NamedTuple):

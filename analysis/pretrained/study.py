@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,26 @@ from typing import Any
 from analysis.pretrained.measure import (
     CLASS_CODES_METHOD,
     LOGISTIC,
+    MAX_UNLABELLED,
     NEAREST,
     NONE,
     SETFIT,
     TFIDF,
     MethodRun,
+    list_data_sets,
     list_methods,
     measure_run,
+    read_items,
 )
-from analysis.pretrained.sets import MAX_UNLABELLED, list_data_sets, read_items
-from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import FOLDER_OPTION, StudyParser, StudyReport, parse_integers, parse_names
+from analysis.shared.runner import (
+    FOLDER_OPTION,
+    StudyParser,
+    StudyReport,
+    hash_sources,
+    parse_integers,
+    parse_names,
+    run_all,
+)
 from analysis.shared.tables import format_mean
 from protonet._text import plural
 from protonet.embeddings.opening import PACKAGED
@@ -44,8 +53,7 @@ TITLES = {
 }
 #: Methods to which differences are shown.
 COMPARED_METHODS = (NONE, CLASS_CODES_METHOD, NEAREST, LOGISTIC, TFIDF, SETFIT)
-#: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
-MAX_CLASSES = 8
+MAX_CLASSES = 8  #: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
 DEFAULT_REPRESENTATIONS = "sentences,words,efficientnet,none"
 TABLE_NOTE = """
 Accuracy in percent of `predict` on at most {tests:,} rows of the half of each class that is not learned from, mean
@@ -100,13 +108,11 @@ def run(options: argparse.Namespace) -> StudyReport:
                 methods = list_methods(items.modality, shots, options.representations, setfit=setfit)
                 fixed = (reads, options.effort, options.tests)
                 runs += [MethodRun(name, shots, seed, method, *fixed) for method in methods]
-    source = hash_sources("analysis/pretrained/measure.py", "analysis/pretrained/sets.py", "protonet")
+    source = hash_sources("analysis/pretrained/measure.py", "protonet")
     read = {name: read_items(paths[name]) for name in chosen}
+    codes = {name: [source, items.digest] for name, items in read.items()}
     results = run_all(
-        runs,
-        lambda run: measure_run(paths[run.dataset], run),
-        options.state,
-        lambda run: [source, read[run.dataset].digest],
+        runs, lambda run: measure_run(paths[run.dataset], run), options.state, lambda run: codes[run.dataset]
     )
     rows = [{"takes": read[run.dataset].modality, **run._asdict(), **result} for run, result in results.items()]
     sizes = {name: len(items.classes) for name, items in read.items()}
@@ -121,9 +127,9 @@ def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str
     """Format tables of means and of all data sets, whose numbers of classes are ``sizes``, by modality and shots."""
     parts = []
     for kind, items in (("text", "texts"), ("picture", "pictures")):
-        for shots in unique(row["shots"] for row in rows if row["takes"] == kind):
+        for shots in dict.fromkeys(row["shots"] for row in rows if row["takes"] == kind):
             selected = [row for row in rows if row["takes"] == kind and row["shots"] == shots]
-            sets, methods = unique(row["dataset"] for row in selected), unique(row["method"] for row in selected)
+            sets, methods = (list(dict.fromkeys(row[name] for row in selected)) for name in ("dataset", "method"))
             head = f"{plural(len(sets), 'set')} of {items}, {shots} labelled per class"
             parts += [f"**{head}**\n", tabulate_means(selected, sets, methods)]
             means = [average(selected, method) for method in methods]
@@ -163,8 +169,3 @@ def average(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
 def name_method(method: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the title of a method in tables."""
     return TITLES.get(method, f"fit, {method}").format(rows[0]["representation"])
-
-
-def unique(values: Iterable[Any]) -> list[Any]:
-    """Remove duplicates, keeping the order."""
-    return list(dict.fromkeys(values))

@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-#: Features (n, dim) and classes (n,).
-SampledRows = tuple[np.ndarray, np.ndarray]
+SampledRows = tuple[np.ndarray, np.ndarray]  #: Features (n, dim) and classes (n,).
 Families = tuple[Callable[[int, np.random.Generator], SampledRows], ...]
 ElementwiseFunction = Callable[[np.ndarray], np.ndarray]
 MAX_CLASSES = 10

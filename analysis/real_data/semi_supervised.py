@@ -19,8 +19,7 @@ from torch import Tensor
 
 from analysis.real_data.robustness import DATA_SOURCES
 from analysis.real_data.sets import DATASETS, MIN_SPARE_ROWS, load_real
-from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import StudyParser, StudyReport, load_available_sets, parse_integers
+from analysis.shared.runner import StudyParser, StudyReport, hash_sources, load_available_sets, parse_integers, run_all
 from analysis.shared.tables import format_mean
 from protonet.datasets import Dataset
 from protonet.errors import raise_input_error

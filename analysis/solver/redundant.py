@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from analysis.shared.journal import hash_sources, run_all
-from analysis.shared.runner import StudyParser, StudyReport
+from analysis.shared.runner import StudyParser, StudyReport, hash_sources, run_all
 from analysis.shared.tables import format_mean
 from protonet.fit.cross_validation import cross_validate, measure_cross_validation
 from protonet.fit.search import EFFORTS

@@ -36,13 +36,8 @@ def measure_prediction(data: Data, effort: str) -> dict[str, float]:
     return result | {"value": 1e6 * min(times) / PREDICTED_ROWS}
 
 
-def measure_fit(data: Data, effort: str) -> dict[str, float]:
-    """Measure the CPU seconds of a solve, and the accuracy and log-loss of its network on test rows."""
-    return _solve(data, effort)[2]
-
-
 def _solve(data: Data, effort: str) -> tuple[torch.nn.Module, torch.Tensor, dict[str, float]]:
-    """Fit a network to the labelled rows; return the network, the test rows, and the results."""
+    """Fit a network to the labelled rows; return it, test rows, CPU seconds, and accuracy and log-loss on these."""
     torch.set_num_threads(1)
     x, y, new, truth = (torch.from_numpy(data[name]) for name in ("x", "y", "new", "truth"))
     start = time.process_time()
@@ -82,7 +77,7 @@ def measure_large_fit(data: Data, effort: str) -> dict[str, float]:
 
 MEASUREMENTS: dict[str, Callable[[Data, str], dict[str, float]]] = {
     "predict": measure_prediction,
-    "fit": measure_fit,
+    "fit": lambda data, effort: _solve(data, effort)[2],
     "grow": measure_large_fit,
     "command": measure_command,
 }

@@ -49,9 +49,9 @@ LESS: dict[str, dict[str, object]] = {
         "analysis.incontext.train.CELLS_PER_STEP": {"cpu": 300},
         "analysis.incontext.study.SIZES": ((6, 3, 3),),
         "analysis.incontext.study.COUNT": 4,
-        "analysis.incontext.validation.REAL_SIZES": ((6, 3),),
-        "analysis.incontext.validation.SYNTHETIC_SIZES": ((6, 3, 3),),
-        "analysis.incontext.validation.SYNTHETIC_COUNT": 8,
+        "analysis.incontext.study.REAL_SIZES": ((6, 3),),
+        "analysis.incontext.study.SYNTHETIC_SIZES": ((6, 3, 3),),
+        "analysis.incontext.study.SYNTHETIC_COUNT": 8,
     },
 }
 

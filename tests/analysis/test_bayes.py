@@ -14,7 +14,7 @@ from scipy.special import ive, logsumexp
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from analysis.contest.bayes import log_vmf_integral, predict_bayes, predict_bayes_gaussian, predict_bayes_sphere
+from analysis.contest.draws import log_vmf_integral, predict_bayes, predict_bayes_gaussian, predict_bayes_sphere
 from protonet.datasets import sample_family
 
 RULES: dict[str, Callable[..., Tensor]] = {f.__name__: f for f in (predict_bayes_sphere, predict_bayes_gaussian)}

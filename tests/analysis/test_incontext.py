@@ -10,13 +10,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from analysis.incontext import real, train, validation
-from analysis.incontext.episodes import LEVELS, NUMERIC_CHANNELS, Columns, Episodes, make_episodes, read_columns
-from analysis.incontext.study import is_better
-from analysis.incontext.synthetic import FAMILIES
+from analysis.incontext import real, study, train
+from analysis.incontext.episodes import (
+    FAMILIES,
+    LEVELS,
+    NUMERIC_CHANNELS,
+    Columns,
+    Episodes,
+    make_episodes,
+    read_columns,
+)
+from analysis.incontext.study import compare_pairs, draw_tasks, is_better, score
 from analysis.incontext.train import NEW_ROWS, Muon, Trainer, orthogonalize, sample_sizes
-from analysis.incontext.validation import compare, draw_tasks, score
-from analysis.real_data.packaged import is_held_out, is_reported
+from analysis.real_data.sets import is_held_out, is_reported
 from protonet.errors import InputError
 from protonet.views.tabular_transformer import CellEncoder
 from protonet.views.transformer import CELL_CHANNELS, CLASS_CODES, WEIGHT_COUNT
@@ -162,19 +168,19 @@ def test_a_captured_step_is_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_weights_are_compared_pairwise_with_a_table_as_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "load_tables", make_tables)
-    monkeypatch.setattr(validation, "REAL_SIZES", ((6, 3),))
-    monkeypatch.setattr(validation, "SYNTHETIC_SIZES", ((6, 3, 3),))
-    monkeypatch.setattr(validation, "SYNTHETIC_COUNT", 8)
+    monkeypatch.setattr(study, "REAL_SIZES", ((6, 3),))
+    monkeypatch.setattr(study, "SYNTHETIC_SIZES", ((6, 3, 3),))
+    monkeypatch.setattr(study, "SYNTHETIC_COUNT", 8)
     tasks = draw_tasks()
     assert {task.group for task in tasks} == {"mixed", "numeric", "synthetic"}
     scores = score(0.2 * torch.randn(WEIGHT_COUNT, generator=torch.Generator().manual_seed(0)), tasks)
     assert ((scores.accuracy >= 0) & (scores.accuracy <= 100)).all()
     assert (scores.loss >= 0).all()
-    assert compare(scores.loss, scores.loss, tasks)[:2] == (0.0, 0.0)
+    assert compare_pairs(scores.loss, scores.loss, tasks)[:2] == (0.0, 0.0)
     mixed = [task for task in tasks if task.group == "mixed"]
     differences = np.arange(sum(len(task.episodes.classes) for task in mixed), dtype=float)
     means = differences.reshape(len(mixed), -1).mean(axis=1)  # one size: each task is a table
-    result = compare(differences, np.zeros_like(differences), mixed)
+    result = compare_pairs(differences, np.zeros_like(differences), mixed)
     assert result.tables == len(mixed)
     assert result.mean == pytest.approx(means.mean())
     assert result.error == pytest.approx(means.std(ddof=1) / np.sqrt(len(mixed)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.optimizer_bench.report import (
+from analysis.optimizer_bench.bench import (
     bootstrap_interval,
     compute_loss_gap,
     compute_step_ratio,

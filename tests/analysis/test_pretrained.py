@@ -12,8 +12,18 @@ import pytest
 from PIL import Image
 
 from analysis.__main__ import main
-from analysis.pretrained.measure import CLASS_CODES_METHOD, LOGISTIC, NEAREST, SETFIT, TFIDF, list_methods
-from analysis.pretrained.sets import ItemDataset, list_data_sets, read_items, split_items
+from analysis.pretrained.measure import (
+    CLASS_CODES_METHOD,
+    LOGISTIC,
+    NEAREST,
+    SETFIT,
+    TFIDF,
+    ItemDataset,
+    list_data_sets,
+    list_methods,
+    read_items,
+    split_items,
+)
 from analysis.pretrained.study import tabulate
 from analysis.shared.tables import write_csv
 from protonet.embeddings.opening import PACKAGED

@@ -7,10 +7,19 @@ import pytest
 import torch
 
 from analysis.prior import study
-from analysis.prior.measure import MeasuredTask, load_measured, measure_task, measure_views
+from analysis.prior.study import collate, evaluate_prior, train_prior
 from analysis.prior.synthetic import FAMILIES
-from analysis.prior.tasks import MAX_FEATURES, MAX_LABELLED, MAX_TEST_ROWS, Task, draw_task
-from analysis.prior.train import collate, evaluate_prior, train_prior
+from analysis.prior.tasks import (
+    MAX_FEATURES,
+    MAX_LABELLED,
+    MAX_TEST_ROWS,
+    MeasuredTask,
+    Task,
+    draw_task,
+    load_measured,
+    measure_task,
+    measure_views,
+)
 from protonet import InputError, solve
 from protonet.fit.prior import WeightingPrior, deserialize_prior, serialize_prior
 from protonet.fit.search import ModelSearch

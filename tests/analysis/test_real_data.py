@@ -14,16 +14,21 @@ from sklearn.metrics import log_loss
 
 from analysis.real_data import mixed, robustness
 from analysis.real_data.mixed import PIPELINES, fit_protonet, read_frames
-from analysis.real_data.packaged import KEEL_TABLES, MIXED_TABLES, TABLES, MixedSplit, load_mixed, split_mixed
 from analysis.real_data.robustness import METHODS, Run, list_runs, run_method
 from analysis.real_data.semi_supervised import MAX_ROWS, split_rows
 from analysis.real_data.sets import (
+    KEEL_TABLES,
+    MIXED_TABLES,
+    TABLES,
+    MixedSplit,
+    load_mixed,
     load_real,
     load_series,
     load_series_arrays,
     load_spectra,
     load_text,
     read_series,
+    split_mixed,
     split_shots,
 )
 from analysis.shared.baselines import PredictionOutcome

@@ -13,8 +13,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.shared.journal import append_journal, hash_sources, read_journal, run_all
-from analysis.shared.runner import StudyParser, StudyReport, run_study
+from analysis.shared.runner import (
+    StudyParser,
+    StudyReport,
+    append_journal,
+    hash_sources,
+    read_journal,
+    run_all,
+    run_study,
+)
 from analysis.shared.tables import format_mean, mean_and_error, subtract_pairs
 
 
@@ -92,7 +99,7 @@ def test_a_hash_is_of_the_texts_and_of_packages(tmp_path: Path, monkeypatch: pyt
     paths = str(tmp_path / "a.py"), str(tmp_path / "b.py")
     before = hash_sources(*paths)
     assert before == hash_sources(str(tmp_path)) != hash_sources(*paths[::-1])
-    monkeypatch.setattr("analysis.shared.journal.installed_version", lambda package: "another")
+    monkeypatch.setattr("analysis.shared.runner.installed_version", lambda package: "another")
     hash_sources.cache_clear()
     assert hash_sources(*paths) != before
     hash_sources.cache_clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from analysis.optimizer_bench.workloads import characters, dynamics, graphs, pictures, sources, streams
+from analysis.optimizer_bench.workloads import dynamics, graphs, pictures, sources, streams
 
 FILE_ROLE = "file"  #: Role, family and kind of the workloads of a file.
 
@@ -17,18 +17,18 @@ WORKLOADS_BY_ROLE = {
     "visible": {
         "language": (sources.gpt, sources.gru),
         "recommendation": (sources.recommender,),
-        "vision": (characters.cnn, characters.vit, pictures.vae),
+        "vision": (pictures.cnn, pictures.vit, pictures.vae),
         "graphs": (graphs.gnn,),
-        "episodes": (characters.prototype,),
+        "episodes": (pictures.prototype,),
     },
     "tuning": {
         "dense": (sources.syntax, pictures.pixels),
-        "noise": (characters.labels, dynamics.spiky),
-        "recurrent": (dynamics.chain, characters.states),
+        "noise": (pictures.labels, dynamics.spiky),
+        "recurrent": (dynamics.chain, pictures.states),
         "restoration": (pictures.denoiser,),
         "tables": (sources.ranking, sources.words),
-        "scales": (characters.loud, pictures.faint),
-        "contrast": (characters.contrast,),
+        "scales": (pictures.loud, pictures.faint),
+        "contrast": (pictures.contrast,),
         "class stream": (streams.teacher,),
         "vision stream": (streams.petals,),
         "recommendation stream": (streams.tastes,),
@@ -40,7 +40,7 @@ WORKLOADS_BY_ROLE = {
     "validation": {
         "physics": (dynamics.heat, dynamics.oscillator),
         "attention": (graphs.gat, graphs.gcn),
-        "multitask": (characters.heads, characters.experts),
+        "multitask": (pictures.heads, pictures.experts),
         "language stream": (streams.grammar,),
         "restoration stream": (streams.jumps,),
         "transformer stream": (streams.regress,),

@@ -17,8 +17,7 @@ from protonet.datasets import Dataset, load_glyphs
 from protonet.errors import optional_packages
 
 IMAGE_SIDE, PIXELS_PER_IMAGE = 28, 28 * 28  #: Size of a picture of a character.
-#: One module of the standard library in ten is for validation.
-MODULES_PER_VALIDATION_MODULE = 10
+MODULES_PER_VALIDATION_MODULE = 10  #: One module of the standard library in ten is for validation.
 WORD_PATTERN = re.compile(r"[^\W\d]\w+")
 
 

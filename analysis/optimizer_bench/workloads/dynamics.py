@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_row_task, make_workload_builder
 from analysis.optimizer_bench.workloads.common import RecurrentStates, make_mlp, standardise
 
-#: Joints, and largest angle of each in both directions.
-N_JOINTS, MAX_JOINT_ANGLE = 4, math.pi / 2
+N_JOINTS, MAX_JOINT_ANGLE = 4, math.pi / 2  #: Joints, and largest angle of each in both directions.
 #: Fraction of outliers, and their standard deviation relative to that of other readings.
 OUTLIER_FRACTION, OUTLIER_SIZE = 0.01, 100.0
 N_READINGS = 20_000
@@ -23,18 +22,15 @@ N_READINGS = 20_000
 MACKEY_GLASS_DELAY, EULER_STEP, SAMPLING_INTERVAL = 17.0, 0.1, 6.0
 #: Series, samples of each, and discarded samples before them.
 N_SERIES, SAMPLES_PER_SERIES, DISCARDED_SAMPLES = 64, 400, 50
-#: Forecast horizon in samples, and standard deviation of the noise.
-FORECAST_HORIZON, SERIES_NOISE = 14, 0.05
-#: Samples of a window, and samples before the first forecast in the loss.
-WINDOW_LENGTH, WARMUP_SAMPLES = 24, 8
+FORECAST_HORIZON, SERIES_NOISE = 14, 0.05  #: Forecast horizon in samples, and standard deviation of the noise.
+WINDOW_LENGTH, WARMUP_SAMPLES = 24, 8  #: Samples of a window, and samples before the first forecast in the loss.
 DIFFUSIVITY = 0.02
 #: Amplitudes at time 0 of the components sin(k pi x) of the solution.
 INITIAL_TEMPERATURE_MODES = {1: 1.0, 3: 0.6, 6: 0.4}
 #: Points of a batch: inside, and on each of the three sides with known values.
 INTERIOR_POINTS, BOUNDARY_POINTS = 64, 16
 BOUNDARY_LOSS_WEIGHT = 10.0
-#: Stiffness of the spring between the two pendulums, whose natural frequency is 1.
-SPRING_STIFFNESS = 0.5
+SPRING_STIFFNESS = 0.5  #: Stiffness of the spring between the two pendulums, whose natural frequency is 1.
 MAX_INITIAL_STATE = 1.5  #: Standard deviation of the first angles and velocities.
 #: Time step, observations per trajectory after its first state, and integration substeps.
 OBSERVATION_INTERVAL, N_OBSERVATIONS, RUNGE_KUTTA_SUBSTEPS = 0.6, 2, 20

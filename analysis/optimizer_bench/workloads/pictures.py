@@ -1,9 +1,10 @@
-"""Generation of pictures: characters completed and encoded, photographs denoised and painted."""
+"""Pictures: characters of matplotlib's fonts, classified under difficulties, completed and encoded; photographs."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,16 @@ from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import (
     WorkloadTask,
+    classification_loss,
+    fixed_generator,
     hold_out,
+    make_classification_task,
     make_row_task,
     make_workload_builder,
     shuffle_batches,
 )
 from analysis.optimizer_bench.workloads.common import (
+    IMAGE_SIDE,
     PIXELS_PER_IMAGE,
     ResidualLayers,
     load_ascii,
@@ -24,15 +29,300 @@ from analysis.optimizer_bench.workloads.common import (
     load_photograph,
     make_convolutions,
     make_mlp,
+    make_transformer,
     standardise,
 )
+from protonet.losses import episodic_loss
+from protonet.sampling import index_classes, sample_episodes
 
+PATCH_SIDE, VIT_WIDTH = 7, 64  #: Patch size and width of the vision transformer.
+INITIAL_WEIGHT_FACTOR = 10.0  #: Factor on torch's default initial weights.
+WRONG_LABEL_FRACTION = 0.3  #: Fraction of training labels that are replaced by another class.
+N_MOMENTS = 6  #: Number of image moments of a character.
+N_EXPERTS, LOAD_BALANCE_WEIGHT = 8, 0.01  #: Number of experts, and the weight of the load-balancing loss.
+SEQUENCE_IMAGE_SIDE = 8  #: Pixels per side of the downsampled pictures that are read pixel by pixel.
+STATE_SPACE_CHANNELS, STATES_PER_CHANNEL = 16, 8
+#: Range of the initial time steps of the channels: the state decays by exp(-STATE_SPACE_DECAY * step) per pixel.
+STATE_SPACE_STEP_RANGE, STATE_SPACE_DECAY = (0.01, 0.2), 0.5
+HELD_OUT_COPIES = 5  #: Every fifth character is held out, if validation is on unseen characters.
+EPISODE_SIZES = {"n_way": 20, "n_shot": 1, "n_query": 4}
+#: Largest rotation, zoom and shift of a view, where half of the picture's side is 1.
+MAX_ROTATION, MAX_ZOOM, MAX_SHIFT = math.radians(20), 0.25, 0.15
+PIXEL_NOISE, CONTRASTIVE_TEMPERATURE = 0.1, 0.2  #: Standard deviation of the noise of a view; the temperature.
 LATENT_DIM = 16  #: The autoencoder's.
 INITIAL_OUTPUT_SCALE = 0.1  #: Factor on the outputs of a layer that preserves the scale of its inputs.
 #: Size of a tile, and the range of its standard deviation; colours are in [0, 1].
 TILE_SIDE, NOISE_RANGE = 12, (0.02, 0.3)
 FREQUENCY_DEVIATION = 16.0  #: The standard deviation of the first frequencies, in periods a picture.
 N_FREQUENCIES, WIDTH = 48, 96
+
+
+@make_workload_builder
+def cnn() -> WorkloadTask:
+    """Classify Latin characters by three strided convolutions and a linear head."""
+
+    def make(num_classes: int) -> nn.Module:
+        convolutions = make_convolutions(1, 16, 32, 32, stride=2)
+        image = nn.Unflatten(1, (1, IMAGE_SIDE, IMAGE_SIDE))
+        return nn.Sequential(image, *convolutions, nn.Flatten(), nn.Linear(512, num_classes))
+
+    return make_classification_task(make, load_latin(), held_out=300, size=32)
+
+
+class ViT(nn.Module):
+    """Patches with learned positions, transformer layers with the norm first, the mean patch and a head."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, VIT_WIDTH, PATCH_SIDE, stride=PATCH_SIDE)
+        self.positions = nn.Parameter(0.02 * torch.randn((IMAGE_SIDE // PATCH_SIDE) ** 2, VIT_WIDTH))
+        self.layers = nn.Sequential(make_transformer(VIT_WIDTH), nn.LayerNorm(VIT_WIDTH))
+        self.head = nn.Linear(VIT_WIDTH, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (n, pixels) to logits (n, num_classes)."""
+        patches = self.patches(images.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)).flatten(2)  # (n, width, patches)
+        logits: Tensor = self.head(self.layers(patches.transpose(1, 2) + self.positions).mean(dim=1))
+        return logits
+
+
+@make_workload_builder
+def vit() -> WorkloadTask:
+    """Classify ASCII characters by a transformer of their patches."""
+    return make_classification_task(ViT, load_ascii(), held_out=200, size=16)
+
+
+@make_workload_builder
+def loud() -> WorkloadTask:
+    """Classify characters by an MLP whose initial weights, and thus its first logits, are far too large."""
+
+    def make(num_classes: int) -> nn.Module:
+        model = make_mlp(PIXELS_PER_IMAGE, 96, 96, num_classes)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(INITIAL_WEIGHT_FACTOR)
+        return model
+
+    return make_classification_task(make, load_ascii(), held_out=300, size=32)
+
+
+@make_workload_builder
+def labels() -> WorkloadTask:
+    """Classify characters with many wrong training labels; validation labels are correct.
+
+    Source: C. Zhang et al. (2017), Understanding deep learning requires rethinking generalization, arXiv 1611.03530.
+    """
+    data, generator = load_ascii(), fixed_generator()
+    validation, train = torch.randperm(len(data.x), generator=generator).tensor_split([300])
+    y = data.y.clone()
+    other = torch.randint(1, data.num_classes, train.shape, generator=generator)
+    wrong = torch.rand(train.shape, generator=generator) < WRONG_LABEL_FRACTION
+    y[train] = torch.where(wrong, (y[train] + other) % data.num_classes, y[train])
+    make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 96, 96, data.num_classes, norm=nn.LayerNorm)
+    return make_row_task(make, classification_loss(data.x, y), (train, validation), 16)
+
+
+def compute_image_moments(images: Tensor) -> Tensor:
+    """Compute the image moments of images (n, pixels) up to the second: (n, shapes), in pixels.
+
+    They are: the ink, its mean row and column, the variances of both and their covariance.
+    """
+    positions = torch.cartesian_prod(torch.arange(IMAGE_SIDE), torch.arange(IMAGE_SIDE)).float()  # (pixels, 2)
+    total = images.sum(1, keepdim=True)  # (n, 1)
+    ink = images / total
+    mean = ink @ positions  # (n, 2)
+    row, column = (positions - mean.unsqueeze(1)).unbind(2)  # each (n, pixels)
+    moments = [(ink * product).sum(1, keepdim=True) for product in (row * row, column * column, row * column)]
+    return torch.cat([total, mean, *moments], 1)
+
+
+@make_workload_builder
+def heads() -> WorkloadTask:
+    """Predict a glyph's character and centred shape, and reconstruct it, by several heads on one trunk.
+
+    The training loss is the sum of unweighted losses: they begin at 4.5 nats, at some 150
+    of shapes and at some 0.04 of grey values. The validation loss weighs tasks alike: it is the mean of their losses,
+    each as a share of what it is for one who guesses the same for all glyphs.
+    """
+    data = load_ascii()
+    shapes = compute_image_moments(data.x)
+    shapes -= shapes.mean(0)
+    guesses = torch.stack([torch.tensor(math.log(data.num_classes)), shapes.var(), data.x.var(0).mean()])
+
+    def make() -> nn.Module:
+        trunk = nn.Sequential(make_mlp(PIXELS_PER_IMAGE, 96, 48), nn.ReLU())
+        sizes = data.num_classes, N_MOMENTS, PIXELS_PER_IMAGE
+        return nn.ModuleList([trunk, *(nn.Linear(48, outputs) for outputs in sizes)])
+
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
+        trunk, *branches = model.children()
+        x = trunk(data.x[rows])  # (n, width)
+        logits, shape, image = (head(x) for head in branches)
+        class_loss = F.cross_entropy(logits, data.y[rows])
+        losses = torch.stack([class_loss, F.mse_loss(shape, shapes[rows]), F.mse_loss(image, data.x[rows])])  # (tasks,)
+        return losses.sum() if model.training else (losses / guesses).mean()
+
+    return make_row_task(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
+
+
+class MixtureOfExperts(nn.Module):
+    """A mixture of experts with a residual connection and a linear head; a gate chooses each image's expert.
+
+    Source: W. Fedus, B. Zoph and N. Shazeer (2022), Switch transformers, arXiv 2101.03961, (1) to (6).
+    """
+
+    def __init__(self, num_classes: int, width: int = 64, within: int = 48) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(PIXELS_PER_IMAGE, width), nn.ReLU())
+        self.gate = nn.Linear(width, N_EXPERTS)
+        self.rise = nn.Parameter(torch.randn(N_EXPERTS, width, within) * math.sqrt(2 / width))
+        self.fall = nn.Parameter(torch.randn(N_EXPERTS, within, width) * math.sqrt(2 / within))
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Map images (n, pixels) to logits (n, num_classes) and the imbalance, 0-d: 1 where all are equally busy."""
+        x: Tensor = self.stem(images)  # (n, width)
+        gate_weights = self.gate(x).softmax(1)  # (n, experts)
+        gate_weight, chosen = gate_weights.max(1)  # each (n,)
+        # Each expert sees all images, which so few experts do faster than they would sort them.
+        outputs = (x @ self.rise).relu() @ self.fall  # (experts, n, width)
+        x = x + gate_weight.unsqueeze(1) * outputs[chosen, torch.arange(len(x))]
+        busy = F.one_hot(chosen, N_EXPERTS).float().mean(0)  # (experts,)
+        return self.head(x), N_EXPERTS * (busy * gate_weights.mean(0)).sum()
+
+
+@make_workload_builder
+def experts() -> WorkloadTask:
+    """Classify characters by a mixture of experts. The load imbalance is part of the training loss alone."""
+    data = load_latin()
+
+    def loss(model: nn.Module, rows: Tensor) -> Tensor:
+        logits, imbalance = model(data.x[rows])
+        total: Tensor = F.cross_entropy(logits, data.y[rows]) + LOAD_BALANCE_WEIGHT * imbalance * model.training
+        return total
+
+    make = functools.partial(MixtureOfExperts, data.num_classes)
+    return make_row_task(make, loss, hold_out(torch.arange(len(data.x)), 300), 32)
+
+
+class StateSpaceLayer(nn.Module):
+    """A linear state-space model of each channel with a diagonal transition, as one long convolution.
+
+    A state is x_t = exp(step * (i frequency - decay)) x_(t-1) + step * u_t; the output is the real part of the sum of
+    a channel's states, each times its complex readout, and what goes through: a multiple of u_t.
+
+    Source: A. Gu et al. (2022), On the parameterization and initialization of diagonal state space models,
+        arXiv 2206.11893: S4D-Lin.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        shape = STATE_SPACE_CHANNELS, STATES_PER_CHANNEL
+        log_step = torch.empty(STATE_SPACE_CHANNELS, 1).uniform_(*map(math.log, STATE_SPACE_STEP_RANGE))
+        self.log_step = nn.Parameter(log_step)
+        self.log_decay = nn.Parameter(torch.full(shape, math.log(STATE_SPACE_DECAY)))
+        self.frequency = nn.Parameter(math.pi * torch.arange(STATES_PER_CHANNEL).repeat(STATE_SPACE_CHANNELS, 1))
+        self.readout = nn.Parameter(torch.randn(2, *shape))
+        self.through = nn.Parameter(torch.randn(STATE_SPACE_CHANNELS))
+
+    def make_kernel(self, length: int) -> Tensor:
+        """Compute the impulse response, (channels, length): the effect of an input 0, 1, ... steps later."""
+        time = self.log_step.exp() * torch.arange(length)  # (channels, length)
+        decay = torch.exp(-self.log_decay.exp()[..., None] * time[:, None])  # (channels, states, length)
+        angle = self.frequency[..., None] * time[:, None]
+        real, imaginary = self.log_step.exp()[..., None] * self.readout[..., None]
+        return torch.sum(decay * (real * angle.cos() - imaginary * angle.sin()), 1)
+
+    def forward(self, u: Tensor) -> Tensor:
+        """Map inputs (n, channels, length) to outputs of the same shape."""
+        length = u.shape[2]
+        spectra = [torch.fft.rfft(x, 2 * length) for x in (self.make_kernel(length), u)]
+        remembered = torch.fft.irfft(torch.mul(*spectra), 2 * length)[..., :length]
+        return torch.add(remembered, self.through[:, None] * u)
+
+
+@make_workload_builder
+def states() -> WorkloadTask:
+    """Classify characters by a state-space model that reads one pixel at a time, from the mean over time.
+
+    Each layer is a norm, a state-space model and a gated mix of channels, beside a skip.
+    """
+    channels = STATE_SPACE_CHANNELS
+
+    def make(num_classes: int) -> nn.Module:
+        layers = []
+        for _ in range(2):
+            mix = StateSpaceLayer(), nn.GELU(), nn.Conv1d(channels, 2 * channels, 1), nn.GLU(dim=1)
+            layers.append(ResidualLayers(nn.BatchNorm1d(channels), *mix))
+        pool = nn.AdaptiveAvgPool1d(1), nn.Flatten()
+        return nn.Sequential(nn.Conv1d(1, channels, 1), *layers, *pool, nn.Linear(channels, num_classes))
+
+    data = load_ascii()
+    x = F.adaptive_avg_pool2d(data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE), SEQUENCE_IMAGE_SIDE)
+    return make_classification_task(make, data._replace(x=x.flatten(2)), held_out=64, size=16)  # (n, 1, pixels)
+
+
+@make_workload_builder
+def prototype() -> WorkloadTask:
+    """Classify a few Latin characters by the nearest class mean of embeddings; the seed determines the episodes.
+
+    It is the prototype network's own training, judged on characters that it never saw.
+    """
+    data = load_latin()
+    classes = torch.arange(data.num_classes)
+    index = index_classes(data.y)
+    held_out = classes % HELD_OUT_COPIES == 0
+    train, novel = (index.select_classes(classes[chosen]) for chosen in (~held_out, held_out))
+
+    def stream(generator: torch.Generator) -> Iterator[Tensor]:
+        while True:
+            yield sample_episodes(train, **EPISODE_SIZES, n_episodes=1, generator=generator)
+
+    def loss(model: nn.Module, episodes: Tensor) -> Tensor:
+        embeddings = F.normalize(model(data.x[episodes]), dim=-1)  # (episodes, way, shot + query, embedding)
+        return episodic_loss(embeddings, n_shot=EPISODE_SIZES["n_shot"], temperature=0.1)
+
+    make = functools.partial(make_mlp, PIXELS_PER_IMAGE, 192, 64, activation=nn.GELU)
+    validation = sample_episodes(novel, **EPISODE_SIZES, n_episodes=8, generator=fixed_generator())
+    return WorkloadTask(make, loss, stream, validation)
+
+
+def draw_views(pictures: Tensor, generator: torch.Generator) -> Tensor:
+    """Augment pictures (n, 1, side, side) twice: (2 n, 1, side, side), both views of a picture n rows apart."""
+    angle, zoom, right, down = 2 * torch.rand(4, 2 * len(pictures), generator=generator) - 1  # each (2 n,) in [-1, 1]
+    cos, sin = ((1 + MAX_ZOOM * zoom) * side for side in ((MAX_ROTATION * angle).cos(), (MAX_ROTATION * angle).sin()))
+    maps = torch.stack((cos, -sin, MAX_SHIFT * right, sin, cos, MAX_SHIFT * down), 1).view(-1, 2, 3)
+    grid = F.affine_grid(maps, [len(maps), 1, IMAGE_SIDE, IMAGE_SIDE], align_corners=False)
+    views = F.grid_sample(pictures.repeat(2, 1, 1, 1), grid, align_corners=False)
+    return views + PIXEL_NOISE * torch.randn(views.shape, generator=generator)
+
+
+def contrastive_loss(embeddings: Tensor) -> Tensor:
+    """Compute the cross-entropy, 0-d, of identifying each row's other view, n rows apart, in (2 n, embedding).
+
+    Source: T. Chen et al. (2020), A simple framework for contrastive learning of visual representations,
+        arXiv 2002.05709, algorithm 1.
+    """
+    unit = F.normalize(embeddings, dim=1)
+    similar = (unit @ unit.T / CONTRASTIVE_TEMPERATURE).fill_diagonal_(-math.inf)  # (2 n, 2 n)
+    return F.cross_entropy(similar, torch.arange(len(unit)).roll(len(unit) // 2))
+
+
+@make_workload_builder
+def contrast() -> WorkloadTask:
+    """Learn matching views of one picture, as SimCLR does; the seed determines the views, too."""
+    data, generator = load_latin(), fixed_generator()
+    pictures = data.x.view(-1, 1, IMAGE_SIDE, IMAGE_SIDE)
+    novel = data.y % HELD_OUT_COPIES == 0
+    train, validation = pictures[~novel], pictures[novel]
+    few = torch.randperm(len(validation), generator=generator)[:64]
+
+    def make() -> nn.Module:
+        convolutions = make_convolutions(1, 8, 16, 32, stride=2, bias=True)
+        return nn.Sequential(*convolutions, nn.Flatten(), make_mlp(512, 64, 32))
+
+    views = draw_views(validation[few], generator)
+    return WorkloadTask(make, lambda m, x: contrastive_loss(m(x)), shuffle_batches(train, 16, draw_views), views)
 
 
 @make_workload_builder

@@ -37,8 +37,7 @@ N_ASCII_SYMBOLS, CONTEXT_LENGTH, GPT_WIDTH, HEADS = 128, 32, 64, 4
 VOCABULARY_SIZE, LENGTH = 512, 16  #: Vocabulary size and sequence length; token 0 represents all rare tokens.
 #: Kinds of tokens; white space and line ends are of kind 0.
 TOKEN_TYPES = (tokenize.ENDMARKER, tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, tokenize.COMMENT)
-#: An additional kind, which tokenize counts among names.
-KEYWORD_CLASS = len(TOKEN_TYPES)
+KEYWORD_CLASS = len(TOKEN_TYPES)  #: An additional kind, which tokenize counts among names.
 MODULES, CHANNELS = 30, 32  #: Modules whose characters are classified: tokenizing all would take seconds.
 FACTOR_DIM = 16  #: Length of a user's or an item's vector.
 UNUSED_WORDS_PER_WORD = 4  #: Words drawn for each that a function uses, as not used.
@@ -56,12 +55,6 @@ def predict_next(model: nn.Module, symbols: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), symbols[:, 1:].flatten())
 
 
-def split_heads(x: Tensor, parts: int) -> Tensor:
-    """Reshape (batch, length, parts * width) to (parts, batch, heads, length, width of a head)."""
-    heads: Tensor = x.unflatten(2, (parts, HEADS, -1)).permute(2, 0, 3, 1, 4)
-    return heads
-
-
 class CausalAttention(nn.Module):
     """Causal self-attention."""
 
@@ -72,7 +65,7 @@ class CausalAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, length, width) to the same shape."""
-        q, k, v = split_heads(self.qkv(x), 3)
+        q, k, v = self.qkv(x).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
