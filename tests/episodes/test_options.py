@@ -67,6 +67,10 @@ def test_one_method_against_the_others(command: Command) -> None:
     results = command.read(X, "--method protonet ridge --against mine.py:city_block")
     assert {pair["first"] for pair in results["comparisons"]} == {"mine.py:city_block"}
     assert "2 comparisons of mine.py:city_block with another" in command.printed
+    for pair in results["comparisons"]:
+        (cells,) = re.findall(rf"\| {pair['second']} +\|[^|]*\| (\S+)", command.printed)
+        assert cells == f"{100 * pair['difference']:+.2f}"
+    assert re.search(r"\| mine.py:city_block +\|[^|]*\| +\| +\| +\|", command.printed)
     tune = "--tune mine.py:city_block:power=1,2,3"
     results = command.read(X, "--method ridge --against mine.py:city_block", tune)
     assert re.fullmatch(r"mine.py:city_block:power=[123]", results["settings"]["against"])  # the tuned one

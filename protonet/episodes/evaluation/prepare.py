@@ -249,7 +249,9 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
             notes.append("The encoder may have learned from the queries of base classes: their accuracy flatters it.")
     is_within = sources.base is data
     device = get_process_device(plan.device)
-    encoder = None if sources.trained is None else sources.trained.to_device(device)
+    encoder = sources.trained
+    if encoder is not None:
+        encoder = encoder._replace(encoder=encoder.encoder.to(device), head=encoder.head.to(device))
     rows = _open_rows(data, chosen + (base_ids if is_within else []), encoder, device)
     base, means, queries, mean = None, None, None, None
     if base_ids:

@@ -168,14 +168,8 @@ def run_evaluation(
 class EvaluationRun:
     """One evaluation: chooses settings of methods on validation classes, then evaluates all methods.
 
-    Args:
-        plan: The settings of the evaluation.
-        group: The processes that share the work.
-        state: The file that stores the scores of finished episodes; None for no such file.
-        resume: Whether to continue from the state file.
-        data: The data set, if it is already in memory; None to load it by its name.
-        progress: Whether to show a progress bar on terminals; or a function to call instead.
-        by_class: Whether to compute accuracies by class, for the HTML report.
+    ``data`` is the data set, if it is already in memory. ``progress`` says whether to show a bar on terminals, or is a
+    function to call instead. Other arguments are as in `run_evaluation`; ``by_class`` is for the HTML report.
     """
 
     def __init__(
@@ -214,7 +208,8 @@ class EvaluationRun:
         if self.run_progress is None:
             return None
         self.run_progress.close()
-        return self._summarize(concatenate_batches(self.run_progress.finished)) if self.run_progress.finished else None
+        finished = self.run_progress.finished
+        return self._summarize(concatenate_batches(finished)) if finished else None
 
     def _choose_settings(self) -> list[TuningResult]:
         """Evaluate the candidate settings of each method to tune on validation classes, and choose the best."""

@@ -90,16 +90,8 @@ class AverageOverDatasets:
 def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
     """Run the evaluations of a suite one after another, print the report of each, and call ``report`` with all results.
 
-    Args:
-        members: The evaluations to run.
-        report: Called in the first process, after the last evaluation or after Ctrl-C, with the finished ones.
-        state: The path from which the state files of the evaluations are named, with a number each; None for no state
-            files.
-        resume: Whether to continue from the state files.
-
-    Raises:
-        InputError: A plan cannot be carried out, which is checked first, or a state file exists without ``resume``.
-        KeyboardInterrupt: Ctrl-C was pressed; the message names the evaluations that are not finished.
+    Plans are checked first. State files are named after ``state``, with a number each. ``report`` is called in the
+    first process, after the last evaluation or after Ctrl-C, with the finished ones.
     """
     states = [state and state.with_name(f"{state.stem}-{index + 1}{state.suffix}") for index in range(len(members))]
     is_main = os.environ.get("RANK", "0") == "0"

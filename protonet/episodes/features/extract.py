@@ -77,23 +77,14 @@ class EmbeddingJob:
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
-def write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
+def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
     """Embed the rows of a job, and write the embeddings with their labels to an NPZ file.
 
     The file has ``x`` (n, dim) float32, ``y`` (n,) strings and ``made``, the settings as JSON. If the job has them, it
     also has ``split`` and ``files`` (n,) strings, and ``maps`` (3,), the shape of feature maps. Until all rows are
     embedded, finished blocks are stored in a file in the same folder whose name ends in ``.part``.
 
-    Args:
-        output: The path of the NPZ file.
-        job: The rows to embed.
-        resume: Whether to continue from the part file of the same job. A finished file of the job is left unchanged.
-
-    Returns:
-        The number of features, dim.
-
-    Raises:
-        InputError: The NPZ file or the part file is of another job, or embeddings are not finite.
+    With ``resume``, the part file of the same job is continued, and a finished file is left unchanged. Returns dim.
     """
     key, n = job.compute_hash(), len(job.labels)
     part = output.with_name(f"{output.name}.part")
@@ -184,7 +175,7 @@ def run_extract(options: argparse.Namespace) -> None:
         extractor = _open_extractor(options, image_set, device)
         make_job = _make_text_job if image_set is None else partial(_make_picture_job, image_set)
         job = make_job(options, extractor)
-    dim = write_embeddings(options.output, job, resume=options.resume)
+    dim = _write_embeddings(options.output, job, resume=options.resume)
     notes = describe_class_list_difference(options.data, Counter(zip(job.labels, job.sides or (), strict=False)))
     print("".join(f"{note}\n" for note in notes), end="")
     print(f"{options.output}: {len(job.labels):,} rows of {dim} features, {len(set(job.labels))} classes")
@@ -204,16 +195,12 @@ def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, dev
         import PIL.Image as _  # noqa: F401, PLC0415 - optional
     if is_plugin:
         size = options.image_size or (FOLDER_IMAGE_SIZE if image_set is None else image_set.size)
-        return open_plugin_network(options.backbone, size, device)
+        return _open_plugin_network(options.backbone, size, device)
     return open_extractor(options.backbone, weights=options.weights, device=device)
 
 
-def open_plugin_network(backbone: str, size: int, device: str) -> PictureExtractor:
-    """Open a function or a torch module of a user's file as a network that embeds pictures.
-
-    The user's function must map RGB pictures (n, 3, size, size) float32 in [0, 1] to embeddings (n, dim) of a floating
-    dtype. When the network is used, an error of the function or a result of another form is raised as an InputError.
-    """
+def _open_plugin_network(backbone: str, size: int, device: str) -> PictureExtractor:
+    """Open a function or module of a user's file, from pictures (n, 3, side, side) to (n, dim), as a network."""
     function, origin = load_plugin("backbone", backbone, "a function from pictures to embeddings")
     if isinstance(function, nn.Module):
         function = function.to(device).eval()

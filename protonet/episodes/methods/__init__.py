@@ -51,7 +51,7 @@ from protonet.episodes.methods.tim import alpha_am, alpha_tim, tim, tim_adm, tim
 from protonet.episodes.methods.transport import ilpc, proto_lp, pt_map
 from protonet.episodes.samplers.batch import Episodes
 
-__all__ = ["METHODS", "METHOD_ALIASES", "Method", "MethodSpec", "Need"]
+__all__ = ["METHODS", "METHOD_ALIASES", "Method", "MethodInput", "MethodSpec"]
 
 #: A method: it maps a batch of episodes to logits (episodes, n_queries, n_way).
 Method = Callable[[Episodes], Tensor]

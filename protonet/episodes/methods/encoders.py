@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -148,21 +148,6 @@ def _classify_adapted(
     return classify_adapted(encoder, trained.head, *rows, n_way=episodes.n_way, inner=inner)
 
 
-def adapt_weights(
-    loss: Callable[[WeightsByName], Tensor], weights: WeightsByName, inner: InnerLoopSettings
-) -> WeightsByName:
-    """Compute the weights after gradient steps ``weights - rate * gradient`` of a loss, as a differentiable function.
-
-    Source: Finn, Abbeel and Levine (2017), eq. 1, and sec. 5.2 for the first order.
-    """
-    for _ in range(inner.steps):
-        gradients = grad(loss)(weights)
-        if inner.first_order:
-            gradients = {name: gradient.detach() for name, gradient in gradients.items()}
-        weights = {name: weight - inner.step_size * gradients[name] for name, weight in weights.items()}
-    return weights
-
-
 def classify_adapted(
     encoder: nn.Module,
     head: LinearHead,
@@ -189,6 +174,8 @@ def classify_adapted(
 
     Returns:
         Logits (episodes, n_queries, n_way).
+
+    Source: Finn, Abbeel and Levine (2017), eq. 1, and sec. 5.2 for the first order.
     """
     network = nn.Sequential(OrderedDict(encoder=encoder, head=head))
     weights: dict[str, Tensor] = {f"encoder.{name}": weight for name, weight in encoder.named_parameters()}
@@ -198,7 +185,12 @@ def classify_adapted(
         def loss(weights: WeightsByName) -> Tensor:
             return F.cross_entropy(functional_call(network, dict(weights), support), labels)
 
-        adapted = adapt_weights(loss, weights, inner)
+        adapted: WeightsByName = weights
+        for _ in range(inner.steps):
+            gradients = grad(loss)(adapted)
+            if inner.first_order:
+                gradients = {name: gradient.detach() for name, gradient in gradients.items()}
+            adapted = {name: weight - inner.step_size * gradients[name] for name, weight in adapted.items()}
         rows = torch.cat([support, query]) if has_statistics else query
         logits: Tensor = functional_call(network, dict(adapted), rows)
         return logits[-len(query) :]

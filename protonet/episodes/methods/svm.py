@@ -47,25 +47,15 @@ def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor
     rows = F.normalize(episodes.support.double(), dim=2)
     kernel = rows @ rows.transpose(1, 2) + 1  # (episodes, n_support, n_support)
     signs = 2 * one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2) - 1
-    dual = fit_binary_svms(kernel[:, None], signs, inverse_penalty)  # (episodes, n_way, n_support)
+    dual = _fit_binary_svms(kernel[:, None], signs, inverse_penalty)  # (episodes, n_way, n_support)
     dual = dual.to(episodes.query.dtype).transpose(1, 2)
     return cosines(episodes.query, episodes.support) @ dual + dual.sum(dim=1, keepdim=True)
 
 
-def fit_binary_svms(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tensor:
-    """Fit binary SVMs with squared hinge loss by Newton's method.
-
-    A step solves a least-squares problem on the rows whose margin is below 1. The minimum is found once these are the
-    same rows in two steps.
-
-    Args:
-        kernel: (..., n, n) float64, the inner products of the rows.
-        signs: (..., n), the labels: 1 or -1.
-        inverse_penalty: C, > 0, the weight of the losses.
-
-    Returns:
-        The dual coefficients (..., n): the weights of a machine are the sum of the rows times these.
-    """
+def _fit_binary_svms(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> Tensor:
+    """Fit SVMs with squared hinge loss to labels 1 or -1, ``signs`` (..., n); return dual coefficients (..., n)."""
+    # A Newton step solves a least-squares problem on the rows whose margin is below 1. The minimum is found once these
+    # are the same rows in two steps.
     eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     ridge = eye / (2 * inverse_penalty)
     dual = torch.zeros_like(signs)
@@ -134,25 +124,16 @@ def metaopt_svm(
     gram = support @ support.transpose(1, 2) / size
     gram = gram + torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device) * (ridge / size)
     hot = one_hot(episodes.support_labels, episodes.n_way, gram.dtype).transpose(1, 2)
-    dual = solve_quadratic_program(gram, hot, inverse_penalty * size) / size  # (episodes, n_way, n_support)
+    dual = _solve_quadratic_program(gram, hot, inverse_penalty * size) / size  # (episodes, n_way, n_support)
     products = query @ (dual @ support).to(query.dtype).transpose(1, 2)
     return scale * products
 
 
-def solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
-    """Solve the dual problem of the multi-class SVM of Crammer and Singer.
+def _solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor:
+    """Solve the dual problem of Crammer and Singer's SVM: minimise ``sum_m a_m' gram a_m / 2 - sum(hot * a)``.
 
-    It minimises ``sum_m a_m' gram a_m / 2 - sum(hot * a)`` over coefficients a. The constraints are ``a <= limit *
-    hot``, and that the coefficients of a row sum to 0 over the classes m. A step of Mehrotra's predictor-corrector
-    method inverts one matrix per class.
-
-    Args:
-        gram: (episodes, n, n) float64, the inner products of the rows.
-        hot: (episodes, n_way, n), the one-hot labels.
-        limit: (episodes, 1, 1), the paper's C.
-
-    Returns:
-        The coefficients a (episodes, n_way, n): the weights of a class are the sum of the rows times these.
+    The coefficients a (episodes, n_way, n) are at most ``limit * hot`` and sum to 0 over the classes. A step of
+    Mehrotra's predictor-corrector method inverts one matrix per class.
 
     Source: Nocedal and Wright, "Numerical optimization" (2006), alg. 16.4, which the authors' solver takes as well:
         Amos and Kolter, "OptNet" (2017), sec. 3. https://arxiv.org/abs/1703.00443

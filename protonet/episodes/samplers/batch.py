@@ -67,10 +67,6 @@ class TrainedEncoder(NamedTuple):
         support, query = rows.unflatten(0, indices.shape).tensor_split([self.support.shape[1]], dim=1)
         return support, query
 
-    def to_device(self, device: torch.device) -> TrainedEncoder:
-        """Move encoder and head to a device, and return a `TrainedEncoder` with the moved modules."""
-        return self._replace(encoder=self.encoder.to(device), head=self.head.to(device))
-
     def hide_row_indices(self, order: Tensor) -> TrainedEncoder:
         """Copy encoder, head and row indices, so that the indices do not reveal the classes of the queries.
 

@@ -132,7 +132,7 @@ class MetaDataset(Sampler):
             group[:, None], draw_without_replacement(uniform(RandomStream.CLASS, META_DATASET_MAX_WAY), sizes[group])
         ]
         drawn = torch.arange(META_DATASET_MAX_WAY) < way[:, None]
-        queries, shots = count_queries_and_shots(
+        queries, shots = _count_queries_and_shots(
             index.size[classes], drawn, uniform(RandomStream.SHOT, 1), uniform(RandomStream.SIZE, META_DATASET_MAX_WAY)
         )
         return classes, queries, shots
@@ -155,18 +155,10 @@ class MetaDataset(Sampler):
         return "Meta-Dataset's ways and shots" + (f", {len(self.groups)} {kind}" if self.groups else "")
 
 
-def count_queries_and_shots(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute how many queries and support rows each class has, from the class sizes and random numbers.
+def _count_queries_and_shots(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the numbers of queries and of shots (episodes, classes) from class sizes and uniform random numbers.
 
-    Args:
-        size: (episodes, classes) int64, the number of rows of each class, >= 2.
-        drawn: (episodes, classes) bool, whether the class is part of the episode.
-        beta: (episodes, 1) in [0, 1), the fraction of the rows that become support rows.
-        alpha: (episodes, classes) in [0, 1). It varies a class's fraction of the support by a factor of 1/2 to 2.
-
-    Returns:
-        queries: (episodes, classes) int64, 0 for classes that are not drawn.
-        shots: (episodes, classes) int64, 0 for classes that are not drawn.
+    ``beta`` is the fraction of the rows that become support rows; ``alpha`` varies a class's share of these.
 
     Source: Triantafillou et al. (2020), appendix A, equations of the sizes of query set, support set and K_c.
     """

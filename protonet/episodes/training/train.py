@@ -112,14 +112,8 @@ def _list_averaged_weights(run: TrainingRun) -> dict[str, Tensor]:
 def take_training_step(run: TrainingRun, model: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
     """Take one optimizer step on a batch of episodes, then update the averaged weights and the step count of the run.
 
-    Args:
-        run: The training run, which is changed in place.
-        model: The run's learner, or a wrapper of it that averages gradients over processes.
-        x: The rows of the batch, from `draw_training_episodes`.
-        targets: The base classes of the rows, from `draw_training_episodes`.
-
-    Returns:
-        The losses before the step in nats, in the order of the learner's ``losses``.
+    ``model`` is the run's learner, or a wrapper that averages gradients over processes. Returns the losses before the
+    step in nats, in the order of the learner's ``losses``.
 
     Source: averaging, Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992).
     """
@@ -178,17 +172,8 @@ def train(
 ) -> None:
     """Train until the run is finished; write the checkpoint at each validation, and after Ctrl-C.
 
-    Args:
-        run: The run, which is changed in place.
-        base: The rows of the base classes.
-        validation: The rows of the validation classes.
-        group: The processes that share the work.
-        outputs: The paths to write, by ``output`` (the checkpoint), ``log`` and ``tensorboard``; empty in all processes
-            but the first.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed; the step is finished first.
-        InputError: A loss is not finite.
+    The step is finished before a KeyboardInterrupt is raised. A loss that is not finite raises an InputError.
+    ``outputs`` are the paths by ``output`` (the checkpoint), ``log`` and ``tensorboard``, in the first process alone.
     """
     plan, device = run.plan, next(run.averaged_encoder.parameters()).device
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner

@@ -178,17 +178,3 @@ def test_table_by_shot_and_of_open_classes() -> None:
     assert header[-4:-1] == ["AUROC of open classes, %", "FPR at 95 %, %", "OSCR, %"]
     assert "| 1-shot" in second
     assert second.count("±") == 2 + 2 * 9
-
-
-def test_one_method_against_the_others() -> None:
-    summary = summarize(score(PLAIN), (1, 1), {"against": "ridge"})
-    assert [pair.second for pair in summary.comparisons] == ["protonet", "soft-kmeans"]
-    text = format_report(summary)
-    assert "| ridge is ahead by |" in text
-    assert "Holm for 2 comparisons of ridge with another" in text
-    (_, rows), methods = format_summary_tables(summary)[0], summary.methods
-    for row in rows:
-        if row[0] == "ridge":
-            assert row[2:4] == ["", ""]
-        else:
-            assert row[2].startswith(f"{100 * (methods['ridge'].accuracy.mean - methods[row[0]].accuracy.mean):+.2f} ±")

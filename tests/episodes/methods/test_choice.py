@@ -16,7 +16,7 @@ from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_m
 from protonet.episodes.methods.clustering import laplacian_shot
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.keywords import Positive
-from protonet.episodes.methods.tim import tim, tim_dirichlet
+from protonet.episodes.methods.tim import tim, tim_adm, tim_dirichlet
 from protonet.episodes.samplers.batch import Episodes
 from protonet.errors import InputError
 from tests.episodes.cases import make_episodes
@@ -50,12 +50,12 @@ def mine(tmp_path: Path) -> Path:
 
 def test_settings_reach_the_method() -> None:
     episodes, _ = make_episodes()
-    result = choose_methods(["laplacian-shot:lambda=0.5:n-neighbours=3", "tim:steps=3:weights=1,1,1", "tim"])
-    assert list(result) == ["laplacian-shot:lambda=0.5:n_neighbours=3", "tim:weights=1,1,1:steps=3", "tim"]
+    result = choose_methods(["laplacian-shot:lambda=0.5:n-neighbours=3", "tim:steps=3:weights=1,1,1", "tim-adm"])
+    assert list(result) == ["laplacian-shot:lambda=0.5:n_neighbours=3", "tim:weights=1,1,1:steps=3", "tim-adm"]
     logits = [method(episodes) for method in result.values()]
     assert torch.equal(logits[0], laplacian_shot(episodes, lambda_=0.5, n_neighbours=3))
     assert torch.equal(logits[1], tim(episodes, weights=(1, 1, 1), steps=3))
-    assert torch.equal(logits[2], tim(episodes))
+    assert torch.equal(logits[2], tim_adm(episodes))
     assert torch.equal(choose_method("tim:weights=1,1,1")(episodes), tim_dirichlet(episodes))
 
     chosen = choose_methods(["protonet", *METHOD_ALIASES, "tim:steps=1", "tim:steps=01"])

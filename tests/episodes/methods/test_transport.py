@@ -68,7 +68,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("exact")
 def test_pt_map_equals_a_slow_loop() -> None:
-    episodes, _ = make_episodes(noise=1.5)  # 10 queries, 4 ways: 2.5 each
+    episodes, _ = make_episodes(n_episodes=2, noise=1.5)  # 10 queries, 4 ways: 2.5 each
     assert agree(pt_map(episodes).exp(), episodes, map_slowly, atol=1e-6)
 
 
@@ -184,7 +184,7 @@ def clean_labels(*episode: Tensor, n_neighbours: int, n_clean: int) -> Array:
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(("n_neighbours", "n_clean"), [(15, 1), (6, 3)])
 def test_ilpc_equals_a_slow_loop(n_neighbours: int, n_clean: int) -> None:
-    episodes, _ = make_episodes()
+    episodes, _ = make_episodes(n_episodes=2)
     ours = ilpc(episodes, n_neighbours=n_neighbours, n_clean=n_clean, n_steps=STEPS).exp()
     assert agree(ours, episodes, partial(clean_labels, n_neighbours=n_neighbours, n_clean=n_clean), atol=1e-6)
 
