@@ -145,14 +145,12 @@ def train(options: FitOptions, rows: TableRows) -> None:
                 begin, length = ((0, SOLVE_TIME_FRACTION), (SOLVE_TIME_FRACTION, 1 - SOLVE_TIME_FRACTION))[part]
                 show_stage(stage, begin + length * fraction)
 
-            solving = (
-                TIME_LIMIT if limit is None else max(0.0, SOLVE_TIME_FRACTION * (started + limit - time.monotonic()))
-            )
+            remaining = SOLVE_TIME_FRACTION * (deadline - time.monotonic())
             model, solution = TablePipeline.fit(
                 data,
                 unlabelled=unlabelled or None,
                 effort=options.effort,
-                time_limit=solving,
+                time_limit=TIME_LIMIT if limit is None else max(0.0, remaining),
                 seed=options.seed,
                 progress=partial(show_part, 0),
             )

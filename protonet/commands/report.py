@@ -61,12 +61,12 @@ def compare_baselines(
     weights, measured = paired.weights / paired.weights.sum(), "balanced_accuracy" if balanced else "accuracy"
     results = []
     for name, scores in {"this model": logits, **baselines}.items():
-        metrics = measure(
-            scores, labels, sample._replace(accuracy_gain=0.0, accuracy_gain_error=0.0) if name in baselines else sample
-        )
+        is_baseline = name in baselines
+        used = sample._replace(accuracy_gain=0.0, accuracy_gain_error=0.0) if is_baseline else sample
+        metrics = measure(scores, labels, used)
         result = {"name": name, "accuracy": metrics.accuracy, "interval": metrics.interval}
         result |= {"balanced_accuracy": measure_classes(metrics.confusion).balanced_accuracy, "compared_by": measured}
-        if name in baselines:
+        if is_baseline:
             difference = correct - (scores.argmax(dim=1) == labels).double()
             mean = float((weights * difference).sum())
             result |= {"difference": mean, "half_width": paired.mean_half_width(difference)}
@@ -386,9 +386,8 @@ def compute_report_sections(rows: EvaluatedRows, repeated_logits: Tensor, import
 
     ``repeated_logits`` (n, num_classes) score the labels: in ``fit``, the mean of repeated cross-validations.
     """
-    columns = (
-        range(len(rows.column_names)) if importance is None else [column["index"] for column in importance["columns"]]
-    )
+    n_columns = len(rows.column_names)
+    columns = range(n_columns) if importance is None else [column["index"] for column in importance["columns"]]
     return {
         "reliability": compute_reliability(rows),
         "wrong_labels": int((score_label_errors(repeated_logits, rows.labels) > 0).sum()),

@@ -34,9 +34,8 @@ def run_suggest(options: SuggestOptions) -> None:
     label = get_label_column(options.label, model)
     rows = read_table_to_label(options, model, label)
     if model is None:
-        chosen = suggest_rows(
-            None, rows.x, options.n, unlabelled_rows=rows.unlabelled_indices, labelled_features=rows.x[rows.has_label]
-        )
+        left, labelled = rows.unlabelled_indices, rows.x[rows.has_label]
+        chosen = suggest_rows(None, rows.x, options.n, unlabelled_rows=left, labelled_features=labelled)
     else:
         chosen = model.suggest(rows.x, options.n, list(map(to_printable, model.classes)), rows.unlabelled_indices)
     has_pictures = is_picture_path(options.table)
@@ -59,18 +58,17 @@ def run(options: UpdateOptions) -> None:
     output = options.output or check_output_path("model", options.model)
     table, block = read_labelled_rows(options, options.table, model, model.metadata.get("group"))
     x, labels, empty = model.encode(table, block), block.labels, model.is_uninformative(block)
+    informative = np.flatnonzero(~empty).tolist()
+    x_given, given = x[informative], labels[informative].tolist()
     if not options.new_classes:
         remedy = "Spell them alike, or pass --new-classes if they are new classes."
         check_class_spellings(np.unique(labels).tolist(), model.classes, remedy)
     classes, old = extend_classes(model.classes, labels), model.cross_validation
     before = None if old is None else predict_held_out(old)  # before the update changes the networks
-    informative = np.flatnonzero(~empty).tolist()
     locations = [table.position_format.format(block.positions[row]) for row in informative]
-    contradictions = warn_contradictory_labels(x[informative], labels[informative].tolist(), locations)
+    contradictions = warn_contradictory_labels(x_given, given, locations)
     if old is not None:
-        contradictions += warn_held_out_contradictions(
-            old, x[informative], labels[informative].tolist(), classes, locations
-        )
+        contradictions += warn_held_out_contradictions(old, x_given, given, classes, locations)
     groups = block.extra_columns[0].tolist() if block.extra_columns else None
     updated = model.update(x, labels, classes, groups=groups, uninformative=empty)
     if empty.any():

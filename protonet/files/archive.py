@@ -91,10 +91,8 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
                 if names != [CONFIG_ENTRY, TENSORS_ENTRY] or entries[0].header_offset != 0:
                     raise ValueError(f"an archive of other entries than {CONFIG_ENTRY} and {TENSORS_ENTRY}")
                 for entry in entries:
-                    max_size = min(
-                        MAX_ENTRY_SIZES[entry.filename], MAX_COMPRESSION_RATIO * min(entry.compress_size, stored)
-                    )
-                    if entry.file_size > max_size:
+                    credible = MAX_COMPRESSION_RATIO * min(entry.compress_size, stored)
+                    if entry.file_size > min(MAX_ENTRY_SIZES[entry.filename], credible):
                         raise ValueError(f"an entry {entry.filename} of {entry.file_size} bytes, too many to read")
                 yield archive
         except _DECOMPRESSION_ERRORS as error:

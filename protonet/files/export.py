@@ -87,9 +87,8 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
     ]
     onnx_graph = helper.make_graph(graph.nodes, "protonet", inputs, outputs, graph.constants)
     opsets = [helper.make_opsetid("", ONNX_OPSET)]
-    opsets += [helper.make_opsetid(ONNX_ML_DOMAIN, ONNX_ML_OPSET)] * any(
-        node.domain == ONNX_ML_DOMAIN for node in graph.nodes
-    )
+    if any(node.domain == ONNX_ML_DOMAIN for node in graph.nodes):
+        opsets.append(helper.make_opsetid(ONNX_ML_DOMAIN, ONNX_ML_OPSET))
     exported = helper.make_model(onnx_graph, opset_imports=opsets, ir_version=ONNX_IR_VERSION)
     helper.set_model_props(exported, {name: json.dumps(header[name]) for name in ("classes", "columns")})
     write_atomically(path, lambda file: file.write(bytes(exported.SerializeToString())))

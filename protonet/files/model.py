@@ -139,9 +139,8 @@ def _pop_component_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -
 def _copy_entries(config: JsonDict, name: str) -> list[JsonDict]:
     """Copy the list of dicts that the config has as entry ``name``; raise a ValueError if it is not such a list."""
     entries = config.get(name)
-    raise_unless(
-        isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries), f"no usable entry {name}"
-    )
+    are_dicts = isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
+    raise_unless(are_dicts, f"no usable entry {name}")
     return list(map(dict, entries))  # type: ignore[arg-type]
 
 
@@ -282,9 +281,8 @@ def _build_model(config: JsonDict, tensors: dict[str, Tensor], *, for_update: bo
     names, input_dim = config.get("columns"), config["network"]["input_dim"]
     if names is not None:
         names = _check_names("columns", names, input_dim if encoding is None else len(encoding.columns), (str,))
-    raise_unless(
-        encoding is None or sum(encoding.column_sizes) == input_dim, "columns that make another number of features"
-    )
+    fits = encoding is None or sum(encoding.column_sizes) == input_dim
+    raise_unless(fits, "columns that make another number of features")
     raise_unless(isinstance(config.get("metadata"), dict), "no metadata")
     model = Model(network=network, classes=classes, columns=names, metadata=config["metadata"], encoding=encoding)
     if not for_update:

@@ -164,18 +164,15 @@ class RequestMiddleware:
                 size += len(message.get("body", b""))
             await send(message)
 
-        timer = asyncio.get_running_loop().call_later(
-            self.policy.response_timeout, expire
-        )  # `wait_for` takes a task more
+        loop, timeout = asyncio.get_running_loop(), self.policy.response_timeout
+        timer = loop.call_later(timeout, expire)  # `wait_for` takes a task more
         error: Exception | None = None
         try:
             await self.app(scope, receive, respond)
         except asyncio.CancelledError:
             if not expired:
                 raise
-            line = (
-                f"The answer must be ready within {self.policy.response_timeout:g} s; it was not. Send less, or later."
-            )
+            line = f"The answer must be ready within {timeout:g} s; it was not. Send less, or later."
             error = HTTPException(503, line, {"retry-after": "1"})
         except ClientDisconnect:
             return

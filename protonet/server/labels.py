@@ -123,9 +123,8 @@ class LabelFile:
     def _read(self) -> int:
         """Append the complete lines of the file to `rows`, and return the total size of these lines in bytes."""
         header, size, end = self.header, 0, 0
-        with self.path.open(
-            encoding="utf-8", errors="surrogateescape", newline=""
-        ) as file:  # may end within a character
+        errors = "surrogateescape"  # the file may end within a character
+        with self.path.open(encoding="utf-8", errors=errors, newline="") as file:
             lines = file.readlines()
         reader = csv.reader(lines)
         for cells in reader:

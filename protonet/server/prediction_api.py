@@ -85,9 +85,8 @@ class HotModel:
 
     def _load(self) -> TablePipeline:
         """Load the model; its encoders do not cache the texts and pictures of requests."""
-        return TablePipeline.load(self.path, argument="model").attach_encoders(
-            self.representation, show_progress=False, use_cache=False
-        )
+        model = TablePipeline.load(self.path, argument="model")
+        return model.attach_encoders(self.representation, show_progress=False, use_cache=False)
 
     def reload_if_replaced(self) -> None:
         """Load the file again if it was replaced; if that fails, keep the previous model and print a line on stderr."""

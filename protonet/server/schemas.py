@@ -248,9 +248,8 @@ def make_infer_schema(model: TablePipeline) -> JsonDict:
         types = ["BYTES"] if tensor.datatype == "BYTES" else ["FP32", "FP64"]
         shapes = [[1], [1, 1]] if named else [[1, len(cells)]]
         name: JsonDict = {"const": tensor.name} if named else {"type": "string"}
-        schema = make_object_schema(
-            name=name, shape={"enum": shapes}, datatype={"enum": types}, data=make_array_schema(*items)
-        )
+        data = make_array_schema(*items)
+        schema = make_object_schema(name=name, shape={"enum": shapes}, datatype={"enum": types}, data=data)
         schema["properties"] |= {"parameters": {"type": "object"}}
         tensors.append(schema)
     request = make_object_schema(inputs=make_array_schema(*tensors))
