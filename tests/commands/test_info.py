@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -104,19 +104,15 @@ def test_unexpected_metadata_are_no_error(
     assert all(read[name] is None for name in invalid)
 
 
-def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_version_of_the_script_and_of_the_module() -> None:
     entry = re.search(r'^\[project\.scripts\]\nprotonet = "(.+):(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
     assert entry is not None
     module, name = entry.groups()
-    assert callable(getattr(import_module(module), name))
     as_script = f"import sys, {module}; sys.argv[0] = 'protonet'; sys.exit({module}.{name}())"
+    version = f"protonet {metadata.version('protonet-solver')}\n"
     for way in (["-m", "protonet"], ["-c", as_script]):
-        output = start(*way, "--version")
-        version = f"protonet {metadata.version('protonet-solver')}\n"
+        words = [sys.executable, *way, "--version"]
+        output = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
         assert (output.returncode, output.stdout, output.stderr) == (0, version, "")
 
 

@@ -99,7 +99,10 @@ def make_model(classes: tuple[str, ...]) -> TablePipeline:
     return TablePipeline(network=network, classes=classes)
 
 
-def test_invalid_classes_are_errors() -> None:
+def test_classes_are_the_models_or_those_that_are_named() -> None:
+    model = make_model(("ant", "bee"))
+    assert parse_classes(" ant, bee", None) == parse_classes(None, model) == CLASSES
+    assert (parse_classes(None, None), parse_classes("bee", model)) == ([], ["bee"])
     cases: list[tuple[str | None, tuple[str, ...], str]] = [
         ("ant,ant", (), "`classes` must be different names.*; got 'ant'"),
         ("ant,NA", (), "not a missing value; got 'NA'"),
@@ -109,13 +112,6 @@ def test_invalid_classes_are_errors() -> None:
     for text, known, message in cases:
         with pytest.raises(InputError, match=message):
             parse_classes(text, make_model(known) if known else None)
-
-
-def test_classes_are_the_models_or_those_that_are_named() -> None:
-    assert parse_classes(" ant, bee", None) == CLASSES
-    assert parse_classes(None, None) == []
-    assert parse_classes(None, make_model(("ant", "bee"))) == CLASSES
-    assert parse_classes("bee", make_model(("ant", "bee"))) == ["bee"]
 
 
 BATCH = 5
