@@ -76,17 +76,12 @@ class ConvolutionFeaturesSpec:
 
 @dataclass(frozen=True)
 class FixedConvolutionSpec:
-    """The spec (hyperparameters) of a fixed convolution view.
+    """The spec (hyperparameters) of a fixed convolution view."""
 
-    Args:
-        line_width: Pixels per line of an image, or length of a series.
-        local_pooling: Whether responses are pooled over each part of the row (local pooling) or over the whole row.
-        ridge: Ridge penalty > 0, in units of the mean squared norm of a row's pooled features.
-    """
-
-    line_width: int
+    line_width: int  #: Pixels per line of an image, or length of a series.
     local_pooling: bool
-    ridge: float
+    """Whether responses are pooled over each part of the row (local pooling) or over the whole row."""
+    ridge: float  #: Ridge penalty > 0, in units of the mean squared norm of a row's pooled features.
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
 
@@ -238,7 +233,6 @@ class KernelBank(Source):
     There is one pooled feature for each dilation, kernel, threshold and part of the row.
 
     Attributes:
-        thresholds: (dilations, kernels, quantiles) buffer.
         counts: The number of positions in each part.
         n_responses: The number of pooled features of each part.
     """
@@ -246,7 +240,7 @@ class KernelBank(Source):
     kind = "kernel_bank"
     config_type = KernelBankConfig
     config: KernelBankConfig
-    thresholds: Tensor
+    thresholds: Tensor  #: (dilations, kernels, quantiles) buffer.
     kernels: Tensor
     taps: Tensor
 
@@ -424,19 +418,14 @@ class FixedConvolutionConfig(Config):
 
 
 class FixedConvolutionView(View):
-    """Class scores by ridge regression on pooled features.
-
-    Attributes:
-        readout: (features, classes) buffer, the coefficients.
-        offset: (classes,) buffer, the intercept.
-    """
+    """Class scores by ridge regression on pooled features."""
 
     kind = "fixed_convolution"
     config_type, source_type = FixedConvolutionConfig, KernelBank
     config: FixedConvolutionConfig
     source: KernelBank
-    readout: Tensor
-    offset: Tensor
+    readout: Tensor  #: (features, classes) buffer, the coefficients.
+    offset: Tensor  #: (classes,) buffer, the intercept.
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""

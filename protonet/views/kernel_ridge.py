@@ -60,23 +60,14 @@ KERNEL_RIDGE = KernelRidgeConstants()
 
 @dataclass(frozen=True)
 class KernelRidgeSpec:
-    """The spec (hyperparameters) of a kernel ridge view.
+    """The spec (hyperparameters) of a kernel ridge view."""
 
-    Args:
-        source: The spec of the linear view whose affine map is the input of the kernel.
-        norm: 1 for L1 distances (a Laplacian kernel), 2 for squared Euclidean distances (a Gaussian kernel).
-        apply_tanh: Whether the hyperbolic tangent of each input feature is taken.
-        shifted: Whether the view is also fitted to shifted copies of the rows.
-        bandwidth: Bandwidth > 0 of the kernel, in units of the median distance between samples and units.
-        ridge: Ridge penalty > 0.
-    """
-
-    source: LinearSpec
-    norm: int
-    apply_tanh: bool = False
-    shifted: bool = False
-    bandwidth: float = 2.0
-    ridge: float = 0.1
+    source: LinearSpec  #: The spec of the linear view whose affine map is the input of the kernel.
+    norm: int  #: 1 for L1 distances (a Laplacian kernel), 2 for squared Euclidean distances (a Gaussian kernel).
+    apply_tanh: bool = False  #: Whether the hyperbolic tangent of each input feature is taken.
+    shifted: bool = False  #: Whether the view is also fitted to shifted copies of the rows.
+    bandwidth: float = 2.0  #: Bandwidth > 0 of the kernel, in units of the median distance between samples and units.
+    ridge: float = 0.1  #: Ridge penalty > 0.
     trained: ClassVar[bool] = False
 
     @property
@@ -280,23 +271,16 @@ class KernelRidgeConfig(Config):
 
 
 class KernelRidgeView(View):
-    """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / bandwidth)`` of the mapped features z of a row.
-
-    Attributes:
-        units: (units, input_dim) buffer, the features of the samples at which kernels are centred.
-        readout: (units, classes) buffer, the coefficients.
-        bandwidth: 0-d buffer, > 0.
-        landmarks: (units, dim), the mapped features of the units, after the hyperbolic tangent if ``squash``.
-    """
+    """Class scores ``sum_j readout_j exp(-distance(z, landmark_j) / bandwidth)`` of the mapped features z of a row."""
 
     kind = "kernel_ridge"
     config_type, source_type = KernelRidgeConfig, LinearMap
     config: KernelRidgeConfig
     source: LinearMap
-    units: Tensor
-    landmarks: Tensor
-    readout: Tensor
-    bandwidth: Tensor
+    units: Tensor  #: (units, input_dim) buffer, the features of the samples at which kernels are centred.
+    landmarks: Tensor  #: (units, dim), the mapped features of the units, after the hyperbolic tangent if ``squash``.
+    readout: Tensor  #: (units, classes) buffer, the coefficients.
+    bandwidth: Tensor  #: 0-d buffer, > 0.
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""

@@ -163,15 +163,11 @@ LINEAR_VIEW = LinearViewConstants()
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """The spec (hyperparameters) of a linear view.
+    """The spec (hyperparameters) of a linear view."""
 
-    Args:
-        scaling: One of ``FEATURE_SCALINGS``.
-        feature_span: The range [start, stop) of the features that the view reads. If None, it reads all features.
-    """
-
-    scaling: str
+    scaling: str  #: One of ``FEATURE_SCALINGS``.
     feature_span: tuple[int, int] | None = None
+    """The range [start, stop) of the features that the view reads. If None, it reads all features."""
     source: ClassVar[ViewSpec | None] = None
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False

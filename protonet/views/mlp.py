@@ -200,25 +200,15 @@ def _initial_proxies(
 
 @dataclass(frozen=True)
 class MLPSpec:
-    """The spec (hyperparameters) of an MLP view: an ensemble whose members differ in their initial weights.
+    """The spec (hyperparameters) of an MLP view: an ensemble whose members differ in their initial weights."""
 
-    Args:
-        source: The spec of the linear view whose affine map is the input, without its bias coordinate.
-        members: Number of MLPs, each of which is a part of the embedding.
-        hidden: Number of hidden units of each MLP.
-        steps: Number of training steps.
-        embedding_dim: Width of the output of each MLP, at least the width of the source.
-        shifted: Whether the MLPs are also trained on shifted copies of the rows.
-        training_config: Training hyperparameters.
-    """
-
-    source: LinearSpec
-    members: int
-    hidden: int
-    steps: int
-    embedding_dim: int
-    shifted: bool = False
-    training_config: MLPTrainingConfig = MLP_TRAINING
+    source: LinearSpec  #: The spec of the linear view whose affine map is the input, without its bias coordinate.
+    members: int  #: Number of MLPs, each of which is a part of the embedding.
+    hidden: int  #: Number of hidden units of each MLP.
+    steps: int  #: Number of training steps.
+    embedding_dim: int  #: Width of the output of each MLP, at least the width of the source.
+    shifted: bool = False  #: Whether the MLPs are also trained on shifted copies of the rows.
+    training_config: MLPTrainingConfig = MLP_TRAINING  #: Training hyperparameters.
     trained: ClassVar[bool] = True
 
     @property

@@ -169,14 +169,11 @@ CODE_ROTATIONS = (1, 3, 7, 9)
 
 @dataclass(frozen=True)
 class TabularTransformer:
-    """The spec (hyperparameters) of a tabular transformer view.
-
-    Args:
-        passes: The number of passes of the transformer. Each pass assigns other codes to the classes, and its output
-            is a part of the embedding.
-    """
+    """The spec (hyperparameters) of a tabular transformer view."""
 
     passes: int = 1
+    """The number of passes of the transformer. Each pass assigns other codes to the classes, and its output is a part
+    of the embedding."""
     source: ClassVar[ViewSpec | None] = None
     shifted: ClassVar[bool] = False
     trained: ClassVar[bool] = False
@@ -290,20 +287,15 @@ class TabularTransformerView(View):
 
     The output has a part (a block of columns) for each pass. The pretrained weights are not stored in the view, only
     their checksum. `check` raises an error if the view was fitted with other weights.
-
-    Attributes:
-        rows: (rows, input_dim) buffer, the context rows.
-        classes: (rows,) int64 buffer, the class of each context row, >= 0.
-        blocks: (input_dim,) int64 buffer, ascending from 0: the table column of each feature.
     """
 
     kind = "tabular_transformer"
     config_type = TabularTransformerConfig
     dtypes: ClassVar = {"classes": torch.int64, "blocks": torch.int64}
     config: TabularTransformerConfig
-    rows: Tensor
-    classes: Tensor
-    blocks: Tensor
+    rows: Tensor  #: (rows, input_dim) buffer, the context rows.
+    classes: Tensor  #: (rows,) int64 buffer, the class of each context row, >= 0.
+    blocks: Tensor  #: (input_dim,) int64 buffer, ascending from 0: the table column of each feature.
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""

@@ -195,21 +195,15 @@ class LinearMap(Source):
     """An affine map with a diagonal plus low-rank matrix, the input of linear views and of most other views.
 
     It computes ``z = gain * (x - shift) + ((x - shift) @ basis * coefficient) @ basis.T``.
-
-    Attributes:
-        shift: (dim,) buffer, subtracted from the features.
-        gain: (dim,) buffer, the diagonal.
-        basis: (dim, rank) buffer with orthonormal columns, rank >= 0.
-        coefficient: (rank,) buffer, the additional gain along each column of the basis.
     """
 
     kind = "linear"
     config_type = LinearMapConfig
     config: LinearMapConfig
-    shift: Tensor
-    gain: Tensor
-    basis: Tensor
-    coefficient: Tensor
+    shift: Tensor  #: (dim,) buffer, subtracted from the features.
+    gain: Tensor  #: (dim,) buffer, the diagonal.
+    basis: Tensor  #: (dim, rank) buffer with orthonormal columns, rank >= 0.
+    coefficient: Tensor  #: (rank,) buffer, the additional gain along each column of the basis.
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Compute the shape of each buffer by name."""
