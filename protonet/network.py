@@ -191,13 +191,6 @@ class PrototypeNetwork(nn.Module):
         num_classes: Number of classes, >= 1. No class has a prototype before ``set_prototypes`` is called.
         temperature: Divisor of the cosines, > 0.
 
-    Attributes:
-        prototypes: (num_classes, embedding_dim), zero for a class without samples or whose embeddings sum to zero.
-        sums: (num_classes, embedding_dim), the sum of the embeddings of each class's samples; float32 or float64.
-        counts: (num_classes,) int64, the number of samples of each class.
-        temperature: 0-d float32, the divisor of the cosines.
-        offsets: (num_classes,) in nats, added to the logits; zero until `set_offsets` is called.
-
     Raises:
         InputTypeError: A size or the temperature is not a number.
         InputError: A size below 1, or a temperature that is not positive.
@@ -207,10 +200,12 @@ class PrototypeNetwork(nn.Module):
     """
 
     prototypes: Tensor
+    """(num_classes, embedding_dim), zero for a class without samples or whose embeddings sum to zero."""
     sums: Tensor
-    counts: Tensor
-    temperature: Tensor
-    offsets: Tensor
+    """(num_classes, embedding_dim), the sum of the embeddings of each class's samples; float32 or float64."""
+    counts: Tensor  #: (num_classes,) int64, the number of samples of each class.
+    temperature: Tensor  #: 0-d float32, the divisor of the cosines.
+    offsets: Tensor  #: (num_classes,) in nats, added to the logits; zero until `set_offsets` is called.
 
     def __init__(self, encoder: nn.Module, *, embedding_dim: int, num_classes: int, temperature: float = 0.1) -> None:
         super().__init__()
