@@ -26,7 +26,7 @@ from protonet.tables.columns.parsing import (
     is_missing,
     parse_numeric,
 )
-from protonet.tables.columns.units import split_unit
+from protonet.tables.columns.units import is_known_unit, split_unit
 from protonet.tables.table import RowBlock, Table
 
 #: The number format for each decimal mark.
@@ -101,7 +101,11 @@ def describe_mixed_units(columns: Mapping[str, np.ndarray]) -> list[str]:
         distinct = _list_distinct(cells[~is_missing(cells)])[:MAX_EXAMINED_CELLS] if cells.dtype.kind == "O" else []
         numbers = [cell for cell in distinct if not all(math.isnan(parse_numeric(cell, mark)) for mark in MARKS)]
         units = sorted({split_unit(cell)[1] for cell in numbers} - {""})
-        if 1 < len(units) <= MAX_MIXED_UNITS and len(numbers) >= MIN_PARSED_FRACTION * len(distinct):
+        if (
+            1 < len(units) <= MAX_MIXED_UNITS
+            and all(map(is_known_unit, units))
+            and len(numbers) >= MIN_PARSED_FRACTION * len(distinct)
+        ):
             named = f"{to_printable(name)} has numbers in several units ({', '.join(map(to_printable, units))})"
             notes.append(f"warning: {named}: they are not read as numbers; convert them to one unit")
     return notes

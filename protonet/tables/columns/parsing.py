@@ -41,6 +41,8 @@ DATE_FORMAT_SEPARATOR = " or "
 #: Number of cells on which formats are tried first, to rule out most formats before all cells are parsed.
 N_PROBED_CELLS = 100
 SECONDS_PER_DAY = 86_400.0
+#: The length in days of further parts of durations; "only" is a number of days without hours, as Python writes it.
+DAYS_PER_UNIT = {"only": 1.0, "weeks": 7.0, "months": 365.2425 / 12, "years": 365.2425}
 
 #: Two numbers in a cell, as in feet and inches or "3 4".
 _TWO_NUMBERS = re.compile(r"\d[\s'’]+\d")
@@ -63,9 +65,10 @@ _ISO_DURATION = re.compile(
     r"(?P<sign>-?)P(?=.)(?:(?P<days>\d+)D)?(?:T(?=.)(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?"
     r"(?:(?P<seconds>\d+(?:[.,]\d+)?)S)?)?"
 )
-# 1h 05m 20s, 3h54, 2 hours 5 minutes.
+# 1h 05m 20s, 3h54, 2 hours 5 minutes, 3 weeks, 1 year 2 months (months and years of average length).
 _WORD_DURATION = re.compile(
-    r"(?P<sign>-?)(?=\d)(?:(?P<days>\d+) ?d(?:ays?)?,? ?)?(?:(?P<hours>\d+) ?h(?:(?:ou)?rs?)?,? ?)?"
+    r"(?P<sign>-?)(?=\d)(?:(?P<years>\d+) ?y(?:(?:ea)?rs?)?,? ?)?(?:(?P<months>\d+) ?mo(?:nth|n)?s?,? ?)?"
+    r"(?:(?P<weeks>\d+) ?w(?:ee)?ks?,? ?)?(?:(?P<days>\d+) ?d(?:ays?)?,? ?)?(?:(?P<hours>\d+) ?h(?:(?:ou)?rs?)?,? ?)?"
     r"(?:(?P<minutes>\d+)(?: ?m(?:in(?:ute)?s?)?|(?<=h\d\d)),? ?)?(?:(?P<seconds>\d+(?:[.,]\d+)?) ?s(?:ec(?:ond)?s?)?)?"
 )
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?(?:Z|[+-]\d{2}(?::?\d{2})?)?)?")
@@ -218,7 +221,7 @@ def parse_duration(cell: str, *, allow_words: bool = True) -> float:
     parts = {name: float((text or "0").replace(",", ".")) for name, text in match.groupdict().items() if name != "sign"}
     if match["hours"] and ":" in cell and parts["minutes"] > 59:
         return math.nan
-    days = parts["days"] + parts.get("only", 0)
+    days = parts["days"] + sum(parts.get(name, 0) * length for name, length in DAYS_PER_UNIT.items())
     seconds = 3600 * parts["hours"] + 60 * parts["minutes"] + parts["seconds"]
     if match["sign"]:
         days, seconds = days if match.start("sign") else -days, -seconds

@@ -18,6 +18,11 @@ UNITS = re.compile(
     rf"[hkm]?pa|bar|psi|mmhg|k?cal|kj|db|m?mol|pp[mb]|rpm|bpm|mph|km?h|kph|px|ms|secs?|mins?|hrs?|yrs?)|"
     rf"[dghlLmsty]|{CURRENCIES.pattern}"
 )
+#: Matches units in words, in lower case and without a plural s.
+UNIT_WORDS = re.compile(
+    "year|month|week|day|hour|minute|second|(?:milli|centi|kilo)?(?:met(?:er|re)|gram|lit(?:er|re))|mile|foot|feet|inch|"
+    "pound|ounce|gallon|dollar|euro|cent|degree|percent"
+)
 #: The last words of open intervals, which are no units.
 OPEN_INTERVAL_WORDS = frozenset({"over", "more", "above"})
 #: Words for powers of ten after a number, and the exponent of each.
@@ -75,7 +80,8 @@ def split_unit(cell: str) -> tuple[str, str]:
 
 def _is_unit(match: re.Match[str]) -> bool:
     """Test whether a match of the pattern of units is one: a known unit, or a word after a space."""
-    if match["unit"].casefold() in OPEN_INTERVAL_WORDS:
+    is_numbered = match.string[: match.start()].endswith(".") and match["space"] != ""  # as in "1. White"
+    if is_numbered or match["unit"].casefold() in OPEN_INTERVAL_WORDS:
         return False
     is_known = match["base"] is None or UNITS.fullmatch(match["base"]) is not None
     return is_known or (match["space"] != "" and not any(map(str.isdecimal, match["unit"])))
@@ -84,6 +90,13 @@ def _is_unit(match: re.Match[str]) -> bool:
 def _is_currency(unit: str) -> bool:
     """Test whether a unit is a currency, as a name or as a sign."""
     return bool(CURRENCIES.fullmatch(unit)) or (len(unit) == 1 and unicodedata.category(unit) == "Sc")
+
+
+def is_known_unit(unit: str) -> bool:
+    """Test whether a result of `split_unit` is a common unit or a currency, rather than any word."""
+    base = unit.partition("/")[0].rstrip("23²³")
+    patterns = (UNITS, UNIT_WORDS)
+    return not unit.isalpha() or any(pattern.fullmatch(base) for pattern in patterns)
 
 
 def detect_unit(cells: Iterable[str]) -> str:

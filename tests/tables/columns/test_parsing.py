@@ -334,6 +334,10 @@ class TestDurations:
         column = infer_column_type(objects("1h 05m", "45m", "2h", "3h54m")).column
         assert isinstance(column, Numeric)
         assert column.comparable_values(objects("45m", "1h 05m", "0:45:00")).tolist() == [2700, 3900, 2700]
+        column = infer_column_type(objects("2 years", "1 year 2 months", "3 weeks", "4 days", "11 months")).column
+        assert isinstance(column, Numeric)
+        days = column.comparable_values(objects("3 weeks", "1 year", "12 months", "1 yr", "6 mos")) / 86_400
+        assert days.tolist() == pytest.approx([21, 365.2425, 365.2425, 365.2425, 365.2425 / 2])
         plain = Numeric.fit(np.array([1.5, 2.5, 9.0]))  # perhaps hours
         assert plain.is_invalid(objects("1h 30m", "2d 1h")).all()
 
