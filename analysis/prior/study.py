@@ -143,7 +143,8 @@ def train_prior(batch: TaskBatch, *, epochs: int = EPOCHS) -> WeightingPrior:
     prior.dataset_mean.copy_(batch.dataset_statistics.mean(dim=0))
     prior.dataset_deviation.copy_(batch.dataset_statistics.std(dim=0).clamp_min(1e-2))
     optimizer = torch.optim.AdamW(prior.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    steps = epochs * math.ceil(len(batch.initial_log_influence) / BATCH_SIZE)
+    # The schedule divides by zero if its warmup, a tenth, is a single step.
+    steps = max(11, epochs * math.ceil(len(batch.initial_log_influence) / BATCH_SIZE))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
     guessing = batch.classes.sum(dim=1).float().log()
     for _ in range(epochs):

@@ -99,10 +99,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[MeasuredTask]:
     return measured
 
 
-def test_priors_are_compared_on_families_that_they_were_not_trained_on(
-    tasks: list[MeasuredTask], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(study, "COMPARED_EPOCHS", (3,))
+def test_priors_are_compared_on_families_that_they_were_not_trained_on(tasks: list[MeasuredTask]) -> None:
     some = [task._replace(family=f"synthetic {index // 2}") for index, task in enumerate(tasks * 2)]
     rows = study.compare(some, collate(some), epochs=2)
     start, learned, *_ = rows
