@@ -16,8 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
-from analysis.optimizer_bench.workload import seed_initial_weights
-from analysis.optimizer_bench.workloads.common import make_mlp
+from analysis.optimizer_bench.workload import make_mlp, seed_initial_weights
 from protonet.optimizer import CustomOptimizer
 from protonet.optimizer.search import OptimizerRun
 from tests.optimizer_cases import loss_on, make_model, same, train, trained, weights

@@ -37,7 +37,7 @@ WARMUP_FRACTION = 0.03  #: Fraction of the steps in which the learning rate rise
 BENCHMARK_FOLDER = "analysis/optimizer_bench"
 LIBRARIES = ("heavyball", "pytorch_optimizer", "schedulefree")  #: Of the peers.
 #: Source files that affect every run.
-SHARED_SOURCE_FILES = [f"{BENCHMARK_FOLDER}/{name}.py" for name in ("workload", "workloads/common", "runs")]
+SHARED_SOURCE_FILES = [f"{BENCHMARK_FOLDER}/{name}.py" for name in ("workload", "runs")]
 BASELINES_FILE = Path("analysis/results/optimizer_baselines.json")
 #: Result of tuned AdamW on a workload. ``setting`` has the lowest ``target``: the worst seed's best smoothed loss.
 #: ``steps`` is the median over seeds of the first step at the target, for the ``fastest`` of the best settings, whose

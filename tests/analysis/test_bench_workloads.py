@@ -11,9 +11,15 @@ import pytest
 import sklearn.datasets  # noqa: F401 - its import draws from the global state
 import torch
 
-from analysis.optimizer_bench.workload import Workload, compute_validation_loss, hold_out, shuffle_batches
+from analysis.optimizer_bench.workload import (
+    Workload,
+    compute_validation_loss,
+    cut_windows,
+    hold_out,
+    read_sources,
+    shuffle_batches,
+)
 from analysis.optimizer_bench.workloads import GROUPS_OF_WORKLOAD, WORKLOADS, WORKLOADS_BY_ROLE, streams
-from analysis.optimizer_bench.workloads.common import cut_windows, read_sources
 
 BATCHES, STEPS, RATE = 2, 30, 3e-3
 RATES = {"cnn": 1e-2}  #: AdamW's rate for what learns nothing in so few steps at ``RATE``.

@@ -8,8 +8,8 @@ import torch
 
 from analysis.prior import study
 from analysis.prior.study import collate, evaluate_prior, train_prior
-from analysis.prior.synthetic import FAMILIES
 from analysis.prior.tasks import (
+    FAMILIES,
     MAX_FEATURES,
     MAX_LABELLED,
     MAX_TEST_ROWS,

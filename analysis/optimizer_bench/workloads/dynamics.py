@@ -11,8 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_row_task, make_workload_builder
-from analysis.optimizer_bench.workloads.common import RecurrentStates, make_mlp, standardise
+from analysis.optimizer_bench.workload import (
+    RecurrentStates,
+    WorkloadTask,
+    fixed_generator,
+    make_mlp,
+    make_row_task,
+    make_workload_builder,
+    standardise,
+)
 
 N_JOINTS, MAX_JOINT_ANGLE = 4, math.pi / 2  #: Joints, and largest angle of each in both directions.
 #: Fraction of outliers, and their standard deviation relative to that of other readings.

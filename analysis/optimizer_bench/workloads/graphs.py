@@ -19,8 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_workload_builder, shuffle_batches
-from analysis.optimizer_bench.workloads.common import WORD_PATTERN
+from analysis.optimizer_bench.workload import (
+    WORD_PATTERN,
+    WorkloadTask,
+    fixed_generator,
+    make_workload_builder,
+    shuffle_batches,
+)
 
 DEFINITION_PATTERN = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 MIN_FUNCTIONS_PER_MODULE = 20  #: Smaller modules are left out.

@@ -11,25 +11,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.optimizer_bench.workload import (
+    IMAGE_SIDE,
+    PIXELS_PER_IMAGE,
+    ResidualLayers,
     WorkloadTask,
     classification_loss,
     fixed_generator,
     hold_out,
-    make_classification_task,
-    make_row_task,
-    make_workload_builder,
-    shuffle_batches,
-)
-from analysis.optimizer_bench.workloads.common import (
-    IMAGE_SIDE,
-    PIXELS_PER_IMAGE,
-    ResidualLayers,
     load_ascii,
     load_latin,
     load_photograph,
+    make_classification_task,
     make_convolutions,
     make_mlp,
+    make_row_task,
     make_transformer,
+    make_workload_builder,
+    shuffle_batches,
     standardise,
 )
 from protonet.losses import episodic_loss

@@ -20,16 +20,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_row_task, make_workload_builder
-from analysis.optimizer_bench.workloads.common import (
+from analysis.optimizer_bench.workload import (
     WORD_PATTERN,
     RecurrentStates,
     ResidualLayers,
     TokenEmbedding,
+    WorkloadTask,
     cut_windows,
     encode_ascii,
+    fixed_generator,
     join_sources,
     make_mlp,
+    make_row_task,
+    make_workload_builder,
     read_sources,
 )
 

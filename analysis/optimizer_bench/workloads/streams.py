@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from analysis.optimizer_bench.workload import WorkloadTask, fixed_generator, make_workload_builder
-from analysis.optimizer_bench.workloads.common import (
+from analysis.optimizer_bench.workload import (
     RecurrentStates,
     ResidualLayers,
+    WorkloadTask,
+    fixed_generator,
     make_convolutions,
     make_mlp,
     make_transformer,
+    make_workload_builder,
 )
 from analysis.optimizer_bench.workloads.sources import FACTOR_DIM, make_factors, make_gpt, predict_next
 
