@@ -7,9 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from protonet.fit.search import EFFORTS
+from protonet.views.forest import ForestFamily
+from protonet.views.mlp import MLPFamily
+from protonet.views.tabular_transformer import TabularTransformerFamily
 from tests.strategies import PLAIN
 
-FAST_SEARCH = EFFORTS["fast"]
+#: A search with linear views and kernels.
+KERNELS = EFFORTS["fast"].without_family(ForestFamily).without_family(MLPFamily)
+KERNELS = KERNELS.without_family(TabularTransformerFamily)
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -21,6 +26,6 @@ def linear_views() -> Iterator[None]:
 
 
 @pytest.fixture
-def all_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ``--effort fast`` compare the views that users get, in a test that depends on their accuracy."""
-    monkeypatch.setitem(EFFORTS, "fast", FAST_SEARCH)
+def kernel_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``--effort fast`` also compare kernels, in a test that depends on their accuracy."""
+    monkeypatch.setitem(EFFORTS, "fast", KERNELS)

@@ -24,9 +24,8 @@ def blobs(kinds: str, rows: int, seed: int, noise: float = 0.7) -> tuple[np.ndar
     return np.array([centres[name] for name in names]) + random.normal(0, noise, (len(names), 3)), names
 
 
-@pytest.mark.usefixtures("all_views")
 def test_another_file_and_empty_cells_give_the_same_model(tmp_path: Path, run: Run) -> None:
-    (few, names), (remaining, _) = blobs("uv", 6, 0, noise=1.5), blobs("uvw", 30, 1)
+    (few, names), (remaining, _) = blobs("uv", 6, 2, noise=2.0), blobs("uvw", 30, 1)
     train, more = write(tmp_path / "t.csv", few, names), write(tmp_path / "more.csv", remaining, None)
     both = write(tmp_path / "both.csv", np.concatenate([few, remaining]), [*names, *[""] * len(remaining)])
     output, metrics, texts = [], [], []

@@ -103,7 +103,7 @@ def test_drop_columns_and_id(model: Path, tmp_path: Path, run: Run) -> None:
         assert "`table` must name its columns to choose among them; got " in error
 
 
-@pytest.mark.usefixtures("all_views")
+@pytest.mark.usefixtures("kernel_views")
 def test_groups(model: Path, tmp_path: Path, run: Run) -> None:
     patients = np.arange(80) // 4
     x = 5 * NOISE[patients] + 0.3 * RNG.normal(size=(80, 5))
@@ -221,7 +221,7 @@ def test_a_group_column_gets_a_warning(tmp_path: Path, run: Run) -> None:
     assert parse_accuracy(held_out) < 75
 
 
-@pytest.mark.usefixtures("all_views")
+@pytest.mark.usefixtures("kernel_views")
 def test_near_duplicates_get_a_warning(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(0)
     of = np.repeat(np.arange(30), 4)
