@@ -12,9 +12,9 @@ from protonet.views.mlp import MLPFamily
 from protonet.views.tabular_transformer import TabularTransformerFamily
 from tests.strategies import PLAIN
 
-#: A search with linear views and kernels.
-KERNELS = EFFORTS["fast"].without_family(ForestFamily).without_family(MLPFamily)
-KERNELS = KERNELS.without_family(TabularTransformerFamily)
+#: The search of users, and one with linear views and kernels.
+FAST_SEARCH = EFFORTS["fast"]
+KERNELS = FAST_SEARCH.without_family(ForestFamily).without_family(MLPFamily).without_family(TabularTransformerFamily)
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -19,13 +19,15 @@ from protonet.commands import folder
 from protonet.commands.folder import FileTask
 from protonet.errors import InputError
 from protonet.files import load_model, save_model
+from protonet.fit.search import EFFORTS
 from tests.commands.cases import Run, do
+from tests.commands.conftest import FAST_SEARCH
 from tests.processes import start_command
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-FILES, ROWS = 6, 4_000
+FILES, ROWS = 6, 2_000
 COLUMNS = [f"x{column}" for column in range(6)]
 
 
@@ -50,7 +52,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x = generator.standard_normal((60, 6)) + 2 * np.eye(3, 6)[labels]
     columns = dict(zip(COLUMNS, x.T, strict=True)) | {"label": np.array(["ant", "bee", "cat"])[labels]}
     parquet.write_table(pa.table(columns), folder / "train.parquet")
-    do("fit", folder / "train.parquet", "-o", folder / "m.safetensors", "--effort", "fast")
+    with pytest.MonkeyPatch.context() as patch:  # slow views, so that the blows come before the end
+        patch.setitem(EFFORTS, "fast", FAST_SEARCH)
+        do("fit", folder / "train.parquet", "-o", folder / "m.safetensors", "--effort", "fast")
     return folder / "m.safetensors"
 
 
@@ -188,11 +192,11 @@ def test_argument_errors(model: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A Dask cluster of two single-threaded worker processes, which are restarted if they are killed."""
+    """A Dask cluster of a single-threaded worker process, which is restarted if it is killed."""
     distributed = pytest.importorskip("distributed")
     path = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parents[2]), path])
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
         yield cluster
     os.environ["PYTHONPATH"] = path
 
