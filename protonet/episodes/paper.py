@@ -50,14 +50,8 @@ def run_paper(options: argparse.Namespace) -> None:
     methods = MethodsPlan(
         [grid[0] for grid in grids if len(grid) == 1], tuning_grids=tuned, reference_method=new_method
     )
-    rows = RowsPlan(
-        options.dataset,
-        image_size=options.image_size,
-        split_seed=options.split_seed,
-        encoder=options.encoder,
-        normalize=options.normalize,
-        base=options.base,
-    )
+    names = ("image_size", "split_seed", "encoder", "normalize", "base")
+    rows = RowsPlan(options.dataset, **{name: getattr(options, name) for name in names})
     folder = options.output
     members = [
         SuiteMember(

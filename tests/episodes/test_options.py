@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 
 from protonet.episodes.features.sources import normalize_rows
 from protonet.episodes.methods import METHODS
+from protonet.episodes.training import tasks
 from tests.episodes.command_cases import Command
+from tests.episodes.meta_cases import save_data
 
 KIND = "--way 2 --query 4 --episodes 70"
 #: The arguments of evaluations of x.npz and of plain.npz.
@@ -188,3 +191,24 @@ def test_an_encoder_embeds_base_rows_of_another_file_too(command: Command) -> No
     expected = command.accuracies(X, methods, "--encoder encoder.safetensors")
     again = command.accuracies(PLAIN, methods, "--encoder encoder.safetensors --base base.npz")
     assert again == expected != command.accuracies(X, methods)
+
+
+@pytest.mark.usefixtures("no_baseline")
+def test_methods_refuse_encoders_that_do_not_fit(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_data(Path("tiny.npz"))
+    save_data(Path("other.npz"), dim=9)
+    monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=10))
+    small = "--dataset tiny.npz --way 2 --query 2 --episodes-per-step 2 --steps 1 --backbone mlp --device cpu"
+    command(f"train --objective anil {small} -o a.safetensors")
+    few = "--dataset tiny.npz --way 2 --query 3 --episodes 5"
+    for more, message in (
+        ("--method maml", "find an encoder of the objective maml; got one of anil for maml. Pass the `--encoder`"),
+        ("--method finetune:head=tree", "`finetune:head` must be one of prototypes, linear; got 'tree'."),
+        ("--method finetune:learning-rate=-1", "have settings within their bounds, >= 0 here; got '-1'"),
+        ("--dataset other.npz --method anil", "`--encoder` must hold an encoder of 9 features per row; got 64."),
+        ("--side all --way 3 --method anil", "`--way` must be 2 for anil, whose last layer has .*; got 3. Pass 2, or"),
+    ):
+        command.refuses(message, few, "--encoder a.safetensors", more)
+    for method, of in (("feat", " of the objective feat"), ("finetune", "")):
+        message = f"`--method` must find an encoder{of}; got none for {method}. Pass the `--encoder` of such a run."
+        command.refuses(message, few, "--method", method)

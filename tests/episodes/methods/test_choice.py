@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,15 @@ from torch import Tensor
 
 from protonet.episodes.__main__ import main
 from protonet.episodes.methods import METHOD_ALIASES, METHODS, MethodSpec
-from protonet.episodes.methods.choice import ChosenMethod, choose_grid, choose_method, choose_methods, list_methods
+from protonet.episodes.methods.choice import (
+    AvailableInputs,
+    ChosenMethod,
+    choose_grid,
+    choose_method,
+    choose_methods,
+    list_methods,
+    select_methods,
+)
 from protonet.episodes.methods.clustering import laplacian_shot
 from protonet.episodes.methods.common import support_means
 from protonet.episodes.methods.keywords import Positive
@@ -143,6 +153,17 @@ def test_a_method_of_an_installed_package(mine: Path, monkeypatch: pytest.Monkey
     assert "city: of the installed mine:city_block" in list_methods()
     with pytest.raises(InputError, match="`method` must load; got ModuleNotFoundError of lost"):
         choose_method("lost")
+
+
+def test_all_leaves_out_methods_of_other_objectives_and_other_ways() -> None:
+    given: dict[str, Any] = {"n_base_classes": 2, "has_texts": True, "has_unlabelled": True, "has_feature_maps": True}
+    available = AvailableInputs(objective="anil", head_way=2, way=(2, 2), has_class_means=False, **given)
+    methods, notes = select_methods([], available, all_methods=True)
+    assert "Without an encoder of their objectives, feat, maml are left out." in notes
+    assert methods.keys() == {name for name, spec in METHODS.items() if not spec.slow} - {"feat", "maml"}
+    methods, notes = select_methods([], replace(available, way=(3, 3)), all_methods=True)
+    assert "The head of the encoder is for another number of classes: anil are left out." in notes
+    assert "anil" not in methods
 
 
 def nearest_corner(episodes: Episodes, *, power: Positive = 1.0) -> Tensor:

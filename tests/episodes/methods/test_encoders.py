@@ -200,8 +200,3 @@ def test_encoders_of_something_else(name: str) -> None:
             METHODS[name](episodes)
     with pytest.raises(ValueError, match=rf"^`episodes` must {constraint}; got none\. Pass `enc"):
         METHODS[name](replace(episodes, trained=None))
-
-
-def test_heads_of_something_else() -> None:
-    with pytest.raises(ValueError, match=r"^`finetune:head` must be one of prototypes, linear; got 'tree'\. Pick one"):
-        finetune(make_case("finetune")[0], head="tree")
