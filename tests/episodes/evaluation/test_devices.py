@@ -15,10 +15,10 @@ from tests.episodes.meta_cases import save_data
 
 FEW = "--dataset tiny.npz --side novel --way 2 --query 2 --episodes 6"
 LINES = {
-    "plain": "--dataset digits --way 3 --query 4 --episodes 6 --method protonet mine.py:own",
+    "plain": "--dataset tiny.npz --side all --way 3 --query 4 --episodes 6 --method protonet mine.py:own",
     "mapped, normalised": f"{FEW} --normalize cl2 --method simpleshot bd-cspn mine.py:own",
-    "shots, open, shares": "--dataset digits --way 2-4 --shot 1-3 --unequal --query 4 --n-open-classes 1 --imbalance 2 "
-    "--unlabelled 2 --episodes 6 --method oslo semi-kmeans",
+    "shots, open, shares": "--dataset tiny.npz --side all --way 2-4 --shot 1-2 --unequal --query 1 --n-open-classes 1 "
+    "--imbalance 2 --unlabelled 2 --episodes 6 --method oslo semi-kmeans",
     "generalised": f"{FEW} --protocol generalized --method protonet",
     "encoder": f"{FEW} --encoder a.safetensors --method feat protonet finetune:steps=1 mine.py:own",
 }

@@ -113,7 +113,7 @@ def test_errors() -> None:
 
 
 @pytest.mark.parametrize("name", ["unlabelled", "distractors"])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=seeds, first=st.integers(0, 10**12))
 def test_unlabelled_rows_and_more_queries_change_nothing_else(name: str, seed: int, first: int) -> None:
     labels, config = labels_of([30, 31, 32, 30, 33, 30]), CONFIGS[name]

@@ -38,7 +38,7 @@ every = pytest.mark.parametrize("name", PROTOCOLS)
 
 
 @every
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=seeds, first=st.integers(0, 10**9), n=st.integers(0, 4))
 def test_an_episode_depends_only_on_its_index(name: str, seed: int, first: int, n: int) -> None:
     full = PROTOCOLS[name].sample(INDEX, seed=seed, first=first, n_episodes=6)
@@ -50,7 +50,7 @@ def test_an_episode_depends_only_on_its_index(name: str, seed: int, first: int, 
 
 
 @every
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=seeds)
 def test_rows_are_distinct_of_their_classes_and_counted(name: str, seed: int) -> None:
     sampler = PROTOCOLS[name]
