@@ -364,10 +364,8 @@ def run(options: argparse.Namespace) -> StudyReport:
 
 def check_baselines(grid: EvaluationGrid) -> None:
     """Raise an InputError for missing baselines; warn on stderr if a workload differs from that of its baseline."""
-    missing = {
-        name: [n for n in grid.horizons if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads
-    }
-    missing = {name: steps for name, steps in missing.items() if steps}
+    absent = {name: [n for n in grid.horizons if str(n) not in grid.baselines.get(name, {})] for name in grid.workloads}
+    missing = {name: steps for name, steps in absent.items() if steps}
     if missing:
         got = "; ".join(f"none of {name} at {', '.join(map(str, steps))}" for name, steps in missing.items())
         steps = ",".join(map(str, sorted(set(chain(*missing.values())), key=lambda n: (n != 1000, n))))
@@ -377,12 +375,9 @@ def check_baselines(grid: EvaluationGrid) -> None:
         result = runs.compute_fingerprint(name, path)
         recorded = {grid.get_baseline(name, steps)["fingerprint"] for steps in grid.horizons}
         if recorded != {result}:
-            print(
-                f"{name} differs from what its baseline was made with: loss {result:g} before training, not "
-                f"{', '.join(f'{loss:g}' for loss in recorded)}; another Python or torch has other data or weights. "
-                "Tune it here.",
-                file=sys.stderr,
-            )
+            text = f"{name} differs from what its baseline was made with: loss {result:g} before training, not "
+            text += f"{', '.join(f'{loss:g}' for loss in recorded)}; another Python or torch has other data or weights."
+            print(f"{text} Tune it here.", file=sys.stderr)
 
 
 def run_all_optimizers(

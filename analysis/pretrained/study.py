@@ -12,29 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.pretrained.measure import (
-    CLASS_CODES_METHOD,
-    LOGISTIC,
-    MAX_UNLABELLED,
-    NEAREST,
-    NONE,
-    SETFIT,
-    TFIDF,
-    MethodRun,
-    list_data_sets,
-    list_methods,
-    measure_run,
-    read_items,
-)
-from analysis.shared.runner import (
-    FOLDER_OPTION,
-    StudyParser,
-    StudyReport,
-    hash_sources,
-    parse_integers,
-    parse_names,
-    run_all,
-)
+from analysis.pretrained import measure
+from analysis.shared import runner
 from analysis.shared.tables import format_mean
 from protonet._text import plural
 from protonet.embeddings.opening import PACKAGED
@@ -42,17 +21,15 @@ from protonet.fit.search import EFFORTS
 from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
-#: Titles of methods in the tables; "{}" is the representation whose embeddings they read.
+#: Titles of methods to which differences are shown; "{}" is the representation whose embeddings they read.
 TITLES = {
-    NONE: "fit, none",
-    CLASS_CODES_METHOD: "fit, {}, classes called c1, c2, ...",
-    NEAREST: "nearest name, {}",
-    LOGISTIC: "logistic regression, {}",
-    TFIDF: "TF-IDF, logistic regression",
-    SETFIT: "SetFit's recipe",
+    measure.NONE: "fit, none",
+    measure.CLASS_CODES_METHOD: "fit, {}, classes called c1, c2, ...",
+    measure.NEAREST: "nearest name, {}",
+    measure.LOGISTIC: "logistic regression, {}",
+    measure.TFIDF: "TF-IDF, logistic regression",
+    measure.SETFIT: "SetFit's recipe",
 }
-#: Methods to which differences are shown.
-COMPARED_METHODS = (NONE, CLASS_CODES_METHOD, NEAREST, LOGISTIC, TFIDF, SETFIT)
 MAX_CLASSES = 8  #: Maximal number of classes for SetFit's recipe, whose number of pairs grows with the classes.
 DEFAULT_REPRESENTATIONS = "sentences,words,efficientnet,none"
 TABLE_NOTE = """
@@ -64,63 +41,64 @@ network already and with the embeddings in the cache. Logistic regression has C 
 #: Further notes, printed if there are runs without labels, with one label per class, or of a method.
 NOTES = {
     "names": f"""\
-At 0 per class `fit` has names alone (`--classes`), and at most {MAX_UNLABELLED:,} rows without a label.
+At 0 per class `fit` has names alone (`--classes`), and at most {measure.MAX_UNLABELLED:,} rows without a label.
 """,
     "one": """\
 At 1 per class `fit` has `--allow-many-classes`.
 """,
-    TFIDF: """\
+    measure.TFIDF: """\
 TF-IDF is sublinear, of words, pairs of words and parts of words of 2 to 5 letters; its logistic regression has C = 10.
 """,
-    SETFIT: """\
+    measure.SETFIT: """\
 SetFit's recipe fine-tunes the same sentence network for an epoch, by the cosines of 20 pairs of one class and 20 of two
 for each labelled text (batches of 16, AdamW at 2e-5), then fits logistic regression.
 """,
 }
 
 
-def add_options(parser: StudyParser) -> None:
+def add_options(parser: runner.StudyParser) -> None:
     """Add the options: the folder, the data sets, the representations and the splits."""
     text = "tables .csv with columns text and class, folders of pictures"
-    parser.add_argument(FOLDER_OPTION, metavar="FOLDER", help=text)
+    parser.add_argument(runner.FOLDER_OPTION, metavar="FOLDER", help=text)
     parser.add_argument("--sets", metavar="NAMES", help="their names, with commas (default: all of the folder)")
-    parser.add_option("--shots", "0,1,5,20", "labelled rows per class; 0: names alone", partial(parse_integers, low=0))
+    text = "labelled rows per class; 0: names alone"
+    parser.add_option("--shots", "0,1,5,20", text, partial(runner.parse_integers, low=0))
     parser.add_int_option("--splits", 3, "splits of each set")
     parser.add_int_option("--tests", 600, "rows that are judged, at the most")
     parser.add_option("--effort", "default", f"of {', '.join(EFFORTS)}", partial(check_known_name, known_names=EFFORTS))
-    parser.add_names_option("--representations", [*PACKAGED, NONE], DEFAULT_REPRESENTATIONS)
+    parser.add_names_option("--representations", [*PACKAGED, measure.NONE], DEFAULT_REPRESENTATIONS)
     parser.add_argument("--setfit", action="store_true", help="run SetFit's recipe, too: minutes for each table")
     parser.add_state_options()
 
 
-def run(options: argparse.Namespace) -> StudyReport:
+def run(options: argparse.Namespace) -> runner.StudyReport:
     """Execute all runs, and compare the methods by number of labels."""
-    paths = list_data_sets(Path(options.folder))
-    chosen = list(paths) if options.sets is None else parse_names("--sets", options.sets, paths)
+    paths = measure.list_data_sets(Path(options.folder))
+    chosen = list(paths) if options.sets is None else runner.parse_names("--sets", options.sets, paths)
     runs = []
     for seed in range(options.splits):
         for name in chosen:
-            items = read_items(paths[name])
-            packaged = [other for other in options.representations if other != NONE]
-            reads = next((other for other in packaged if PACKAGED[other].modality == items.modality), NONE)
+            items = measure.read_items(paths[name])
+            packaged = [other for other in options.representations if other != measure.NONE]
+            reads = next((other for other in packaged if PACKAGED[other].modality == items.modality), measure.NONE)
             for shots in options.shots:
                 setfit = options.setfit and len(items.classes) <= MAX_CLASSES
-                methods = list_methods(items.modality, shots, options.representations, setfit=setfit)
+                methods = measure.list_methods(items.modality, shots, options.representations, setfit=setfit)
                 fixed = (reads, options.effort, options.tests)
-                runs += [MethodRun(name, shots, seed, method, *fixed) for method in methods]
-    source = hash_sources("analysis/pretrained/measure.py", "protonet")
-    read = {name: read_items(paths[name]) for name in chosen}
+                runs += [measure.MethodRun(name, shots, seed, method, *fixed) for method in methods]
+    source = runner.hash_sources("analysis/pretrained/measure.py", "protonet")
+    read = {name: measure.read_items(paths[name]) for name in chosen}
     codes = {name: [source, items.digest] for name, items in read.items()}
-    results = run_all(
-        runs, lambda run: measure_run(paths[run.dataset], run), options.state, lambda run: codes[run.dataset]
+    results = runner.run_all(
+        runs, lambda run: measure.measure_run(paths[run.dataset], run), options.state, lambda run: codes[run.dataset]
     )
     rows = [{"takes": read[run.dataset].modality, **run._asdict(), **result} for run, result in results.items()]
     sizes = {name: len(items.classes) for name, items in read.items()}
     note = TABLE_NOTE.format(tests=options.tests, splits=plural(options.splits, "split"), effort=options.effort)
     notes = {"names": 0 in options.shots, "one": 1 in options.shots}
-    notes |= {method: any(run.method == method for run in runs) for method in (TFIDF, SETFIT)}
+    notes |= {method: any(run.method == method for run in runs) for method in (measure.TFIDF, measure.SETFIT)}
     note += "".join(text for name, text in NOTES.items() if notes[name])
-    return StudyReport(rows, tabulate(rows, sizes) + note)
+    return runner.StudyReport(rows, tabulate(rows, sizes) + note)
 
 
 def tabulate(rows: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
@@ -150,10 +128,10 @@ def tabulate_means(rows: Sequence[Mapping[str, Any]], sets: Sequence[str], metho
         for other in methods:
             shared = [name for name in sets if name in selected and name in means[other]]
             leads = [selected[name] - means[other][name] for name in shared]
-            line += ["" if other == method else format_mean(leads, sign=True)] * (other in COMPARED_METHODS)
+            line += ["" if other == method else format_mean(leads, sign=True)] * (other in TITLES)
         seconds = statistics.fmean(row["seconds"] for row in rows if row["method"] == method)
         lines.append([*line, f"{seconds:.1f}"])
-    headings = [f"less {name_method(other, rows)}" for other in methods if other in COMPARED_METHODS]
+    headings = [f"less {name_method(other, rows)}" for other in methods if other in TITLES]
     return format_table(["", "accuracy, %", *headings, "CPU s"], lines)
 
 
