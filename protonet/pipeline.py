@@ -119,7 +119,7 @@ class TablePipeline(Model):
             network=solution.network,
             classes=table.classes,
             columns=table.columns,
-            metadata={**table.metadata, "views": solution.view_weights},
+            metadata={**table.metadata, "views": solution.view_influences},
             encoding=table.encoding,
         )
         return pipeline, solution

@@ -60,7 +60,7 @@ from protonet.tables.features import (
 )
 from protonet.tables.table import ReadSpec, format_names, open_table
 from protonet.ui.html import write_results
-from protonet.ui.text import format_byte_count, format_column_types, format_probability_metrics, format_view_weights
+from protonet.ui.text import format_byte_count, format_column_types, format_probability_metrics, format_view_influences
 
 #: Fraction of the time limit after which cross-validation stops, to leave time for the computations of a report.
 REPORT_START_FRACTION = 0.8
@@ -182,7 +182,7 @@ def train(options: FitOptions, rows: TableRows) -> None:
         facts = unlabelled_to_dict(solution, unlabelled, cluster_unknown(solution))
         print(summarize_training(name, data, model, solution, facts))
         if options.verbose:
-            print(format_view_weights(model.metadata["views"]))
+            print(format_view_influences(model.metadata["views"]))
         compared = compare_with_baselines(cv, solution, model)
         shown, others = compared, compared[2:]
         if not options.verbose:  # the model, the most frequent class, and the best of the other baselines

@@ -16,7 +16,7 @@ from protonet.ui.text import (
     format_column_types,
     format_probability_metrics,
     format_table,
-    format_view_weights,
+    format_view_influences,
     format_with_interval,
 )
 
@@ -118,7 +118,7 @@ def format_contents(contents: JsonDict) -> str:
         lines.append(f"the first {MAX_LISTED_CLASSES} of {plural(len(classes), 'class')}; --json has all")
     if contents["views"]:
         views = {to_printable(name): weight for name, weight in contents["views"].items()}
-        lines += ["", format_view_weights(views).rstrip()]
+        lines += ["", format_view_influences(views).rstrip()]
     return "\n".join([*lines, "", _format_metrics(contents["cross_validation"])])
 
 

@@ -150,6 +150,9 @@ class SelectedModel(NamedTuple):
     """Mean held-out log-loss by the name of the candidate view, at its best temperature. The entry "mixture" is the
     log-loss of the weighted mixture of views."""
     unlabelled: UnlabelledWeights | None = None  #: How unlabelled rows are used; None if they are not used.
+    influences: dict[str, float] = {}  # noqa: RUF012 - never changed
+    """The influence of each view on the predictions by name: its weight times the spread of its cosines over the
+    classes. If empty, it is not known: no view was evaluated."""
 
 
 class SearchResult(NamedTuple):
@@ -374,13 +377,15 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
     if result.has_held_out_rows:
         weights = _drop_slow_views(result, partitions[0], weights, spread, search.min_weight_per_time)
     influence_fractions = (weights * spread / (weights * spread).sum()).tolist()
-    views = []
+    views, by_name = [], dict[str, float]()
     for candidate, weight, fraction in zip(candidates, weights.tolist(), influence_fractions, strict=True):
         spec = candidate.spec
         for kind in search.families:
             spec = kind.final_spec(spec, fraction)
-        views += [(spec, weight)] * (weight > 0)
-    mixture = SelectedModel(tuple(views), 1.0, result.rows.shifts)
+        if weight > 0:
+            views.append((spec, weight))
+            by_name[spec.name] = fraction
+    mixture = SelectedModel(tuple(views), 1.0, result.rows.shifts, influences=by_name)
     if not result.has_held_out_rows:
         factor = size * DEFAULT_LOGIT_DEVIATION / float((weights * spread).sum())
         return mixture._replace(temperature=_to_temperature(factor)), torch.zeros(0, dtype=torch.float64)

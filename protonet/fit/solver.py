@@ -79,15 +79,19 @@ class Solution(NamedTuple):
     indices (m,) int64. None if no view was evaluated."""
 
     @property
-    def view_weights(self) -> dict[str, float]:
-        """The weight of each view of the network by name, in descending order; they sum to 1."""
+    def view_influences(self) -> dict[str, float]:
+        """The influence of each view on the predictions by name, in descending order; they sum to 1.
+
+        A view whose cosines hardly differ between classes has little influence, however large its weight is.
+        """
         views = (
             self.selected.views
             if self.selected.unlabelled is None
             else select_semi_supervised_views(self.selected.views)
         )
-        total = sum(weight for _, weight in views)
-        return {spec.name: weight / total for spec, weight in sorted(views, key=lambda view: -view[1])}
+        influences = {spec.name: self.selected.influences.get(spec.name, weight) for spec, weight in views}
+        total = sum(influences.values())
+        return {name: influences[name] / total for name in sorted(influences, key=lambda name: -influences[name])}
 
     def select_without_rows(self, rows: Tensor) -> SelectedModel:
         """Repeat the selection of views without the held-out predictions of some rows, to evaluate it on these rows.

@@ -76,9 +76,9 @@ def format_probability_metrics(metrics: JsonDict) -> str:
     return "log-loss {}, calibration error {} points\n".format(*parts)
 
 
-def format_view_weights(views: Mapping[str, float]) -> str:
-    """Format a table of feature maps (views) with their weights in percent, given the weight of each by name."""
-    return format_table(["view", "weight, %"], [[name, f"{100 * weight:.1f}"] for name, weight in views.items()])
+def format_view_influences(views: Mapping[str, float]) -> str:
+    """Format a table of feature maps (views) with their influence in percent, given the influence of each by name."""
+    return format_table(["view", "influence, %"], [[name, f"{100 * value:.1f}"] for name, value in views.items()])
 
 
 def format_column_types(names: Sequence[str] | None, summaries: Sequence[str] | None) -> list[str]:

@@ -117,6 +117,17 @@ def test_families_of_a_search_are_replaced_and_removed() -> None:
     assert changed.with_family(KernelRidgeFamily()) == changed  # one that it has not got is not added
 
 
+def test_a_view_whose_cosines_hardly_differ_has_little_influence() -> None:
+    x, y = blobs(0, classes=2, rows=20)
+    x = torch.cat([x, torch.full((len(x), 1), 40.0)], dim=1)  # all rows have nearly the same direction
+    choice = select_views(scale_rows(x, y, 2), plan_encoder(x.shape[1], 2, 1000))
+    weights = {spec.name: weight for spec, weight in choice.views}
+    assert set(choice.influences) == set(weights)
+    assert sum(choice.influences.values()) == pytest.approx(1)
+    assert weights["raw"] > 0.9
+    assert choice.influences["raw"] < 0.2
+
+
 def test_the_prior_weighs_the_views() -> None:
     data = load_digits()
     rows = TrainingRows(data.x[:60] / data.x[:60].square().mean().sqrt(), data.y[:60], 10)

@@ -133,13 +133,13 @@ stages = []
 search = replace(EFFORTS["fast"], families=EFFORTS["fast"].families[:3])  # linear, toy and kernel ridge views
 solution = fit_solution([(x[:200], y[:200])], effort=search, progress=lambda stage, share: stages.append(stage))
 assert "toy views" in stages, stages
-views = solution.view_weights
+views = solution.view_influences
 toys = {name: weight for name, weight in views.items() if name.startswith("toy to the power of ")}
 assert sum(toys.values()) > 0.3, views
 network = solution.network
 assert "ToyView" in {type(view).__name__ for view in network.encoder.list_views()}
 without = replace(search, families=tuple(family for family in search.families if "Toy" not in type(family).__name__))
-assert not any(name.startswith("toy") for name in fit_solution([(x[:60], y[:60])], effort=without).view_weights)
+assert not any(name.startswith("toy") for name in fit_solution([(x[:60], y[:60])], effort=without).view_influences)
 
 with torch.no_grad():
     logits = network(x)
