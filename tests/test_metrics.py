@@ -293,7 +293,7 @@ def test_a_rate_below_the_resolution_of_the_rows_is_an_error() -> None:
 
 def test_the_requested_rate_holds_on_fresh_rows() -> None:
     rates = []
-    for seed in range(6):
+    for seed in range(4):
         x, y = blobs(seed, rows=60, noise=0.8)
         solution = fit_solution([(x[:50], y[:50])], effort=PLAIN)
         cv = cross_validate(solution)

@@ -23,16 +23,16 @@ def test_equal_weights_of_any_size_change_nothing() -> None:
 def test_integer_weights_are_repeated_rows() -> None:
     weights = np.random.default_rng(0).integers(0, 5, len(X))
     chosen = np.arange(len(X)).repeat(weights)
-    for far in (0.0, 1e6):  # columns that vary by little beside what they have in common
-        repeated = ProtoNetClassifier(effort=EVERY_KIND).fit(far + X[chosen], Y[chosen]).predict_proba(far + TEST_X)
-        weighted = ProtoNetClassifier(effort=EVERY_KIND).fit(far + X, Y, 0.25 * weights).predict_proba(far + TEST_X)
-        np.testing.assert_allclose(weighted, repeated, rtol=1e-7, atol=1e-9)
-        assert log_loss(TEST_Y, repeated) < log_loss(TEST_Y, np.full_like(repeated, 0.2))
+    x, test_x = 1e6 + X, 1e6 + TEST_X  # columns that vary by little beside what they have in common
+    repeated = ProtoNetClassifier(effort=EVERY_KIND).fit(x[chosen], Y[chosen]).predict_proba(test_x)
+    weighted = ProtoNetClassifier(effort=EVERY_KIND).fit(x, Y, 0.25 * weights).predict_proba(test_x)
+    np.testing.assert_allclose(weighted, repeated, rtol=1e-7, atol=1e-9)
+    assert log_loss(TEST_Y, repeated) < log_loss(TEST_Y, np.full_like(repeated, 0.2))
 
 
 def test_balanced_weights_raise_the_mean_recall() -> None:
     gains = []
-    for dim, noise, seed in [(*item, seed) for item in ((3, 1.0), (6, 1.2), (12, 1.5)) for seed in range(3)]:
+    for dim, noise, seed in [(*item, seed) for item in ((3, 1.0), (6, 1.2), (12, 1.5)) for seed in range(2)]:
         rng = np.random.default_rng(seed)
         centres = rng.normal(size=(3, dim))
         y, test_y = np.arange(3).repeat([30, 15, 5]), np.arange(3).repeat(200)

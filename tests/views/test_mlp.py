@@ -117,7 +117,6 @@ def test_training_learns_what_cosine_cannot() -> None:
     assert compute_accuracy(untrained, train_set, test_set) < 0.65
     both = MLPTrainingConfig(input_noise=0.1)
     for steps, recipe in (
-        (200, both),
         (200, replace(both, episodic_loss_weight=0.0)),
         (400, replace(both, cross_entropy_weight=0.0)),
     ):
