@@ -54,8 +54,8 @@ def quantized_l1_distances(z: Tensor, landmarks: Tensor, n_terms: int) -> Tensor
     low, high, step = quantization_grid(landmarks, n_terms)
     inside = z.clamp(low, high)
     if torch.compiler.is_compiling():  # sums of integers up to 2**24 are exact in float32
-        integers = (((value - low) / step).round() for value in (inside, landmarks))
-        return torch.cdist(*integers, p=1.0) * step + (z - inside).abs().sum(dim=1, keepdim=True)
+        integers, units = (((value - low) / step).round() for value in (inside, landmarks))
+        return torch.cdist(integers, units, p=1.0) * step + (z - inside).abs().sum(dim=1, keepdim=True)
     rows, units = (((value - low) / step).round_().to(torch.int16).T.contiguous() for value in (inside, landmarks))
     row_sums, unit_sums = (value.sum(dim=0, dtype=torch.int32) for value in (rows, units))
     maxima = torch.zeros(len(z), len(landmarks), dtype=z.dtype, device=z.device)  # (n, units): sums of max(a, b)
