@@ -130,7 +130,7 @@ def test_methods_of_maps_equal_slow_loops(shots: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("shots", [(1, 1, 1, 1), (3, 1, 2, 4)])
 def test_the_earth_movers_distance_equals_linear_programs(shots: tuple[int, ...]) -> None:
-    episodes, _ = make_episodes(n_episodes=2, shots=shots, n_queries=4, dim=CHANNELS * PLACES)
+    episodes, _ = make_episodes(n_episodes=2, shots=shots, n_queries=2, dim=CHANNELS * PLACES)
     slow = partial(train_slowly, steps=0 if sum(shots) == 4 else 2)
     assert agree(deepemd(episodes, steps=2), episodes, slow, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(deepemd(episodes, steps=0, scale=25.0), 2 * deepemd(episodes, steps=0))

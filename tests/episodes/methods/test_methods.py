@@ -24,6 +24,7 @@ from tests.episodes.cases import TRAINED, core_rows, make_base, make_episodes, n
 QUICK: dict[str, dict[str, Any]] = {
     "alpha-am": {"steps": 5},
     "alpha-tim": {"steps": 20},
+    "baseline++": {"n_epochs": 25, "learning_rate": 0.04},
     "deepemd": {"steps": 1},
     "distribution-calibration": {"n_samples": 60},
     "ilpc": {"n_steps": 20},
@@ -162,7 +163,7 @@ HARD_SETTINGS: dict[str, dict[str, Any]] = {
     "bd-cspn": {"paper": True},
     "tim": {"temperature": 1e-3, "steps": 20},
     "alpha-tim": {"temperature": 1e-3, "steps": 20},
-    "pt-map": {"lambda_": 500.0},
+    "pt-map": {"lambda_": 500.0, "n_epochs": 4},
 }
 
 
