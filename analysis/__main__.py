@@ -21,6 +21,7 @@ STUDIES = {
     "contest": ("contest.trial", "pack the submission and evaluate it as the contest does"),
     "contest-draws": ("contest.draws", "the solver, baselines and the Bayes rule on new draws of the contest's data"),
     "robustness": ("real_data.robustness", "the solver, its parts and baselines on few-shot splits of real data"),
+    "raw-tables": ("real_data.raw_tables", "the commands on raw tables of public repositories, beside skrub"),
     "mixed": ("real_data.mixed", "the solver and seven pipelines on few rows of mixed tables"),
     "prior": ("prior.study", "train the weighting prior on thousands of tasks, and evaluate it on others"),
     "incontext": ("incontext.study", "train the tabular transformer, and evaluate it on new tables"),

@@ -14,6 +14,7 @@ from sklearn.metrics import log_loss
 
 from analysis.real_data import mixed, robustness
 from analysis.real_data.mixed import PIPELINES, fit_protonet, read_frames
+from analysis.real_data.raw_tables import RawTable, evaluate_table, find_tables, tabulate
 from analysis.real_data.robustness import METHODS, Run, list_runs, run_method
 from analysis.real_data.semi_supervised import MAX_ROWS, split_rows
 from analysis.real_data.sets import (
@@ -296,3 +297,28 @@ def test_tables_without_a_header_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(TABLES, "keel-t", KEEL_TABLES["keel-pima"]._replace(path="t.dat"))
     columns, rows, labels = load_mixed("keel-t")
     assert (columns, rows[3], labels[3], len(rows)) == (["column 1", "column 2"], ["3", "red"], "b", 24)
+
+
+def test_raw_tables_are_found_and_read_by_the_commands(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    kinds = ["odd, one", "even"] * 40
+    rows = [
+        f'{rng.normal() + 9 * (kind == "even"):.2f},{index % 5},"{kind}",{index % 2}'
+        for index, kind in enumerate(kinds)
+    ]
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "named.csv").write_text("\n".join(["x,code,type of row,last", *rows]) + "\n")
+    (repository / "same.csv").write_text("\n".join(["x,code,type of row,last", *rows[:70]]) + "\n")
+    (repository / "plain.csv").write_text("\n".join(rows) + "\n")
+    (repository / "two lines.csv").write_text('x,y,kind\n1,2,"a\nb"\n' + 60 * "1,2,a\n")
+    (repository / "few.csv").write_text("\n".join(["x,code,type,last", *rows[:40]]) + "\n")
+    tables = find_tables(tmp_path)
+    named = RawTable("repository/named.csv", "type of row", tables[0].per_class, no_header=False)
+    assert tables == [named, RawTable("repository/plain.csv", "4", tables[1].per_class, no_header=True)]
+    has_skrub = find_spec("skrub") is not None
+    results = [table._asdict() | evaluate_table(tmp_path, table, with_baselines=has_skrub) for table in tables]
+    for result in results:
+        assert result["test_rows"] == 80 - 2 * result["per_class"]
+        assert min(result[method] for method in ("default", "fast", "forest", "logistic") if method in result) > 0.9
+    assert not has_skrub or "| repository " in tabulate(results)

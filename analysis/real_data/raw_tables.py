@@ -1,0 +1,209 @@
+"""Raw tables, as public repositories hold them: the commands ``fit`` and ``evaluate`` beside two pipelines of skrub.
+
+All CSV and TSV files of a folder are tasks if they have a column that looks like a label: of texts, booleans or few
+integers, with two to eight classes of at least 25 rows. A name such as "type" decides among several columns; without
+one, the last is used. Rows are passed to the commands as the file holds them. skrub's `TableVectorizer` reads the same
+rows for a random forest and for logistic regression.
+
+Baselines: pip install skrub.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import statistics
+import tempfile
+import warnings
+import zlib
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from analysis.shared.runner import StudyParser, StudyReport, run_all
+from analysis.shared.tables import format_mean
+from protonet.__main__ import main
+from protonet.errors import optional_packages, raise_input_error
+from protonet.tables.table import list_numeric_names
+from protonet.ui.text import format_table
+
+SIZES = (5, 20)  #: Labelled rows per class; a table has one of the two numbers, by a hash of its path.
+MAX_BYTES, MAX_TEST_ROWS, MIN_CLASS_ROWS, MAX_CLASSES = 2_000_000, 400, 25, 8
+LABEL_WORDS = ("class", "species", "type", "target", "label", "outcome", "survived", "status", "category", "result")
+METHODS = {"default": "protonet", "fast": "protonet, fast", "forest": "skrub, forest", "logistic": "skrub, logistic"}
+TABLE_NOTE = """
+Mean accuracy in percent on up to {rows} test rows of each table, with their natural class frequencies. "Best of skrub"
+is the better of its two pipelines for each table, with hindsight. Differences are those of the default effort, ± one
+standard error over tables; ahead and behind count tables.
+"""
+
+
+class RawTable(NamedTuple):
+    """A file with its label column and its number of labelled rows per class; it identifies a run."""
+
+    path: str  #: The path below the folder of the study.
+    label: str
+    per_class: int
+    no_header: bool
+
+
+def add_options(parser: StudyParser) -> None:
+    """Add the folder of the tables, and the options of the journal."""
+    parser.add_argument("folder", type=Path, help="a folder whose subfolders hold CSV and TSV files")
+    parser.add_state_options()
+
+
+def run(options: argparse.Namespace) -> StudyReport:
+    """Evaluate all methods on all tables."""
+    tables = find_tables(options.folder)
+    if not tables:
+        raise_input_error("folder", "hold tables with a label", options.folder, "Clone a repository of data there.")
+    results = run_all(tables, lambda table: evaluate_table(options.folder, table), options.state, unit="table")
+    rows = [table._asdict() | result for table, result in results.items()]
+    table = tabulate(rows) + TABLE_NOTE.format(rows=MAX_TEST_ROWS)
+    return StudyReport(rows, table)
+
+
+def find_tables(folder: Path) -> list[RawTable]:
+    """List the tables below a folder that have a label, one of each set of columns."""
+    tables, seen = list[RawTable](), set[tuple[str, ...]]()
+    for path in sorted(folder.rglob("*.[ct]sv")):
+        table = read_raw(path) if path.stat().st_size < MAX_BYTES else None
+        if table is None:
+            continue
+        _, frame, no_header = table
+        label, columns = choose_label(frame), (str(len(frame)) * no_header, *frame.columns)
+        if label is not None and columns not in seen:
+            seen.add(columns)
+            name = path.relative_to(folder).as_posix()
+            tables.append(RawTable(name, label, SIZES[zlib.crc32(name.encode()) % 2], no_header))
+    return tables
+
+
+def read_raw(path: Path) -> tuple[list[str], Any, bool] | None:
+    """Read the lines of a file, its pandas data frame, and whether it lacks a header; None if it is no plain table.
+
+    Lines are the header, if there is one, and one line for each row.
+    """
+    import pandas as pd  # noqa: PLC0415 - optional
+
+    raw = path.read_bytes()
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = raw.decode("latin-1")
+    lines, separator = text.splitlines(), "\t" if path.suffix == ".tsv" else ","
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            names = list(pd.read_csv(io.StringIO("\n".join(lines[:1])), sep=separator).columns)
+            no_header = bool(list_numeric_names(names))
+            frame = pd.read_csv(io.StringIO(text), sep=separator, header=None if no_header else 0)
+        except (ValueError, pd.errors.ParserError):
+            return None
+    if no_header:
+        frame.columns = [str(1 + column) for column in range(frame.shape[1])]
+    plain = len(lines) == len(frame) + (not no_header) and len(frame) >= 2 * MIN_CLASS_ROWS and frame.shape[1] > 2
+    return (lines, frame, no_header) if plain else None
+
+
+def choose_label(frame: Any) -> str | None:
+    """Choose the column of a data frame that is the label; None if no column looks like one."""
+    candidates = []
+    for name in frame.columns:
+        counts = get_classes(frame[name])
+        is_text = frame[name].dtype.kind in "ObU" or str(frame[name].dtype).startswith("str")
+        is_code = frame[name].dtype.kind == "i" and frame[name].nunique() <= MAX_CLASSES
+        if (is_text or is_code) and 2 <= len(counts) <= MAX_CLASSES and counts.sum() > 0.6 * len(frame):
+            candidates += [str(name)] * (not str(name).startswith("Unnamed"))
+    named = [name for name in candidates if any(word in name.lower() for word in LABEL_WORDS)]
+    return next(iter([*named, *candidates[-1:]]), None)
+
+
+def get_classes(column: Any) -> Any:
+    """Count the rows of each class of a label column: a Series of the classes with enough rows."""
+    counts = column.astype(str)[column.notna()].str.strip().value_counts()
+    return counts[(counts >= MIN_CLASS_ROWS) & (counts.index != "")]
+
+
+def evaluate_table(folder: Path, table: RawTable, *, with_baselines: bool = True) -> dict[str, float]:
+    """Compute the accuracy of each method on the test rows of a table, and the number of these rows."""
+    raw = read_raw(folder / table.path)
+    assert raw is not None
+    lines, frame, no_header = raw
+    labels = frame[table.label].astype(str).str.strip().to_numpy()
+    classes = list(get_classes(frame[table.label]).index[:MAX_CLASSES])
+    order = np.random.default_rng(zlib.crc32(table.path.encode())).permutation(len(frame))
+    train = np.concatenate([order[labels[order] == name][: table.per_class] for name in classes])
+    train = np.random.default_rng(0).permutation(train)
+    test = order[np.isin(labels[order], classes) & ~np.isin(order, train)][:MAX_TEST_ROWS]
+    scores = {"test_rows": float(len(test))}
+    with tempfile.TemporaryDirectory() as build:
+        paths = [Path(build, f"{name}{Path(table.path).suffix}") for name in ("train", "test")]
+        for path, rows in zip(paths, (train, test), strict=True):
+            kept = [*lines[: not no_header], *(lines[row + (not no_header)] for row in rows.tolist())]
+            path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+        for effort in ("default", "fast"):
+            scores[effort] = score_commands(paths[0], paths[1], table, effort)
+    baselines = score_baselines(frame.drop(columns=table.label), labels, train, test) if with_baselines else {}
+    return scores | baselines
+
+
+def score_commands(train: Path, test: Path, table: RawTable, effort: str) -> float:
+    """Compute the accuracy of a model of ``fit`` by ``evaluate``; raise a RuntimeError with the message of an error."""
+    model, metrics = train.with_name("m.protonet"), train.with_name("metrics.json")
+    header, output = ["--no-header"] * table.no_header, io.StringIO()
+    with redirect_stdout(output), redirect_stderr(output):
+        code = main(["fit", str(train), "--label", table.label, "--effort", effort, "-o", str(model), *header])
+        code = code or main(["evaluate", str(model), str(test), "--json", str(metrics), *header])
+    if code:
+        raise RuntimeError(f"{table.path}: {output.getvalue().splitlines()[-1]}")
+    return float(json.loads(metrics.read_text(encoding="utf-8"))["accuracy"])
+
+
+def score_baselines(frame: Any, labels: np.ndarray, train: np.ndarray, test: np.ndarray) -> dict[str, float]:
+    """Compute the accuracy of skrub's pipelines with a random forest and with logistic regression."""
+    with optional_packages(install="pip install skrub"):
+        from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - optional
+        from sklearn.impute import SimpleImputer  # noqa: PLC0415 - optional
+        from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - optional
+        from sklearn.pipeline import make_pipeline  # noqa: PLC0415 - optional
+        from sklearn.preprocessing import StandardScaler  # noqa: PLC0415 - optional
+        from skrub import StringEncoder, TableVectorizer  # type: ignore[import-not-found]  # noqa: PLC0415 - optional
+
+    scores = {}
+    for name, steps in (
+        ("forest", [RandomForestClassifier(300, random_state=0)]),
+        ("logistic", [StandardScaler(), LogisticRegression(max_iter=2000)]),
+    ):
+        texts = StringEncoder(min(30, len(train) - 1), random_state=0)
+        reading = TableVectorizer(high_cardinality=texts), SimpleImputer(keep_empty_features=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = make_pipeline(*reading, *steps).fit(frame.iloc[train], labels[train])
+            scores[name] = float((model.predict(frame.iloc[test]) == labels[test]).mean())
+    return scores
+
+
+def tabulate(rows: Sequence[dict[str, Any]]) -> str:
+    """Format a line for each part of the tables: mean accuracies, differences to skrub, and counts of tables."""
+    parts = {"all": rows} | {f"{n} rows per class": [row for row in rows if row["per_class"] == n] for n in SIZES}
+    for name in dict.fromkeys(row["path"].partition("/")[0] for row in rows):
+        parts[name] = [row for row in rows if row["path"].startswith(f"{name}/")]
+    lines = []
+    for name, part in parts.items():
+        if not part:
+            continue
+        best = [max(row["forest"], row["logistic"]) for row in part]
+        leads = [100 * (row["default"] - row["forest"]) for row in part]
+        means = [f"{100 * statistics.fmean(row[method] for row in part):.1f}" for method in METHODS]
+        ahead = f"{sum(lead > 0 for lead in leads)} / {sum(lead < 0 for lead in leads)}"
+        further = [100 * (row["default"] - top) for row, top in zip(part, best, strict=True)]
+        cells = [f"{100 * statistics.fmean(best):.1f}", format_mean(leads, digits=1, sign=True), ahead]
+        lines.append([name, str(len(part)), *means, *cells, format_mean(further, digits=1, sign=True)])
+    head = ["tables", "number", *METHODS.values(), "best of skrub", "less forest", "ahead / behind", "less best"]
+    return format_table(head, lines)
