@@ -97,6 +97,15 @@ def test_maml_and_anil_equal_slow_loops(method: Callable[..., Tensor], steps: in
     assert not torch.allclose(method(episodes, steps=1), method(episodes, steps=2), atol=1e-3)
 
 
+@pytest.mark.parametrize("head", HEAD_KINDS)
+def test_one_step_of_maml_equals_anils_if_the_layer_begins_at_zero(head: str) -> None:
+    episodes, _ = make_case("maml", head=head)
+    trained = trained_of(episodes)
+    trained = trained._replace(plan=replace(trained.plan, objective="anil"))
+    logits = anil(replace(episodes, trained=trained), steps=1)
+    assert torch.allclose(maml(episodes, steps=1), logits, atol=1e-5) == (head == "zero")
+
+
 @pytest.mark.parametrize(
     ("backbone", "head", "augment"),
     [("mlp", "prototypes", True), ("mlp", "linear", True), ("mlp", "prototypes", False), ("conv", "prototypes", True)],
