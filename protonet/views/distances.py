@@ -33,9 +33,23 @@ def batch_invariant_distances(z: Tensor, landmarks: Tensor, norm: int) -> Tensor
     The distances are L1 distances if ``norm`` is 1, and squared Euclidean distances if it is 2.
     """
     if norm == 1:
-        return torch.cdist(z, landmarks, p=1.0)
+        return l1_distances(z, landmarks)
     squares = landmarks.square().sum(dim=1) - 2 * (z @ landmarks.T)
     return (squares + z.square().sum(dim=1, keepdim=True)).clamp_min(0)
+
+
+def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
+    """Compute the L1 distances (n, units) of rows z (n, dim) to landmarks (units, dim)."""
+    # ONNX has no operator for L1 distances, and gets a loop. The first use of `torch.onnx` imports it, for 0.5 s.
+    if not (torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()):
+        return torch.cdist(z, landmarks, p=1.0)
+    from torch._higher_order_ops.scan import scan  # noqa: PLC0415 - slow to import
+
+    def step(carry: Tensor, landmark: Tensor) -> tuple[Tensor, Tensor]:
+        return carry.clone(), (z - landmark).abs().sum(dim=1)
+
+    sums: Tensor = scan(step, z.new_zeros(1), landmarks, dim=0)[1].T
+    return sums
 
 
 def quantization_grid(landmarks: Tensor, n_terms: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,8 +68,8 @@ def quantized_l1_distances(z: Tensor, landmarks: Tensor, n_terms: int) -> Tensor
     low, high, step = quantization_grid(landmarks, n_terms)
     inside = z.clamp(low, high)
     if torch.compiler.is_compiling():  # sums of integers up to 2**24 are exact in float32
-        integers, units = (((value - low) / step).round() for value in (inside, landmarks))
-        return torch.cdist(integers, units, p=1.0) * step + (z - inside).abs().sum(dim=1, keepdim=True)
+        integers = (((value - low) / step).round() for value in (inside, landmarks))
+        return l1_distances(*integers) * step + (z - inside).abs().sum(dim=1, keepdim=True)
     rows, units = (((value - low) / step).round_().to(torch.int16).T.contiguous() for value in (inside, landmarks))
     row_sums, unit_sums = (value.sum(dim=0, dtype=torch.int32) for value in (rows, units))
     maxima = torch.zeros(len(z), len(landmarks), dtype=z.dtype, device=z.device)  # (n, units): sums of max(a, b)
