@@ -249,7 +249,7 @@ def _run_evaluations(
     check_device("--device", options.device)
     from protonet.episodes.evaluation.prepare import EvaluationPlan, MethodsPlan  # noqa: PLC0415 - torch, as above
     from protonet.episodes.evaluation.run import run_evaluation  # noqa: PLC0415
-    from protonet.episodes.evaluation.several import SUITE_OUTPUTS, SuiteMember, report_suite, run_suite  # noqa: PLC0415
+    from protonet.episodes.evaluation.several import SUITE_FORMATS, SuiteMember, report_suite, run_suite  # noqa: PLC0415
     from protonet.episodes.features.sources import RowsPlan  # noqa: PLC0415
     from protonet.episodes.methods.choice import choose_grid, choose_method  # noqa: PLC0415
     from protonet.episodes.samplers.options import make_samplers  # noqa: PLC0415
@@ -287,8 +287,8 @@ def _run_evaluations(
     if is_one:
         run_evaluation(members[0].plan, outputs, state=state, resume=options.resume)
         return
-    for name in [name for name in outputs if name not in SUITE_OUTPUTS]:
-        remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in SUITE_OUTPUTS)} are of all."
+    for name in [name for name in outputs if name not in SUITE_FORMATS]:
+        remedy = f"Leave it out, or run them one by one; {', '.join(f'--{kind}' for kind in SUITE_FORMATS)} are of all."
         raise_input_error(f"--{name}", "be of one data set and one --shot", f"{len(members)} evaluations", remedy)
     run_suite(members, partial(report_suite, outputs), state=state, resume=options.resume)
 

@@ -1,1 +1,1 @@
-"""Evaluations: plans, scores of episodes, statistics, comparisons and reports."""
+"""Evaluation of few-shot methods: settings, scores of episodes, statistics, comparisons and reports."""

@@ -1,4 +1,4 @@
-"""Evaluate methods on a data set from Python, as ``python -m protonet.episodes`` does."""
+"""Evaluate few-shot methods on a data set from Python, as ``python -m protonet.episodes`` does."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def evaluate_dataset(
 ) -> Evaluation:
     """Evaluate few-shot methods on the episodes of a data set, as ``python -m protonet.episodes`` does.
 
-    Episodes are drawn from the novel classes, if the data have a split by class. Methods that need base classes get
-    those of the split. Intervals and p-values are over classes and over episodes.
+    Episodes are drawn from the novel classes, if the data have a split by class. Methods that need base classes get the
+    base classes of the split. Intervals and p-values are over classes and over episodes.
 
     Args:
         data: The name or the path of a data set, see `load_source`; or one in memory.
@@ -72,8 +72,8 @@ def evaluate_dataset(
         config: How episodes are sampled; None for ``EpisodeConfig()``: 5-way 1-shot with 15 queries per class.
         n_episodes: Largest number of episodes, >= 1.
         seed: Seed of the episodes, in [0, 2**63).
-        side: The side of the split to draw episodes from: "novel", "validation", "base" or "all". None takes "novel" if
-            the data have a split, otherwise "all".
+        side: The side of the split to draw episodes from: "novel", "validation", "base" or "all". None selects "novel"
+            if the data have a split, otherwise "all".
         split_seed: Seed of a random split by class, for data without a split; None for no such split.
         image_size: Pixels per side to resize pictures to; None for the size that their authors use.
         encoder: A file from ``python -m protonet.episodes train``; None to use the features themselves.
@@ -84,7 +84,7 @@ def evaluate_dataset(
         validation_data: A data set of validation rows of the same classes, for ``tune`` with ``test_data``.
         tune: Methods with several values of settings, such as ``ridge:penalty=0.1,1``. The settings that are best on
             validation classes are evaluated as a further method.
-        against: The method that all others are compared with; None to compare all pairs.
+        against: The method that all other methods are compared with; None to compare all pairs of methods.
         target_half_width: Stop once all 95 % intervals over episodes are within this many percentage points; 0 to
             evaluate all episodes.
         device: The device on which rows are embedded, classified and scored.
@@ -153,7 +153,7 @@ def evaluate_dataset(
 
 
 def _convert_methods(methods: Sequence[str] | Mapping[str, Method]) -> list[ChosenMethod]:
-    """Convert the argument ``methods`` of `evaluate_dataset` to methods with their settings."""
+    """Convert names or functions, the argument ``methods`` of `evaluate_dataset`, to methods with their settings."""
     if isinstance(methods, Mapping):
         check_methods(methods)
         chosen = []

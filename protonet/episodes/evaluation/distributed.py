@@ -35,10 +35,10 @@ def get_process_device(name: str) -> torch.device:
 
 @contextmanager
 def join_process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
-    """Join the group of processes that torchrun started, and leave it on exit; without torchrun, be a group of one.
+    """Join the group of processes that torchrun started, and leave it on exit; without torchrun, yield a group of one.
 
     A context manager, which yields the group. The processes communicate by nccl if ``device`` is a GPU, otherwise by
-    gloo. Inside another `join_process_group`, the group of the outer one is yielded: to leave and join again would fail
+    gloo. Inside another `join_process_group`, the outer call's group is yielded: to leave and join again would fail
     while other processes still use it.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

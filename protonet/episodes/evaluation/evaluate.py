@@ -33,13 +33,13 @@ from protonet.errors import InputTypeError, raise_input_error
 from protonet.metrics import count_confidence_bins
 from protonet.sampling import ClassIndex
 
-EPISODES_PER_ROUND = 256  #: Episodes that one process samples and scores before it exchanges scores with the others.
+EPISODES_PER_SYNC = 256  #: Episodes that one process samples and scores before it exchanges scores with the others.
 #: Largest number of episodes that are scored between two calls of ``progress``. Batch sizes are fixed, because batches
 #: of other sizes could round differently.
 MAX_EPISODES_PER_BATCH = 64
 #: The first batches end after these numbers of episodes. They are smaller, so that slow methods show progress early.
 FIRST_EPISODE_BATCH_ENDS = (1, 4, 16, 64)
-#: If rows have fewer features than this, fast methods score ``EPISODES_PER_ROUND`` episodes per batch: the overhead per
+#: If rows have fewer features than this, fast methods score ``EPISODES_PER_SYNC`` episodes per batch: the overhead per
 #: batch would take most of the time.
 MAX_NARROW_FEATURES = 160
 #: The number of feature values of episodes (rows times features) that a method gets at a time: most methods are fastest
@@ -54,7 +54,7 @@ MIN_QUERIES_PER_BLOCK = 1024  #: Inductive methods classify at least this many q
 #: returning them to the system.
 FLOATS_BELOW_32_MIB = 2**23 - 2**12
 TRUE_POSITIVE_RATE = 0.95  #: The fraction of known queries above the threshold at which ``fpr95`` is measured.
-COUNT_TOLERANCE = 1e-9  #: A tolerance for rounding errors in numbers of queries.
+QUERY_COUNT_TOLERANCE = 1e-9  #: A tolerance for rounding errors in numbers of queries.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +165,12 @@ def evaluate(
     finished: list[dict[str, EpisodeScores]] = [] if earlier is None else [dict(earlier)]
     done = count_episodes(finished)
 
-    def is_precise() -> bool:
+    def target_reached() -> bool:
         joined = {name: [batch[name].accuracy for batch in finished] for name in methods}
         return all(100 * half_width(torch.cat(accuracy)) < target_half_width for accuracy in joined.values())
 
     def score_episodes(sampled: SampledEpisodes, first: int) -> dict[str, EpisodeScores]:
-        """Score all methods on sampled episodes, the first of which has the number ``first``."""
+        """Score all methods on sampled episodes, which are numbered from ``first`` on."""
         positions: list[Tensor] = []
         scored: dict[str, list[EpisodeScores]] = {name: [] for name in methods}
         for batch in split_by_size(sampled):
@@ -193,11 +193,11 @@ def evaluate(
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         torch.empty(FLOATS_BELOW_32_MIB)  # freed at once: results reuse memory, and no new pages have to be zeroed
-        if target_half_width and done and (done % EPISODES_PER_ROUND == 0 or done == n_episodes) and is_precise():
+        if target_half_width and done and (done % EPISODES_PER_SYNC == 0 or done == n_episodes) and target_reached():
             n_episodes = done
-        for first in range(done // EPISODES_PER_ROUND, -(-n_episodes // EPISODES_PER_ROUND), group.world_size):
-            begin = max(done, (first + group.rank) * EPISODES_PER_ROUND)
-            end = min((first + group.rank + 1) * EPISODES_PER_ROUND, n_episodes)
+        for first in range(done // EPISODES_PER_SYNC, -(-n_episodes // EPISODES_PER_SYNC), group.world_size):
+            begin = max(done, (first + group.rank) * EPISODES_PER_SYNC)
+            end = min((first + group.rank + 1) * EPISODES_PER_SYNC, n_episodes)
             batches: list[dict[str, EpisodeScores]] = []
             sampled = config.sample(index, seed=seed, first=begin, n_episodes=max(0, end - begin))
             ends = [n for n in range(begin + 1, end + 1) if n == end or is_batch_end(n, batch_size)]
@@ -209,7 +209,7 @@ def evaluate(
             # In the order of their numbers: any number of processes stops at the same round.
             for scores in group.gather(batches):
                 finished += scores
-                is_done = bool(target_half_width) and is_precise()
+                is_done = bool(target_half_width) and target_reached()
                 if is_done:
                     break
             if progress is not None and group.world_size > 1:
@@ -220,7 +220,7 @@ def evaluate(
 
 
 def _check_types(x: object, index: object, methods: object, config: object, *, has_take: bool) -> None:
-    """Raise an InputError if arguments of `evaluate` have wrong types; with ``take``, rows need not be floats."""
+    """Raise an InputTypeError for arguments of `evaluate` of wrong type; ``has_take``: rows may have any dtype."""
     if isinstance(x, Dataset):
         remedy = "Pass it to evaluate_dataset, which uses its split, or pass its x."
         raise_input_error("x", "be a tensor of rows", "a Dataset", remedy, kind=InputTypeError)
@@ -253,13 +253,13 @@ def check_methods(methods: object) -> None:
 
 
 def choose_batch_size(methods: Mapping[str, Method], x: Tensor) -> int:
-    """Choose how many episodes `evaluate` scores per batch, so between two calls of ``progress``.
+    """Choose how many episodes `evaluate` scores per batch, that is, between two calls of its argument ``progress``.
 
     The number is larger for fast methods on rows ``x`` (n, dim) of few features.
     """
     ours = [method for method in methods.values() if isinstance(method, ChosenMethod) and method.plugin_version is None]
     fast = len(ours) == len(methods) and not any(method.spec.slow for method in ours)
-    return EPISODES_PER_ROUND if fast and x.shape[1] < MAX_NARROW_FEATURES else MAX_EPISODES_PER_BATCH
+    return EPISODES_PER_SYNC if fast and x.shape[1] < MAX_NARROW_FEATURES else MAX_EPISODES_PER_BATCH
 
 
 def is_batch_end(n_episodes: int, batch_size: int) -> bool:
@@ -268,7 +268,7 @@ def is_batch_end(n_episodes: int, batch_size: int) -> bool:
 
 
 def _classify_batch(name: str, method: Method, episodes: Episodes, episode_ids: Tensor, seed: int) -> Tensor:
-    """Run a method on a batch of episodes; return its logits (episodes, n_queries, n_way), checked."""
+    """Run a method on a batch of episodes; check and return its logits (episodes, n_queries, n_way)."""
     spec = method.spec if isinstance(method, ChosenMethod) and method.plugin_version is None else method
     if not isinstance(spec, MethodSpec):  # from outside the package
         hidden, positions = episodes.shuffle_rows(episode_ids, seed)
@@ -287,7 +287,7 @@ def _classify_batch(name: str, method: Method, episodes: Episodes, episode_ids: 
 
 
 def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Tensor) -> Tensor:
-    """Return a method's logits, float32 unless they are float64; an InputError names a method that gives others."""
+    """Convert a method's logits to float32 unless they are float64; raise an InputError for wrong shapes or values."""
     shape = (*episodes.query.shape[:2], episodes.n_way)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         got = f"{logits.dtype if isinstance(logits, Tensor) else type(logits).__name__} of {name}"
@@ -308,7 +308,7 @@ def _check_logits(name: str, logits: object, episodes: Episodes, episode_ids: Te
 
 
 def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep: bool) -> EpisodeScores:
-    """Compute the scores of a method from its logits, on the CPU; with ``keep``, also the predicted classes."""
+    """Compute the scores of a method from its logits, on the CPU; ``keep`` also keeps each query's predicted class."""
     shot = config.shot
     query_labels, query_shots = (tensor.to(logits.device) for tensor in (batch.query_labels, batch.query_shots))
     n_known = int((batch.query_labels[0] >= 0).sum())  # queries of open classes come last
@@ -332,7 +332,7 @@ def _score_logits(logits: Tensor, batch: EpisodeBatch, config: Sampler, *, keep:
     if config.n_base:  # base classes come first
         is_base = query_labels[:, :n_known] < config.n_base
         base, novel = ((right & side).sum(dim=1).double() / side.sum(dim=1) for side in (is_base, ~is_base))
-        harmonic = 2 * base * novel / (base + novel).clamp_min(COUNT_TOLERANCE)
+        harmonic = 2 * base * novel / (base + novel).clamp_min(QUERY_COUNT_TOLERANCE)
         scores |= {"base": base, "novel": novel, "harmonic": harmonic}
     bins = count_confidence_bins(known.softmax(dim=1).amax(dim=1), right)
     scores |= {"accuracy": accuracy, "by_shot": by_shot, "predicted": predicted, "bins": bins}
@@ -375,7 +375,7 @@ def false_positive_rate(scores: Tensor, n_known: int) -> Tensor:
     Source: Liang, Li and Srikant, "Enhancing the reliability of out-of-distribution image detection" (2018).
         https://arxiv.org/abs/1706.02690
     """
-    position = math.ceil(TRUE_POSITIVE_RATE * n_known - COUNT_TOLERANCE) - 1
+    position = math.ceil(TRUE_POSITIVE_RATE * n_known - QUERY_COUNT_TOLERANCE) - 1
     threshold = scores[:, :n_known].sort(dim=1, descending=True).values[:, position, None]
     return (scores[:, n_known:] >= threshold).double().mean(dim=1)
 

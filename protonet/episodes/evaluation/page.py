@@ -82,7 +82,7 @@ def compute_class_accuracies(
 
     Returns:
         For each class that is in any episode its ``name``, the number of ``episodes`` that have it, and the mean
-        ``accuracy`` of each method in these.
+        ``accuracy`` of each method in these episodes.
     """
     inside = class_mask.double()
     counts = inside.sum(dim=0)  # (classes,)
@@ -95,23 +95,23 @@ def compute_class_accuracies(
 
 
 def format_half_widths(rate: MeasureMean) -> str:
-    """Format the known half-widths of a rate's intervals in points, over classes first, such as ", ±2.10, ±0.40"."""
+    """Format the half-widths of a mean's intervals over classes and episodes, in points, such as ", ±2.10, ±0.40"."""
     return "".join(f", ±{100 * half:.2f}" for half in rate.known_half_widths)
 
 
 def format_rates(rates: Iterable[MeasureMean]) -> list[str]:
-    """Format each rate in percent with the half-widths of its intervals; "" for a rate that is NaN."""
+    """Format each mean in percent with the half-widths of its confidence intervals; "" for a mean that is NaN."""
     return [to_percent(rate.mean, 2) + format_half_widths(rate) if rate.is_known else "" for rate in rates]
 
 
 def format_intervals(rate: MeasureMean, kinds: Sequence[str]) -> list[str]:
-    """Format the 95 % intervals of a rate in percent, one for each of ``kinds``; "" for an interval that is NaN."""
+    """Format a mean's 95 % intervals over "classes" or "episodes" (``kinds``) in percent; "" for an unknown one."""
     halves = [rate.get_half_width(kind) for kind in kinds]
     return ["" if math.isnan(half) else format_interval((rate.mean - half, rate.mean + half), 2) for half in halves]
 
 
 def pairs_to_dicts(summary: EvaluationSummary) -> list[dict[str, object]]:
-    """List the paired differences between methods as values for the page's template, the largest difference first."""
+    """Convert the paired differences between methods to dictionaries for the HTML template, in descending order."""
     kinds, rows = summary.interval_kinds, []
     for pair in sorted(summary.comparisons, key=lambda pair: -abs(pair.difference)):
         names, lead = [pair.first, pair.second], pair.difference
@@ -126,7 +126,7 @@ def pairs_to_dicts(summary: EvaluationSummary) -> list[dict[str, object]]:
 
 
 def distributions_to_dicts(evaluation: Evaluation) -> list[dict[str, object]]:
-    """List histogram, mean, standard deviation and quantiles of each method's accuracy over episodes, best first."""
+    """Compute histogram, mean, standard deviation and quantiles of each method's accuracies, the best method first."""
     quantiles, rows = torch.tensor(ACCURACY_QUANTILES, dtype=torch.float64), []
     for name in evaluation.summary.methods_by_accuracy:
         values = evaluation.accuracies[name]
@@ -138,7 +138,7 @@ def distributions_to_dicts(evaluation: Evaluation) -> list[dict[str, object]]:
 
 
 def provenance_to_dict(evaluation: Evaluation) -> dict[str, object]:
-    """List the settings, versions and hashes that the results depend on, by their labels on the page."""
+    """Convert settings, versions and hashes that the results depend on to dictionaries for the HTML template."""
     return {
         **{f"setting {name.replace('_', '-')}": value for name, value in evaluation.summary.settings.items()},
         "SHA-256 of the rows, class by class": evaluation.data_hash,

@@ -1,4 +1,4 @@
-"""The plan of an evaluation, and its preparation: select classes and methods, embed and normalise rows."""
+"""Settings of an evaluation, and its preparation: select classes and methods, embed and normalise rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_TUNING_EPISODES = 500  #: Settings of methods are compared on at most this m
 
 @dataclass(frozen=True)
 class MethodsPlan:
-    """The methods of an evaluation: those with fixed settings, those to tune, and the one to compare others with."""
+    """The methods of an evaluation: fixed methods, settings to tune, and a method that all others are compared with."""
 
     fixed_methods: Sequence[ChosenMethod]  #: The methods with fixed settings, in the order of the report.
     all_methods: bool = False  #: Whether to also evaluate all methods of the package that can run on the data.
@@ -47,7 +47,7 @@ class MethodsPlan:
     def add_tuned(self, best: Sequence[ChosenMethod]) -> MethodsPlan:
         """Return a plan that also evaluates the tuned methods ``best``, and the method that others are compared with.
 
-        If the latter was tuned, its best settings take its place.
+        If the settings of that reference method were tuned, it gets its best settings.
         """
         chosen, against = [*self.fixed_methods, *best], self.reference_method
         if against is not None:
@@ -74,7 +74,7 @@ class EvaluationPlan:
     save_predictions: bool = False
 
     def describe(self, side: str, sampler: Sampler) -> dict[str, object]:
-        """Convert the settings to a dictionary for JSON, under the names of the command line.
+        """Convert the settings to a dictionary for JSON, whose keys are the names of the command-line options.
 
         ``side`` is the evaluated side of the split, and ``sampler`` the protocol adapted to the data.
         """
@@ -123,7 +123,7 @@ class PreparedEvaluation:
 
     @property
     def hashed_tensors(self) -> list[Tensor]:
-        """The tensors other than rows that scores depend on, to be hashed: base means, texts, protocol and head."""
+        """The tensors that scores depend on, besides rows, to be hashed: base class means, texts, protocol and head."""
         means = [] if self.base is None else [self.base.mean, self.base.class_means]
         texts = [] if self.texts is None else [self.texts]
         head = [] if self.trained is None else self.trained.head.state_dict().values()
@@ -158,7 +158,7 @@ class PreparedEvaluation:
 
 
 class DatasetRows(NamedTuple):
-    """Rows of a data set, all as they are or some of them embedded by an encoder."""
+    """Rows of a data set: all rows with their own features, or some rows embedded by an encoder."""
 
     x: Tensor  #: (n, dim), the rows; on the device of the evaluation, unless ``read_rows`` copies them there.
     positions: Tensor  #: For each row of the data set its index in ``x``, int64; -1 if it was not embedded.
@@ -287,7 +287,7 @@ def prepare_evaluation(plan: EvaluationPlan, sampler: Sampler, sources: DataSour
 def prepare_tuning(
     plan: EvaluationPlan, sampler: Sampler, sources: DataSources
 ) -> tuple[EvaluationPlan, PreparedEvaluation]:
-    """Prepare the evaluation by which settings of methods are chosen.
+    """Prepare the evaluation of candidate settings, from which the best settings of each method are chosen.
 
     It evaluates all candidate settings on validation classes or, for a fixed split, on validation rows. ``sampler`` and
     ``sources`` are from `load_data_sources`.
@@ -356,7 +356,7 @@ def _list_base_classes(sources: DataSources, side: str, normalize: str) -> list[
 def _open_rows(
     data: Dataset, class_ids: Sequence[int], trained: TrainedEncoder | None, device: torch.device
 ) -> DatasetRows:
-    """Make the rows of a data set available on a device; with an encoder, those of ``class_ids``, embedded."""
+    """Load rows of a data set on a device: all rows or, with an encoder, embeddings of the classes ``class_ids``."""
     if trained is None:  # memory-mapped rows are copied when they are read
         positions = torch.arange(len(data.x))
         if data.is_float_in_memory:

@@ -108,7 +108,7 @@ def summarize(
 def accuracy_heading(rates: Iterable[MeasureMean]) -> str:
     """Format the heading of a column of accuracies with half-widths of intervals: "accuracy, % ±classes ±episodes".
 
-    Only intervals that any of the rates has are named.
+    The heading names only the intervals that at least one of the means has.
     """
     return " ".join(["accuracy, %", *(f"±{kind}" for kind in list_interval_kinds(rates))])
 
@@ -140,7 +140,7 @@ def format_report(summary: EvaluationSummary) -> str:
 
 
 def explain_intervals(summary: EvaluationSummary) -> str:
-    """Return a text that explains what the intervals and p-values of a summary apply to, such as new classes."""
+    """Return a text that explains which data the intervals and p-values of a summary apply to, such as new classes."""
     if summary.settings.get("protocol") == "fixed-split":
         return INTERVAL_NOTES["supports"]
     return INTERVAL_NOTES["both" if "classes" in summary.interval_kinds else "episodes"]
@@ -150,8 +150,8 @@ def format_summary_tables(summary: EvaluationSummary) -> list[TextTable]:
     """Format a summary as tables of texts, with numbers in percent.
 
     The first table has a row per method, the most accurate first. A second table has accuracies by number of shots, if
-    this varies between classes. Differences are between the best method and each other one. If the settings name a
-    method ``against``, they are between this method and each other one.
+    this varies between classes. Differences are between the best method and each other method. If the settings name a
+    method ``against``, they are between that method and each other method.
     """
     methods, order, against = summary.methods, summary.methods_by_accuracy, summary.reference_method
     best, several = order[0], len(order) > 1
@@ -185,16 +185,16 @@ def format_summary_tables(summary: EvaluationSummary) -> list[TextTable]:
 def format_latex_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a table of texts as LaTeX's ``tabular``, with horizontal rules of the package booktabs."""
 
-    def line(cells: Sequence[str]) -> str:
+    def format_line(cells: Sequence[str]) -> str:
         return "  " + " & ".join(map(format_latex_cell, cells)) + r" \\" + "\n"
 
     begin = rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}" + "\n  \\toprule\n"
-    body = "".join(map(line, rows))
-    return f"{begin}{line(header)}  \\midrule\n{body}  \\bottomrule\n\\end{{tabular}}\n"
+    body = "".join(map(format_line, rows))
+    return f"{begin}{format_line(header)}  \\midrule\n{body}  \\bottomrule\n\\end{{tabular}}\n"
 
 
 def format_latex_cell(cell: str) -> str:
-    """Format the text of a table cell as LaTeX: in mathematics if it is a number, otherwise with escapes."""
+    """Format the text of a table cell as LaTeX: a number in math mode, other text with escaped special characters."""
     match = NUMBER_CELL_PATTERN.fullmatch(cell)
     if match is None:
         return "".join(LATEX_ESCAPES.get(character, character) for character in cell)
@@ -211,12 +211,12 @@ def write_tables(outputs: Mapping[str, Path], tables: Sequence[TextTable]) -> No
 
 
 def format_rate(rate: MeasureMean) -> str:
-    """Format a rate in percent with the half-widths of its intervals, such as "71.23 ±2.10 ±0.40"; "" if it is NaN."""
+    """Format a mean in percent with the half-widths of its intervals, such as "71.23 ±2.10 ±0.40"; "" if it is NaN."""
     return " ±".join(f"{100 * value:.2f}" for value in (rate.mean, *rate.known_half_widths)) if rate.is_known else ""
 
 
 def _format_difference(summary: EvaluationSummary, best: str, name: str, *, signed: bool) -> list[str]:
-    """Format the difference between two methods, ``signed`` or not, and p-values as cells; empty for equal methods."""
+    """Format the difference in accuracy, with a sign if ``signed``, and its p-values as cells; "" for equal methods."""
     for pair in summary.comparisons:
         if {pair.first, pair.second} == {best, name} and best != name:
             rate = pair.rate if signed else replace(pair.rate, mean=abs(pair.difference))
@@ -304,7 +304,7 @@ def plot_accuracies(axes: Axes, methods: Mapping[str, MethodSummary]) -> None:
 
 
 def _plot_differences(axes: Axes, summary: EvaluationSummary) -> None:
-    """Plot accuracies of the row minus the column as a heat map; a star marks p < 0.05, over classes if known."""
+    """Plot a heat map of accuracy differences, row minus column; a star marks p < 0.05, over classes if known."""
     names = summary.methods_by_accuracy
     grid = torch.zeros(len(names), len(names), dtype=torch.float64)
     stars_of: dict[tuple[int, int], str] = {}  # for all pairs, or for the pairs of one method

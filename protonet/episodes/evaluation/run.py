@@ -1,4 +1,4 @@
-"""Run one evaluation, from its plan to its report, and store finished episodes in a state file to resume from."""
+"""Run one evaluation, from its settings to its report, and store finished episodes in a state file to resume from."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ShowProgress = Callable[[int, int], None]
 
 
 def describe_run_inputs(settings: Mapping[str, object], prepared: PreparedEvaluation) -> dict[str, object]:
-    """Describe everything that scores depend on, to recognise whether a state file is of the same run.
+    """Describe everything that scores depend on, to check whether a state file belongs to the same run.
 
     Returns values for JSON: settings, methods, plug-ins, versions of packages, and a hash of the data. The hash is of
     the row indices and 3 rows of each class, which is fast for large data.
@@ -94,9 +94,9 @@ def write_run_state(path: Path, run: Mapping[str, object], batches: Sequence[Map
 
 
 def read_run_state(path: Path, run: Mapping[str, object]) -> list[dict[str, EpisodeScores]]:
-    """Read the scores of finished episodes from a state file; raise an InputError if it is of another run than ``run``.
+    """Read the scores of finished episodes from a state file; raise an InputError if it belongs to another run.
 
-    Returns one batch of scores by method, or two: all batches but the last one joined, and the last batch.
+    Returns batches of scores by method: the last batch, preceded by all earlier batches joined into one, if any.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -141,7 +141,7 @@ def run_evaluation(
         The results in the first process, None in others.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed. The report and the files are of the finished episodes, if there are any.
+        KeyboardInterrupt: Ctrl-C was pressed. The report and the files cover the finished episodes, if there are any.
     """
     if "plot" in outputs:
         with optional_packages():
@@ -168,8 +168,8 @@ def run_evaluation(
 class EvaluationRun:
     """One evaluation: chooses settings of methods on validation classes, then evaluates all methods.
 
-    ``data`` is the data set, if it is already in memory. ``progress`` says whether to show a bar on terminals, or is a
-    function to call instead. Other arguments are as in `run_evaluation`; ``by_class`` is for the HTML report.
+    ``data`` is the data set, if it is already in memory. ``progress`` is whether to show a bar, or a function to call.
+    With ``by_class``, accuracies by class are computed, too. Other arguments are as in `run_evaluation`.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class EvaluationRun:
 
 
 class _RunProgress:
-    """Keeps the scores of finished episodes: shows them on a bar, writes them to a state file, and resumes from it."""
+    """The progress of a run: shows scores of finished episodes on a bar, stores them in a file, and resumes from it."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class _RunProgress:
         self.bar = progress_bar(total=n_episodes, desc=name, initial=initial, unit="episode", shown=shown)
 
     def show(self, batches: Sequence[Mapping[str, EpisodeScores]]) -> None:
-        """Update the progress bar with the scores of all finished episodes, and save these from time to time."""
+        """Update the progress bar with the scores of all finished episodes, and save the scores at intervals."""
         self.finished = [*batches]
         now, name = time.monotonic(), next(iter(batches[0]))
         if now - self.shown > PROGRESS_INTERVAL:

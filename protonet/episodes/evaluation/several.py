@@ -1,4 +1,4 @@
-"""Several evaluations: a suite of data sets and shots in one run, with ranks; the command ``compare`` of JSON files."""
+"""Evaluate several data sets and shots in one run, with ranks of methods; and compare runs from their JSON files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from protonet.ui.command_line import check_known_name
 from protonet.ui.text import format_table
 
 SIGNIFICANCE_LEVEL = 0.05  #: Two methods share a rank if the p-value of their paired t test is at least this.
-SUITE_OUTPUTS = ("json", "latex", "markdown")  #: The kinds of files that a suite writes from all of its evaluations.
+SUITE_FORMATS = ("json", "latex", "markdown")  #: The kinds of files that a suite writes from all of its evaluations.
 #: Settings that determine the episodes of a data set. Runs can be compared if these settings are equal.
 EPISODE_SETTING_NAMES = (
     *("way", "shot", "query", "unequal", "imbalance", "n_open_classes", "allow_small", "seed", "protocol"),
@@ -90,7 +90,7 @@ class AverageOverDatasets:
 def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: Path | None, resume: bool) -> None:
     """Run the evaluations of a suite one after another, print the report of each, and call ``report`` with all results.
 
-    Plans are checked first. State files are named after ``state``, with a number each. ``report`` is called in the
+    All plans are checked first. Each state file has the name ``state`` and a number. ``report`` is called in the
     first process, after the last evaluation or after Ctrl-C, with the finished ones.
     """
     states = [state and state.with_name(f"{state.stem}-{index + 1}{state.suffix}") for index in range(len(members))]
@@ -126,7 +126,7 @@ def run_suite(members: Sequence[SuiteMember], report: ReportCallback, *, state: 
 def report_suite(
     outputs: Mapping[str, Path], members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]
 ) -> None:
-    """Print the tables of a suite's results, and write them to ``outputs``, the paths by kind, of ``SUITE_OUTPUTS``."""
+    """Print the results of a suite as tables, and write them to files, whose paths ``outputs`` has by format."""
     by_shot: dict[str, list[Evaluation]] = {}
     for member, evaluation in zip(members, evaluations, strict=True):
         by_shot.setdefault(member.shot, []).append(evaluation)
@@ -146,7 +146,7 @@ def report_suite(
 def average_methods(evaluations: Sequence[Evaluation]) -> dict[str, AverageOverDatasets]:
     """Average the accuracy and the rank of each method over evaluations of several data sets, by the method's name.
 
-    Methods that any of the evaluations lacks are left out.
+    Methods that are missing in one of the evaluations are left out.
     """
     ranks = [rank_methods(evaluation.accuracies) for evaluation in evaluations]
     averages: dict[str, AverageOverDatasets] = {}
@@ -166,8 +166,8 @@ def rank_methods(accuracies: Mapping[str, Tensor]) -> dict[str, float]:
     The best method shares its rank with all methods that a paired t test finds not significantly less accurate; then
     the next methods are ranked likewise. Methods that share ranks get the mean of these ranks. Returns ranks by name.
 
-    Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; as its code (Leaderboard.ipynb, ``compute_ranks``), but
-        with a paired test, because all methods have the same episodes.
+    Source: Triantafillou et al., "Meta-Dataset" (2020), sec. 4; like its code (Leaderboard.ipynb, ``compute_ranks``),
+        but with a paired test, because all methods have the same episodes.
     """
     p_values = {(pair.first, pair.second): pair.p_value_episodes for pair in compare_method_pairs(accuracies)}
     left = sorted(accuracies, key=lambda name: -float(accuracies[name].mean()))
@@ -189,7 +189,7 @@ def format_suite_tables(
 ) -> Iterator[TextTable]:
     """Yield the tables of a suite: for each number of shots a table with a column per data set, then a table of means.
 
-    The last one is left out if Ctrl-C left a data set without some of the shots.
+    The table of means is left out if Ctrl-C stopped the suite before all shots of a data set were evaluated.
     """
     datasets = {member.dataset for member in members}
     is_complete = len(members) == len(averages) * len(datasets)
@@ -224,7 +224,7 @@ def format_suite_tables(
 
 
 def explain_ranks(members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> str:
-    """Return a text that explains what the means and ranks of the tables refer to; "" if there is one data set."""
+    """Return a text that explains the means and ranks over data sets in the tables; "" if there is one data set."""
     if len({member.dataset for member in members}) < 2:
         return ""
     text = "Intervals of means speak of these same data sets."
@@ -249,7 +249,7 @@ class StoredRun:
 
 
 def run_compare(options: argparse.Namespace) -> None:
-    """Run the command ``compare``: compare the runs that ``options`` name, print a table and write it to files."""
+    """Run the command ``compare``: compare evaluations from their JSON files, print a table and write it to files."""
     runs = [read_run(Path(path)) for path in options.files]
     check_same_episodes(runs)
     summary, notes = compare_runs(runs, against=options.against)
@@ -258,7 +258,7 @@ def run_compare(options: argparse.Namespace) -> None:
 
 
 def read_run(path: Path) -> StoredRun:
-    """Read the results of an evaluation from a file that ``--json`` wrote; anything else raises an InputError."""
+    """Read the results of an evaluation from a file that ``--json`` wrote; raise an InputError for other files."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         n = content["episodes"]
@@ -292,7 +292,7 @@ def read_run(path: Path) -> StoredRun:
 
 
 def check_same_episodes(runs: Sequence[StoredRun]) -> None:
-    """Raise an InputError unless all runs are of the same episodes; the message names the first difference."""
+    """Raise an InputError unless all runs evaluated the same episodes; the message names the first difference."""
     first = runs[0]
     for other in runs[1:]:
         for name in EPISODE_SETTING_NAMES:
@@ -307,7 +307,7 @@ def check_same_episodes(runs: Sequence[StoredRun]) -> None:
 
 
 def compare_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple[EvaluationSummary, list[str]]:
-    """Compare the methods of several runs on the episodes that all of them have; return also lines for the report.
+    """Compare the methods of several runs on the episodes that all runs evaluated; also return notes for the report.
 
     If runs have methods of the same name with different results, the paths of the files are added to the names.
     """

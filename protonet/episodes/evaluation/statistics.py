@@ -37,20 +37,20 @@ class MeasureMean:
     def from_values(cls, values: Tensor, class_mask: Tensor | None) -> MeasureMean:
         """Compute the mean and the intervals of a measure from its values (episodes,); NaN are ignored.
 
-        ``class_mask`` is as in `mean_standard_error`; with None there is no interval over classes.
+        ``class_mask`` (episodes, classes) bool marks the classes of each episode; None for no interval over classes.
         """
         over_classes = math.nan if class_mask is None else half_width(values, class_mask)
         return cls(nan_mean(values), over_classes, half_width(values), int((~values.isnan()).sum()))
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> MeasureMean:
-        """Convert the dictionary that `describe` returned, perhaps read from JSON, back to a rate."""
+        """Create a mean from the dictionary that `to_dict` returned, for example after reading it from JSON."""
         widths = (written["half_width_classes"], written["half_width_episodes"])
         over_classes, over_episodes = (math.nan if width is None else float(width) for width in widths)
         return cls(float(written["accuracy"]), over_classes, over_episodes)
 
     def get_half_width(self, kind: str) -> float:
-        """Return the half-width of the interval of a kind, "classes" or "episodes"; NaN if it is unknown."""
+        """Return the half-width of the interval over "classes" or "episodes" (``kind``); NaN if it is unknown."""
         return self.half_width_classes if kind == "classes" else self.half_width_episodes
 
     @property
@@ -60,7 +60,7 @@ class MeasureMean:
 
     @property
     def is_known(self) -> bool:
-        """Whether the mean is known, which is so if the measure is not NaN in any episode."""
+        """Whether the mean is known, that is, not NaN."""
         return not math.isnan(self.mean)
 
     @property
@@ -94,11 +94,11 @@ class MethodComparison:
 
     @property
     def rate(self) -> MeasureMean:
-        """The difference with the half-widths of its intervals."""
+        """The difference in accuracy, with the half-widths of its confidence intervals."""
         return MeasureMean(self.difference, self.half_width_classes, self.half_width_episodes)
 
     def get_p_value(self, kind: str) -> float | None:
-        """Return the adjusted p-value of a kind, "classes" or "episodes"; None if it is unknown."""
+        """Return the adjusted p-value of the test over "classes" or "episodes" (``kind``); None if it is unknown."""
         return None if math.isnan(self.rate.get_half_width(kind)) else float(getattr(self, f"p_holm_{kind}"))
 
     def to_dict(self) -> dict[str, object]:
@@ -135,7 +135,7 @@ class MethodSummary:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """The results of one evaluation, or of a comparison of several runs: accuracies and paired tests of methods."""
+    """The accuracies and paired tests of methods, from one evaluation or from a comparison of several runs."""
 
     settings: Mapping[str, Any]  #: The settings of the evaluation, under the names of the command line.
     n_episodes: int  #: The number of episodes.
@@ -260,7 +260,7 @@ def nan_to_none(value: float) -> float | None:
 
 
 def list_interval_kinds(rates: Iterable[MeasureMean]) -> list[str]:
-    """List the kinds of intervals ("classes", "episodes") that are known for any of the rates."""
+    """List the kinds of intervals ("classes", "episodes") that are known for at least one of the means."""
     rates = list(rates)
     return [kind for kind in INTERVAL_KINDS if any(not math.isnan(rate.get_half_width(kind)) for rate in rates)]
 
@@ -274,7 +274,7 @@ def half_width(values: Tensor, class_mask: Tensor | None = None) -> float:
 
 
 def _convert_to_half_width(error: float, freedom: int) -> float:
-    """Convert a standard error, with degrees of freedom of Student's t, to half the width of the 95 % interval."""
+    """Convert a standard error with ``freedom`` degrees of freedom to half the width of Student's 95 % interval."""
     if math.isnan(error):
         return math.nan
     from scipy.special import stdtrit  # noqa: PLC0415 - slow to import
@@ -313,7 +313,7 @@ def mean_standard_error(values: Tensor, class_mask: Tensor | None = None) -> tup
 
 
 def _jackknife(values: Tensor, class_mask: Tensor) -> list[tuple[float, int]]:
-    """Estimate the standard error over classes, with its freedom, of the mean of each column of values (n, k)."""
+    """Estimate standard error and degrees of freedom, over classes, of the mean of each column of values (n, k)."""
     present, inside = (~values.isnan()).double(), class_mask.double()
     values = values.double().nan_to_num()
     n, total = present.sum(dim=0), values.sum(dim=0)  # (k,)
@@ -340,12 +340,12 @@ def nan_mean(values: Tensor) -> float:
 def compare_method_pairs(
     accuracies: Mapping[str, Tensor], class_mask: Tensor | None = None, against: str | None = None
 ) -> list[MethodComparison]:
-    """Compare methods in pairs by paired t tests, over episodes and over classes.
+    """Compare the accuracies of pairs of methods by paired t tests, over episodes and over classes.
 
     Args:
         accuracies: The accuracies (episodes,) of each method by name, on the same episodes.
         class_mask: (episodes, classes) bool, whether each episode has each class; None for no test over classes.
-        against: The method to compare with each other one; None to compare all pairs.
+        against: The method to compare with each other method; None to compare all pairs of methods.
 
     Returns:
         One comparison for each pair. Its p-values are also adjusted for the number of pairs.
@@ -367,7 +367,7 @@ def compare_method_pairs(
 
 
 def _run_t_tests(differences: Tensor, errors: Sequence[tuple[float, int]]) -> list[tuple[float, float, float]]:
-    """Compute half the interval's width, the p-value and the one adjusted by Holm of each column of differences."""
+    """Compute interval half-width, p-value and Holm-adjusted p-value of each column of differences (n, pairs)."""
     from scipy.special import stdtr  # noqa: PLC0415 - slow to import
 
     p_values = []

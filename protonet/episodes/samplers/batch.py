@@ -71,7 +71,7 @@ class TrainedEncoder(NamedTuple):
         """Copy encoder, head and row indices, so that the indices do not reveal the classes of the queries.
 
         The copy has the queries in the given ``order`` (episodes, n_queries) int64. Its row indices number the rows of
-        this batch from 0, and its ``take`` accepts no other indices.
+        this batch from 0, and its function ``take`` reads only these rows.
         """
         copied = self._replace(encoder=copy.deepcopy(self.encoder), head=copy.deepcopy(self.head))
         if self.support is None or self.query is None:
@@ -152,7 +152,7 @@ class Episodes:
 class EpisodeBatch:
     """Row indices and labels of sampled episodes with equal numbers of classes, support rows and queries.
 
-    Open queries are queries of open classes, which have no support rows in the episode; their number is equal, too.
+    Open queries are queries of open classes, which have no support rows; all episodes have equally many of them.
     """
 
     episode_positions: Tensor  #: (episodes,) int64, the position of each episode in its `SampledEpisodes`.
@@ -174,7 +174,7 @@ class EpisodeBatch:
 def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
     """Split sampled episodes into batches of episodes with equal numbers of classes, support rows and queries.
 
-    Empty slots are removed.
+    Empty entries of the sampled arrays are removed.
     """
     query = torch.cat([sampled.query.flatten(1), sampled.open_query.flatten(1)], dim=1)
     support = sampled.support.flatten(1)
@@ -207,7 +207,7 @@ def split_by_size(sampled: SampledEpisodes) -> Iterator[EpisodeBatch]:
 
 
 def _list_filled_slots(rows: Tensor, count: int) -> Tensor:
-    """List the positions (episodes, count) of the ``count`` slots of ``rows`` (episodes, slots) that are not empty."""
+    """List the positions (episodes, count) of the ``count`` entries of ``rows`` (episodes, slots) that are filled."""
     if count == rows.shape[1]:
         return torch.arange(count).expand(len(rows), -1)
     return (rows >= 0).nonzero()[:, 1].reshape(len(rows), count)
@@ -216,7 +216,7 @@ def _list_filled_slots(rows: Tensor, count: int) -> Tensor:
 def make_row_reader(x: Tensor) -> RowReader:
     """Create a function that maps row indices (k,) to the rows (k, dim) of ``x`` (n, dim).
 
-    Each call overwrites the rows that the call before returned, for speed.
+    For speed, each call overwrites the rows that the previous call returned.
     """
     memory = x.new_empty(0)
 
@@ -286,8 +286,7 @@ def summarize_base_classes(read_rows: RowReader, by_class: ClassIndex) -> BaseCl
     """Compute the mean of each base class and of all base rows, on the device of the rows.
 
     ``read_rows`` maps row indices of the data set to features, and ``by_class`` has the indices of the base rows. The
-    result numbers the base rows from 0, class by class: with the indices of the data set, a method could read any other
-    row.
+    result numbers the base rows from 0, class by class: with the indices of the data set, a method could read any row.
     """
     means, pieces = [], list_class_rows(by_class)
     for rows in pieces:
@@ -313,7 +312,7 @@ def hash_class_rows(read_rows: RowReader, by_class: ClassIndex) -> str:
 def record_episodes(
     sampler: Sampler, pool: RowPool, y: Tensor, class_names: tuple[str, ...], predicted: Mapping[str, Tensor], seed: int
 ) -> dict[str, object]:
-    """Draw the first episodes of a seed again, and record their rows and labels with the predictions, for JSON.
+    """Draw the first episodes of a seed again, and return their rows, labels and predictions as a dictionary for JSON.
 
     Args:
         sampler: The sampler of the episodes, which have equal sizes and no open classes.
@@ -341,7 +340,7 @@ def record_episodes(
 
 
 def pack_integers(values: Tensor) -> dict[str, object]:
-    """Encode integers >= 0 for JSON: ``data`` are in the smallest unsigned ``dtype``, compressed by zlib, as base64."""
+    """Encode integers >= 0 for JSON: the smallest unsigned ``dtype``, and ``data`` compressed by zlib, as base64."""
     array = values.cpu().numpy()
     dtype = np.min_scalar_type(int(array.max(initial=0))).newbyteorder("<")
     content = base64.b64encode(zlib.compress(array.astype(dtype).tobytes(), 9)).decode()

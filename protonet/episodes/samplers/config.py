@@ -61,7 +61,7 @@ class EpisodeConfig(Sampler):
         return self.way[1] + self.n_open_classes + self.n_distractors
 
     def choose_classes(self, index: ClassIndex, class_names: tuple[str, ...]) -> tuple[Sampler, ClassIndex, list[str]]:
-        """Select the classes with enough rows; with ``allow_small``, a note counts small classes and those left out."""
+        """Select the classes with enough rows, and return a note about small and excluded classes for the report."""
         chosen = self.validate(index, class_names)
         if not self.allow_small:
             return self, chosen, []
@@ -71,7 +71,7 @@ class EpisodeConfig(Sampler):
         return self, chosen, [f"{of_classes} have fewer rows than shot + query, {left_out} too few to be drawn."]
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check the settings and the class sizes, see `Sampler.validate`; leave classes out with ``allow_small``."""
+        """Check the settings and class sizes as `Sampler.validate` does; ``allow_small`` excludes too small classes."""
         check_integer_range("way", self.way, low=2)
         check_integer_range("shot", self.shot, low=1)
         for name, low in (("n_query", 1), ("n_open_classes", 0), ("n_unlabelled", 0), ("n_distractors", 0)):
@@ -197,13 +197,13 @@ class GeneralizedSampler(Sampler):
     def choose_classes(
         self, index: ClassIndex, class_names: tuple[str, ...]
     ) -> tuple[GeneralizedSampler, ClassIndex, list[str]]:
-        """Select the novel classes with enough rows; return this sampler, their rows by class, and no notes."""
+        """Select the novel classes with enough rows; return this sampler, the rows of these classes, and no notes."""
         return self, self.novel.validate(index, class_names), []
 
     def hold_out(self, base: ClassIndex, class_names: tuple[str, ...]) -> tuple[ClassIndex, ClassIndex]:
-        """Hold out every fifth row of each base class as a query; the mean of the others represents the class.
+        """Hold out every fifth row of each base class as a query; the mean of the remaining rows represents the class.
 
-        The queries of a class come after a placeholder, which `join_base` overwrites with the mean.
+        In each class, a placeholder for the mean comes before the queries; `join_base` overwrites it.
         """
         if int(base.size.min()) < 2:
             got = f"class {class_names[int(base.size.argmin())]!r} with one"
@@ -242,7 +242,7 @@ class GeneralizedSampler(Sampler):
         return index
 
     def sample(self, index: ClassIndex, *, seed: int, first: int, n_episodes: int) -> SampledEpisodes:
-        """Draw the episodes, see `Sampler.sample`; base classes come before novel ones."""
+        """Draw the episodes, see `Sampler.sample`; base classes come before novel classes."""
         novel_index = index.select_classes(torch.arange(self.n_base, len(index.size)))
         novel = self.novel.sample(novel_index, seed=seed, first=first, n_episodes=n_episodes)
         shape = (n_episodes, self.n_base, self.novel.n_query)
@@ -270,7 +270,7 @@ class GeneralizedSampler(Sampler):
 
 
 def check_integer_range(argument: str, value: object, *, low: int) -> tuple[int, int]:
-    """Return a pair of integers >= ``low``, the smaller one first; raise an InputError for any other value."""
+    """Return a pair of integers >= ``low`` in ascending order; raise an InputError for any other value."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         remedy = f"Pass ({value}, {value})." if isinstance(value, int) else f"Pass ({low}, {low})."
         constraint = "be a pair of whole numbers, (least, most)"
@@ -285,7 +285,7 @@ def check_integer_range(argument: str, value: object, *, low: int) -> tuple[int,
 def _draw_unlabelled(
     index: ClassIndex, uniform_rows: Tensor, uniform_unlabelled: Tensor, n_used: Tensor, size: Tensor, start: Tensor
 ) -> Tensor:
-    """Draw unlabelled rows (episodes, classes + distractors, n_unlabelled) that are no support or query rows."""
+    """Draw unlabelled rows (episodes, classes + distractors, n_unlabelled) that are not support or query rows."""
     n_classes, n_unlabelled = uniform_rows.shape[1], uniform_unlabelled.shape[2]
     n_distractors = uniform_unlabelled.shape[1] - n_classes
     wide = F.pad(uniform_rows, (0, n_unlabelled))
@@ -305,7 +305,7 @@ def _scale_to_integers(uniform: Tensor, low: int, high: int) -> Tensor:
 
 
 def _split_queries(uniform: Tensor, concentration: float, drawn: Tensor, total: Tensor) -> Tensor:
-    """Share ``total`` (episodes,) queries among the ``drawn`` classes of each episode by a Dirichlet distribution."""
+    """Divide ``total`` (episodes,) queries among the ``drawn`` classes of each episode by a Dirichlet distribution."""
     from scipy.special import gammaincinv  # noqa: PLC0415 - slow to import
 
     # A share is a gamma variate over their sum: Devroye, "Non-uniform random variate generation" (1986), ch. XI.4.

@@ -34,8 +34,8 @@ MAX_LISTED_CLASS_NAMES = 5  #: Maximum number of classes that a note lists by na
 def group_equal_rows(x: Tensor, release: Callable[[], None] = lambda: None) -> Tensor:
     """Group exactly equal rows of ``x`` (n, dim): equal rows get the same group number, (n,) int64; -0.0 equals 0.0.
 
-    Groups are numbered from 0 in the order of their first rows. The function calls ``release`` after each block of rows
-    is read, to free the memory of a mapped file.
+    Groups are numbered from 0 in the order of their first rows. ``release`` is called after each block of rows is read,
+    to free the memory of a memory-mapped file.
     """
     group_of: dict[bytes, int] = {}  # by the SHA-256 of a row
     groups: list[int] = []
@@ -57,20 +57,20 @@ def describe_duplicates(data: Dataset, class_ids: Tensor) -> Iterator[str]:
     n_inside = torch.bincount(group[inside], minlength=len(pairs))[group]  # classes with such rows
     n_outside = torch.bincount(group[~inside], minlength=len(pairs))[group]
 
-    def describe(chosen: Tensor) -> str:
-        return f"{plural(int(counts[chosen].sum()), 'row')} of {name(chosen)}"
+    def count_rows(chosen: Tensor) -> str:
+        return f"{plural(int(counts[chosen].sum()), 'row')} of {list_classes(chosen)}"
 
-    def name(chosen: Tensor) -> str:
+    def list_classes(chosen: Tensor) -> str:
         names = [data.class_names[c] for c in classes[chosen].unique().tolist()]
         return f"{plural(len(names), 'class')} ({shorten_list(names, MAX_LISTED_CLASS_NAMES)})"
 
     if bool((copied := inside & (counts > 1)).any()):
-        yield f"Equal to another row of its class, so queries may be copies of support rows: {describe(copied)}."
+        yield f"Equal to another row of its class, so queries may be copies of support rows: {count_rows(copied)}."
     if bool((other := inside & (n_inside > 1)).any()):
-        yield f"Exactly equal to a row of another evaluated class: {describe(other)}."
+        yield f"Exactly equal to a row of another evaluated class: {count_rows(other)}."
     if bool((seen := inside & (n_outside > 0)).any()):
-        where = name(~inside & (n_inside > 0))
-        yield f"Exactly equal to a row that is not evaluated, of {where}: {describe(seen)}."
+        where = list_classes(~inside & (n_inside > 0))
+        yield f"Exactly equal to a row that is not evaluated, of {where}: {count_rows(seen)}."
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ META_DATASET_MIN_WAY, META_DATASET_MAX_WAY = 5, 50  #: Minimum and maximum numbe
 MAX_QUERIES_PER_CLASS = 10  #: Maximum number of query rows per class.
 MAX_SUPPORT_ROWS = 500  #: Maximum number of support rows per episode.
 #: A class counts as having at most this many rows when the number of support rows of an episode is drawn.
-MAX_ROWS_COUNTED = 100
+MAX_COUNTED_CLASS_SIZE = 100
 #: Logarithm of the largest random factor on the fraction of support rows of a class.
 MAX_LOG_CLASS_WEIGHT = math.log(2)
 #: The remedy in error messages about a hierarchy.
@@ -53,7 +53,7 @@ class MetaDataset(Sampler):
     hierarchy: str | None = None
 
     #: Support rows per class, from and to, in the report's table of accuracy by shots. Large classes may have more.
-    shot = (1, MAX_ROWS_COUNTED)
+    shot = (1, MAX_COUNTED_CLASS_SIZE)
     way = (META_DATASET_MIN_WAY, META_DATASET_MAX_WAY)
     n_required_classes = META_DATASET_MIN_WAY
 
@@ -73,7 +73,7 @@ class MetaDataset(Sampler):
         return sampler, sampler.validate(index, class_names), []
 
     def validate(self, index: ClassIndex, class_names: tuple[str, ...]) -> ClassIndex:
-        """Check that there are 5 or more classes, in each group too, with at least two rows each."""
+        """Check that the data and each group have at least 5 classes, and that each class has at least two rows."""
         if len(index.size) < META_DATASET_MIN_WAY:
             remedy = "Add classes, or choose another protocol."
             constraint = f"be {META_DATASET_MIN_WAY} or more, as Meta-Dataset's episodes have"
@@ -108,7 +108,7 @@ class MetaDataset(Sampler):
         )
 
     def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
-        """Find the classes and count the queries of the first episodes, see `Sampler.count`, without drawing rows."""
+        """Return the classes and query counts of the first episodes, see `Sampler.count`, without drawing rows."""
         classes, queries, _ = self._draw_sizes(index, seed, 0, n_episodes)
         n_classes = len(index.size)
         class_mask = torch.zeros(n_episodes, n_classes + 1, dtype=torch.bool)
@@ -116,7 +116,7 @@ class MetaDataset(Sampler):
         return class_mask[:, :-1], queries.sum(dim=1)
 
     def _draw_sizes(self, index: ClassIndex, seed: int, first: int, n_episodes: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw distinct classes of one group, and how many queries and support rows each has; 0 if not drawn."""
+        """Draw each episode's classes from one group; return them with their numbers of queries and support rows."""
 
         def uniform(stream: RandomStream, *shape: int) -> Tensor:
             return sample_uniform_by_episode(seed, stream, first, (n_episodes, *shape))
@@ -158,14 +158,14 @@ class MetaDataset(Sampler):
 def _count_queries_and_shots(size: Tensor, drawn: Tensor, beta: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the numbers of queries and of shots (episodes, classes) from class sizes and uniform random numbers.
 
-    ``beta`` is the fraction of the rows that become support rows; ``alpha`` varies a class's share of these.
+    ``beta`` is the fraction of the rows that become support rows; ``alpha`` varies this fraction between classes.
 
     Source: Triantafillou et al. (2020), appendix A, equations of the sizes of query set, support set and K_c.
     """
     smallest = size.masked_fill(~drawn, torch.iinfo(torch.int64).max).amin(dim=1, keepdim=True)
     queries = (smallest // 2).clamp_max(MAX_QUERIES_PER_CLASS).expand_as(size).where(drawn, 0)
     left = (size - queries).where(drawn, 0)
-    row_counts = (beta * left.clamp_max(MAX_ROWS_COUNTED) + 1).floor().where(drawn, 0.0)
+    row_counts = (beta * left.clamp_max(MAX_COUNTED_CLASS_SIZE) + 1).floor().where(drawn, 0.0)
     total = _sum_in_order(row_counts).clamp_max(MAX_SUPPORT_ROWS) - drawn.sum(
         dim=1, keepdim=True
     )  # less one of each class
@@ -175,7 +175,7 @@ def _count_queries_and_shots(size: Tensor, drawn: Tensor, beta: Tensor, alpha: T
 
 
 def _sum_in_order(values: Tensor) -> Tensor:
-    """Sum values (episodes, classes) over the classes, (episodes, 1), with the same rounding in batches of any size."""
+    """Sum values (episodes, classes) over the classes, with the same rounding for any batch size: (episodes, 1)."""
     return values.cumsum(dim=1)[:, -1:]
 
 

@@ -1,4 +1,4 @@
-"""Create samplers from the options of the command line."""
+"""Create episode samplers from the options of the command line."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def make_samplers(
 ) -> dict[str, Sampler]:
     """Create the samplers that the options of the command line describe, one for each number of shots.
 
-    ``given_options`` are the names of the options on the command line, ``preset_options`` of those of the preset. The
-    keys are texts such as "5" or "5-20"; "" if the protocol draws the number of shots itself.
+    ``given_options`` are the names of options on the command line, ``preset_options`` the names of options in the
+    preset. The keys are texts such as "5" or "5-20"; "" if the protocol itself draws the number of shots.
     """
     protocol = "fixed-split" if options.test_dataset else options.protocol
     kind = "--test-dataset" if options.test_dataset else f"--protocol {protocol}"
@@ -79,7 +79,7 @@ def make_episode_config(options: argparse.Namespace, shot: str) -> EpisodeConfig
 
 
 def parse_integer_range(argument: str, text: str, *, low: int) -> tuple[int, int]:
-    """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20); other texts and numbers below ``low`` raise an InputError."""
+    """Parse ``5`` as (5, 5) and ``5-20`` as (5, 20); raise an InputError for other texts or numbers below ``low``."""
     first, dash, last = text.partition("-")
     if not first or (dash and not last):
         raise_input_error(argument, "be a number or a span such as 5-20", repr(text), f"Pass a number >= {low}.")

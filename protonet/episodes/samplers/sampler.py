@@ -22,7 +22,7 @@ from protonet.sampling import ClassIndex, list_class_rows
 #: overwrite the features. Methods compute on the device of the features; episodes are drawn on the CPU.
 RowReader = Callable[[Tensor], Tensor]
 EMPTY_SLOT = -1  #: The row index in empty slots of `SampledEpisodes`.
-EPISODES_PER_COUNT = 256  #: Number of episodes that `Sampler.count` samples at a time, as an evaluation does.
+EPISODES_PER_COUNT_BATCH = 256  #: Number of episodes that `Sampler.count` samples at a time, as an evaluation does.
 
 
 class RandomStream(IntEnum):
@@ -47,7 +47,7 @@ class RandomStream(IntEnum):
 class SampledEpisodes(NamedTuple):
     """Row indices of a batch of episodes, int64.
 
-    Slots are for the largest number of classes, support rows and queries; empty slots have ``EMPTY_SLOT``.
+    Arrays are padded to the largest number of classes, support rows and queries; padding is ``EMPTY_SLOT``.
     """
 
     support: Tensor  #: (episodes, max_way, max_shot), the support rows of each class.
@@ -59,7 +59,7 @@ class SampledEpisodes(NamedTuple):
 
 
 class RowPool(NamedTuple):
-    """Rows that episodes are drawn from."""
+    """The rows that episodes are drawn from, with a function that reads them and their row indices by class."""
 
     x: Tensor  #: (n, dim) floating, features before normalisation. Methods get the features from ``read_rows`` instead.
     read_rows: RowReader  #: Maps indices of rows of ``x`` to their normalised features.
@@ -96,13 +96,13 @@ class Sampler(ABC):
 
     @property
     def hashed_tensors(self) -> list[Tensor]:
-        """Tensors that the episodes depend on and that `describe` leaves out; the hash of a run includes them."""
+        """Tensors that episodes depend on but `describe` does not include; they are part of the hash of a run."""
         return []
 
     def join_test(self, data: Dataset, test: Dataset | None, names: tuple[str, str]) -> tuple[Sampler, Dataset]:
         """Adapt this sampler to a test split, and join the split to the data set.
 
-        ``names`` are those of the data set and of the test split, for messages. By default, nothing is changed.
+        ``names`` are the names of the data set and of the test split, for messages. By default, nothing is changed.
         """
         del test, names
         return self, data
@@ -167,7 +167,7 @@ class Sampler(ABC):
         """
 
     def count(self, index: ClassIndex, *, seed: int, n_episodes: int) -> tuple[Tensor, Tensor]:
-        """Find the classes of each of the first ``n_episodes`` episodes, and count the queries of each episode.
+        """Return the classes and the number of queries of each of the first ``n_episodes`` episodes.
 
         Returns:
             class_mask: (n_episodes, classes of the index) bool, whether the episode has a row of the class.
@@ -175,8 +175,8 @@ class Sampler(ABC):
         """
         n_classes, masks, queries = len(index.size), [], []
         class_of = compute_row_classes(index, int(index.rows.max()) + 2)  # the last entry is for EMPTY_SLOT
-        for first in range(0, n_episodes, EPISODES_PER_COUNT):
-            n = min(EPISODES_PER_COUNT, n_episodes - first)
+        for first in range(0, n_episodes, EPISODES_PER_COUNT_BATCH):
+            n = min(EPISODES_PER_COUNT_BATCH, n_episodes - first)
             sampled = self.sample(index, seed=seed, first=first, n_episodes=n)
             rows = [some.flatten(1) for some in (sampled.support, sampled.open_query, sampled.unlabelled)]
             classes = class_of[torch.cat(rows, dim=1)] % (n_classes + 1)  # n_classes in empty slots

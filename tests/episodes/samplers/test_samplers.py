@@ -56,7 +56,7 @@ def test_rows_are_distinct_of_their_classes_and_counted(name: str, seed: int) ->
     sampler = PROTOCOLS[name]
     index = sampler.validate(INDEX, tuple(map(str, range(12))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module, "EPISODES_PER_COUNT", 4)
+        patch.setattr(sampler_module, "EPISODES_PER_COUNT_BATCH", 4)
         class_mask, counts = sampler.count(index, seed=seed, n_episodes=6)
     draw = sampler.sample(index, seed=seed, first=0, n_episodes=6)
     assert counts.tolist() == (draw.query >= 0).sum(dim=(1, 2)).tolist()
