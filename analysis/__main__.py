@@ -26,7 +26,6 @@ STUDIES = {
     "prior": ("prior.study", "train the weighting prior on thousands of tasks, and evaluate it on others"),
     "incontext": ("incontext.study", "train the tabular transformer, and evaluate it on new tables"),
     "pretrained": ("pretrained.study", "texts, pictures and class names on your own data sets, beside baselines"),
-    "redundant": ("solver.redundant", "fits with redundant columns: accuracy, and coverage of the interval"),
     "semi-supervised": ("real_data.semi_supervised", "accuracy with unlabelled rows, beside scikit-learn's methods"),
     "speed": ("solver.speed", "time of prediction, fits, start-up and model files, compared with another version"),
     "episode-photographs": ("episodes.photographs", "every few-shot method on a folder of photographs"),

@@ -1,1 +1,1 @@
-"""Studies of the solver: its time and memory, and fits with redundant columns."""
+"""Study of the time and memory of the solver."""
