@@ -50,7 +50,7 @@ LESS: dict[str, dict[str, object]] = {
         "analysis.incontext.study.REAL_SIZES": ((6, 3),),
         "analysis.incontext.study.SYNTHETIC_SIZES": ((6, 3, 3),),
         "analysis.incontext.study.SYNTHETIC_COUNT": 8,
-    },
+    }
 }
 
 
