@@ -1,8 +1,8 @@
 """Few-shot experiments: episodes, methods, evaluation and meta-training.
 
-Packages, each of which imports only earlier ones: `samplers` sample episodes and gather their rows; `networks` embed
-rows; `methods` classify queries; `features` loads data sets and embeds pictures; `evaluation` scores methods; `paper`
-writes the tables and figures of a paper; `training` meta-trains encoders. `arguments` parses command lines.
+Packages, each of which imports only earlier packages: `samplers` sample episodes and gather their rows; `networks`
+embed rows; `methods` classify queries; `features` loads data sets and embeds pictures; `evaluation` scores methods;
+`paper` writes the tables and figures of a paper; `training` meta-trains encoders. `arguments` parses command lines.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def make_parser() -> CommandParser:
 
 
 def _describe_methods() -> str:
-    """Return the last part of the text of ``--help-all``: kinds of data sets, methods and further commands."""
+    """Format the end of the text of ``--help-all``: kinds of data sets, methods and further commands."""
     import textwrap  # noqa: PLC0415 - for the help alone
 
     from protonet.episodes.methods import METHOD_ALIASES, METHODS  # noqa: PLC0415 - torch takes a second
@@ -172,7 +172,7 @@ several processes, with the same results:\n  torchrun --nproc-per-node 2 -m prot
 def run(arguments: Sequence[str] | None) -> None:
     """Run an evaluation from its command line, or print a list of methods, presets or classes if an option asks for it.
 
-    None takes the arguments of this process.
+    With None, the arguments are read from ``sys.argv``.
     """
     parser, words = make_parser(), list(arguments or ())
     if words and not words[0].startswith("-"):
@@ -191,7 +191,7 @@ def run(arguments: Sequence[str] | None) -> None:
         options = parser.parse_args([*preset, *words])
 
     def list_given(some: Sequence[str]) -> set[str]:
-        """Return the names of the options that some words of a command line set."""
+        """Return the names of the options that the words ``some`` of a command line set."""
         unset = argparse.Namespace(**dict.fromkeys(vars(options)))
         return {name for name, value in vars(parser.parse_args(some, unset)).items() if value is not None}
 
@@ -211,7 +211,7 @@ def _print_traceback_of_cause(options: argparse.Namespace) -> Iterator[None]:
 
 
 def _check_path_options(options: argparse.Namespace) -> dict[str, Path]:
-    """Check the options of an evaluation that name files; return the output paths by option, in the first process."""
+    """Check the options that name files; return the output paths by option name (empty except in the first process)."""
     paths = [Path(dataset).resolve() for dataset in options.dataset]
     if options.resume and options.state is None:
         raise_input_error("--resume", "come with the file to continue", "no --state", "Pass --state FILE.")
@@ -295,7 +295,7 @@ def _run_evaluations(
 
 @dataclass(frozen=True)
 class Subcommand:
-    """A command other than the evaluation, whose module is imported after the arguments are checked."""
+    """A command such as ``train``, whose module is imported only after its arguments have been checked."""
 
     parse_arguments: Callable[[Sequence[str] | None], argparse.Namespace]  #: Parses and checks the command's arguments.
     function: str  #: The module below `protonet.episodes` and the name of its function of the parsed options.

@@ -81,7 +81,7 @@ COMPARE_REMEDY = "Write them with --json, of the same data, kind of episodes and
 
 
 class IntegerOption(argparse.Action):
-    """An argparse action for an option whose value is a whole number in [low, high]; without ``high``, >= low."""
+    """An argparse action for options whose value is a whole number in [low, high]; without ``high``, >= low."""
 
     def __init__(self, *args: Any, low: int, high: int | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -170,11 +170,11 @@ def parse_train_arguments(arguments: Sequence[str] | None) -> argparse.Namespace
     """Parse and check the command line of ``train``.
 
     Args:
-        arguments: The words after ``train``; None for those of this process.
+        arguments: The words after ``train``; None to take them from ``sys.argv``.
 
     Returns:
-        The options, with two more attributes. ``plan`` is a `TrainingPlan`, whose backbone is "" if it is to be chosen
-        by the data. ``paths`` has the path to write for each of "output", "log" and "tensorboard" that is given.
+        The options, with two more attributes. ``plan`` is a `TrainingPlan`, whose backbone is "" if the data determine
+        it. ``paths`` maps "output", "log" and "tensorboard", if given, to the paths of the files to write.
     """
     options = make_train_parser().parse_args(arguments)
     if options.backbone is not None:
@@ -249,9 +249,9 @@ def make_compare_parser() -> CommandParser:
 
 
 def parse_compare_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse and check the command line of ``compare``; None takes the arguments of this process.
+    """Parse and check the command line of ``compare``; None means ``sys.argv``.
 
-    Returns the options. Their attribute ``outputs`` has the paths of the files to write, by "latex" and "markdown".
+    Returns the options. Their attribute ``outputs`` maps "latex" and "markdown", if given, to the files to write.
     """
     options = make_compare_parser().parse_args(arguments)
     paths = [Path(file).resolve() for file in options.files]
@@ -311,7 +311,7 @@ def make_paper_parser() -> CommandParser:
 
 
 def parse_paper_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse and check the command line of ``paper``, and create the output folder; None takes this process's arguments.
+    """Parse and check the command line of ``paper``, and create the output folder; None means ``sys.argv``.
 
     Returns the options, with two more attributes: ``shots`` has the values of ``--shot`` as texts, and ``command`` is
     the command line as text, for the paper's appendix.
@@ -366,7 +366,7 @@ def make_extract_parser() -> CommandParser:
 
 
 def parse_extract_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse and check the command line of ``extract``; None takes the arguments of this process.
+    """Parse and check the command line of ``extract``; None means ``sys.argv``.
 
     Returns the options. Their ``output`` is a Path, and ``template`` is a list of at least one template.
     """

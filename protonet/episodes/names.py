@@ -1,4 +1,4 @@
-"""Names of options, limits, presets, and the plan of meta-training; nothing here imports torch: commands start fast."""
+"""Names of options, limits, presets, and the settings of meta-training, in a module that does not import torch."""
 
 from __future__ import annotations
 

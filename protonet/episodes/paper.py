@@ -1,7 +1,7 @@
 """The command ``python -m protonet.episodes paper``: compare a new method with common methods, for a paper.
 
-For each number of shots it writes a JSON file with all predictions, and a state file to resume from. For all of them
-together it writes tables in Markdown and LaTeX, a figure, and an appendix that describes the runs.
+For each number of shots, it writes a JSON file with all predictions, and a state file to resume from. For all numbers
+of shots together, it writes tables in Markdown and LaTeX, a figure, and an appendix that describes the runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FIGURE_PANEL_SIZE = 4.2  #: The width of the figure's panel for each number of s
 
 
 def run_paper(options: argparse.Namespace) -> None:
-    """Run the command ``paper``: evaluate the methods that ``options`` name, and write all files of the paper."""
+    """Run the command ``paper``: evaluate methods, and write tables, figure and appendix for a paper."""
     others = [text for text in dict.fromkeys(options.method) if text != options.own]
     grids = [choose_grid(options.own, "own"), *(choose_grid(text, "method") for text in others)]
     new_method = grids[0][0] if len(grids[0]) == 1 else replace(grids[0][0], name=grids[0][0].key, keywords={})
@@ -84,7 +84,7 @@ class PaperWriter:
     """For each method its candidate settings; the new method is the first."""
 
     def write(self, members: Sequence[SuiteMember], evaluations: Sequence[Evaluation]) -> None:
-        """Print the tables, one for each evaluation of ``members``, and write tables, figure and appendix."""
+        """Print a table of results for each number of shots, and write tables, figure and appendix to files."""
         keys = {choice.name: choice.key for grid in self.method_grids for choice in grid if len(grid) > 1}
         summaries = adjust_summaries([rename_methods(evaluation.summary, keys) for evaluation in evaluations])
         tables = []
@@ -167,7 +167,7 @@ def _describe_data(member: SuiteMember, evaluation: Evaluation) -> str:
 
 
 def rename_methods(summary: EvaluationSummary, keys: Mapping[str, str]) -> EvaluationSummary:
-    """Return a summary in which methods are renamed by ``keys``, from old to new names; other names stay.
+    """Return a summary in which methods are renamed by ``keys``, which maps old to new names; other names stay.
 
     The result has only accuracies and comparisons, no further measures.
     """
@@ -181,7 +181,7 @@ def rename_methods(summary: EvaluationSummary, keys: Mapping[str, str]) -> Evalu
 
 
 def adjust_summaries(summaries: Sequence[EvaluationSummary]) -> list[EvaluationSummary]:
-    """Return summaries whose p-values are adjusted by Holm's procedure for the comparisons of all of them together."""
+    """Adjust p-values by Holm's procedure for the comparisons of all summaries together; return new summaries."""
     pairs = [pair for summary in summaries for pair in summary.comparisons]
     over_classes = iter(adjust_p_values([pair.p_value_classes for pair in pairs]))
     over_episodes = iter(adjust_p_values([pair.p_value_episodes for pair in pairs]))

@@ -67,7 +67,7 @@ def check_callable(argument: str, key: str, loaded: object, description: str) ->
 def wrap_plugin_error(
     error: BaseException, argument: str, constraint: str, name: str, *, remedy: str = "Correct that line."
 ) -> Exception:
-    """Convert an error that a plug-in raised to an InputError, whose message has the file and line of the error."""
+    """Convert an error that a plug-in raised to an InputError, whose message includes the error's file and line."""
     got = f"{type(error).__name__} of {name}: {error}"
     if not isinstance(error, SyntaxError):  # whose message has file and line
         last = traceback.extract_tb(error.__traceback__)[-1]

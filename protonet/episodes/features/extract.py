@@ -70,7 +70,7 @@ class EmbeddingJob:
     map_shape: tuple[int, int, int] | None = None
 
     def compute_hash(self) -> str:
-        """Compute a hash of everything that determines the embeddings, to recognise the files of this job."""
+        """Compute a hash of everything that determines the embeddings, to check whether a file is from the same job."""
         rows = [list(self.labels), list(self.sides or ())]
         identity: list[object] = [self.provenance, self.source_hash, self.batch_size, *rows]
         identity += [] if self.map_shape is None else [self.map_shape]
@@ -81,10 +81,10 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
     """Embed the rows of a job, and write the embeddings with their labels to an NPZ file.
 
     The file has ``x`` (n, dim) float32, ``y`` (n,) strings and ``made``, the settings as JSON. If the job has them, it
-    also has ``split`` and ``files`` (n,) strings, and ``maps`` (3,), the shape of feature maps. Until all rows are
-    embedded, finished blocks are stored in a file in the same folder whose name ends in ``.part``.
+    also has ``split`` (sides) and ``files`` (n,) strings, and ``maps`` (3,), the shape of feature maps. Until all rows
+    are embedded, finished blocks are stored in a file in the same folder whose name ends in ``.part``.
 
-    With ``resume``, the part file of the same job is continued, and a finished file is left unchanged. Returns dim.
+    With ``resume``, the part file of the same job is continued; a finished file stays unchanged. Returns ``dim``.
     """
     key, n = job.compute_hash(), len(job.labels)
     part = output.with_name(f"{output.name}.part")
@@ -127,7 +127,7 @@ def _write_embeddings(output: Path, job: EmbeddingJob, *, resume: bool) -> int:
 
 
 def _open_part_file(file: BinaryIO, part: Path, header: bytes, n: int, step: int) -> tuple[int, int]:
-    """Return the numbers of features and of finished rows in the part file of a job; cut off incomplete batches."""
+    """Return the numbers of features and finished rows in a job's part file; remove an incomplete last batch."""
     file.seek(0)
     content = file.read(len(header) + 4)
     if content[: len(header)] != header[: len(content)]:
@@ -143,7 +143,7 @@ def _open_part_file(file: BinaryIO, part: Path, header: bytes, n: int, step: int
 
 
 def _read_job_hash(path: Path) -> tuple[str, int] | None:
-    """Read the hash of the job and the number of features from a finished NPZ file; None if it is another file."""
+    """Read the job's hash and the number of features from a finished NPZ file; None if no embedding job wrote it."""
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -153,7 +153,7 @@ def _read_job_hash(path: Path) -> tuple[str, int] | None:
 
 
 def _raise_output_exists(path: Path, *, resume: bool) -> NoReturn:
-    """Raise an InputError about an output file that exists: with ``resume`` because it is of another job."""
+    """Raise an InputError about an output file that already exists or, with ``resume``, is from another job."""
     if resume:
         got, remedy = f"{path}, of other data, settings or another network", "Pass another path, or remove it."
         raise_input_error("resume", "continue a run of the same arguments", got, remedy)
@@ -162,7 +162,7 @@ def _raise_output_exists(path: Path, *, resume: bool) -> NoReturn:
 
 
 def run_extract(options: argparse.Namespace) -> None:
-    """Run the command ``extract``: embed the pictures, rows or class names that ``options`` name, and write a file."""
+    """Run the command ``extract``: embed pictures, rows or class names, and write the embeddings to an NPZ file."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device("device", device)
     if Path(options.backbone).suffix.lower() == CHECKPOINT_SUFFIX:
@@ -182,7 +182,7 @@ def run_extract(options: argparse.Namespace) -> None:
 
 
 def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, device: str) -> PictureExtractor:
-    """Open the network of the option ``--backbone``, from a user's function, a file, or a library by name."""
+    """Load the network of the option ``--backbone``: a user's function, a file, or a library's network by name."""
     is_plugin = PLUGIN_PATTERN.fullmatch(options.backbone) is not None
     got = f"`backbone` {options.backbone}"
     if options.image_size is not None and not is_plugin:
@@ -200,7 +200,7 @@ def _open_extractor(options: argparse.Namespace, image_set: ImageSet | None, dev
 
 
 def _open_plugin_network(backbone: str, size: int, device: str) -> PictureExtractor:
-    """Open a function or module of a user's file, from pictures (n, 3, side, side) to (n, dim), as a network."""
+    """Load a function or module of a user's file that maps pictures (n, 3, side, side) to embeddings (n, dim)."""
     function, origin = load_plugin("backbone", backbone, "a function from pictures to embeddings")
     if isinstance(function, nn.Module):
         function = function.to(device).eval()
@@ -226,7 +226,7 @@ def _open_plugin_network(backbone: str, size: int, device: str) -> PictureExtrac
 
 
 def _make_picture_job(image_set: ImageSet, options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
-    """Make the job that embeds a set of pictures, or computes their feature maps with the option ``--maps``."""
+    """Make the job that embeds a set of pictures or, with the option ``--maps``, computes their feature maps."""
     network, shape, batch = extractor.embed, None, options.batch
     if options.maps:
         if extractor.embed_maps is None:
@@ -335,7 +335,7 @@ def _make_row_job(options: argparse.Namespace, device: str) -> EmbeddingJob:
 
 
 def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
-    """Select the layers of an encoder up to the output of its last feature maps; None if it is no convolutional one."""
+    """Select an encoder's layers up to the output of the last feature maps; None if it is not convolutional."""
     layers = list(encoder.children())
     n_layers = len(layers)
     while layers and isinstance(layers[-1], (nn.Flatten, nn.AdaptiveAvgPool2d)):
@@ -344,7 +344,7 @@ def select_convolutions(encoder: nn.Module) -> nn.Sequential | None:
 
 
 def _make_text_job(options: argparse.Namespace, extractor: PictureExtractor) -> EmbeddingJob:
-    """Make the job that embeds texts with the names of classes, such as "a photo of a NAME."."""
+    """Make the job that embeds one text for each class and template, such as "a photo of a NAME."."""
     embed_texts, data, templates = extractor.embed_texts, options.data, options.template
     if embed_texts is None:
         got = extractor.settings["backbone"]
@@ -371,10 +371,10 @@ def _make_text_job(options: argparse.Namespace, extractor: PictureExtractor) -> 
 
 
 def get_class_words(classes: Sequence[str], names: str | None) -> list[str]:
-    """Return for each class the words by which a text calls it, such as "black footed albatross".
+    """Return for each class the words by which texts name it, such as "black footed albatross".
 
-    They are read from the file ``names``, which has a line for each class. If it is None, they are the name of the
-    class without a leading number, with blanks for underscores. An InputError names a class without words.
+    Words are read from ``names``, a file with a line for each class. If it is None, they are the class name without a
+    leading number, with blanks for underscores. An InputError is raised for a class without words.
     """
     if names is None:
         bad = [name for name in classes if re.fullmatch(r"n?\d+", name)]

@@ -1,4 +1,4 @@
-"""Load data sets by name or path, as on the command line, and all sources of the rows of an evaluation."""
+"""Load data sets by name or path, and all data sets and encoders that an evaluation needs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ GLYPH_COPIES = 3
 
 @dataclass(frozen=True)
 class RowsPlan:
-    """Settings that say which rows an evaluation classifies, and how they are embedded and normalised."""
+    """The rows of an evaluation: data sets, side of the split, encoder and normalisation."""
 
     dataset: str  #: The data set by name or path, see `load_source`.
     #: For a fixed split into training and test rows: the data set of the test rows by name or path. Otherwise None.
@@ -74,7 +74,7 @@ class RowsPlan:
 
 
 class DataSources(NamedTuple):
-    """The data sets and the encoder that the rows of an evaluation come from."""
+    """The loaded data set and base data set of an evaluation, and the encoder of its rows."""
 
     data: Dataset  #: The evaluated data set; for a fixed split, training and test rows together.
     base: Dataset  #: The data set that has the base classes; it may be ``data`` itself.
@@ -86,12 +86,12 @@ def load_data_sources(rows: RowsPlan, sampler: Sampler, data: Dataset | None = N
     """Load the data sets and the encoder that an evaluation needs.
 
     Args:
-        rows: The settings that name them.
+        rows: The names or paths of data sets and encoder, and settings of their rows.
         sampler: The protocol of the episodes.
         data: The evaluated data set, if it is already in memory; None to load it by its name.
 
     Returns:
-        The sampler, which for a fixed split knows the test rows; and the loaded data sets and encoder.
+        The sampler, which is adapted to the test rows of a fixed split; and the loaded data sets and encoder.
 
     Raises:
         InputError: Data or encoder cannot be loaded, or the encoder was trained on another split of the same data.
@@ -136,11 +136,11 @@ def load_source(
             - the path of features of another program, ``*.npy``, ``*.pt``, ``*.plk`` and others: `load_features`;
             - the path of a table, ``*.csv``: `load_csv`;
             - a folder of images by class, ``<root>/CLASS/*.png``: `load_images`, grey, at 28 x 28 pixels; with an
-              ``image_size`` in colour, as those of ``PUBLISHED_DATASETS`` are;
+              ``image_size`` in colour, like ``PUBLISHED_DATASETS``;
             - a folder with such folders in ``train``, ``val`` and ``test``, in colour, at 84 x 84 pixels.
-        split_seed: Seed of a random split by class (`split_classes`), for data without a split; None for none.
+        split_seed: Seed of a random split by class (`split_classes`), for data without a split; None for no split.
         label: The column of a table that holds the classes.
-        image_size: Pixels per side to resize pictures to; None for the sizes above, or those of the authors.
+        image_size: Pixels per side to resize pictures to; None for the sizes above, or the sizes that the authors use.
 
     Returns:
         The data set. Rows of pictures are uint8 in a mapped file; `Dataset.get_rows` returns them in [0, 1].
@@ -171,7 +171,7 @@ def load_source(
 
 
 def is_same_source(text: str, other: str) -> bool:
-    """Test whether two texts name the same data set, perhaps by different paths."""
+    """Test whether two names or paths refer to the same data set, even if the paths are written differently."""
 
     def resolve(name: str) -> str:
         kind, colon, root = name.partition(":")
@@ -185,7 +185,7 @@ def is_same_source(text: str, other: str) -> bool:
 def load_base_dataset(text: str, *, dim: int, image_size: int | None = None) -> Dataset:
     """Load a data set whose classes serve as base classes; an InputError is raised unless it has ``dim`` features.
 
-    ``text`` names a data set as for `load_source`, or is the path of an NPY file of rows without labels, which count as
+    ``text`` is a name or path as in `load_source`, or the path of an NPY file of rows without labels, which count as
     one class.
     """
     with renamed_arguments(text="base", path="base"):
@@ -201,9 +201,9 @@ def load_base_dataset(text: str, *, dim: int, image_size: int | None = None) -> 
 
 
 def load_class_texts(text: str, *, dim: int, names: Sequence[str]) -> torch.Tensor:
-    """Load one embedding per class of a text that names the class, such as those of CLIP's text encoder.
+    """Load text embeddings, one for each class: the embedding of a text that names the class, such as by CLIP.
 
-    If a class has several embeddings (of several prompts), they are scaled to unit norm and averaged.
+    Several embeddings of a class (from several prompts) are scaled to unit norm and averaged.
 
     Args:
         text: A data set as for `load_source`, whose rows are embeddings of texts, and whose classes include ``names``.
@@ -301,9 +301,9 @@ def _load_by_name(text: str, label: str, image_size: int | None = None) -> Datas
 
 
 def normalize_rows(rows: Tensor, kind: str, mean: Tensor | None = None) -> Tensor:
-    """Normalise each of n rows to a fixed norm, perhaps after subtraction of a mean.
+    """Scale each of n rows to a fixed norm, after subtraction of a mean if ``kind`` requires it.
 
-    Rows without a direction become zeros: rows of zeros or, for "z", of equal features.
+    Rows that cannot be scaled become zeros: rows of zeros and, for "z", rows of equal features.
 
     Args:
         rows: The rows, (n, dim).

@@ -62,7 +62,7 @@ MethodInput = Literal["base", "texts", "unlabelled", "encoder", "maps"]
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method with its requirements and properties. It can be called like the method's function."""
+    """A few-shot method: its function, required inputs and properties. It can be called like the function."""
 
     function: Callable[..., Tensor]  #: Maps a batch of episodes, and settings, to logits.
     transductive: bool = False  #: Whether the method classifies all queries of an episode together, not each alone.

@@ -35,7 +35,7 @@ def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
         effort: The search effort of `protonet.solve`: fast, default or best.
-        seed: The seed of folds and initial weights, the same in every episode.
+        seed: The seed of cross-validation folds and initial weights, the same in every episode.
 
     Returns:
         Logits (episodes, n_queries, n_way), the dtype of the query rows: cosines to the prototypes over the
@@ -56,7 +56,7 @@ def solver(episodes: Episodes, *, effort: str = "fast", seed: int = 0) -> Tensor
 
 @dataclass(frozen=True)
 class AdaptiveSettings:
-    """The hyperparameters of the classifiers, and bounds for numerical stability. All values are our own choice."""
+    """The hyperparameters of `adaptive`, and bounds for numerical stability. All values are our own choice."""
 
     bandwidths: tuple[float, ...] = (1.0, 2.0, 4.0)  #: Kernel bandwidths, in median distances between support rows.
     ridges: tuple[float, ...] = (1e-2, 1e-1, 1.0)  #: Ridges of the Gaussian and Laplacian kernel regressions.
@@ -81,7 +81,7 @@ ADAPTIVE_SETTINGS = AdaptiveSettings()
 
 
 class AdaptiveView(NamedTuple):
-    """The class scores of a classifier on one feature map (view), and its weights in the mixture."""
+    """The class scores of one classifier of the mixture (a view), and the weights that it gets in the mixture."""
 
     left_out_scores: Tensor  #: (episodes, n_support, n_way), scores of each support row by a fit without this row.
     query_scores: Tensor  #: (episodes, n_queries, n_way), scores of the queries.
@@ -90,7 +90,7 @@ class AdaptiveView(NamedTuple):
 
 
 def adaptive(episodes: Episodes) -> Tensor:
-    """Classify by a mixture of cosine prototypes and ridge regressions, weighted by losses of left-out support rows.
+    """Classify by a mixture of cosine prototypes and ridge regressions, weighted by leave-one-out support losses.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
@@ -143,7 +143,7 @@ def adaptive(episodes: Episodes) -> Tensor:
 
 
 def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float = 0.0) -> AdaptiveView:
-    """Compute cosines of queries to class means, and of each support row to class means without this row."""
+    """Compute cosines of queries to class means, and leave-one-out cosines of support rows to class means."""
     min_value = ADAPTIVE_SETTINGS.min_value
     support, query = (F.normalize(part, dim=2, eps=min_value) for part in rows)
     sums = hot.transpose(1, 2) @ support  # (episodes, n_way, dim)
@@ -154,7 +154,7 @@ def _prototype_view(rows: Sequence[Tensor], hot: Tensor, *, fixed_weight: float 
 
 
 def _kernel_views(distances: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
-    """Fit one kernel ridge regression for each bandwidth and ridge, from distances of support rows to all rows."""
+    """Fit a kernel ridge regression for each bandwidth and ridge, from distances between support rows and all rows."""
     between = distances[0]
     positive = between.masked_fill(between <= ADAPTIVE_SETTINGS.min_square, torch.nan).flatten(1)
     median = positive.nanmedian(dim=1).values.nan_to_num(1.0)[:, None, None]
@@ -180,7 +180,7 @@ def _linear_views(rows: Sequence[Tensor], hot: Tensor) -> list[AdaptiveView]:
 def _ridge_view(
     kernel: Tensor, right: Tensor, ridge: float, hot: Tensor, prior: float, fixed_weight: float = 0.0
 ) -> AdaptiveView:
-    """Fit a kernel ridge regression to one-hot labels, and compute the scores of support rows and queries."""
+    """Fit kernel ridge regression to one-hot labels; compute scores of queries, and leave-one-out scores of support."""
     targets = hot - 1 / hot.shape[2]
     eye = torch.eye(kernel.shape[1], dtype=kernel.dtype, device=kernel.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(kernel + ridge * eye))
@@ -190,7 +190,7 @@ def _ridge_view(
 
 
 def _compute_spread(scores: Tensor, weights: Tensor) -> Tensor:
-    """Compute the weighted standard deviation (..., 1, 1) of scores (..., n_way, n) from the mean score of each row."""
+    """Compute the weighted standard deviation (..., 1, 1) of scores (..., n_way, n) around the mean score of a row."""
     count = weights.sum(dim=-2, keepdim=True)  # (..., 1, n)
     centred = scores - (weights * scores).sum(dim=-2, keepdim=True) / count
     variance = (weights * centred.square()).sum(dim=(-2, -1)) / weights.sum(dim=(-2, -1))
@@ -198,7 +198,7 @@ def _compute_spread(scores: Tensor, weights: Tensor) -> Tensor:
 
 
 def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit inverse temperatures (...) to scores (..., n_way, n) by the chosen rows; return them and mean losses."""
+    """Fit inverse temperatures (...) to scores (..., n_way, n), weighted by ``rows``; return them and mean losses."""
     # As `protonet.selection.scoring.fit_temperature` does.
     count = rows.sum(dim=-1).clamp_min(1)
     row_weights = rows.clamp_min(ADAPTIVE_SETTINGS.min_value)[..., None, :].expand_as(scores)
@@ -227,7 +227,7 @@ def _fit_temperature(scores: Tensor, hot: Tensor, rows: Tensor) -> tuple[Tensor,
 def city_block_distances(a: Tensor, b: Tensor) -> Tensor:
     """Compute city-block distances (episodes, n, m) between rows (episodes, n, dim) and (episodes, m, dim).
 
-    It takes less than half the time of `torch.cdist` if the smaller set comes first.
+    It takes less than half the time of `torch.cdist` if the smaller set of rows is ``a``.
     """
     distances = b.new_empty(len(b), a.shape[1], b.shape[1])
     size = max(1, ADAPTIVE_FLOATS_IN_CACHE // max(1, b[0].numel()))

@@ -72,7 +72,7 @@ def distribution_calibration(
 def _classify(
     episodes: Episodes, base: BaseClasses, power: float, n_nearest: int, spread: float, n_samples: int, seed: int
 ) -> Tensor:
-    """Compute logits (episodes, n_queries, n_way) for few enough episodes that all sampled features fit into memory."""
+    """Compute logits (episodes, n_queries, n_way) of a batch of episodes whose sampled features fit into memory."""
     support, query = _apply_tukey_transform(episodes.support, power), _apply_tukey_transform(episodes.query, power)
     means = base.class_means.to(support.dtype)
     distances = squared_distances(support, means.expand(len(support), -1, -1))
@@ -108,12 +108,12 @@ def _classify(
 
 
 def _apply_tukey_transform(x: Tensor, power: float) -> Tensor:
-    """Raise the absolute values of features to a power, with their signs (eq. 3)."""
+    """Raise the absolute values of features to a power and keep the signs of the features (eq. 3)."""
     return x.sign() * x.abs() ** power
 
 
 def _compute_deviations(base: BaseClasses, classes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute deviations of base rows from their class mean whose products with normal numbers have its covariance."""
+    """Compute scaled deviations of base rows from class means: times normal numbers, they have the class covariance."""
     # They are divided by the root of the number of rows minus 1, and padded with zeros. Covariances (eq. 2) are never
     # computed themselves.
     start, size = base.by_class.start[classes, None], base.by_class.size[classes, None]

@@ -1,4 +1,4 @@
-"""Choose methods by name, also from files and installed packages, and check that their inputs are available."""
+"""Choose methods by name, from this package, files or installed packages, and check that their inputs are available."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METHOD_DESCRIPTION = "a function from episodes to logits"  #: The description of
 
 @dataclass(frozen=True, eq=False)
 class ChosenMethod:
-    """A method with values for its settings. It can be called with a batch of episodes alone."""
+    """A few-shot method with values for its settings. It can be called with a batch of episodes alone."""
 
     name: str  #: The name in tables, files and messages: the method's name, then its settings.
     key: str  #: The method's name without settings, as the user chose it.
@@ -78,11 +78,11 @@ def choose_method(text: str, argument: str = "method") -> ChosenMethod:
 
 
 def choose_grid(text: str, argument: str = "tune") -> list[ChosenMethod]:
-    """Choose a method several times, once for each combination of values of its settings.
+    """Parse a method with several values per setting, and list it once for each combination of values.
 
-    In ``laplacian-shot:lambda=0.1,0.5,1`` the setting lambda has three values, separated by ``,``. If each value is
-    itself several numbers, the separator is ``/``. Without settings, the values of the method's `SearchSpace`
-    annotations are used. If the ``argument`` is ``tune``, fewer than two combinations raise an InputError.
+    In ``laplacian-shot:lambda=0.1,0.5,1`` the setting lambda has three values, separated by ``,``. If a value consists
+    of several numbers, the separator is ``/``. Without settings, the values of the method's `SearchSpace` annotations
+    are used. If the ``argument`` is ``tune``, fewer than two combinations raise an InputError.
     """
     choice, texts = _parse_text(text, argument)
     known = list_method_settings(choice.spec.function)
@@ -119,7 +119,7 @@ def _parse_text(text: str, argument: str) -> tuple[ChosenMethod, dict[str, str]]
 
 
 def _add_settings(choice: ChosenMethod, texts: Mapping[str, str]) -> ChosenMethod:
-    """Parse the texts of settings, and add them to a method and to its name."""
+    """Parse the values of settings from ``texts`` by name, and add the settings to a method and to its name."""
     keywords = parse_method_settings(choice.key, choice.spec.function, texts)
     shown = [f"{keyword.rstrip('_')}={format_setting(value)}" for keyword, value in keywords.items()]
     return replace(choice, name=":".join([choice.name, *shown]), keywords=keywords)
@@ -153,7 +153,7 @@ def make_plugin_method(key: str, function: Callable[..., Tensor], origin: str) -
 
 
 def _list_entry_points() -> dict[str, EntryPoint]:
-    """List the methods of installed packages by name, except names that methods of this package have."""
+    """List the methods of other installed packages by name, except for names that this package uses itself."""
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in METHODS}
 
 
@@ -189,7 +189,7 @@ def _wrap_text(text: str, indent: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class AvailableInputs:
-    """The inputs that an evaluation has for methods in addition to support and queries."""
+    """The inputs that an evaluation offers to methods, in addition to support and queries."""
 
     n_base_classes: int  #: Number of base classes; 1 for base rows without labels, as in an NPY file.
     objective: str | None  #: The objective that the encoder was trained with; None without an encoder.
@@ -201,10 +201,10 @@ class AvailableInputs:
     has_class_means: bool  #: Whether episodes have base classes, which are given only by their means.
 
     def list_missing_inputs(self, spec: MethodSpec) -> list[str]:
-        """List why a method cannot run: keys of ``MISSING_INPUT_REMEDIES`` (missing inputs), "way" or "means".
+        """List why a method cannot run: missing inputs (keys of ``MISSING_INPUT_REMEDIES``), "way" or "means".
 
-        "way" is a head of the encoder for another number of classes. "means" is a method that needs more than the means
-        of base classes.
+        "way": the encoder's head is for another number of classes. "means": only means of base classes are available,
+        but the method needs base rows.
         """
         has_encoder = self.objective is not None and spec.objective in (None, self.objective)
         available = {"texts": self.has_texts, "encoder": has_encoder, "unlabelled": self.has_unlabelled}
@@ -246,7 +246,7 @@ def select_methods(
     Args:
         chosen: The methods that the user chose.
         available: The inputs that the evaluation has.
-        all_methods: Whether to put all methods of this package that can run before the chosen ones.
+        all_methods: Whether to put all methods of this package that can run before the chosen methods.
 
     Returns:
         methods: The methods by name.
@@ -273,7 +273,7 @@ def select_methods(
 
 
 def _select_all_runnable(available: AvailableInputs) -> tuple[list[str], list[ChosenMethod]]:
-    """Select all methods of this package that can run; return notes on the others, then the methods."""
+    """Select all methods of this package that can run; return notes on excluded methods, and the selected methods."""
     reasons: dict[str, list[str]] = {reason: [] for reason in EXCLUSION_NOTES}
     chosen = []
     for name, spec in METHODS.items():

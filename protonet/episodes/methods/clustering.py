@@ -74,7 +74,7 @@ def semi_kmeans_cluster(
         InputError: There are no unlabelled rows.
 
     Source: Ren et al. (2018), sec. 3.1.2, eqs. 5 and 6, with the factor 1/2 on distances over squared radii that their
-        code has and the paper has not. https://arxiv.org/abs/1803.00676
+        code has but the paper does not. https://arxiv.org/abs/1803.00676
     """
     rows, prototypes = get_unlabelled(episodes), support_means(episodes)
     centre = prototypes.mean(dim=1, keepdim=True) * float(centred)  # (episodes, 1, dim)
@@ -260,7 +260,7 @@ def oslo(
 def compute_unit_rows(episodes: Episodes) -> tuple[Tensor, Tensor, Tensor]:
     """Centre all rows by `compute_episode_centre`, and scale the support rows to unit norm.
 
-    For speed, the queries are not scaled; factors (episodes, 1, n_queries) that would scale them are returned instead.
+    For speed, queries are not scaled; the factors (episodes, 1, n_queries) that scale them to unit norm are returned.
 
     Source: "CL2N" of Wang et al., "SimpleShot" (2019), as BD-CSPN and LaplacianShot are evaluated by Ziko et al. (2020,
         train_lshot.py) and Veilleux et al. (2021, bdcspn.yaml, laplacianshot.yaml). Their "L2N" is not enough without
@@ -418,7 +418,7 @@ def laplacian_shot_dirichlet(episodes: Episodes) -> Tensor:
 
 
 def _build_neighbour_graph(closeness: Tensor, n_neighbours: int, weight: float) -> Tensor:
-    """Build a graph (episodes, n, n): column p is ``weight`` at the nearest of p by ``closeness``, which is lost."""
+    """Build a nearest-neighbour graph (episodes, n, n) with edges ``weight``; the function overwrites ``closeness``."""
     closeness.diagonal(dim1=1, dim2=2).fill_(-math.inf)
     affinity = torch.zeros_like(closeness)
     for _ in range(min(n_neighbours, closeness.shape[1] - 1)):

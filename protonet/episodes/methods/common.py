@@ -14,7 +14,7 @@ from protonet.episodes.samplers.batch import Episodes
 
 @dataclass(frozen=True)
 class RoundingGuards:
-    """Guards against rounding errors, in units of the dtype's machine epsilon. All values are our own choice."""
+    """Guards against rounding errors, as multiples of the dtype's machine epsilon. All values are our own choice."""
 
     #: Squared distances below this fraction of a row's squared norm are computed from differences of rows instead of
     #: inner products.

@@ -1,6 +1,6 @@
 """The settings of a method: its keyword-only parameters, read from its signature and described by its docstring.
 
-There is no other list of settings. The type of the parameter determines how a text such as ``weights=1,1,1`` is parsed:
+Settings are not listed elsewhere. The type of the parameter determines how a text such as ``weights=1,1,1`` is parsed:
 as an integer, a number, true or false, comma-separated numbers, or a word; or as ``none``, if the type includes it. The
 type also has the bound of a number, as in `Positive`, and the values to try (`SearchSpace`). A trailing underscore of a
 parameter, as in ``lambda_``, is not part of the setting's name.
@@ -21,7 +21,7 @@ from protonet.errors import raise_input_error
 
 
 class Bound(NamedTuple):
-    """The range of a number, an interval that may be open at either end."""
+    """The range of valid numbers, an interval that may be open at either end."""
 
     low: float  #: The lower end.
     high: float = math.inf  #: The upper end.
@@ -65,7 +65,7 @@ VALUE_PARSERS: dict[object, tuple[str, Callable[[str], object]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSetting:
-    """A setting of a method: a keyword-only parameter."""
+    """A setting of a few-shot method, that is, a keyword-only parameter of its function."""
 
     name: str  #: The name of the setting on the command line.
     parameter: str  #: The name of the method's parameter.
@@ -117,7 +117,7 @@ def list_method_settings(method: Callable[..., object]) -> dict[str, MethodSetti
 
 
 def _list_parameter_types(kind: object) -> Iterator[object]:
-    """Yield the annotations in a type, such as `Bound`, including nested types."""
+    """Yield the annotations that a type contains, such as `Bound`, also in nested types."""
     yield from getattr(kind, "__metadata__", ())
     for part in get_args(kind):
         yield from _list_parameter_types(part)
@@ -179,7 +179,7 @@ def parse_method_settings(name: str, method: Callable[..., object], texts: Mappi
 
 
 def _parse_setting(name: str, keyword: MethodSetting, text: str) -> object:
-    """Parse the value of a setting of the method ``name``, and check its bounds; raise an InputError otherwise."""
+    """Parse a setting's value for the method ``name``, and check its bounds; raise an InputError if it is invalid."""
     got = f"{text!r} for {keyword.name} of {name}"
     try:
         value = _parse_value(keyword.type, text)
@@ -208,7 +208,7 @@ def _parse_value(kind: object, text: str) -> object:
 
 
 def format_setting(value: object) -> str:
-    """Format a value as the text that it is parsed from, such as ``1,0.1``, ``none`` or ``true``."""
+    """Format a setting's value in the syntax of the command line, such as ``1,0.1``, ``none`` or ``true``."""
     if isinstance(value, tuple):
         return ",".join(map(format_setting, value))
     if value is None or isinstance(value, bool):

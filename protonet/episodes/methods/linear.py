@@ -96,7 +96,7 @@ def fit_logistic(
         rows: (episodes, n, dim).
         target: (episodes, n, n_way), one-hot.
         inverse_penalty: C, > 0.
-        decrement: Steps end once the next one would lower the objective by less than half of this, in nats.
+        decrement: Steps end once the next step would lower the objective by less than half of this, in nats.
 
     Returns:
         weight: (episodes, dim, n_way).
@@ -134,7 +134,7 @@ def fit_logistic(
 
 
 def _compute_objective(logits: Tensor, target: Tensor, weight: Tensor, penalty: Tensor) -> Tensor:
-    """Compute the objective of `fit_logistic` over C: the sum of cross-entropies plus the penalty, (episodes, 1, 1)."""
+    """Compute the objective of `fit_logistic` divided by C: sum of cross-entropies plus penalty, (episodes, 1, 1)."""
     return 0.5 * _inner_product(penalty * weight, weight) - _inner_product(logits.log_softmax(dim=2), target)
 
 
@@ -192,8 +192,8 @@ def linear_probe(episodes: Episodes, *, inverse_penalty: Positive = 0.316) -> Te
 def mahalanobis(episodes: Episodes, *, ridge: Positive = 1.0) -> Tensor:
     """Classify by half the squared Mahalanobis distance to the class means.
 
-    The covariance of a class of n rows is n / (n + 1) times its own, which is zero for a single row, plus 1 / (n + 1)
-    times that of all support rows, plus the ridge. Covariances divide by the number of rows minus one.
+    The covariance of a class of n rows is the sum of n / (n + 1) times its own covariance (zero for a single row), 1 /
+    (n + 1) times the covariance of all support rows, and the ridge. Covariances divide by the number of rows minus one.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.

@@ -48,7 +48,7 @@ def reshape_to_positions(episodes: Episodes) -> tuple[Tensor, Tensor]:
 def feature_map_reconstruction(
     episodes: Episodes, *, ridge: Positive = 1.0, shrinkage: Positive = 1.0, scale: Positive = 1.0
 ) -> Tensor:
-    """Classify by the error of ridge regression from the positions of a class's feature maps to those of a query's.
+    """Classify by the error of a ridge regression that predicts a query's feature map from positions of a class's maps.
 
     The paper learns the three settings together with the encoder; the defaults are their initial values. As in its code
     for ResNet-12, features are divided by the square root of the channels.
@@ -93,8 +93,8 @@ def feature_map_reconstruction(
 def cross_transformers(episodes: Episodes, *, temperature: Positive | None = None) -> Tensor:
     """Classify by the distances between a query's positions and attention-weighted means of a class's positions.
 
-    The paper trains linear maps from features to keys and values together with the encoder. Here the features are keys
-    and values.
+    The paper trains linear maps from features to keys and values together with the encoder. Here, the features
+    themselves are keys and values.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating, which are flattened
@@ -173,7 +173,7 @@ def deepbdc(episodes: Episodes, *, scale: Positive | None = None) -> Tensor:
 
 
 def _compute_covariances(maps: Tensor, scale: float | None) -> Tensor:
-    """Compute distance covariances (episodes, n, pairs of channels) of maps (episodes, n, positions, channels)."""
+    """Compute distance covariances (episodes, n, channel pairs) of feature maps (episodes, n, positions, channels)."""
     n_positions, channels = maps.shape[2:]
     factor = 1 / (2 * n_positions) if scale is None else scale
     first, second = torch.triu_indices(channels, channels, device=maps.device)
@@ -201,7 +201,7 @@ def deepemd(
     dampening: Fraction = 0.9,
     seed: int = 0,
 ) -> Tensor:
-    """Classify by the earth mover's distance between the positions of a query's feature map and those of a class.
+    """Classify by the earth mover's distance between the positions of a query's and a class's feature maps.
 
     The cost of a move is 1 minus the cosine of two positions, each centred over its channels. The weight of a position
     is its inner product with the mean of the other feature map. At one shot, a class is the feature map of its support
@@ -245,7 +245,7 @@ def deepemd(
 
 
 def _compute_gradient(rows: Tensor, classes: Tensor, hot: Tensor, scale: float) -> Tensor:
-    """Compute the gradient of rows' mean cross-entropy by the maps of classes; flows and weights are constants."""
+    """Compute the gradient of the mean cross-entropy with respect to ``classes``; flows and weights are constants."""
     with torch.enable_grad():
         classes = classes.detach().requires_grad_()
         losses = -(compute_emd_logits(rows, classes, scale).log_softmax(dim=2) * hot).sum(dim=2)

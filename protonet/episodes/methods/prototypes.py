@@ -108,7 +108,7 @@ def _average_directions(support: Tensor, episodes: Episodes) -> Tensor:
 
 
 def _compare_directions(products: Tensor, means: Tensor) -> Tensor:
-    """Compute minus the squared distances of queries of unit norm to class means, from their inner products."""
+    """Compute negative squared distances of unit queries to class means, from their inner ``products``."""
     return (2 * products - 1 - squared_norms(means)[:, :, None]).transpose(1, 2)
 
 
@@ -184,7 +184,7 @@ def get_class_text_embeddings(episodes: Episodes) -> Tensor:
 def tip_adapter(
     episodes: Episodes, *, alpha: NonNegative = 1.17, beta: Positive = 1.0, temperature: Positive = 0.01
 ) -> Tensor:
-    """Classify by the cosine to texts that name the classes, plus votes of the support rows by their closeness.
+    """Classify by the cosine to texts that name the classes, plus votes of support rows weighted by their closeness.
 
     Defaults are the initial values of the authors' code on ImageNet (configs/imagenet.yaml). The code tunes them on a
     validation set; here ``--tune tip-adapter:alpha=1,2,5:beta=1,3,7`` does so.

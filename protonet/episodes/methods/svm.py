@@ -1,4 +1,4 @@
-"""Support vector machines: one machine per class, and the multi-class machine of MetaOptNet."""
+"""Support vector machines (SVMs): one binary SVM per class, and the multi-class SVM of MetaOptNet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SVM_NEWTON = SvmNewtonLimits()
 def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor:
     """Classify by linear support vector machines with squared hinge loss on rows of unit norm, one against the rest.
 
-    The bias is the weight of a constant feature 1, and is penalised like the others, as in scikit-learn's LinearSVC.
+    The bias is the weight of a constant feature 1, and is penalised like other weights, as in scikit-learn's LinearSVC.
 
     Args:
         episodes: Support (episodes, n_support, dim) and query (episodes, n_queries, dim), floating.
@@ -37,7 +37,7 @@ def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor
             weights. 1 is scikit-learn's default.
 
     Returns:
-        Logits (episodes, n_queries, n_way), the dtype of the query rows: the machines' outputs.
+        Logits (episodes, n_queries, n_way), the dtype of the query rows: the decision values.
 
     Source: Fan et al., "LIBLINEAR: a library for large linear classification" (2008), eq. 1 with the L2-loss,
         https://www.jmlr.org/papers/v9/fan08a.html; solved as in Chapelle, "Training a support vector machine in the
@@ -181,9 +181,9 @@ def _solve_kkt(
     errors: tuple[Tensor, Tensor, Tensor],
     product: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the changes that remove all errors of the equations and lower the products slack * multiplier.
+    """Compute an interior-point step that removes all errors of the equations and lowers slack * multiplier.
 
-    Returns the changes of the coefficients, of the prices, and of slack and multiplier together.
+    Returns the changes of coefficients, of dual prices, and of slack and multiplier in one tensor.
     """
     wrong_bound, wrong_slope, wrong_sum = errors
     right = (product - multiplier * wrong_bound) / slack - wrong_slope

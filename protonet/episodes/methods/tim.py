@@ -171,7 +171,7 @@ def alpha_tim(
 
 
 def _prepare_rows(episodes: Episodes, *, plc: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Scale rows to unit norm, support first; return them, one-hot labels (episodes, n_way, n_support), class means."""
+    """Return unit rows (support, then queries), one-hot support labels (episodes, n_way, n_support), class means."""
     joined = torch.cat([episodes.support, episodes.query], dim=1)
     rows = power_transform(joined, 0.5) if plc else F.normalize(joined, dim=2)
     labels = one_hot(episodes.support_labels, episodes.n_way, rows.dtype).transpose(1, 2)
@@ -321,7 +321,7 @@ def alpha_am(
         spread: How far labels spread over the graph, in [0, 1). None takes the value of `AlphaAmDefaults`.
         temperature: > 0, divides the labels that reach a row.
         learning_rate: The learning rate of Adam, > 0.
-        steps: How often labels are spread, >= 1. Adam takes one step between two times.
+        steps: How often labels are spread over the graph, >= 1. Adam takes one step between two such spreads.
         plc: Whether to preprocess rows: square root of the features, unit norm, subtraction of the mean of all rows,
             unit norm again. The paper has results with and without it.
 
@@ -366,7 +366,7 @@ def alpha_am(
 def _build_graph(
     row_distances: Tensor, rows: Tensor, centroids: Tensor, bandwidth: Tensor, weight: Tensor, n_neighbours: int
 ) -> Tensor:
-    """Build the nearest-neighbour graph (episodes, n, n) of centroids and rows, with factors on distances and edges."""
+    """Build the nearest-neighbour graph (episodes, n, n) of centroids and rows, given bandwidths and edge weights."""
     n_way = centroids.shape[1]
     tiny = torch.finfo(rows.dtype).eps  # where a centroid is a row, the slope of their distance would be noise
     among, towards = ((torch.cdist(centroids, points).square() + tiny).sqrt() for points in (centroids, rows))

@@ -84,7 +84,7 @@ def pt_map(
 
 
 def _compute_inner_products(episodes: Episodes, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute, after the power transform, products of queries with queries, of means with queries, and of means."""
+    """Compute inner products query-query, mean-query and mean-mean after the power transform; means are class means."""
     n_queries, dim = episodes.query.shape[1:]
     size = max(1, QUERY_FLOATS_IN_CACHE // (n_queries * dim))
     blocks = []
@@ -115,7 +115,7 @@ def power_transform(rows: Tensor, beta: float) -> Tensor:
 
 
 def compute_class_scales(kernel: Tensor, query_mass: Tensor, class_quota: Tensor, scale: Tensor) -> Tensor:
-    """Compute the factor (episodes, n_way, 1) on each class with which a transport plan gives the class its quota.
+    """Compute the factor (episodes, n_way, 1) of each class for which a transport plan satisfies the class quotas.
 
     The plan is ``kernel`` times the factors, with each row then scaled to its mass. Sinkhorn's iterations end for each
     episode separately.
@@ -218,7 +218,7 @@ def _reduce_rows(rows: Tensor, beta: float, n_dims: int) -> Tensor:
 
 
 def _propagate_by_prototypes(assigned: Tensor, count: Tensor, gamma: float, *, paper: bool) -> Tensor:
-    """Propagate the labels of the support over prototypes to all rows: labels (episodes, n_way, rows)."""
+    """Propagate support labels to all rows, along ``assigned`` row-prototype weights: (episodes, n_way, rows)."""
     total = assigned @ assigned.transpose(1, 2)  # (episodes, n_way, n_way), Z^T Z
     walk = total / assigned.sum(dim=2)[:, None]
     identity = torch.eye(total.shape[1], dtype=total.dtype, device=total.device)
@@ -230,7 +230,7 @@ def _propagate_by_prototypes(assigned: Tensor, count: Tensor, gamma: float, *, p
 
 @dataclass(frozen=True)
 class IlpcClassifierSettings:
-    """The gradient descent of iLPC's linear classifier, as in the authors' code (iterative_graph_functions.py)."""
+    """The SGD settings of iLPC's linear classifier, as in the authors' code (iterative_graph_functions.py)."""
 
     learning_rate: float = 0.1  #: The learning rate of all steps.
     momentum: float = 0.9  #: Momentum, in [0, 1).
@@ -319,7 +319,7 @@ def _propagate_by_neighbours(gram: Tensor, n_neighbours: int, gamma: float, alph
 
 
 def _compute_average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps: int) -> Tensor:
-    """Average the cross-entropy of each row, in nats, over the training of a linear classifier from class means.
+    """Compute each row's cross-entropy in nats, averaged over the training steps of a linear classifier.
 
     Source: Huang et al., "O2U-Net: a simple noisy label detection approach for deep neural networks" (2019), sec. 3.
     """

@@ -79,8 +79,8 @@ def warp_images(x: Tensor, maps: Tensor) -> Tensor:
 def augment_rows(x: Tensor, spread: Tensor | None, generator: torch.Generator, *, n: int, first: int = 0) -> Tensor:
     """Augment training rows: warp images, or add noise to other rows.
 
-    Each process augments some rows of a batch, but draws the random numbers of all: the result does not depend on the
-    number of processes.
+    Each process augments some rows of a batch, but draws the random numbers of all rows, so that the result does not
+    depend on the number of processes.
 
     Args:
         x: (k, dim) float32, the rows with the indices ``first`` to ``first + k - 1`` of a batch.

@@ -24,12 +24,11 @@ EMBED_BATCH_SIZE = 1024  #: Rows that `embed_rows_in_batches` embeds at a time.
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation whose statistics for evaluation are measured before it, not averaged during training.
+    """Batch normalisation whose evaluation statistics are measured separately, not averaged during training.
 
-    In training mode, the mean and variance are those of the batch. In evaluation mode, they are those that
-    `measure_statistics` measured: encoders are evaluated with averaged weights, to which running averages would not
-    belong. If ``leading`` is set, they are in both modes those of the first rows of a batch, the support of an episode,
-    so that no query affects another.
+    In training mode, mean and variance are computed from the batch. In evaluation mode, `measure_statistics` has stored
+    them: encoders are evaluated with averaged weights, whose statistics differ from running averages. If ``leading`` is
+    set, both modes compute them from the first rows of a batch, an episode's support, so that no query affects another.
 
     Source: Ioffe and Szegedy (2015), https://arxiv.org/abs/1502.03167; statistics of the support: Bronskill et al.,
         "TaskNorm" (2020), sec. 3.2, MetaBN. https://arxiv.org/abs/2003.03284
@@ -54,7 +53,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 @contextmanager
 def use_leading_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
-    """Let the first ``n_rows`` rows of each batch give the statistics of an encoder's batch normalisation.
+    """Compute the statistics of an encoder's batch normalisation from the first ``n_rows`` rows of each batch.
 
     A context manager, which restores the usual statistics on exit. Yields whether the encoder has batch normalisation.
     """
@@ -72,8 +71,8 @@ def use_leading_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
 def measure_statistics(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
     """Measure the mean and variance that an encoder's batch normalisation uses in evaluation mode.
 
-    They are stored in the encoder, averaged over one or more batches of rows (n, dim) on the encoder's device. The
-    encoder is then in evaluation mode.
+    Both are averaged over ``batches`` of rows (n, dim) on the encoder's device, and stored in the encoder, which is
+    then in evaluation mode.
 
     Source: Wu and Johnson, "Rethinking 'Batch' in BatchNorm" (2021), sec. 3. https://arxiv.org/abs/2105.07576
     """
@@ -93,7 +92,7 @@ def measure_statistics(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
 
 
 class DropBlock(nn.Module):
-    """Dropout of squares: sets squares of feature maps to zero in training, and scales the remaining pixels up.
+    """DropBlock, a dropout of squares: sets squares of feature maps to zero in training, and scales other pixels up.
 
     Args:
         rate: About the fraction of a feature map that is set to zero, in [0, 1).

@@ -48,7 +48,7 @@ def read_checkpoint(argument: str, path: str | Path) -> tuple[dict[str, Tensor],
         version of this package that wrote the file).
 
     Raises:
-        InputError: The file does not exist, is truncated, is no checkpoint, or is of another version of the format.
+        InputError: The file does not exist, is truncated, is not a checkpoint, or has another version of the format.
     """
     with optional_packages("train"):
         from safetensors import SafetensorError, safe_open  # noqa: PLC0415 - optional
@@ -76,7 +76,7 @@ def select_by_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tenso
 
 
 def split_encoder_and_head(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split named weights in two: those of the encoder, and those of the head without their prefix."""
+    """Split weights by name into weights of the encoder and weights of the head, without the prefix of the head."""
     encoder = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD_WEIGHTS_PREFIX)}
     return encoder, select_by_prefix(tensors, HEAD_WEIGHTS_PREFIX)
 
@@ -87,7 +87,7 @@ def load_trained_encoder(path: str | Path, read_rows: RowReader, *, dim: int | N
     Args:
         path: The checkpoint file.
         read_rows: Reads the rows before their embedding by index, for methods that adapt the encoder.
-        dim: The number of features that the encoder must be for; None for any number.
+        dim: The number of input features that the encoder must have; None for any number.
 
     Returns:
         The encoder, the head, the settings of training and ``read_rows``. Both modules are in evaluation mode, on the

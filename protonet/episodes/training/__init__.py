@@ -1,1 +1,1 @@
-"""Meta-training: objectives, the tasks they learn from, the loop and its command."""
+"""Meta-training of encoders: objectives, training and validation episodes, the training loop and its command."""

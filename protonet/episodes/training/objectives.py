@@ -45,7 +45,7 @@ class MetaLearner(nn.Module):
         encoder: The backbone that embeds rows.
         head: The module that is trained with the encoder, from `make_head`.
         proxies: (classes, embedding_dim), initial values of one learned vector per base class, if the objective has a
-            loss of cosines to these; otherwise None.
+            loss of cosines to these vectors; otherwise None.
     """
 
     losses: tuple[str, ...] = ("episodic_loss",)
@@ -90,7 +90,7 @@ class PrototypeLearner(MetaLearner):
     losses = ("episodic_loss", "cross_entropy")
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the losses of the cosines to prototypes, and to one trained proxy per base class."""
+        """Compute two losses: of cosines to the prototypes of an episode, and of cosines to a proxy per base class."""
         unit = F.normalize(self.encoder(x.flatten(0, 2)), dim=1)
         temperature, smoothing = META_TRAINING.temperature, META_TRAINING.label_smoothing
         rows = unit.unflatten(0, x.shape[:3])
@@ -108,7 +108,7 @@ class ProtoNetLearner(MetaLearner):
     """
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute one loss, the cross-entropy of the queries, as in `MetaLearner.forward`."""
+        """Compute one loss, the mean cross-entropy of the queries; arguments are as in `MetaLearner.forward`."""
         del targets
         rows = self.embed(x)
         prototypes = rows[:, :, :n_shot].mean(dim=2)  # (episodes, n_way, embedding_dim)
@@ -131,7 +131,7 @@ class FeatLearner(MetaLearner):
     losses = LOSS_NAMES
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute the losses of the episodes, of FEAT's contrast, weighted, and of one trained proxy per base class."""
+        """Compute the loss on episodes, FEAT's weighted contrastive loss, and the loss of a proxy per base class."""
         embeddings = self.encoder(x.flatten(0, 2))
         rows = embeddings.unflatten(0, x.shape[:3])
         adapted = self.head(rows[:, :, :n_shot].mean(dim=2))  # (episodes, n_way, embedding_dim)
@@ -151,11 +151,11 @@ def _cross_entropy(rows: Tensor, prototypes: Tensor) -> Tensor:
 class AdaptedLearner(MetaLearner):
     """The objective of MAML and ANIL: cross-entropy of the queries after gradient steps on the support.
 
-    The steps change all weights in MAML, and the last layer in ANIL.
+    The gradient steps change all weights in MAML, and only the last layer in ANIL.
     """
 
     def forward(self, x: Tensor, targets: Tensor, n_shot: int) -> Tensor:
-        """Compute one loss, the cross-entropy of the queries after the gradient steps, as in `MetaLearner.forward`."""
+        """Compute the queries' cross-entropy after the gradient steps; arguments are as in `MetaLearner.forward`."""
         del targets
         assert isinstance(self.head, LinearHead)
         plan, n_way, encoder, rows = self.plan, x.shape[1], self.encoder, x
@@ -180,7 +180,7 @@ LEARNER_TYPES: dict[str, type[MetaLearner]] = {
 
 
 def make_learner(plan: TrainingPlan, generator: torch.Generator) -> MetaLearner:
-    """Make the untrained learner of a plan's objective, on the CPU; ``generator`` draws the initial weights."""
+    """Create the untrained `MetaLearner` of a plan's objective, on the CPU; ``generator`` draws initial weights."""
     encoder = make_backbone(plan.backbone, plan.dim, generator, dropblock=plan.dropblock)
     with torch.no_grad():
         embedding_dim = encoder.eval()(torch.zeros(1, plan.dim)).shape[1]

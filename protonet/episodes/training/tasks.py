@@ -28,7 +28,7 @@ from protonet.sampling import ClassIndex, index_classes
 
 @dataclass(frozen=True)
 class ValidationEpisodes:
-    """The sizes of validation episodes. Every validation uses the same episodes. All values are our own choice."""
+    """The sizes of validation episodes, which are the same at every validation. All values are our own choice."""
 
     n_episodes: int = 600  #: The number of episodes.
     n_slow_episodes: int = 200  #: The number of episodes for MAML, which adapts the whole network in each.
@@ -63,7 +63,7 @@ class SplitSide(NamedTuple):
 
 
 def select_split_side(argument: str, data: Dataset, side: str) -> SplitSide:
-    """Select the classes on one side of a data set's split, one of ``SPLIT_SIDES``, without copying rows.
+    """Select the classes on one side of a data set's split (a name in ``SPLIT_SIDES``), without copying rows.
 
     An InputError about ``argument`` is raised if there is no split, or if fewer than two of the classes have two rows.
     """
@@ -89,7 +89,7 @@ def select_split_side(argument: str, data: Dataset, side: str) -> SplitSide:
 def draw_training_episodes(
     base: SplitSide, plan: TrainingPlan, step: int, group: ProcessGroup
 ) -> tuple[Tensor, Tensor]:
-    """Draw and augment the training episodes of a step, as many as this process of the group has to do.
+    """Draw and augment the training episodes of a step: this process's share of the group's episodes.
 
     The episodes depend only on the seed of the plan and the step, not on the number of processes.
 
@@ -112,7 +112,7 @@ def draw_training_episodes(
 
 
 def score_raw_features(validation: SplitSide, plan: TrainingPlan, group: ProcessGroup) -> tuple[str, ValidationScore]:
-    """Measure the accuracy of raw features on the validation episodes, the baseline for an encoder.
+    """Measure the accuracy of the raw features on the validation episodes, as the baseline for an encoder.
 
     Returns the name of the more accurate one of ``RAW_METHODS``, and its score.
     """
@@ -127,7 +127,7 @@ def score_encoder(
 ) -> ValidationScore:
     """Measure the accuracy of an encoder and its head on the validation episodes, after ``step`` training steps.
 
-    The few-shot method is that of the training objective. The encoder must be in evaluation mode.
+    Episodes are classified by the few-shot method of the training objective. The encoder must be in evaluation mode.
     """
     rows = (validation.classes >= 0).nonzero().flatten()
     index = index_classes(validation.classes[rows])

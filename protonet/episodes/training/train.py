@@ -59,7 +59,7 @@ LEARNER_PREFIX, AVERAGED_PREFIX, OPTIMIZER_PREFIX = "learner.", "average.", "opt
 
 @dataclass
 class TrainingRun:
-    """The state of a training run between two steps, which determines all following steps."""
+    """The state of a meta-training run between two steps, which determines all following steps."""
 
     plan: TrainingPlan  #: The settings.
     learner: MetaLearner  #: The encoder and the other trained modules.
@@ -80,9 +80,9 @@ class TrainingRun:
 
 
 def make_training_run(plan: TrainingPlan, device: str, start: nn.Module | None = None) -> TrainingRun:
-    """Create a training run before its first step, with new weights on a device.
+    """Create a training run before its first step, with initial weights on a device.
 
-    If an encoder ``start`` is given, the run's encoder begins with its weights.
+    If an encoder ``start`` is given, its weights are the initial weights of the run's encoder.
     """
     learner = make_learner(plan, torch.Generator().manual_seed(plan.seed))
     encoder = learner.encoder
@@ -152,7 +152,7 @@ def serialize_run(run: TrainingRun) -> tuple[dict[str, Tensor], dict[str, object
 
 
 def restore_run(run: TrainingRun, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Restore the state of a run of the same plan in place, from the tensors and metadata of `serialize_run`."""
+    """Restore a run with the same plan in place, from the tensors and metadata that `serialize_run` returned."""
     run.learner.load_state_dict(select_by_prefix(tensors, LEARNER_PREFIX))
     encoder, head = split_encoder_and_head(select_by_prefix(tensors, AVERAGED_PREFIX))
     run.averaged_encoder.load_state_dict(encoder)
@@ -173,7 +173,7 @@ def train(
     """Train until the run is finished; write the checkpoint at each validation, and after Ctrl-C.
 
     The step is finished before a KeyboardInterrupt is raised. A loss that is not finite raises an InputError.
-    ``outputs`` are the paths by ``output`` (the checkpoint), ``log`` and ``tensorboard``, in the first process alone.
+    ``outputs`` maps ``output`` (the checkpoint), ``log`` and ``tensorboard`` to paths, in the first process only.
     """
     plan, device = run.plan, next(run.averaged_encoder.parameters()).device
     shared = DistributedDataParallel(run.learner) if group.world_size > 1 else run.learner
@@ -230,7 +230,7 @@ def _average_losses(losses: Sequence[Sequence[float]]) -> list[float]:
 def _open_log(outputs: Mapping[str, Path], step: int) -> Iterator[tuple[Callable[[dict[str, object]], None], float]]:
     """Open the log file and TensorBoard's folder, without entries after ``step``, as a context manager.
 
-    Yields a function that adds an entry to both, and the seconds of training before, to go on counting from.
+    Yields a function that adds an entry to both, and the seconds of training that the log already records.
     """
     with ExitStack() as stack:
         file = writer = None
@@ -342,7 +342,7 @@ def choose_backbone(dataset: str, dim: int) -> str:
 
 
 def _load_initial_encoder(plan: TrainingPlan) -> nn.Module | None:
-    """Load the encoder whose weights a plan starts from, of the same kind and split; None for random weights."""
+    """Load the encoder whose weights a plan starts from, and check backbone and split; None for random weights."""
     if plan.start is None:
         return None
     before = TrainingPlan(**read_checkpoint("start", plan.start)[1]["plan"])
@@ -357,7 +357,7 @@ def _load_initial_encoder(plan: TrainingPlan) -> nn.Module | None:
 
 
 def _check_rows(base: SplitSide, validation: SplitSide, plan: TrainingPlan) -> None:
-    """Raise an InputError if any base class, or too many validation classes, have fewer rows than an episode needs."""
+    """Raise an InputError if a base class or too many validation classes have fewer rows than an episode needs."""
     needed, worst = plan.shot + plan.query, int(base.by_class.size.argmin())
     if (size := int(base.by_class.size[worst])) < needed:
         limit = f"have {needed} rows per base class (`shot` + `query`)"
@@ -372,7 +372,7 @@ def _check_rows(base: SplitSide, validation: SplitSide, plan: TrainingPlan) -> N
 
 
 def _require_same_plan(plan: TrainingPlan, stored: Mapping[str, object]) -> None:
-    """Raise an InputError that names the settings in which a plan differs from that of the checkpoint."""
+    """Raise an InputError that names the settings in which a plan differs from the checkpoint's plan."""
     words = {"dim": "features per row:", "classes": "base classes:"}
     differences = [
         f"{words.get(name, f'`{name}`')} {stored.get(name)} there and {value} here"
