@@ -46,7 +46,7 @@ from protonet.ui.command_line import CommandParser, check_known_name, check_outp
 DEFAULT_METHODS = ("protonet", "protonet-cosine", "simpleshot", "adaptive", "bd-cspn")
 OUTPUT_SUFFIXES = {"plot": (".png", ".pdf", ".svg"), "report": REPORT_SUFFIXES}
 #: For each option that names a file to write, the content of the file, for the help text.
-OUTPUT_FILES = {
+OUTPUT_FILE_CONTENTS = {
     "json": "all metrics, and how many queries of each episode each method has right",
     "csv": "one line per metric",
     "plot": "a .png, .pdf or .svg file",
@@ -89,7 +89,7 @@ def make_parser() -> CommandParser:
     add("--tune", nargs="+", default=(), metavar="GRID", help=text)
     text = "set the options of a paper's evaluation; options on the command line take precedence"
     add("--preset", metavar="NAME", help=text)
-    add("--json", metavar="FILE", help=f"write {OUTPUT_FILES['json']}")
+    add("--json", metavar="FILE", help=f"write {OUTPUT_FILE_CONTENTS['json']}")
 
     add = parser.add_expert_group("data").add_argument
     text = "list the classes of the usual benchmarks by name, with counts and hashes, and do nothing else"
@@ -133,7 +133,7 @@ def make_parser() -> CommandParser:
     add = parser.add_expert_group("results").add_argument
     text = "compare this method alone with each other one, not all pairs; the tuned one where --tune has it"
     add("--against", metavar="NAME", help=text)
-    for name, text in OUTPUT_FILES.items():
+    for name, text in OUTPUT_FILE_CONTENTS.items():
         if name != "json":
             add(f"--{name}", metavar="FILE", help=f"write {text}")
     text = "keep the scores of finished episodes in this new .npz file, every few seconds and after Ctrl-C"
@@ -230,7 +230,7 @@ def _check_path_options(options: argparse.Namespace) -> dict[str, Path]:
         raise_input_error("--base", "be another data set than --dataset", options.base, remedy)
     if os.environ.get("RANK", "0") != "0":  # torchrun starts several processes; only the first one writes
         return {}
-    outputs = check_output_options(options, (*OUTPUT_FILES, "state"))
+    outputs = check_output_options(options, (*OUTPUT_FILE_CONTENTS, "state"))
     others = (*(options.test_dataset or ()), *(options.validation_dataset or ()))
     read = {*paths, *(Path(path).resolve() for path in (*others, options.encoder, options.base, options.texts) if path)}
     for name, path in outputs.items():

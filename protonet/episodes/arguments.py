@@ -67,7 +67,7 @@ EXTRACT_EXAMPLES = (
     f"python -m {EVALUATE_PROG} extract cub:ROOT --backbone open_clip:RN50:openai --texts -o texts.npz",
 )
 #: By default, ``paper`` compares the user's method with these: three inductive methods, then two transductive ones.
-PAPER_METHODS = ("protonet", "simpleshot", "logistic", "laplacian-shot", "tim-adm")
+PAPER_BASELINES = ("protonet", "simpleshot", "logistic", "laplacian-shot", "tim-adm")
 PAPER_EXAMPLES = (
     f"python -m {EVALUATE_PROG} paper mine.py:power_means --dataset features.npz -o paper",
     f"python -m {EVALUATE_PROG} paper mine.py:power_means:power=0.5,1,2 --dataset features.npz --split-seed 0 -o paper",
@@ -77,7 +77,7 @@ SPLIT_SEED_HELP = "split the classes at random: 60 %% base, 15 %% validation, 25
 IMAGE_SIZE_HELP = "pixels per side of pictures (default: as their authors take them; a folder by class: 28, grey)"
 TRACEBACK_HELP = "show where an error of a method comes from"
 #: The remedy in messages about files that ``compare`` cannot compare.
-COMPARE_REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
+COMPARE_FILE_REMEDY = "Write them with --json, of the same data, kind of episodes and seed."
 
 
 class IntegerOption(argparse.Action):
@@ -275,7 +275,7 @@ def raise_unreadable_run(path: Path, error: Exception) -> NoReturn:
     if isinstance(error, FileNotFoundError):
         raise_missing_file(path, argument="FILE.json")
     got = f"{path} ({type(error).__name__}: {error})"
-    raise_input_error("FILE.json", "be a file that --json wrote", got, COMPARE_REMEDY)
+    raise_input_error("FILE.json", "be a file that --json wrote", got, COMPARE_FILE_REMEDY)
 
 
 def make_paper_parser() -> CommandParser:
@@ -288,8 +288,8 @@ def make_paper_parser() -> CommandParser:
     add("own", metavar="METHOD", help=f"{text}mine.py:power_means:power=0.5,1,2")
     add("--dataset", default="glyphs", metavar="DATA", help="as of an evaluation, with validation classes")
     add("-o", "--output", required=True, metavar="FOLDER", help="write into this folder")
-    text = f"compare with these, values to choose from behind them, too (default: {' '.join(PAPER_METHODS)})"
-    add("--method", nargs="+", default=PAPER_METHODS, metavar="NAME", help=text)
+    text = f"compare with these, values to choose from behind them, too (default: {' '.join(PAPER_BASELINES)})"
+    add("--method", nargs="+", default=PAPER_BASELINES, metavar="NAME", help=text)
     add("--way", default="5", metavar="N", help="classes per episode (default 5)")
     add("--shot", default="1,5", metavar="N,M", help="support rows per class (default 1,5)")
     add("--query", action=IntegerOption, low=1, default=15, help="query rows per class (default 15)")

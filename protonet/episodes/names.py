@@ -15,7 +15,7 @@ ADAPTED_OBJECTIVES = ("maml", "anil")  #: Objectives that classify queries after
 #: Normalisations of rows. none: no normalisation. l2: scale to unit norm. cl2: subtract the mean of the base classes'
 #: rows, then scale to unit norm. z: subtract the mean of the row's features, and divide by their standard deviation.
 ROW_NORMALIZATIONS = ("none", "l2", "cl2", "z")
-_SAME_NAMES = (
+_UNCHANGED_OPTION_NAMES = (
     *("against", "allow_small", "backbone", "base", "dataset", "device", "distractors", "dropblock"),
     *("encoder", "episodes", "episodes_per_step", "first_order", "head", "hierarchy", "image_size"),
     *("imbalance", "inner_rate", "inner_steps", "learning_rate", "maps", "method", "n_open_classes", "names"),
@@ -25,7 +25,7 @@ _SAME_NAMES = (
 )
 #: The command-line option for each argument of a function, so that error messages can name the option.
 OPTION_NAMES = {
-    **{name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES},
+    **{name: f"--{name.replace('_', '-')}" for name in _UNCHANGED_OPTION_NAMES},
     "n_episodes": "--episodes",
     "n_query": "--query",
     "n_unlabelled": "--unlabelled",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from protonet._io import write_json
 from protonet._text import to_printable
-from protonet.episodes.arguments import COMPARE_REMEDY, raise_unreadable_run
+from protonet.episodes.arguments import COMPARE_FILE_REMEDY, raise_unreadable_run
 from protonet.episodes.evaluation.distributed import join_process_group
 from protonet.episodes.evaluation.prepare import EvaluationPlan, prepare_evaluation, prepare_tuning
 from protonet.episodes.evaluation.report import (
@@ -285,9 +285,9 @@ def read_run(path: Path) -> StoredRun:
     for name, counts in right.items():
         if counts.shape != queries.shape or not bool(((counts >= 0) & (counts <= queries)).all()):
             got = f"others of {name} in {path}"
-            raise_input_error("FILE.json", "hold right queries of every episode", got, COMPARE_REMEDY)
+            raise_input_error("FILE.json", "hold right queries of every episode", got, COMPARE_FILE_REMEDY)
     if not right or not n:
-        raise_input_error("FILE.json", "hold a method and an episode", f"none in {path}", COMPARE_REMEDY)
+        raise_input_error("FILE.json", "hold a method and an episode", f"none in {path}", COMPARE_FILE_REMEDY)
     return run
 
 
@@ -299,11 +299,11 @@ def check_same_episodes(runs: Sequence[StoredRun]) -> None:
             here, there = first.settings[name], other.settings[name]
             if here != there:
                 got = f"{name} {to_printable(here)} in {first.run_path} and {to_printable(there)} in {other.run_path}"
-                raise_input_error("FILE.json", "be of the same episodes", got, COMPARE_REMEDY)
+                raise_input_error("FILE.json", "be of the same episodes", got, COMPARE_FILE_REMEDY)
         n = min(len(first.query_counts), len(other.query_counts))
         if first.data_hash != other.data_hash or not torch.equal(first.query_counts[:n], other.query_counts[:n]):
             got = f"others in {first.run_path} and {other.run_path}"
-            raise_input_error("FILE.json", "be of the same data", got, COMPARE_REMEDY)
+            raise_input_error("FILE.json", "be of the same data", got, COMPARE_FILE_REMEDY)
 
 
 def compare_runs(runs: Sequence[StoredRun], *, against: str | None = None) -> tuple[EvaluationSummary, list[str]]:

@@ -93,7 +93,7 @@ def _classify(
     # ``chosen`` (episodes, n_way, n_samples, n_nearest) are positions in ``used``, the base classes near any row.
     used, chosen = nearest[episode, source].unique(return_inverse=True)
     for first in range(0, len(used), CLASSES_PER_BLOCK):
-        deviations = _compute_deviations(base, used[first : first + CLASSES_PER_BLOCK], support.dtype)
+        deviations = _compute_scaled_deviations(base, used[first : first + CLASSES_PER_BLOCK], support.dtype)
         for rank in range(n_nearest):
             noise = normal[rank] @ deviations / n_nearest**0.5  # (classes, n_samples, dim)
             position = chosen[..., rank] - first
@@ -112,7 +112,7 @@ def _apply_tukey_transform(x: Tensor, power: float) -> Tensor:
     return x.sign() * x.abs() ** power
 
 
-def _compute_deviations(base: BaseClasses, classes: Tensor, dtype: torch.dtype) -> Tensor:
+def _compute_scaled_deviations(base: BaseClasses, classes: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute scaled deviations of base rows from class means: times normal numbers, they have the class covariance."""
     # They are divided by the root of the number of rows minus 1, and padded with zeros. Covariances (eq. 2) are never
     # computed themselves.

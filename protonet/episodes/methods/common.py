@@ -25,7 +25,7 @@ class RoundingGuards:
     jitter_growth: float = 10  #: The factor (not in epsilons) on the jitter each time that the factorisation fails.
 
 
-ROUNDING = RoundingGuards()
+ROUNDING_GUARDS = RoundingGuards()
 
 
 def one_hot(labels: Tensor, n_way: int, dtype: torch.dtype) -> Tensor:
@@ -74,7 +74,7 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
     norms = squared_norms(a)
     squares = squared_norms(b)[:, :, None] + norms[:, None, :]  # (episodes, m, n)
     distances = torch.baddbmm(squares, b, a.transpose(1, 2), alpha=-2).clamp_min_(0)  # (episodes, m, n)
-    lost = distances.amin(dim=1) < ROUNDING.max_lost_digits * torch.finfo(a.dtype).eps * norms  # (episodes, n)
+    lost = distances.amin(dim=1) < ROUNDING_GUARDS.max_lost_digits * torch.finfo(a.dtype).eps * norms  # (episodes, n)
     if bool(lost.any()):  # rows far from zero but close together
         exact = torch.cdist(b, a, compute_mode="donot_use_mm_for_euclid_dist").square()
         distances = exact.where(lost[:, None], distances)
@@ -111,14 +111,14 @@ def reduce_to_span(rows: Tensor) -> Tensor:
     gram = rows @ rows.transpose(1, 2)  # (episodes, n, n)
     diagonal = gram.diagonal(dim1=1, dim2=2)
     limits = torch.finfo(rows.dtype)
-    jitter = ROUNDING.jitter * limits.eps * diagonal.mean(dim=1, keepdim=True).clamp_min(limits.tiny)
+    jitter = ROUNDING_GUARDS.jitter * limits.eps * diagonal.mean(dim=1, keepdim=True).clamp_min(limits.tiny)
     while True:
         factor: Tensor
         factor, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(jitter.expand(-1, n)))
         if not bool(failed.any()):
             return factor
         # Linearly dependent rows need more.
-        jitter = torch.where(failed[:, None] > 0, ROUNDING.jitter_growth * jitter, jitter)
+        jitter = torch.where(failed[:, None] > 0, ROUNDING_GUARDS.jitter_growth * jitter, jitter)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class AdamConstants:
     epsilon: float = 1e-8  #: Added to the root of the average squared gradient.
 
 
-ADAM = AdamConstants()
+ADAM_CONSTANTS = AdamConstants()
 
 
 def minimize_by_adam(
@@ -158,8 +158,8 @@ def minimize_by_adam(
     weights, first, second = weights.clone(), torch.zeros_like(weights), torch.zeros_like(weights)
     for step in range(1, steps + 1):
         g = gradient(weights)
-        first.lerp_(g, ADAM.one_minus_beta1)
-        second.mul_(ADAM.beta2).addcmul_(g, g, value=ADAM.one_minus_beta2)
-        spread = (second / (1 - ADAM.beta2**step)).sqrt_().add_(ADAM.epsilon)
-        weights.addcdiv_(first, spread, value=-learning_rate / (1 - ADAM.beta1**step))
+        first.lerp_(g, ADAM_CONSTANTS.one_minus_beta1)
+        second.mul_(ADAM_CONSTANTS.beta2).addcmul_(g, g, value=ADAM_CONSTANTS.one_minus_beta2)
+        spread = (second / (1 - ADAM_CONSTANTS.beta2**step)).sqrt_().add_(ADAM_CONSTANTS.epsilon)
+        weights.addcdiv_(first, spread, value=-learning_rate / (1 - ADAM_CONSTANTS.beta1**step))
     return weights

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from protonet.episodes.methods.common import cosines, minimize_by_adam, one_hot, support_means
 from protonet.episodes.methods.keywords import Count, NonNegative, Positive
 from protonet.episodes.networks.augmentation import AUGMENTATION, draw_affine_maps, infer_image_shape, warp_images
-from protonet.episodes.networks.backbones import MIN_IMAGE_SIDES, LinearHead, use_leading_statistics
+from protonet.episodes.networks.backbones import MIN_IMAGE_SIDES, LinearHead, use_support_statistics
 from protonet.episodes.samplers.batch import Episodes, TrainedEncoder
 from protonet.errors import raise_input_error
 
@@ -179,7 +179,7 @@ def classify_adapted(
     """
     network = nn.Sequential(OrderedDict(encoder=encoder, head=head))
     weights: dict[str, Tensor] = {f"encoder.{name}": weight for name, weight in encoder.named_parameters()}
-    weights |= {f"head.{name}": weight.to(support.dtype) for name, weight in head.begin(n_way).items()}
+    weights |= {f"head.{name}": weight.to(support.dtype) for name, weight in head.make_initial_weights(n_way).items()}
 
     def classify(support: Tensor, labels: Tensor, query: Tensor) -> Tensor:
         def loss(weights: WeightsByName) -> Tensor:
@@ -198,7 +198,7 @@ def classify_adapted(
     n_weights = sum(weight.numel() for weight in weights.values())
     n_features = support[0].numel() + query[0].numel()
     max_episodes = max(1, min(MAML_FEATURES_PER_BATCH // n_features, MAML_WEIGHTS_PER_BATCH // n_weights))
-    with use_leading_statistics(encoder, support.shape[1]) as has_statistics:
+    with use_support_statistics(encoder, support.shape[1]) as has_statistics:
         logits: Tensor = vmap(classify, randomness="different", chunk_size=max_episodes)(support, labels, query)
     return logits
 

@@ -103,7 +103,7 @@ def list_method_settings(method: Callable[..., object]) -> dict[str, MethodSetti
     for parameter, given in parameters.items():
         kind = hints.get(parameter, type(given.default))
         if given.kind is given.KEYWORD_ONLY and _is_parsable_type(kind):
-            name, notes = parameter.rstrip("_"), list(_list_parameter_types(annotated.get(parameter)))
+            name, notes = parameter.rstrip("_"), list(_list_type_annotations(annotated.get(parameter)))
             keywords[name] = MethodSetting(
                 name=name,
                 parameter=parameter,
@@ -116,11 +116,11 @@ def list_method_settings(method: Callable[..., object]) -> dict[str, MethodSetti
     return keywords
 
 
-def _list_parameter_types(kind: object) -> Iterator[object]:
+def _list_type_annotations(kind: object) -> Iterator[object]:
     """Yield the annotations that a type contains, such as `Bound`, also in nested types."""
     yield from getattr(kind, "__metadata__", ())
     for part in get_args(kind):
-        yield from _list_parameter_types(part)
+        yield from _list_type_annotations(part)
 
 
 def _split_optional_type(kind: object) -> tuple[object, bool]:

@@ -57,7 +57,7 @@ class LogisticNewtonLimits:
     rounding_epsilons: float = 8  #: Relative increases of the loss by fewer machine epsilons count as rounding errors.
 
 
-LOGISTIC_NEWTON = LogisticNewtonLimits()
+LOGISTIC_NEWTON_LIMITS = LogisticNewtonLimits()
 
 
 def logistic_regression(
@@ -112,7 +112,7 @@ def fit_logistic(
     logits = torch.zeros_like(target)
     loss = _compute_objective(logits, target, weight, penalty)
     going = torch.ones_like(loss, dtype=torch.bool)  # (episodes, 1, 1): converged episodes stay as they are
-    for _ in range(LOGISTIC_NEWTON.max_steps):
+    for _ in range(LOGISTIC_NEWTON_LIMITS.max_steps):
         probability = logits.softmax(dim=2)
         gradient = _multiply_transpose(rows, probability - target) + penalty * weight
         # A constant on all classes changes no probability; conjugate gradients would follow one from rounding errors.
@@ -122,9 +122,9 @@ def fit_logistic(
         if not bool(going.any()):
             break
         size, change = going.to(rows.dtype), rows @ step
-        for _ in range(LOGISTIC_NEWTON.max_halvings):
+        for _ in range(LOGISTIC_NEWTON_LIMITS.max_halvings):
             trial = _compute_objective(logits + size * change, target, weight + size * step, penalty)
-            worse = trial > loss * (1 + LOGISTIC_NEWTON.rounding_epsilons * torch.finfo(loss.dtype).eps)
+            worse = trial > loss * (1 + LOGISTIC_NEWTON_LIMITS.rounding_epsilons * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -142,8 +142,8 @@ def _newton_step(rows: Tensor, probability: Tensor, penalty: Tensor, gradient: T
     """Solve Hessian @ step = -gradient, (episodes, dim, n_way), by conjugate gradients."""
     step, residual = torch.zeros_like(gradient), -gradient
     direction, square = residual, _inner_product(residual, residual)
-    enough = LOGISTIC_NEWTON.max_residual**2 * square
-    for _ in range(LOGISTIC_NEWTON.max_gradient_steps):
+    enough = LOGISTIC_NEWTON_LIMITS.max_residual**2 * square
+    for _ in range(LOGISTIC_NEWTON_LIMITS.max_gradient_steps):
         going = square > enough
         if not bool(going.any()):
             break

@@ -20,7 +20,7 @@ from protonet.errors import raise_input_error
 
 #: If centring reduces a query's squared norm to less than this fraction, the centred query is computed explicitly:
 #: differences of inner products would be too inexact.
-MIN_KEPT_NORM = 1e-2
+MIN_KEPT_SQUARED_NORM = 1e-2
 #: Added to the votes of each class, which sum to 1, so that a class without neighbours has a finite logit. Our choice.
 EMPTY_CLASS_WEIGHT = 1e-6
 
@@ -67,10 +67,10 @@ def simpleshot_l2n(episodes: Episodes) -> Tensor:
 
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "L2-normalization" below it. https://arxiv.org/abs/1911.04623
     """
-    means = _average_directions(episodes.support, episodes)
+    means = _average_unit_rows(episodes.support, episodes)
     norms = torch.linalg.vector_norm(episodes.query, dim=2).clamp_min(torch.finfo(means.dtype).tiny ** 0.5)
     products = (means @ episodes.query.transpose(1, 2)).div_(norms[:, None])  # (episodes, n_way, n_queries)
-    return _compare_directions(products, means)
+    return _compute_negative_distances(products, means)
 
 
 def simpleshot_cl2n(episodes: Episodes) -> Tensor:
@@ -86,7 +86,7 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     Source: Wang et al., "SimpleShot" (2019), eq. 2 and "Centering" below it. https://arxiv.org/abs/1911.04623
     """
     support, query, centre = episodes.support, episodes.query, compute_episode_centre(episodes)
-    means = _average_directions(support - centre, episodes)
+    means = _average_unit_rows(support - centre, episodes)
     # The many queries are not centred themselves: products with them follow from products with the queries.
     means_and_centre = torch.cat([means, centre], dim=1)
     offset = means_and_centre @ centre.transpose(1, 2)
@@ -94,20 +94,20 @@ def simpleshot_cl2n(episodes: Episodes) -> Tensor:
     products = (means_and_centre @ query.transpose(1, 2)).sub_(offset)  # (episodes, n_way + 1, n_queries)
     centred_squares = squares - 2 * products[:, -1:] - offset[:, -1:]  # (episodes, 1, n_queries)
     directions = products[:, :-1] / centred_squares.clamp_min(torch.finfo(query.dtype).tiny).sqrt()
-    inexact = centred_squares < MIN_KEPT_NORM * squares
+    inexact = centred_squares < MIN_KEPT_SQUARED_NORM * squares
     if bool(inexact.any()):  # queries close to the centre
         directions = (means @ F.normalize(query - centre, dim=2).transpose(1, 2)).where(inexact, directions)
-    return _compare_directions(directions, means)
+    return _compute_negative_distances(directions, means)
 
 
-def _average_directions(support: Tensor, episodes: Episodes) -> Tensor:
+def _average_unit_rows(support: Tensor, episodes: Episodes) -> Tensor:
     """Scale support rows (episodes, n_support, dim) to unit norm; compute their class means (episodes, n_way, dim)."""
     norms: Tensor = torch.linalg.vector_norm(support, dim=2).clamp_min(torch.finfo(support.dtype).tiny ** 0.5)
     hot = one_hot(episodes.support_labels, episodes.n_way, support.dtype).transpose(1, 2)
     return hot / hot.sum(dim=2, keepdim=True) / norms[:, None] @ support
 
 
-def _compare_directions(products: Tensor, means: Tensor) -> Tensor:
+def _compute_negative_distances(products: Tensor, means: Tensor) -> Tensor:
     """Compute negative squared distances of unit queries to class means, from their inner ``products``."""
     return (2 * products - 1 - squared_norms(means)[:, :, None]).transpose(1, 2)
 

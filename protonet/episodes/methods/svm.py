@@ -23,7 +23,7 @@ class SvmNewtonLimits:
     rounding_epsilons: float = 8  #: Relative increases of the loss by fewer machine epsilons count as rounding errors.
 
 
-SVM_NEWTON = SvmNewtonLimits()
+SVM_NEWTON_LIMITS = SvmNewtonLimits()
 
 
 def linear_svm(episodes: Episodes, *, inverse_penalty: Positive = 1.0) -> Tensor:
@@ -61,18 +61,18 @@ def _fit_binary_svms(kernel: Tensor, signs: Tensor, inverse_penalty: float) -> T
     dual = torch.zeros_like(signs)
     outputs, loss = torch.zeros_like(signs), inverse_penalty * signs.square().sum(dim=-1, keepdim=True)
     going = torch.ones_like(loss, dtype=torch.bool)  # machines that have converged stay as they are
-    for _ in range(SVM_NEWTON.max_steps):
+    for _ in range(SVM_NEWTON_LIMITS.max_steps):
         near = (signs * outputs < 1).to(kernel.dtype)
         system = near[..., None] * kernel * near[..., None, :] + ridge
         step = torch.linalg.solve(system, (near * signs)[..., None])[..., 0] - dual
         change = (kernel @ step[..., None])[..., 0]
         size = going.to(kernel.dtype)
-        for _ in range(SVM_NEWTON.max_halvings):
+        for _ in range(SVM_NEWTON_LIMITS.max_halvings):
             new_dual, new_outputs = dual + size * step, outputs + size * change
             hinge = (1 - signs * new_outputs).clamp_min(0)
             new_loss = 0.5 * (new_dual * new_outputs).sum(dim=-1, keepdim=True)
             new_loss = new_loss + inverse_penalty * hinge.square().sum(dim=-1, keepdim=True)
-            worse = new_loss > loss * (1 + SVM_NEWTON.rounding_epsilons * torch.finfo(loss.dtype).eps)
+            worse = new_loss > loss * (1 + SVM_NEWTON_LIMITS.rounding_epsilons * torch.finfo(loss.dtype).eps)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, size / 2, size)
@@ -93,7 +93,7 @@ class InteriorPointLimits:
     boundary_fraction: float = 0.995  #: Maximum fraction, below 1, of the way to the boundary that a step takes.
 
 
-INTERIOR_POINT = InteriorPointLimits()
+INTERIOR_POINT_LIMITS = InteriorPointLimits()
 
 
 def metaopt_svm(
@@ -143,7 +143,7 @@ def _solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor
     slack, multiplier = bound.clamp_min(1), torch.ones_like(bound)
     price = torch.zeros_like(bound[:, :1])  # (episodes, 1, n), multipliers of the rows' sums
     first: Tensor | None = None
-    for _ in range(INTERIOR_POINT.max_steps):
+    for _ in range(INTERIOR_POINT_LIMITS.max_steps):
         wrong_bound = dual_variables + slack - bound
         wrong_slope = dual_variables @ gram - hot + multiplier + price
         wrong_sum = dual_variables.sum(dim=1, keepdim=True)
@@ -151,7 +151,7 @@ def _solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor
         errors = [error.abs().amax(dim=(1, 2), keepdim=True) for error in (wrong_bound, wrong_slope, wrong_sum)]
         error = torch.cat([*errors, gap], dim=1).amax(dim=1, keepdim=True)
         first = error if first is None else first
-        going = error > INTERIOR_POINT.max_duality_gap * first
+        going = error > INTERIOR_POINT_LIMITS.max_duality_gap * first
         if not bool(going.any()):
             break
         inverse = torch.linalg.inv(gram[:, None] + torch.diag_embed(multiplier / slack))  # (episodes, n_way, n, n)
@@ -162,7 +162,7 @@ def _solve_quadratic_program(gram: Tensor, hot: Tensor, limit: Tensor) -> Tensor
         predicted = torch.mul(*(before + compute_max_step(before, both) * both).chunk(2, dim=1))
         centre = (predicted.mean(dim=(1, 2), keepdim=True) / gap) ** 3 * gap
         step, price_step, both = solve(slack * multiplier + torch.mul(*both.chunk(2, dim=1)) - centre)
-        size = INTERIOR_POINT.boundary_fraction * compute_max_step(before, both) * going
+        size = INTERIOR_POINT_LIMITS.boundary_fraction * compute_max_step(before, both) * going
         dual_variables, price = dual_variables + size * step, price + size * price_step
         slack, multiplier = (before + size * both).chunk(2, dim=1)
     return dual_variables

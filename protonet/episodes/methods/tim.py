@@ -24,8 +24,8 @@ from protonet.episodes.samplers.batch import Episodes
 
 MIN_NODE_DEGREE = 1e-12  #: Added to the sum of the edge weights of each row, as in the authors' code.
 #: Edges to centroids count as larger by this fraction when neighbours are selected, to break ties. Our own choice.
-CENTROID_BONUS = 1e-5
-MIN_VARIANCE = 1e-12  #: Lower bound of the variance of distances, for equal rows. Our own choice.
+CENTROID_EDGE_BONUS = 1e-5
+MIN_DISTANCE_VARIANCE = 1e-12  #: Lower bound of the variance of distances, for equal rows. Our own choice.
 
 
 def adaptation_gradient(
@@ -287,7 +287,7 @@ class AlphaAmDefaults:
     spread: tuple[float, float] = (0.8, 0.9)  #: How far labels spread over the graph, in [0, 1).
 
 
-DEFAULTS_BY_SHOTS = AlphaAmDefaults()
+ALPHA_AM_DEFAULTS = AlphaAmDefaults()
 
 
 def alpha_am(
@@ -332,10 +332,10 @@ def alpha_am(
         sec. 3. https://arxiv.org/abs/2304.14281. Only the authors' code has distances in
         units of their standard deviation, and centroids that select no neighbours.
     """
-    many = episodes.support.shape[1] / episodes.n_way >= DEFAULTS_BY_SHOTS.min_many
-    alpha = DEFAULTS_BY_SHOTS.alpha[many] if alpha is None else alpha
-    n_neighbours = DEFAULTS_BY_SHOTS.n_neighbours[many] if n_neighbours is None else n_neighbours
-    spread = DEFAULTS_BY_SHOTS.spread[many] if spread is None else spread
+    many = episodes.support.shape[1] / episodes.n_way >= ALPHA_AM_DEFAULTS.min_many
+    alpha = ALPHA_AM_DEFAULTS.alpha[many] if alpha is None else alpha
+    n_neighbours = ALPHA_AM_DEFAULTS.n_neighbours[many] if n_neighbours is None else n_neighbours
+    spread = ALPHA_AM_DEFAULTS.spread[many] if spread is None else spread
     n_support, n_way = episodes.support.shape[1], episodes.n_way
     rows, hot, centroids = _prepare_rows(episodes, plc=plc)
     row_distances = torch.cdist(rows, rows)
@@ -372,12 +372,12 @@ def _build_graph(
     among, towards = ((torch.cdist(centroids, points).square() + tiny).sqrt() for points in (centroids, rows))
     upper, lower = torch.cat([among, towards], dim=2), torch.cat([towards.transpose(1, 2), row_distances], dim=2)
     distances = torch.cat([upper, lower], dim=1)
-    variance = distances.flatten(1).var(dim=1)[:, None, None].clamp_min(MIN_VARIANCE)
+    variance = distances.flatten(1).var(dim=1)[:, None, None].clamp_min(MIN_DISTANCE_VARIANCE)
     affinity = (-(distances / variance.sqrt() * bandwidth)[:, n_way:]).exp()  # of the rows alone
     itself = torch.eye(distances.shape[1], dtype=torch.bool, device=rows.device)[n_way:]
     affinity = affinity.masked_fill(itself, 0)
     # A centroid comes before a support row that equals it: the order of ties would be arbitrary.
-    bonus = F.pad(affinity.new_full((n_way,), 1 + CENTROID_BONUS), (0, distances.shape[1] - n_way), value=1)
+    bonus = F.pad(affinity.new_full((n_way,), 1 + CENTROID_EDGE_BONUS), (0, distances.shape[1] - n_way), value=1)
     near = (affinity * bonus).topk(min(n_neighbours, distances.shape[1] - 1), dim=2).indices
     affinity = torch.zeros_like(affinity).scatter(2, near, affinity.gather(2, near))
     affinity = F.pad(affinity, (0, 0, n_way, 0))

@@ -26,7 +26,7 @@ class SinkhornLimits:
     min_exponent: float = -60  #: Minimum exponent of the kernel: exp(-60) is above 0 in float32. Our own choice.
 
 
-SINKHORN = SinkhornLimits()
+SINKHORN_LIMITS = SinkhornLimits()
 MIN_ROW_NORM = 1e-12  #: Rows are divided by at least this norm.
 QUERY_FLOATS_IN_CACHE = 2**20  #: Number of floats of queries that are transformed and multiplied at a time.
 POWER_TRANSFORM_OFFSET = 1e-6  #: Added to the absolute features before the power, as in eq. 1 of PT-MAP's paper.
@@ -72,7 +72,7 @@ def pt_map(
         products = torch.addcmul(probabilities @ query_gram, rates, products_of_means)  # (episodes, n_way, n_queries)
         cross = (probabilities * (products + rates * products_of_means)).sum(dim=2, keepdim=True)
         logits = lambda_ * (2 * products - (rates.square() * squares + cross))  # -lambda_ * d^2, but for a constant
-        kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(SINKHORN.min_exponent).exp_()
+        kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min_(SINKHORN_LIMITS.min_exponent).exp_()
         scale = compute_class_scales(kernel, mass, quota, scale)  # continues from the last epoch: far fewer iterations
         if epoch < n_epochs:
             plan = kernel.mul_(scale)
@@ -130,11 +130,11 @@ def compute_class_scales(kernel: Tensor, query_mass: Tensor, class_quota: Tensor
     Source: Cuturi, "Sinkhorn distances" (2013), alg. 1. https://arxiv.org/abs/1306.0895
     """
     last = torch.zeros_like(scale)
-    for _ in range(SINKHORN.max_iterations):
+    for _ in range(SINKHORN_LIMITS.max_iterations):
         row_scale = query_mass / (kernel * scale).sum(dim=1, keepdim=True)
         following = class_quota / (kernel * row_scale).sum(dim=2, keepdim=True)
         change = (following - scale) / following
-        far = (change.abs() > SINKHORN.tolerance) & ((change - last).abs() > SINKHORN.max_drift)
+        far = (change.abs() > SINKHORN_LIMITS.tolerance) & ((change - last).abs() > SINKHORN_LIMITS.max_drift)
         moving, last = far.any(dim=1, keepdim=True), change
         scale = torch.where(moving, following, scale)
         if not bool(moving.any()):
@@ -190,7 +190,7 @@ def proto_lp(
     for epoch in range(n_epochs + 1):
         logits = -lambda_ * squared_distances(rows[:, n_support:], prototypes).transpose(1, 2)
         if balanced:
-            kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(SINKHORN.min_exponent).exp()
+            kernel = (logits - logits.amax(dim=1, keepdim=True)).clamp_min(SINKHORN_LIMITS.min_exponent).exp()
             scales[0] = compute_class_scales(kernel, mass, quota, scales[0])
             logits += scales[0].log()
         if epoch == n_epochs:
@@ -237,7 +237,7 @@ class IlpcClassifierSettings:
     weight_decay: float = 5e-4  #: The outputs times this factor are added to the gradient of the outputs.
 
 
-ILPC_CLASSIFIER = IlpcClassifierSettings()
+ILPC_SETTINGS = IlpcClassifierSettings()
 
 
 def ilpc(
@@ -331,7 +331,7 @@ def _compute_average_losses(gram: Tensor, known: Tensor, labels: Tensor, n_steps
     for _ in range(n_steps):
         log_probabilities = outputs.log_softmax(dim=1)
         total += log_probabilities
-        gradient = torch.baddbmm(outputs, log_probabilities.exp() - labels, kernel, beta=ILPC_CLASSIFIER.weight_decay)
-        velocity = gradient.add_(velocity, alpha=ILPC_CLASSIFIER.momentum)
-        outputs.sub_(velocity, alpha=ILPC_CLASSIFIER.learning_rate)
+        gradient = torch.baddbmm(outputs, log_probabilities.exp() - labels, kernel, beta=ILPC_SETTINGS.weight_decay)
+        velocity = gradient.add_(velocity, alpha=ILPC_SETTINGS.momentum)
+        outputs.sub_(velocity, alpha=ILPC_SETTINGS.learning_rate)
     return -(labels * total).sum(dim=1) / n_steps

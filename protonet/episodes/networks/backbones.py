@@ -26,7 +26,7 @@ EMBED_BATCH_SIZE = 1024  #: Rows that `embed_rows_in_batches` embeds at a time.
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalisation whose evaluation statistics are measured separately, not averaged during training.
 
-    In training mode, mean and variance are computed from the batch. In evaluation mode, `measure_statistics` has stored
+    In training mode, mean and variance are computed from the batch. In evaluation mode, `measure_batch_norm` has stored
     them: encoders are evaluated with averaged weights, whose statistics differ from running averages. If ``leading`` is
     set, both modes compute them from the first rows of a batch, an episode's support, so that no query affects another.
 
@@ -35,7 +35,7 @@ class BatchNorm(nn.BatchNorm2d):
     """
 
     leading = 0  #: The number of first rows of a batch that give mean and variance; 0 to use all rows as described.
-    measuring = False  #: Whether `measure_statistics` is averaging the statistics of batches.
+    measuring = False  #: Whether `measure_batch_norm` is averaging the statistics of batches.
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, momentum=None)
@@ -52,7 +52,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 @contextmanager
-def use_leading_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
+def use_support_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
     """Compute the statistics of an encoder's batch normalisation from the first ``n_rows`` rows of each batch.
 
     A context manager, which restores the usual statistics on exit. Yields whether the encoder has batch normalisation.
@@ -68,7 +68,7 @@ def use_leading_statistics(encoder: nn.Module, n_rows: int) -> Iterator[bool]:
 
 
 @torch.no_grad()
-def measure_statistics(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
+def measure_batch_norm(encoder: nn.Module, batches: Iterable[Tensor]) -> None:
     """Measure the mean and variance that an encoder's batch normalisation uses in evaluation mode.
 
     Both are averaged over ``batches`` of rows (n, dim) on the encoder's device, and stored in the encoder, which is
@@ -290,7 +290,7 @@ class LinearHead(nn.Module):
         else:
             self.weight, self.bias = nn.Parameter(torch.zeros(n_way, dim)), nn.Parameter(torch.zeros(n_way))
 
-    def begin(self, n_way: int) -> dict[str, Tensor]:
+    def make_initial_weights(self, n_way: int) -> dict[str, Tensor]:
         """Return the initial ``weight`` (n_way, dim) and ``bias`` (n_way,) of an episode's classifier, by name."""
         return {"weight": self.weight.expand(n_way, -1), "bias": self.bias.expand(n_way)}
 

@@ -39,8 +39,8 @@ class ValidationEpisodes:
     n_query: int = 15  #: Query rows per class, or all remaining rows if they are fewer.
 
 
-VALIDATION = ValidationEpisodes()
-RAW_METHODS = ("protonet", "protonet-cosine")  #: An encoder must be more accurate than these methods on raw features.
+VALIDATION_SIZES = ValidationEpisodes()
+RAW_FEATURE_METHODS = ("protonet", "protonet-cosine")  #: An encoder must beat these methods on raw features.
 
 
 class ValidationScore(NamedTuple):
@@ -114,9 +114,9 @@ def draw_training_episodes(
 def score_raw_features(validation: SplitSide, plan: TrainingPlan, group: ProcessGroup) -> tuple[str, ValidationScore]:
     """Measure the accuracy of the raw features on the validation episodes, as the baseline for an encoder.
 
-    Returns the name of the more accurate one of ``RAW_METHODS``, and its score.
+    Returns the name of the more accurate one of ``RAW_FEATURE_METHODS``, and its score.
     """
-    methods = {name: METHODS[name] for name in RAW_METHODS}
+    methods = {name: METHODS[name] for name in RAW_FEATURE_METHODS}
     accuracies = _evaluate(validation.x, validation.by_class, methods, plan, group, take=validation.read_rows)
     name = max(accuracies, key=lambda name: nan_mean(accuracies[name]))
     return name, ValidationScore(0, nan_mean(accuracies[name]), half_width(accuracies[name]))
@@ -149,10 +149,10 @@ def _evaluate(
     trained: TrainedEncoder | None = None,
 ) -> dict[str, Tensor]:
     """Compute the accuracies (episodes,) of each method on the validation episodes, by the method's name."""
-    n_shot = VALIDATION.n_shot if plan.objective == "prototypes" else plan.shot
-    n_way = plan.head_way or min(VALIDATION.n_way, int((index.size > n_shot).sum()))
-    config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION.n_query, allow_small=True)
+    n_shot = VALIDATION_SIZES.n_shot if plan.objective == "prototypes" else plan.shot
+    n_way = plan.head_way or min(VALIDATION_SIZES.n_way, int((index.size > n_shot).sum()))
+    config = EpisodeConfig((n_way, n_way), (n_shot, n_shot), VALIDATION_SIZES.n_query, allow_small=True)
     index = config.validate(index, ())
-    n_episodes = VALIDATION.n_slow_episodes if plan.objective == "maml" else VALIDATION.n_episodes
+    n_episodes = VALIDATION_SIZES.n_slow_episodes if plan.objective == "maml" else VALIDATION_SIZES.n_episodes
     scores = evaluate(x, index, methods, config, n_episodes=n_episodes, group=group, take=take, trained=trained)
     return {name: score.accuracy for name, score in scores.items()}

@@ -31,7 +31,7 @@ from protonet.episodes.evaluation.distributed import ProcessGroup, join_process_
 from protonet.episodes.features.sources import is_same_source, load_source
 from protonet.episodes.names import TrainingPlan
 from protonet.episodes.networks.augmentation import infer_image_shape
-from protonet.episodes.networks.backbones import measure_statistics
+from protonet.episodes.networks.backbones import measure_batch_norm
 from protonet.episodes.networks.checkpoints import (
     BEST_WEIGHTS_PREFIX,
     HEAD_WEIGHTS_PREFIX,
@@ -186,7 +186,7 @@ def train(
             n_rows = plan.episodes_per_step * plan.way * (plan.shot + plan.query)  # of a batch
             n_batches = -(-META_TRAINING.batch_norm_rows // n_rows)
             batches = (draw_training_episodes(base, plan, step, ProcessGroup())[0] for step in range(n_batches))
-            measure_statistics(run.averaged_encoder, (rows.flatten(0, 2).to(device) for rows in batches))
+            measure_batch_norm(run.averaged_encoder, (rows.flatten(0, 2).to(device) for rows in batches))
             score = score_encoder(run.averaged_encoder, run.averaged_head, validation, plan, run.step, group)
             update_best(run, score)
             means = dict(zip(run.learner.losses, _average_losses(run.losses), strict=True)) if run.losses else {}

@@ -81,7 +81,7 @@ def test_maml_and_anil_equal_slow_loops(method: Callable[..., Tensor], steps: in
     def slow(index: int) -> Tensor:
         assert isinstance(trained.head, LinearHead)
         layer = nn.utils.skip_init(nn.Linear, trained.head.weight.shape[1], 4)
-        layer.load_state_dict(trained.head.begin(4))
+        layer.load_state_dict(trained.head.make_initial_weights(4))
         rows, encoder = trained.gather(), copy.deepcopy(trained.encoder)
         if method is anil:
             rows, encoder = (episodes.support, episodes.query), nn.Identity()

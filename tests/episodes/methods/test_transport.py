@@ -63,7 +63,7 @@ def map_slowly(*episode: Tensor) -> Array:
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run Sinkhorn's iterations until they are as exact as in the oracles."""
-    monkeypatch.setattr(module, "SINKHORN", module.SinkhornLimits(tolerance=1e-8, max_drift=0))
+    monkeypatch.setattr(module, "SINKHORN_LIMITS", module.SinkhornLimits(tolerance=1e-8, max_drift=0))
 
 
 @pytest.mark.usefixtures("exact")
@@ -81,7 +81,7 @@ def test_balance_keeps_both_margins() -> None:
     quota *= mass.sum(dim=2, keepdim=True) / quota.sum(dim=1, keepdim=True)
     plan = kernel * compute_class_scales(kernel, mass, quota, torch.ones_like(quota))
     plan *= mass / plan.sum(dim=1, keepdim=True)
-    assert torch.allclose(plan.sum(dim=2, keepdim=True), quota, rtol=2 * module.SINKHORN.tolerance)
+    assert torch.allclose(plan.sum(dim=2, keepdim=True), quota, rtol=2 * module.SINKHORN_LIMITS.tolerance)
 
 
 def propagate_prototypes(*episode: Tensor, dims: int, balanced: bool, paper: bool) -> Array:

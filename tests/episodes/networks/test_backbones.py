@@ -14,8 +14,8 @@ from protonet.episodes.networks.backbones import (
     ResidualBlock,
     embed_rows_in_batches,
     make_backbone,
-    measure_statistics,
-    use_leading_statistics,
+    measure_batch_norm,
+    use_support_statistics,
 )
 from protonet.episodes.samplers.batch import make_row_reader
 
@@ -149,7 +149,7 @@ def test_measured_statistics_equal_torchs() -> None:
         if isinstance(layer, BatchNorm):
             layer.measuring = True  # keeps averages in training mode, as torch's own
     update_bn(batches, slow)
-    measure_statistics(network, iter(batches))
+    measure_batch_norm(network, iter(batches))
     assert not network.training
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(tensor, slow.state_dict()[name])
@@ -158,12 +158,12 @@ def test_measured_statistics_equal_torchs() -> None:
 def test_statistics_are_taken_from_the_leading_rows() -> None:
     layer, x = make_used("conv4", GREY)[2].eval(), rows(7, 64 * 4).reshape(7, 64, 2, 2)
     assert isinstance(layer, BatchNorm)
-    with use_leading_statistics(layer, 3) as result:
+    with use_support_statistics(layer, 3) as result:
         assert result
         torch.testing.assert_close(layer(x), normalize_batch(x, layer, x[:3]), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(layer(x)[:5], layer(x[:5]))  # no row after the leading ones counts
     torch.testing.assert_close(layer(x), normalize_batch(x, layer), atol=1e-5, rtol=1e-4)
-    with use_leading_statistics(make_backbone("conv", 64, torch.Generator()), 3) as result:
+    with use_support_statistics(make_backbone("conv", 64, torch.Generator()), 3) as result:
         assert not result
 
 

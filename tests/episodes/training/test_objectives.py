@@ -178,8 +178,8 @@ def test_initial_heads_depend_on_the_generator() -> None:
     assert isinstance(head, LinearHead)
     assert isinstance(zero, LinearHead)
     assert abs(float(head.weight.detach().std() * 100) - 1) < 0.05
-    assert [tuple(item.shape) for item in zero.begin(3).values()] == [(3, 10_000), (3,)]
-    assert not any(bool(item.any()) for item in (head.bias, *zero.begin(3).values()))
+    assert [tuple(item.shape) for item in zero.make_initial_weights(3).values()] == [(3, 10_000), (3,)]
+    assert not any(bool(item.any()) for item in (head.bias, *zero.make_initial_weights(3).values()))
     assert not [*zero.parameters()]
 
 

@@ -49,7 +49,7 @@ run_train = SUBCOMMANDS["train"].run
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write the data; validate on few episodes, and measure batch normalisation on few rows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tasks, "VALIDATION", replace(tasks.VALIDATION, n_episodes=20, n_slow_episodes=4))
+    monkeypatch.setattr(tasks, "VALIDATION_SIZES", replace(tasks.VALIDATION_SIZES, n_episodes=20, n_slow_episodes=4))
     monkeypatch.setattr(training, "META_TRAINING", replace(META_TRAINING, batch_norm_rows=40))
     save_data(tmp_path / "tiny.npz")
     return tmp_path
