@@ -135,11 +135,11 @@ def test_a_rate_that_was_searched_at_a_small_factor_is_not_multiplied_when_the_f
     """A warm-up in few stairs: each is long enough for the search to end on it."""
     run = OptimizerRun(1.0)
     for _ in range(20):
-        run.follow(-run.rate, 0.01, 0.1)  # downhill all the way
+        run.adapt_rate(-run.rate, 0.01, 0.1)  # downhill all the way
         run.steps += 1
     assert run.rate > 10
     rate = run.rate
-    run.follow(-run.rate, 0.01, 1.0)
+    run.adapt_rate(-run.rate, 0.01, 1.0)
     assert run.rate * 1.0 == pytest.approx(rate * 0.1, rel=0.5)
 
 

@@ -1,9 +1,9 @@
 """CustomOptimizer: one optimizer for every workload, which finds its own step size.
 
-The direction is Adam's in the eigenbasis of the gradients' second moments (SOAP). Half of the step follows
-a mean of many more steps. The step size is one number for all parameters. A search raises it until the slope that the
-new gradient sees along the last step turns uphill. From then on it follows that slope, less and less, and falls with
-the number of steps. If that number is known, it falls to nothing. Each direction of the eigenbases has a factor, too.
+A step is an Adam step in the eigenbasis of the gradients' second moments (SOAP), half of it along a gradient average
+over many more steps. All parameters share one step size. It grows until the *slope*, the inner product of the new
+gradient and the last step, shows that steps lead uphill. Then it follows the slopes with a decreasing gain, and decays
+with the number of steps, nearly to zero if that number is known. Each eigenvector also has a step size factor.
 """
 
 from protonet.optimizer.optimizer import CustomOptimizer

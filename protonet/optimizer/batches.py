@@ -1,4 +1,4 @@
-"""Parameters that step together, stacked: their state and their steps."""
+"""Batches of parameters that are updated together as stacked tensors: optimizer state and update rule."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from protonet.optimizer.preconditioner import BasisBlock, choose_blocks, rotate
+from protonet.optimizer.preconditioner import BasisBlock, choose_basis_blocks, rotate
 from protonet.optimizer.settings import EMBEDDING, PRECONDITIONER, STEP, STEP_SIZE_SEARCH, ParameterGroup
 
-SliceState = dict[str, Tensor]  #: The state of one slice.
-SCALAR_ENTRIES = ("step", "gradient_size", "step_length")  #: Entries of a state that are numbers, on the CPU.
-MATRIX_ENTRIES = ("mean", "slow_mean", "square", "direction")  #: Entries of the slice's shape.
+SliceState = dict[str, Tensor]  #: The optimizer state of one slice, by the names of its entries.
+SCALAR_ENTRIES = ("step", "gradient_size", "step_length")  #: Entries of a `SliceState` that are numbers, on the CPU.
+MATRIX_ENTRIES = ("mean", "slow_mean", "square", "direction")  #: Entries (rows, columns), like the slice.
 
 
-def make_slice_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> SliceState:
-    """Make the state of a slice before its first step, with the device of a tensor and at least single precision."""
+def create_slice_state(rows: int, columns: int, like: Tensor, *, embedding: bool) -> SliceState:
+    """Create the initial state of a slice (rows, columns) on the device of ``like``, in its dtype or float32."""
     like = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
     state = {"embedding": torch.tensor(embedding)}
     state |= {name: torch.tensor(0.0, dtype=torch.float64) for name in SCALAR_ENTRIES}
     state |= {name: like.new_zeros(rows, columns) for name in MATRIX_ENTRIES}
     if embedding:  # rows are seen too seldom for a mean over a long window
         state["slow_mean"] = like.new_zeros(0)
-    lengths = [] if embedding else [n for _, _, n in choose_blocks(rows, columns)]
+    lengths = [] if embedding else [n for _, _, n in choose_basis_blocks(rows, columns)]
     state |= {name: like.new_zeros(sum(lengths)) for name in ("factors", "slopes")}
     for index, n in enumerate(lengths):
         basis = torch.eye(n, dtype=like.dtype, device=like.device)
@@ -37,39 +37,39 @@ def make_slice_state(rows: int, columns: int, like: Tensor, *, embedding: bool) 
 
 
 def is_short_vector(state: SliceState) -> bool:
-    """Decide whether a slice steps as a short vector, whatever its shape."""
+    """Test whether the slice with this state has no eigenbases and few elements, so that it is padded and stacked."""
     return state["mean"].numel() <= STEP.max_short_length and not state["factors"].numel() and not state["embedding"]
 
 
 @dataclass(eq=False)
 class ParameterBatch:
-    """Slices that are alike and step together, stacked.
+    """Slices of equal shape and settings, stacked, which are updated together. A slice is a parameter of one run.
 
     Tensors are of at least single precision and (slices, rows, columns). Convolutions are matrices, and a parameter of
     fewer than two dimensions is one row. Short vectors may differ in length: they are rows, padded with zeros.
     """
 
     indices: list[int]  #: Indices of the slices.
-    shapes: list[tuple[int, int]]  #: Their rows and columns.
+    shapes: list[tuple[int, int]]  #: The numbers of rows and columns of each slice.
     embedding: bool  #: See `EmbeddingConfig`.
     step: int  #: Number of steps taken.
-    sizes: list[float]  #: The gradients' usual root mean squares.
-    lengths: list[float]  #: The lengths of the last steps.
-    mean: Tensor  #: Adam's first moment, in the bases.
-    slow_mean: Tensor  #: The mean over a longer window, in the bases. An embedding's is empty.
-    square: Tensor  #: Adam's second moment, in the bases.
-    direction: Tensor  #: The last step, uphill, in the bases, in units of its length.
-    #: (2, slices, directions), of the directions of all blocks: logarithms of factors; averages of squared slopes.
+    sizes: list[float]  #: The running root mean square of the gradients of each slice.
+    lengths: list[float]  #: The factor on ``direction`` in the last step of each slice.
+    mean: Tensor  #: Adam's first moment, in the eigenbases.
+    slow_mean: Tensor  #: Gradient average over more steps, in the eigenbases; empty for embeddings.
+    square: Tensor  #: Adam's second moment, in the eigenbases.
+    direction: Tensor  #: Minus the last step, in the eigenbases, divided by ``lengths``.
+    #: (2, slices, eigenvectors of all blocks): logarithms of step size factors; averages of squared slopes.
     factors: Tensor
-    blocks: list[BasisBlock]  #: Those of one side, if it has any, before those of the other.
-    sides: list[list[BasisBlock]] = field(init=False)  #: The same by side.
-    numbers: array[float] = field(init=False)  #: ``step``, ``sizes`` and ``lengths``, which states view.
-    block_lengths: list[int] = field(init=False)  #: The number of directions of each block of each slice.
+    blocks: list[BasisBlock]  #: The eigenbases; the blocks of a side are consecutive.
+    sides: list[list[BasisBlock]] = field(init=False)  #: The blocks of each side (rows or columns) with eigenbases.
+    numbers: array[float] = field(init=False)  #: ``step``, ``sizes`` and ``lengths``; slice states are views of it.
+    block_lengths: list[int] = field(init=False)  #: The number of eigenvectors of each block of each slice.
     short: bool = field(init=False)  #: Whether the slices are short vectors, which may differ in shape.
-    views: list[Tensor] = field(init=False)  #: The direction as the parameters are shaped, if it is their step.
+    views: list[Tensor] = field(init=False)  #: Views of ``direction`` in the parameters' shapes, if it is the update.
 
     def __post_init__(self) -> None:
-        """Group the blocks, and make the memory of the numbers."""
+        """Group the basis blocks by axis, and allocate the array of the scalar state entries."""
         self.sides = [list(side) for _, side in groupby(self.blocks, lambda block: block.axis)]
         self.numbers = array("d", [self.step, *self.sizes, *self.lengths])
         self.block_lengths = [block.basis.shape[2] for block in self.blocks] * len(self.indices)
@@ -77,7 +77,7 @@ class ParameterBatch:
 
     @classmethod
     def from_states(cls, indices: list[int], states: Sequence[SliceState]) -> ParameterBatch:
-        """Build a batch from copies of the states of parameters, which have the same shapes and numbers of steps."""
+        """Build a batch from copies of the states of slices, which have the same shapes and numbers of steps."""
         first, shapes = states[0], [(state["mean"].shape[0], state["mean"].shape[1]) for state in states]
         stacked = {
             name: _stack([state[name] for state in states], pad=name in MATRIX_ENTRIES and len({*shapes}) > 1)
@@ -86,7 +86,7 @@ class ParameterBatch:
         sizes, lengths = ([float(state[name]) for state in states] for name in SCALAR_ENTRIES[1:])
         factors = torch.stack([stacked.pop(name) for name in ("factors", "slopes")])
         embedding, blocks, place = bool(first["embedding"]), list[BasisBlock](), 0
-        for index, (axis, start, n) in enumerate([] if embedding else choose_blocks(*shapes[0])):
+        for index, (axis, start, n) in enumerate([] if embedding else choose_basis_blocks(*shapes[0])):
             statistics, basis = (stacked.pop(f"block{index}.{name}") for name in ("statistics", "basis"))
             blocks.append(BasisBlock(axis, start, statistics, basis, *factors.narrow(2, place, n)))
             place += n
@@ -94,7 +94,7 @@ class ParameterBatch:
         return cls(indices, shapes, embedding, step, sizes, lengths, factors=factors, blocks=blocks, **stacked)
 
     def get_state(self, row: int) -> SliceState:
-        """Get the state of one slice: views of the stacked tensors."""
+        """Get the state of the slice with index ``row`` in the batch: views of the stacked tensors."""
         rows, columns = self.shapes[row]
         numbers = torch.frombuffer(self.numbers, dtype=torch.float64)
         state = {"embedding": torch.tensor(self.embedding)}
@@ -109,28 +109,28 @@ class ParameterBatch:
         return state
 
     def select(self, rows: list[int]) -> ParameterBatch:
-        """Copy some of the slices to a batch of their own."""
+        """Copy the slices with the indices ``rows`` in this batch to a new batch."""
         return ParameterBatch.from_states([self.indices[row] for row in rows], [self.get_state(row) for row in rows])
 
     def stack(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Stack gradients of the slices as the state is; a single one may be viewed instead."""
+        """Stack the gradients of all slices: (slices, rows, columns), which may be a view of a single gradient."""
         stacked = _stack(gradients, pad=self.short) if len(gradients) > 1 else gradients[0]
         return stacked.reshape(self.mean.shape).to(self.mean.dtype)
 
     def observe(self, gradient: Tensor, norms: Sequence[float], group: ParameterGroup) -> tuple[Tensor, Tensor, Tensor]:
-        """Update the bases by gradients (slices, rows, columns) with finite norms; the gradients are not written to.
+        """Update the eigenbases with gradients (slices, rows, columns) of finite norms, which are not changed.
 
-        The results are the gradients in the bases, their inner products with the last directions, (slices,), and the
-        slopes of the directions of all blocks along the last step, (slices, directions).
+        Returns the gradients in the eigenbases, their inner products (slices,) with the last update directions, and the
+        slopes (slices, eigenvectors): the parts of the inner product of gradient and last step along each eigenvector.
         """
         self.step += 1
-        scales = self._update_sizes(norms, self._get_betas(group)[1])
+        scales = self._update_gradient_sizes(norms, self._get_betas(group)[1])
         if min(scales) < 1:
             gradient = gradient * gradient.new_tensor(scales)[:, None, None]
         if self.step == 1 or self.step % PRECONDITIONER.gradient_interval == 0:
             update = self.step <= PRECONDITIONER.early_steps or self.step % PRECONDITIONER.basis_update_interval == 0
             for block in self.blocks:
-                block.gather(gradient)
+                block.update_statistics(gradient)
                 if update:
                     block.update_basis((self.mean, self.slow_mean, self.direction), self.square)
         gradient = rotate(self.sides, gradient)
@@ -138,15 +138,15 @@ class ParameterBatch:
         if not self.sides:
             return gradient, products.sum((1, 2)), self.factors[1]
         sums = [products.sum(3 - blocks[0].axis) for blocks in self.sides]  # each (slices, rows or columns)
-        return gradient, sums[0].sum(1), _multiply(torch.cat(sums, 1), [-length for length in self.lengths])
+        return gradient, sums[0].sum(1), _multiply_slices(torch.cat(sums, 1), [-length for length in self.lengths])
 
     def _get_betas(self, group: ParameterGroup) -> tuple[float, float]:
-        """Get the decays of the first and second moments."""
+        """Get the decay rates of the first and the second moments from a parameter group; embeddings have a minimum."""
         beta1, beta2 = map(float, group["betas"])
         return beta1, max(beta2, EMBEDDING.min_beta2) if self.embedding else beta2
 
-    def _update_sizes(self, norms: Sequence[float], beta2: float) -> list[float]:
-        """Update the gradients' usual sizes by norms; return factors that bound single gradients by these."""
+    def _update_gradient_sizes(self, norms: Sequence[float], beta2: float) -> list[float]:
+        """Update the running RMS of each slice's gradients; return factors <= 1 that clip outlier gradients."""
         step, scales = self.step, list[float]()
         for row, ((rows, columns), norm, size) in enumerate(zip(self.shapes, norms, self.sizes, strict=True)):
             root = math.sqrt(rows * columns)
@@ -157,10 +157,10 @@ class ParameterBatch:
             self.sizes[row] = math.sqrt(mean / (1 - beta2**step) + STEP.tiny)
         return scales
 
-    def move(
+    def update_parameters(
         self, rotated: Tensor, rates: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup
     ) -> None:
-        """Move parameters by one step, along gradients in the bases, and decay the weights of matrices."""
+        """Update the parameters by one step, given gradients ``rotated`` to the eigenbases, and step sizes."""
         step, (beta1, beta2) = self.step, self._get_betas(group)
         slow_fraction = 0.0 if self.embedding else STEP.slow_fraction
         correction, scale = 1 - beta2**step, (1 - slow_fraction) / (1 - beta1 ** (step + 1))
@@ -187,13 +187,13 @@ class ParameterBatch:
         steps = [min(max_step, rate_factor * float(group["lr"]) * rate) for rate in rates]
         self.lengths = [scale * math.sqrt(correction) * length for length in steps]
         self.numbers[:] = array("d", [step, *self.sizes, *self.lengths])
-        self._decay(steps, parameters, group)
-        self._add(rotate(self.sides, direction, back=True), parameters)
+        self._decay_weights(steps, parameters, group)
+        self._subtract_update(rotate(self.sides, direction, back=True), parameters)
 
-    def _decay(self, steps: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
-        """Decay the weights of matrices, in full at usual steps.
+    def _decay_weights(self, steps: Sequence[float], parameters: Sequence[Tensor], group: ParameterGroup) -> None:
+        """Apply weight decay to matrices, given the step size of each slice.
 
-        There is no decay at short steps, where AdamW's would pull the weights off the minimum.
+        Below the usual step size, the decay falls with the cube of the step size, so that weights can converge.
         """
         weight_decay = float(group["weight_decay"]) * (EMBEDDING.decay_factor if self.embedding else 1.0)
         if not weight_decay:
@@ -202,11 +202,11 @@ class ParameterBatch:
             if p.ndim > 1:
                 p.mul_(1 - step * min(1.0, step / STEP_SIZE_SEARCH.usual_rate) ** 2 * weight_decay)
 
-    def _add(self, update: Tensor, parameters: Sequence[Tensor]) -> None:
-        """Move parameters by their lengths, against an update (slices, rows, columns)."""
+    def _subtract_update(self, update: Tensor, parameters: Sequence[Tensor]) -> None:
+        """Subtract an update (slices, rows, columns), times the step length of each slice, from the parameters."""
         alike = len({*self.lengths}) == 1
         if not alike:
-            update = _multiply(update, self.lengths)
+            update = _multiply_slices(update, self.lengths)
         views = self.views if update is self.direction else []
         if not views:
             views = [
@@ -219,13 +219,13 @@ class ParameterBatch:
 
 
 def _stack(tensors: Sequence[Tensor], *, pad: bool = False) -> Tensor:
-    """Stack tensors of one shape; with ``pad``, flatten them and pad them with zeros: (tensors, 1, length)."""
+    """Stack tensors of one shape; if ``pad``, flatten and zero-pad tensors of any shape: (tensors, 1, length)."""
     if pad:
         return pad_sequence([tensor.reshape(-1) for tensor in tensors], batch_first=True)[:, None]
     return torch.stack([*tensors])
 
 
-def _multiply(stacked: Tensor, factors: Sequence[float]) -> Tensor:
+def _multiply_slices(stacked: Tensor, factors: Sequence[float]) -> Tensor:
     """Multiply each slice of a tensor (slices, ...) by its factor."""
     if len({*factors}) == 1:
         return stacked * factors[0]

@@ -1,4 +1,4 @@
-"""CustomOptimizer: the optimizer with the interface of torch."""
+"""`CustomOptimizer`: the optimizer as a `torch.optim.Optimizer`, with validation, saving and loading of its state."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from protonet.optimizer.batches import SCALAR_ENTRIES, ParameterBatch, make_slice_state
+from protonet.optimizer.batches import SCALAR_ENTRIES, ParameterBatch, create_slice_state
 from protonet.optimizer.search import OptimizerRun
 from protonet.optimizer.settings import SKIPPED_BEFORE_WARNING, STEP_SIZE_SEARCH, ParameterGroup, raise_error
 from protonet.optimizer.stepper import Stepper
 
 
 class CustomOptimizer(torch.optim.Optimizer):
-    """Minimise with steps whose direction and size come from the gradients alone.
+    """Minimize a loss by gradient steps; the optimizer adapts the step size, so that no learning rate has to be tuned.
 
     Args:
-        params: Parameters or groups of them, dense and not sharded. Groups may have their own settings, and keys that
+        params: Parameters or parameter groups, dense and not sharded. Groups may have their own settings, and keys that
             this optimizer does not read. Complex parameters are updated as pairs of real numbers.
-        lr: A unit, >= 0, and > 0 in at least one group. Schedulers multiply the steps by the ratio of a group's
-            learning rate to that of the constructor; groups' units multiply them relative to the largest one. The value
-            itself does not matter: the search for the step size starts at 0.01.
-        betas: Two decays in [0, 1), of the gradients' mean and of their squares.
-        weight_decay: >= 0, decoupled, of matrices alone. It is multiplied by the step size and, below 0.01, by the
-            square of their ratio, so that it vanishes with short steps.
-        eps: >= 0, in units of the gradients' usual size.
-        total_steps: >= 1, the number of steps of the run. In the last 45 % of them steps shrink to nothing, and later
-            ones hardly move. None if it is not known: the rate then falls by itself. It takes precedence over that of
-            a loaded state, so that a run can be extended.
-        foreach: Without effect, as steps are batched in any case.
-        maximize: Whether to ascend.
+        lr: The initial learning rate of each group, >= 0, and > 0 in at least one group. Only ratios matter: between
+            groups, and between the current and the initial learning rate, which a scheduler changes. The step size is
+            their product with a factor that is adapted; its initial value is 0.01 for the largest ``lr``.
+        betas: Decay rates in [0, 1) of the averages of the gradients and of their squares.
+        weight_decay: >= 0, decoupled, of matrices alone. It is multiplied by the step size and, if that is below 0.01,
+            by the square of its ratio to 0.01, so that it vanishes with the step size.
+        eps: >= 0, relative to the root mean square of recent gradients.
+        total_steps: >= 1, the number of steps of the training run. In the last 45 % of them the step size decreases
+            nearly to 0, and it stays there. None if the number is unknown: the step size then decays by itself. A
+            number replaces that of a loaded state, so that a run can be extended.
+        foreach: Ignored, since parameters are always updated in batches.
+        maximize: Whether to maximize the objective.
         fused: Not supported: False or None.
         capturable: Not supported: False.
         differentiable: Not supported: False.
@@ -48,7 +48,7 @@ class CustomOptimizer(torch.optim.Optimizer):
 
     Source: Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam" (2024), arXiv:2409.11321, with Nesterov
         momentum, and second moments that rotate with their basis; Baydin et al., "Online learning rate adaptation
-        with hypergradient descent" (2018), arXiv:1703.04782, in signs of slopes.
+        with hypergradient descent" (2018), arXiv:1703.04782, with normalized and clipped hypergradients.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class CustomOptimizer(torch.optim.Optimizer):
         return self.stepper.runs[0].skipped
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with settings of their own, which are validated."""
-        _validate(self.defaults | param_group)
+        """Add a parameter group, after validation of its settings."""
+        _validate_group(self.defaults | param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         group.pop("run", None)  # of another optimizer
@@ -95,7 +95,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         group["unit_lr"] = float(group["lr"])
 
     def _update_batches(self) -> None:
-        """Stack the parameters' states anew if parameters, groups or states were replaced since the last step."""
+        """Rebuild the stacked batches if parameters, groups or states were replaced since the last step."""
         self._synchronize_run()
         entries = [x for group in self.param_groups for p in group["params"] for x in (p, group, self.state.get(p))]
         if len(entries) == len(self._entries) and all(map(operator.is_, entries, self._entries)):
@@ -103,16 +103,16 @@ class CustomOptimizer(torch.optim.Optimizer):
         self._entries, self.stepper.batches = entries, []
         self.stepper.slices = [(_view_as_real(p), group) for p, group in self._list_parameters()]
         self.stepper.add_states({index: state for index, state in enumerate(entries[2::3]) if state})
-        self._publish(self.stepper.batches)
+        self._set_parameter_states(self.stepper.batches)
 
     def _list_parameters(self) -> Iterable[tuple[Tensor, ParameterGroup]]:
-        """List the parameters of the batches with their groups."""
+        """List pairs of each parameter and its parameter group."""
         return zip(self._entries[::3], self._entries[1::3], strict=True)
 
     def _synchronize_run(self) -> None:
-        """Use the run that is an entry of the first group if it was put there, else put the own one there.
+        """Load the `OptimizerRun` from the entry "run" of the first group if it was replaced, else store it there.
 
-        `ZeroRedundancyOptimizer` saves and loads nothing but the parameters' states and the entries of groups.
+        `ZeroRedundancyOptimizer` saves and loads only the states of the parameters and the entries of the groups.
         """
         group = self.param_groups[0] if self.param_groups else {}
         if group.get("run", self._saved_run) is not self._saved_run:
@@ -122,8 +122,8 @@ class CustomOptimizer(torch.optim.Optimizer):
             self.stepper, self._entries = Stepper(run, sharded=self.stepper.sharded), []
         self._saved_run = group["run"] = {**vars(self.stepper.runs[0])}
 
-    def _publish(self, batches: Iterable[ParameterBatch]) -> None:
-        """Set the parameters' states to views of batches."""
+    def _set_parameter_states(self, batches: Iterable[ParameterBatch]) -> None:
+        """Set the state of each parameter, which users see, to views of the stacked tensors of the batches."""
         for batch in batches:
             for row, index in enumerate(batch.indices):
                 state = self._entries[3 * index + 2] = batch.get_state(row)
@@ -131,10 +131,10 @@ class CustomOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with the gradients that are there; none if the norm of one of them is not finite.
+        """Update the parameters that have gradients; skip the step if the norm of a gradient is not finite.
 
         Args:
-            closure: Computes gradients anew and returns the loss.
+            closure: A function that recomputes the gradients and returns the loss.
 
         Returns:
             The closure's loss, or None.
@@ -156,19 +156,19 @@ class CustomOptimizer(torch.optim.Optimizer):
         self.stepper.step(gradients)
         self._synchronize_run()
         if new := [batch for batch in self.stepper.batches if id(batch) not in known]:
-            self._publish(new)
+            self._set_parameter_states(new)
         if skipped < self.skipped == SKIPPED_BEFORE_WARNING and not self.stepper.runs[0].steps:
             text = f"CustomOptimizer: the first {self.skipped} steps were skipped; gradients are not finite"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles."""
+        """Return the attributes to be copied or pickled."""
         self._synchronize_run()
         return {**super().__getstate__(), "sharded": self.stepper.sharded}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy; torch also calls it when a state is loaded."""
+        """Restore the attributes of a copy or pickle; torch also calls this method in `load_state_dict`."""
         state = dict(state)
         if "sharded" in state:  # a copy
             self.stepper, self._saved_run = Stepper(OptimizerRun(1.0), sharded=state.pop("sharded")), None
@@ -177,7 +177,7 @@ class CustomOptimizer(torch.optim.Optimizer):
         self._synchronize_run()
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy the state by parameter, in plain tensors, and that of the run as ``run`` of the first group."""
+        """Copy the states of the parameters, and the step size state as the entry "run" of the first group."""
         self._synchronize_run()
         saved = super().state_dict()
         for index, state in saved["state"].items():
@@ -185,10 +185,10 @@ class CustomOptimizer(torch.optim.Optimizer):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state: tensors come to the parameters' devices and keep their precision.
+        """Load a result of `state_dict`; tensors are copied to the devices of the parameters and keep their precision.
 
         Raises:
-            ValueError: A state of another optimizer, of an older version, or of parameters of other shapes.
+            ValueError: The state is of another optimizer, an older version, or parameters of other shapes.
         """
         groups = state_dict["param_groups"]
         run = groups[0].get("run") if groups else None
@@ -208,8 +208,8 @@ class CustomOptimizer(torch.optim.Optimizer):
             }
 
 
-def _validate(group: ParameterGroup) -> None:
-    """Raise an error for a setting that is not supported or out of range."""
+def _validate_group(group: ParameterGroup) -> None:
+    """Raise a ValueError if a setting of a parameter group is not supported or out of range."""
     on_host = "Each step reads numbers on the host, without autograd."
     unsupported = dict.fromkeys(("fused", "capturable", "differentiable"), on_host)
     unsupported["amsgrad"] = "The second moments rotate with their basis, so that a maximum over steps has no meaning."
@@ -228,10 +228,10 @@ def _validate(group: ParameterGroup) -> None:
 
 
 def _validate_state(p: Tensor, state: dict[str, Tensor]) -> None:
-    """Raise an error for a state that does not fit a parameter."""
+    """Raise a ValueError if a loaded state does not have the entries and the shapes for a parameter ``p``."""
     rows = max(1, p.shape[0]) if p.ndim > 1 else 1
     like = torch.empty(0, device="meta")
-    expected = make_slice_state(rows, p.numel() // rows, like, embedding=bool(state.get("embedding")))
+    expected = create_slice_state(rows, p.numel() // rows, like, embedding=bool(state.get("embedding")))
     if state.keys() != expected.keys():
         _raise_foreign_state()
     for name, value in expected.items():
@@ -245,7 +245,7 @@ def _raise_foreign_state() -> NoReturn:
 
 
 def _view_as_real(tensor: Tensor) -> Tensor:
-    """View a complex tensor as a real one, with pairs along its last axis."""
+    """View a complex tensor as a real one, with real and imaginary parts along its last axis."""
     if not tensor.is_complex():
         return tensor
     pairs = torch.view_as_real(tensor)

@@ -1,4 +1,4 @@
-"""Eigenbases of the gradients' second moments, in blocks of the sides of matrices."""
+"""Eigenbases of the gradients' second moments: a block-diagonal basis for the rows and the columns of a matrix."""
 
 from __future__ import annotations
 
@@ -15,53 +15,53 @@ from protonet.optimizer.settings import PRECONDITIONER, STEP_SIZE_SEARCH
 
 @dataclass
 class BasisBlock:
-    """A part of a side of matrices, of length n, with its own basis."""
+    """The eigenbases of n adjacent rows or columns of stacked matrices (matrices, rows, columns)."""
 
     axis: int  #: 1 for rows, 2 for columns.
-    start: int  #: Its first row or column.
+    start: int  #: The index of the first row or column.
     statistics: Tensor  #: (matrices, n, n), the average of the gradients' second moments.
-    basis: Tensor  #: (matrices, n, n), its eigenvectors as columns.
-    factors: Tensor  #: (matrices, n), the logarithms of the directions' factors.
-    slopes: Tensor  #: (matrices, n), the averages of their squared slopes.
+    basis: Tensor  #: (matrices, n, n), the eigenvectors of ``statistics`` as columns.
+    factors: Tensor  #: (matrices, n), the logarithms of the eigenvectors' step size factors.
+    slopes: Tensor  #: (matrices, n), the averages of the squared slopes along eigenvectors.
     inverse: Tensor = field(init=False)  #: The transposed basis, a view.
 
     def __post_init__(self) -> None:
-        """View the basis as its inverse."""
+        """Set the inverse of the basis to a view of its transpose."""
         self.inverse = self.basis.mT
 
-    def narrow(self, matrices: Tensor) -> Tensor:
-        """View this part of matrices (matrices, rows, columns)."""
+    def view_part(self, matrices: Tensor) -> Tensor:
+        """View the rows or columns of this block in stacked matrices (matrices, rows, columns)."""
         n = self.basis.shape[2]
         return matrices if n == matrices.shape[self.axis] else matrices.narrow(self.axis, self.start, n)
 
     def rotate(self, matrices: Tensor, rotation: Tensor, transposed: Tensor) -> Tensor:
-        """Multiply this part of matrices by a rotation (matrices, n, n), which is also given transposed."""
-        part = self.narrow(matrices)
+        """Multiply this block's rows or columns of matrices by rotations (matrices, n, n) or their transposes."""
+        part = self.view_part(matrices)
         return torch.bmm(rotation, part) if self.axis == 1 else torch.bmm(part, transposed)
 
-    def gather(self, gradient: Tensor) -> None:
-        """Add gradients to the statistics."""
-        part = self.narrow(gradient) if self.axis == 1 else self.narrow(gradient).mT
+    def update_statistics(self, gradient: Tensor) -> None:
+        """Update the moving average of the second moments with gradients (matrices, rows, columns)."""
+        part = self.view_part(gradient) if self.axis == 1 else self.view_part(gradient).mT
         decay = PRECONDITIONER.second_moment_decay**PRECONDITIONER.gradient_interval
         self.statistics.baddbmm_(part, part.mT, beta=decay, alpha=1 - decay)
 
     def update_basis(self, averages: Sequence[Tensor], square: Tensor) -> None:
-        """Update the basis by a power step on the statistics, and rotate the averages that are kept in it."""
+        """Update the basis by a power iteration; rotate moments ``averages`` and ``square`` to the new basis."""
         trace = self.statistics.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
         power = torch.bmm(self.statistics, self.basis).addcmul_(self.basis, PRECONDITIONER.damping * trace)
         basis = torch.linalg.qr(power)[0]
         rotation = torch.bmm(basis.mT, self.basis)
         self.basis.copy_(basis)
         for average in averages:
-            self.narrow(average).copy_(self.rotate(average, rotation, rotation.mT))
+            self.view_part(average).copy_(self.rotate(average, rotation, rotation.mT))
         overlaps = rotation.square_()  # of the old directions with the new ones
-        self.narrow(square).copy_(self.rotate(square, overlaps, overlaps.mT))
+        self.view_part(square).copy_(self.rotate(square, overlaps, overlaps.mT))
         for vector in (self.factors, self.slopes):
             vector.copy_((overlaps * vector[:, None]).sum(2))
 
 
 def rotate(sides: Sequence[Sequence[BasisBlock]], matrices: Tensor, *, back: bool = False) -> Tensor:
-    """Express matrices in the bases of the blocks of each side, or take them back from these."""
+    """Transform matrices (matrices, rows, columns) to the eigenbases of their sides, or ``back`` from them."""
     for blocks in sides:
         parts = [
             block.rotate(matrices, *((block.basis, block.inverse) if back else (block.inverse, block.basis)))
@@ -72,10 +72,10 @@ def rotate(sides: Sequence[Sequence[BasisBlock]], matrices: Tensor, *, back: boo
 
 
 def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tensor, block_of: Tensor, step: int) -> None:
-    """Move the logarithms of directions' factors (n,) by their uphill slopes (n,), relative to each other in a block.
+    """Update the log step size factor (n,) of each eigenvector: those with uphill slopes fall relative to their block.
 
-    ``usual`` (n,) are averages of squared slopes, ``lengths`` (blocks,) numbers of directions, and ``block_of`` (n,)
-    the block of each direction. The slopes are overwritten.
+    ``usual`` (n,) are moving averages of squared slopes, ``lengths`` (blocks,) the numbers of eigenvectors per block,
+    and ``block_of`` (n,) the block of each eigenvector. Factors and averages are updated in place, slopes overwritten.
     """
     usual.mul_(STEP_SIZE_SEARCH.slope_size_decay).addcmul_(slopes, slopes, value=1 - STEP_SIZE_SEARCH.slope_size_decay)
     peaks = torch.segment_reduce(usual, "max", lengths=lengths, unsafe=True)
@@ -90,8 +90,8 @@ def adapt_factors(factors: Tensor, usual: Tensor, slopes: Tensor, lengths: Tenso
     factors.sub_(moves, alpha=gain).clamp_(-STEP_SIZE_SEARCH.max_log_factor, STEP_SIZE_SEARCH.max_log_factor)
 
 
-def choose_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
-    """Choose the axis, the start and the length of each block of a matrix's sides."""
+def choose_basis_blocks(rows: int, columns: int) -> list[tuple[int, int, int]]:
+    """Choose the blocks of rows and columns of a matrix that get eigenbases, as triples (axis, start, length)."""
     blocks = list[tuple[int, int, int]]()
     if min(rows, columns) < 2:
         return blocks

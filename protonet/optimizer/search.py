@@ -1,4 +1,4 @@
-"""The search for the step size, which is one number for all parameters of a run."""
+"""Adaptation of the step size, which all parameters of a training run share."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from protonet.optimizer.settings import EMBEDDING, STEP_SIZE_SEARCH, raise_error
 
 @dataclass
 class OptimizerRun:
-    """The state that all parameters share."""
+    """The step size of one training run, with the statistics of slopes by which it is adapted."""
 
-    rate: float  #: Step size in units of the learning rate.
-    total_steps: int | None = None  #: Number of steps of the run, if known.
+    rate: float  #: Step size, divided by the learning rate.
+    total_steps: int | None = None  #: Number of steps of the run; None if unknown.
     steps: int = 0  #: Steps taken.
     skipped: int = 0  #: Steps skipped because a gradient was not finite.
-    settled_rate: float = 0.0  #: The rate at the end of the search; 0 during it.
-    slopes: int = 0  #: Slopes that were seen.
-    slope_size: float = 0.0  #: The slopes' mean size.
-    trend: float = 0.0  #: Trend of the slopes, in [-1, 1].
-    turns: int = 0  #: Changes of the trend's sign.
-    steps_at_cap: int = 0  #: Steps of the search at the longest step.
-    factor: float = 0.0  #: Largest ratio of a group's learning rate to its unit, at the last step ...
+    settled_rate: float = 0.0  #: The rate at the end of the initial search; 0 during it.
+    slopes: int = 0  #: Number of slopes so far.
+    slope_size: float = 0.0  #: Moving average of absolute slopes, not corrected for bias.
+    trend: float = 0.0  #: Moving average of normalized slopes, in [-1, 1]; > 0 if steps lead downhill.
+    turns: int = 0  #: Number of sign changes of ``trend`` after the search.
+    steps_at_cap: int = 0  #: Number of search steps at the maximum step size.
+    factor: float = 0.0  #: Largest ratio of a group's learning rate to its initial one, at the last step ...
     peak_factor: float = 0.0  #: ... and at any step.
     anneal_fraction: float = STEP_SIZE_SEARCH.anneal_fraction
-    """Last fraction of a known number of steps, in which steps shrink."""
+    """Fraction of ``total_steps`` at the end in which the step size is annealed."""
 
     def anneal(self, steps: int) -> float:
-        """Compute the fraction of the rate after some steps: 1 at first, then a linear fall."""
+        """Compute the factor of the step size after some steps: 1 at first, then a linear decay."""
         if self.total_steps is None:
             return 1.0
         return min(1.0, max(STEP_SIZE_SEARCH.final_fraction, 1 - steps / self.total_steps) / self.anneal_fraction)
 
     def __post_init__(self) -> None:
-        """Validate the number of steps."""
+        """Raise a ValueError if the total number of steps is not a positive int."""
         if self.total_steps is not None and (type(self.total_steps) is not int or self.total_steps < 1):
             raise_error("total_steps", "be an int >= 1", repr(self.total_steps), "Use None if it is not known.")
 
-    def follow(self, slope: float, lr: float, factor: float = 1.0) -> None:
-        """Change the rate by the slope: the inner product of the new gradient and the last step.
+    def adapt_rate(self, slope: float, lr: float, factor: float = 1.0) -> None:
+        """Adapt the step size to a slope: the inner product of the new gradient and the last step.
 
-        ``lr`` is the largest unit of the groups, their learning rate in the constructor. ``factor`` is the largest
-        ratio of a group's learning rate to its unit; a scheduler sets it.
+        ``lr`` is the largest initial learning rate of the parameter groups, ``factor`` the largest ratio of a group's
+        current learning rate to its initial one, which a scheduler changes.
         """
         length, rising = self.rate * self.anneal(self.steps - 1) * self.factor, factor > self.peak_factor > 0
-        self._set_factor(factor, lr)
+        self._set_scheduler_factor(factor, lr)
         downhill = -slope / length if length else 0.0
         if downhill == 0 or not math.isfinite(downhill):
             return
@@ -80,8 +80,8 @@ class OptimizerRun:
                 * (self.trend if self.rate * unit >= STEP_SIZE_SEARCH.usual_rate else 1)
             )
 
-    def _set_factor(self, factor: float, lr: float) -> None:
-        """Set a scheduler's factor. If it is the largest so far, the rate gives back its growth at smaller ones."""
+    def _set_scheduler_factor(self, factor: float, lr: float) -> None:
+        """Set the scheduler's ``factor``; in a warm-up, reduce ``rate`` by as much, down to the usual step size."""
         if factor > self.peak_factor:
             if self.peak_factor:
                 scale = max(self.peak_factor / factor, min(1.0, STEP_SIZE_SEARCH.usual_rate / lr / self.rate))
@@ -89,11 +89,11 @@ class OptimizerRun:
             self.peak_factor = factor
         self.factor = factor
 
-    def limit(self, max_rate: float, *, embeddings_alone: bool) -> None:
-        """Bound the rate, before its anneal and a scheduler's factor, so that these shorten the longest steps, too.
+    def cap_rate(self, max_rate: float, *, embeddings_alone: bool) -> None:
+        """Cap the rate at ``max_rate``, divided by the annealing factor and by the largest factor of a scheduler.
 
-        Embeddings alone stay at their short longest step for most of the run, to their good. Their search does not end
-        there, and their steps shrink earlier.
+        If all parameters are embeddings, which train best near this cap, reaching it does not end the initial search,
+        and annealing starts earlier.
         """
         self.anneal_fraction = EMBEDDING.anneal_fraction if embeddings_alone else STEP_SIZE_SEARCH.anneal_fraction
         max_rate = max_rate / self.anneal(self.steps) / (self.peak_factor or 1.0)

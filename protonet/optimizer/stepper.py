@@ -1,4 +1,4 @@
-"""The steps of one run, or of several runs at once."""
+"""Steps of the optimizer for one model or for several models at once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from protonet.optimizer.batches import ParameterBatch, SliceState, is_short_vector, make_slice_state
+from protonet.optimizer.batches import ParameterBatch, SliceState, create_slice_state, is_short_vector
 from protonet.optimizer.preconditioner import adapt_factors
 from protonet.optimizer.search import OptimizerRun
 from protonet.optimizer.settings import EMBEDDING, STEP, STEP_SIZE_SEARCH, ParameterGroup
 
 
 class Stepper:
-    """The steps of one run, or of several runs that are computed together for speed.
+    """Performs optimizer steps of one training run, or of several runs that are batched for speed.
 
-    Each run has a slice of each parameter. Its index is the parameter's, times the number of runs, plus the run's.
+    Each run has one slice of each parameter. The index of a slice is parameter index * number of runs + run index.
 
     Args:
-        runs: The runs.
+        runs: The step size state of each run.
         sharded: Whether the processes of torch's default group have other parameters of the same, single run.
     """
 
@@ -36,26 +36,26 @@ class Stepper:
         self._layouts: dict[torch.device, tuple[list[ParameterBatch], Tensor, Tensor]] = {}
 
     def step(self, gradients: dict[int, Tensor]) -> None:
-        """Take one step along gradients, by the slices' indices; a run skips it if one of its own is not finite."""
-        active, stacks, norms = self._measure(gradients)
+        """Take one step, given the gradient of each slice by its index; skip runs that have a non-finite gradient."""
+        active, stacks, norms = self._stack_grads(gradients)
         bad = {index % len(self.runs) for index, norm in norms.items() if not math.isfinite(norm)}
         if self.sharded:
-            bad = {0} if any(row[0] for row in self._gather([bool(bad)])) else set()
+            bad = {0} if any(row[0] for row in self._gather_from_processes([bool(bad)])) else set()
         if bad:
             for run in bad:
                 self.runs[run].skipped += 1
             gradients = {index: gradient for index, gradient in gradients.items() if index % len(self.runs) not in bad}
             if not gradients:
                 return
-            active, stacks, norms = self._measure(gradients)
+            active, stacks, norms = self._stack_grads(gradients)
         known = {index for batch in active for index in batch.indices}
         if new := [index for index, norm in norms.items() if norm and index not in known]:
-            self.add_states({index: self._make_state(index, gradients[index]) for index in new})
-            active, stacks, norms = self._measure(gradients)
-        self._move(active, stacks, norms)
+            self.add_states({index: self._create_state(index, gradients[index]) for index in new})
+            active, stacks, norms = self._stack_grads(gradients)
+        self._update_parameters(active, stacks, norms)
 
     def add_states(self, states: dict[int, SliceState]) -> None:
-        """Batch slices that are alike, from their states."""
+        """Group slices of equal shape and settings into batches, given the state of each slice by its index."""
         alike = defaultdict[Any, list[int]](list)
         for index, state in states.items():
             p, group = self.slices[index]
@@ -69,15 +69,15 @@ class Stepper:
                 part = indices[start : start + count]
                 self.batches.append(ParameterBatch.from_states(part, [states[index] for index in part]))
 
-    def _make_state(self, index: int, gradient: Tensor) -> SliceState:
-        """Make the state of a slice from its first gradient."""
+    def _create_state(self, index: int, gradient: Tensor) -> SliceState:
+        """Create the state of the slice with this index; its first gradient shows whether it is an embedding."""
         p, rows = self.slices[index][0], gradient.shape[0] if gradient.ndim > 1 else 1
         tall = p.ndim == 2 and p.shape[0] >= EMBEDDING.min_ratio * p.shape[1]
         embedding = tall and bool((gradient == 0).all(1).float().mean() > EMBEDDING.min_untouched)
-        return make_slice_state(rows, gradient.numel() // rows, gradient, embedding=embedding)
+        return create_slice_state(rows, gradient.numel() // rows, gradient, embedding=embedding)
 
-    def _measure(self, gradients: dict[int, Tensor]) -> tuple[list[ParameterBatch], list[Tensor], dict[int, float]]:
-        """List the batches with gradients, and stack these; list the norms of all gradients by index.
+    def _stack_grads(self, gradients: dict[int, Tensor]) -> tuple[list[ParameterBatch], list[Tensor], dict[int, float]]:
+        """Return the batches that have gradients, their stacked gradients, and gradient norms by slice index.
 
         A batch is split if only some of its slices have gradients.
         """
@@ -96,8 +96,8 @@ class Stepper:
             norms.append(torch.linalg.vector_norm(gradients[index], dtype=dtype)[None])
         return active, stacks, dict(zip(indices + new, _to_floats(norms), strict=True))
 
-    def _move(self, active: list[ParameterBatch], stacks: list[Tensor], norms: dict[int, float]) -> None:
-        """Update the rates by the gradients, and move the parameters of batches."""
+    def _update_parameters(self, active: list[ParameterBatch], stacks: list[Tensor], norms: dict[int, float]) -> None:
+        """Adapt step sizes to the stacked gradients ``stacks``, and update the parameters of active batches."""
         groups = [self.slices[batch.indices[0]][1] for batch in active]
         observed = [
             batch.observe(stack, [norms[index] for index in batch.indices], group)
@@ -114,22 +114,22 @@ class Stepper:
             for index, length in zip(batch.indices, batch.lengths, strict=True):
                 evidence[index % len(self.runs)].append([-length * next(products), *traits])
         if self.sharded:
-            evidence = {0: self._gather(_summarise(evidence[0] or [NO_EVIDENCE]))}
+            evidence = {0: self._gather_from_processes(_combine_evidence(evidence[0] or [NO_EVIDENCE]))}
         for index, rows in evidence.items():
-            slope, lr, factor, max_rate, others = _summarise(rows)
+            slope, lr, factor, max_rate, others = _combine_evidence(rows)
             if max_rate:  # some process has gradients
-                self.runs[index].follow(slope, lr or 1.0, factor)
-                self.runs[index].limit(max_rate, embeddings_alone=not others)
-        self._adapt_factors(active, [slopes for *_, slopes in observed])
+                self.runs[index].adapt_rate(slope, lr or 1.0, factor)
+                self.runs[index].cap_rate(max_rate, embeddings_alone=not others)
+        self._adapt_eigenvector_factors(active, [slopes for *_, slopes in observed])
         rates = [run.rate * run.anneal(run.steps) for run in self.runs]
         for batch, group, (rotated, *_) in zip(active, groups, observed, strict=True):
             parameters = [self.slices[index][0] for index in batch.indices]
-            batch.move(rotated, [rates[index % len(rates)] for index in batch.indices], parameters, group)
+            batch.update_parameters(rotated, [rates[index % len(rates)] for index in batch.indices], parameters, group)
         for index, rows in evidence.items():
             self.runs[index].steps += any(max_rate for *_, max_rate, _ in rows)
 
-    def _adapt_factors(self, active: Sequence[ParameterBatch], slopes: Sequence[Tensor]) -> None:
-        """Update the factors of directions from their slopes, at once for batches of one step, dtype and device."""
+    def _adapt_eigenvector_factors(self, active: Sequence[ParameterBatch], slopes: Sequence[Tensor]) -> None:
+        """Update the step size factors of all eigenvectors, given the slopes along them for each batch."""
         alike = defaultdict[Any, list[int]](list)
         for number, batch in enumerate(active):
             if batch.blocks:
@@ -147,8 +147,8 @@ class Stepper:
             adapt_factors(joint[0], joint[1], evidence, lengths, block_of, step)
             torch._foreach_copy_(factors, joint.split([part.shape[1] for part in factors], 1))
 
-    def _gather(self, numbers: Sequence[float]) -> list[list[float]]:
-        """List the numbers of all processes."""
+    def _gather_from_processes(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Gather a list of numbers from each process of torch's default group; return one list for each process."""
         device = self.slices[0][0].device if self.slices else torch.device("cpu")
         own = torch.tensor(numbers, dtype=torch.float64, device=device)
         rows = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
@@ -159,14 +159,14 @@ class Stepper:
 NO_EVIDENCE = [0.0] * 5  #: Of a process without gradients.
 
 
-def _summarise(evidence: Sequence[list[float]]) -> list[float]:
-    """Add the slopes of a run's evidence, and take the largest ones of the other numbers."""
+def _combine_evidence(evidence: Sequence[list[float]]) -> list[float]:
+    """Reduce evidence of slices to one list: the sum of the slopes, and the maximum of each other number."""
     slopes, *others = zip(*evidence, strict=True)
     return [math.fsum(slopes), *map(max, others)]
 
 
 def _to_floats(rows: Sequence[Tensor]) -> list[float]:
-    """List the numbers of tensors (n,), with one transfer from the device."""
+    """Convert tensors (n,) to one list of floats, with a single transfer from the device."""
     floats: list[float] = torch.cat([row.to(rows[0].device) for row in rows]).tolist() if rows else []
     return floats
 
@@ -181,9 +181,9 @@ class StackOptimizer:
         groups: Weights (models, ...) and their weight decay, >= 0; each model's slice of a weight has at least one
             dimension.
         start: The initial step size, > 0.
-        betas: Two decays in [0, 1), of the gradients' mean and of their squares.
-        eps: >= 0, in units of the gradients' usual size.
-        total_steps: The number of steps of the run; None if it is not known.
+        betas: Decay rates in [0, 1) of the averages of the gradients and of their squares.
+        eps: >= 0, relative to the root mean square of recent gradients.
+        total_steps: The number of steps of the training run; None if it is unknown.
     """
 
     def __init__(
@@ -201,8 +201,8 @@ class StackOptimizer:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
-        """Take one step of every member with the weights' gradients (members, ...), in the groups' order.
+        """Take one step of every model, given the gradients (models, ...) of the weights, in the order of the groups.
 
-        A member whose gradients are not finite stays where it is.
+        A model with a gradient that is not finite is not changed.
         """
         self.stepper.step(dict(enumerate(chain(*(gradient.unbind() for gradient in gradients)))))
