@@ -1,5 +1,5 @@
 """The commands of ``python -m protonet``.
 
-`protonet.commands.arguments` parses the command line without importing torch. A function of the file of the command
-then does the work, given the parsed options.
+`protonet.commands.arguments` parses the command line without importing torch. A function in the file of the command
+then executes it, given the parsed options.
 """

@@ -55,7 +55,7 @@ class Command(NamedTuple):
 
 
 def parse_command_line(name: str, arguments: Sequence[str] | None) -> Any:
-    """Parse and check the arguments of the command ``name``, such as "fit"; None for those of the process.
+    """Parse and check the arguments of the command ``name``, such as "fit"; None takes them from ``sys.argv``.
 
     Returns:
         The options, an instance of the command's dataclass, such as `FitOptions`.
@@ -132,7 +132,7 @@ def require_packages(packages: Sequence[str], extra: str = "files") -> None:
 
 
 def check_table_is_rereadable(options: argparse.Namespace) -> None:
-    """Raise an InputError if the table is a model file, or is standard input, which cannot be read twice."""
+    """Raise an InputError if the table is a model file or standard input, which cannot be read a second time."""
     if str(options.table) == "-":
         raise_input_error("table", "be a file, since it is read twice", "standard input", "Save it to a file.")
     if options.table.suffix.lower() in MODEL_SUFFIXES:
@@ -189,7 +189,7 @@ def check_predict_options(options: argparse.Namespace) -> None:
 
 
 def check_single_table(options: argparse.Namespace | PredictOptions) -> None:
-    """Raise an InputError if ``--workers`` is given for a single table, or the output of ``predict`` is unusable."""
+    """Raise an InputError if ``predict`` of a single table has ``--workers``, or an output path that is invalid."""
     if options.workers is not None:
         raise_input_error("--workers", "come with a folder of tables", options.table, "Leave it out, or pass one.")
     check_output_paths(options, PredictOptions)

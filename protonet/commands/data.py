@@ -40,7 +40,7 @@ from protonet.tables.table import COMMON_LABEL_NAMES, ReadSpec, RowBlock, Table,
 #: Maximum number of blocks of rows that are processed at the same time, each by one thread.
 MAX_BLOCK_THREADS = 8
 #: What to do if a table lacks the label column of a model, for the error message.
-LABEL_REMEDY = "Pass the name of another column as --label."
+LABEL_COLUMN_REMEDY = "Pass the name of another column as --label."
 
 Result = TypeVar("Result")
 
@@ -57,7 +57,7 @@ def open_pipeline(options: ReadOptions, model: Path, table: Path | None, *, for_
 
 
 def get_label_column(label: str | None, pipeline: TablePipeline | None) -> str:
-    """Get the name of the label column: ``label`` if it is given, else the model's, else the default."""
+    """Get the name of the label column: ``label`` if it is given, else the model's label column, else the default."""
     return label or (DEFAULT_LABEL_COLUMN if pipeline is None else pipeline.label)
 
 
@@ -68,16 +68,16 @@ def make_read_spec(
     *,
     labelled: bool = False,
     extra: object = None,
-    remedy: str = LABEL_REMEDY,
+    remedy: str = LABEL_COLUMN_REMEDY,
 ) -> ReadSpec:
-    """Copy the specification for reading a table, with the options of a command filled in.
+    """Copy the specification for reading a table, and fill in the options of a command.
 
     Args:
         options: The options, such as the sheet of a workbook.
         spec: The specification to be copied.
-        label: The name of the label column; None for that of ``spec``.
+        label: The name of the label column; None to keep the label column of ``spec``.
         labelled: Whether the table must have labels.
-        extra: The name of a column that is read beside the features, such as that of groups; None for no such column.
+        extra: The name of an additional column to read, such as the group column; None for no such column.
         remedy: What to do if the table lacks the label column of ``spec``, for the error message.
     """
     return replace(
@@ -94,16 +94,16 @@ def make_read_spec(
 
 
 def read_labelled_rows(
-    options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None, remedy: str = LABEL_REMEDY
+    options: LabelOptions, table: Path, pipeline: TablePipeline, extra: object = None, remedy: str = LABEL_COLUMN_REMEDY
 ) -> tuple[Table, RowBlock]:
-    """Read a labelled table as `make_read_spec` says; return it, with its notes, and one block with all of its rows."""
+    """Read a labelled table, see `make_read_spec`; return the table, with its notes, and all its rows as one block."""
     spec = make_read_spec(options, pipeline.read_spec, options.label, labelled=True, extra=extra, remedy=remedy)
     return pipeline.read_table(table, spec, options.labels_file)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedTable(TrainingTable):
-    """The encoded training rows of ``fit``, with what its messages and its report say about the table."""
+    """The encoded training rows of ``fit``, with information about the table for messages and the report."""
 
     positions: Sequence[int]  #: The position of each row in its file, such as its line number.
     position_format: str  #: A format string for positions, such as "line {}".
@@ -131,7 +131,7 @@ class EncodedTable(TrainingTable):
     def held_out_positions(self, solution: Solution) -> Tensor:
         """Get the position (held_out,) int64 in the file of each held-out row of cross-validation.
 
-        Equal rows are merged into one held-out row, which has the position of the first of them.
+        Equal rows are merged into one held-out row, which has the position of the first equal row.
         """
         held_out = held_out_indices(solution.training_set)
         indices, first = np.unique(held_out.numpy(), return_index=True)
@@ -140,7 +140,7 @@ class EncodedTable(TrainingTable):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableToLabel:
-    """The encoded rows of a table, all or part of them without a label, for active learning."""
+    """The encoded rows of a table for active learning, which has rows without a label and perhaps labelled rows."""
 
     x: Tensor  #: (n, dim) features, float32 or float64.
     table: Table  #: The table that was read, with its notes.
@@ -252,7 +252,7 @@ def encode_table(options: FitOptions, rows: TableRows, *, keep_cells: bool = Fal
 def raise_missing_labels(encoding: Encoding | None, classes: Sequence[str | int]) -> NoReturn:
     """Raise an InputError that says why ``fit`` cannot use a table without labels.
 
-    Without labels, a classifier can only compare texts to class names. The message says what is missing for that.
+    Without labels, a classifier can only compare texts to class names. The message says which of both is missing.
     """
     columns = () if encoding is None else encoding.columns
     texts = [column for column in columns if column.modality == "text"]
@@ -339,7 +339,7 @@ def _select_columns(table: Table, block: RowBlock, columns: Sequence[str] | None
 def read_cells(
     options: ReadOptions, path: Path, model: TablePipeline | None, label: str, rows: Sequence[int] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Read the cells of all columns of a table but the label as text, to show or write rows as the user has them.
+    """Read the cells of all columns of a table except the label column as the original text, to show or write rows.
 
     ``rows`` are indices from 0; None for all rows. Returns the names of the columns, and a list of cells for each row.
     """

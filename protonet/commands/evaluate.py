@@ -35,7 +35,7 @@ from protonet.ui.html import write_results
 
 
 class EvaluatedBlock(NamedTuple):
-    """The predictions and labels of a block of rows of the evaluated table."""
+    """The predictions and labels of one block (several consecutive rows) of the evaluated table."""
 
     logits: Tensor  #: (b, num_classes) logits.
     labels: Tensor  #: (b,) int64, class indices; -1 for a class that the model does not know.

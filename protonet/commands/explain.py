@@ -44,7 +44,7 @@ def run(options: ExplainOptions) -> None:
 def compute_column_importance(options: ExplainOptions, model: TablePipeline, generator: torch.Generator) -> JsonDict:
     """Compute the permutation importance of each column, as a dict for JSON with the most important columns first.
 
-    Importance is measured on the table that the options name, or else on the held-out rows of the model.
+    Importance is measured on the table in the options or, without a table, on the held-out rows of the model.
     """
     table = None
     if options.table is None:

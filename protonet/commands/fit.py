@@ -115,7 +115,7 @@ class UnlabelledRows:
             self.data.notes.extend(describe_left_out_rows(left_out, self.table.position_format, file))
 
     def format_location(self, row: int) -> str:
-        """Format where unlabelled row number ``row``, in the order of iteration, is in its file, such as "line 2"."""
+        """Format the location in its file, such as "line 2", of unlabelled row ``row``, numbered in iteration order."""
         if row < len(self.data.unlabelled_positions) or self.path is None:
             return self.data.position_format.format(self.positions[row])
         return f"{self.table.position_format.format(self.positions[row])} of {to_printable(self.path.name)}"
@@ -231,7 +231,7 @@ def summarize_training(
 
 
 def summarize_duplicates_and_sample(training_set: TrainingSet) -> list[str]:
-    """Format a line about duplicate rows, if any, and one about the random subset of a large table."""
+    """Format a line about duplicate rows, if any, and a line about the random sample of a large table, if drawn."""
     lines = []
     if training_set.n_duplicates:
         rows = plural(training_set.n_duplicates, "row")
@@ -263,7 +263,7 @@ def format_next_step(path: Path | None, representation: Sequence[str] | None) ->
 
 
 def warn_unevaluated_classes(classes: Sequence[str | int], y: Tensor, training_set: TrainingSet) -> list[str]:
-    """Format a note for each reason why cross-validation cannot evaluate some classes: no held-out row."""
+    """Format warnings about classes that cross-validation cannot evaluate, because they have no held-out row."""
     rows, fold = training_set.rows, held_out_indices(training_set) >= 0
     labels = rows.labels if rows.is_class_name is None else rows.labels[~rows.is_class_name]
     distinct, evaluated = (torch.bincount(part, minlength=len(classes)) for part in (labels, y[fold]))
@@ -299,7 +299,7 @@ def summarize_unlabelled(unlabelled: JsonDict) -> list[str]:
 
 
 def compare_with_baselines(cv: CrossValidation, solution: Solution, model: TablePipeline) -> list[JsonDict]:
-    """Compare the model, then its baselines, on the held-out rows, as dicts for JSON; [] without rows."""
+    """Evaluate the model, then its baselines, on the held-out rows, as dicts for JSON; [] without held-out rows."""
     if not len(cv.labels):
         return []
     balanced = bool(model.metadata["balanced"])
@@ -309,7 +309,7 @@ def compare_with_baselines(cv: CrossValidation, solution: Solution, model: Table
 
 
 def format_evaluation(cv: CrossValidation, comparisons: Sequence[JsonDict], classes: Sequence[str | int]) -> str:
-    """Format the results of cross-validation as text, with a table of the comparisons that are to be shown."""
+    """Format the results of cross-validation as text, with a table that compares the model with baselines."""
     if not len(cv.labels):
         return "no cross-validation: no class has two distinct rows\n"
     metrics, frequent = measure_cross_validation(cv), comparisons[1]

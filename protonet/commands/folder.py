@@ -56,11 +56,11 @@ ProcessFile = Callable[[FileTask, CountFinishedRows], Sequence[str]]
 
 
 class StoppedError(Exception):
-    """Ends the work on a file, because the command is stopping; the output of the file is not written."""
+    """Raised to end the work on a file, because the command is stopping; the file's output is not written."""
 
 
 def list_file_tasks(folder: Path, output: Path) -> list[FileTask]:
-    """List the Parquet files of a folder and its subfolders, sorted by name.
+    """List the Parquet files of a folder and its subfolders, sorted by name, with their output paths.
 
     The output of a file has the same path below ``output`` as the file has below ``folder``.
     """
@@ -95,7 +95,7 @@ def list_file_tasks(folder: Path, output: Path) -> list[FileTask]:
 
 
 def record_folder_settings(output: Path, settings: JsonDict) -> None:
-    """Record the hash of the model file and the options in the output folder; raise an InputError if it has others."""
+    """Write the model file's hash and the options to the output folder; raise an InputError if it has others."""
     path, text = output / PREDICTION_SETTINGS_FILE, json.dumps(settings, indent=1, sort_keys=True) + "\n"
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
@@ -162,7 +162,7 @@ def _run_in_pool(
 def _initialize_process(rows: object, stop: object) -> None:
     """Initialize a worker process, which uses one thread, ignores Ctrl-C and exits with its parent.
 
-    ``rows``, the shared count of predicted rows, and ``stop``, the event that ends all workers, go to `_POOL_STATE`.
+    `_POOL_STATE` keeps ``rows``, the shared count of predicted rows, and ``stop``, the event that ends all workers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import pyarrow  # noqa: PLC0415 - optional
@@ -217,7 +217,7 @@ def _run_on_dask(
 
 
 def _process_on_worker(process_file: ProcessFile, task: FileTask) -> Sequence[str]:
-    """Process a file on a Dask worker and return its notes; skip it if a worker that was killed had finished it."""
+    """Process a file on a Dask worker and return its notes; skip it if a worker had finished it before it crashed."""
     return [] if task.is_done else process_file(task, lambda rows: None)
 
 

@@ -48,7 +48,7 @@ def run(options: InfoOptions) -> None:
 
 
 def describe_model(path: Path, header: JsonDict) -> JsonDict:
-    """Convert the config of a model file to the dict that ``info --json`` prints; invalid metadata become None."""
+    """Convert the config of a model file (``header``) to the dict of ``info --json``; invalid metadata become None."""
     metadata, classes = header["metadata"], header["classes"]
     samples = count_training_rows(header["counts"], classes, metadata.get("named"))
     dropped, groups, views = (metadata.get(name) for name in ("left_out", "groups", "views"))

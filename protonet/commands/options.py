@@ -56,7 +56,7 @@ def option(
         *names: Further names of the option, such as "-o".
         group: The group of the option in ``--help-all``; options without a group are in ``--help`` as well. Options of
             a group whose name begins with "|" exclude each other.
-        parse: Converts the text that the user typed; its first argument is the option's name for error messages.
+        parse: Converts an option's name, which is for error messages, and the text that the user typed to a value.
         suffixes: Allowed suffixes, if the option names an output file.
         **settings: Further settings of argparse.
     """
@@ -75,12 +75,12 @@ def is_positional(field: Field[Any]) -> bool:
 
 
 def parse_rows(name: str, text: str) -> list[int]:
-    """Parse row numbers that are separated by commas; repeated ones count once."""
+    """Parse row numbers that are separated by commas, without repetitions; ``name`` is the option in error messages."""
     return list(dict.fromkeys(parse_integer(name, row, low=0) for row in text.split(",")))
 
 
 def parse_rate(name: str, text: str) -> float:
-    """Parse a false-rejection rate; its range is checked later, with the model."""
+    """Parse a false-rejection rate for the option ``name``; its range is checked later, together with the model."""
     try:
         return float(text)
     except ValueError:
@@ -88,12 +88,12 @@ def parse_rate(name: str, text: str) -> float:
 
 
 def parse_workers(name: str, text: str) -> int | str:
-    """Parse a number of processes, or the address of a Dask scheduler (a text with a colon)."""
+    """Parse the option ``name``: a number of processes, or the address of a Dask scheduler (a text with a colon)."""
     return text if ":" in text else parse_integer(name, text, low=1)
 
 
 def parse_up_to(high: int, name: str, text: str) -> int:
-    """Parse a whole number in [0, high]."""
+    """Parse a whole number in [0, high] for the option ``name``, which error messages name."""
     return check_int(name, parse_integer(name, text, low=0), low=0, high=high)
 
 
@@ -385,7 +385,7 @@ def show_notes(notes: Sequence[str], *, quiet: bool) -> None:
 
 
 def replace_argument_names(notes: Sequence[str]) -> list[str]:
-    """Replace argument names in backquotes by the names that users know, such as ``--drop``, in each note."""
+    """Replace argument names in backquotes by the names of command-line options, such as ``--drop``, in each note."""
     return [re.sub(r"`(\w+)`", lambda name: COMMAND_LINE_NAMES.get(name[1], name[0]), note) for note in notes]
 
 

@@ -130,8 +130,8 @@ def predict_file(
 ) -> list[str]:
     """Classify the rows of one Parquet file of a folder by one thread, write its output, and return notes for the user.
 
-    The model file must have the hash ``digest``; ``names`` are the encoders that the user named, None for those of
-    ``fit``.
+    The model file must have the hash ``digest``; ``names`` are the encoders that the user named, None for the encoders
+    of ``fit``.
     """
     torch.set_num_threads(1)
     model = load_cached_model(path, digest, names)
@@ -158,7 +158,7 @@ def predict_file(
 
 @lru_cache(maxsize=1)
 def load_cached_model(path: str, digest: str, names: tuple[str, ...] | None) -> TablePipeline:
-    """Load a model with its pretrained encoders, once per process; raise an InputError if its file has another hash."""
+    """Load a model with its encoders (``names``) once per process; raise an InputError if the file's hash differs."""
     model = TablePipeline.load(path, argument="model").attach_encoders(names, show_progress=False)
     if hash_file(Path(path)) != digest:
         raise_input_error("model", "remain unchanged", path, "Do not replace it until the folder is finished.")

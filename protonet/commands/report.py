@@ -42,7 +42,7 @@ MAX_LISTED_CONFUSIONS = 5
 def compare_baselines(
     logits: Tensor, labels: Tensor, baselines: Mapping[str, Tensor], sample: EvaluationSample, *, balanced: bool
 ) -> list[JsonDict]:
-    """Compare the accuracy of a model with that of baselines on the same labelled rows, as dicts for JSON.
+    """Compare the accuracy of a model with the accuracy of baselines on the same labelled rows, as dicts for JSON.
 
     Args:
         logits: (n, num_classes) logits of the model.
@@ -147,7 +147,7 @@ def format_evaluate_results(results: JsonDict, most_frequent_class: str | int) -
 def format_class_metrics(results: JsonDict) -> str:
     """Format a table of recall, precision and F1 of each class, given the result of `evaluate_to_dict`.
 
-    If there are more than `MAX_LISTED_CLASSES` classes, only those with the lowest F1 are shown.
+    If there are more than `MAX_LISTED_CLASSES` classes, only the classes with the lowest F1 are shown.
     """
     names = ("recall", "precision", "f1")
     occurring = [entry for entry in results["classes"] if entry["rows"] + entry["predicted"]]
@@ -166,7 +166,7 @@ def format_class_metrics(results: JsonDict) -> str:
 
 
 def metrics_to_dict(name: str, classes: Sequence[str | int], metrics: Metrics) -> JsonDict:
-    """Convert the overall metrics, and the metrics of each class, to a dict for JSON; ``name`` is that of the table."""
+    """Convert the overall metrics and the metrics of each class to a dict for JSON; ``name`` is the table's name."""
     measured = measure_classes(metrics.confusion)
     by_class = [
         {"name": name, **{field: getattr(measured, field)[label].item() for field in ClassMetrics._fields}}
@@ -227,7 +227,7 @@ class EvaluatedRows:
     cells: Sequence[np.ndarray]  #: The cells (n,) of each column.
 
     def select(self, indices: Sequence[int]) -> EvaluatedRows:
-        """Copy the rows at these indices, counted from 0 among these rows, in this order."""
+        """Copy the rows at ``indices`` (from 0, among the rows of this object), in this order."""
         rows = torch.tensor(indices, dtype=torch.long)
         return replace(
             self,
@@ -265,7 +265,7 @@ def table_to_dict(
 def compute_reliability(rows: EvaluatedRows) -> list[JsonDict]:
     """Compute a reliability diagram: a dict for JSON for each bin of confidence that has rows.
 
-    Each dict has the bounds of the bin, its number of rows, their mean confidence, their accuracy and its interval.
+    Each dict has the bounds of the bin, and the number, mean confidence and accuracy (with interval) of its rows.
     """
     confidence, predicted = rows.logits.double().softmax(dim=1).max(dim=1)
     bins = count_confidence_bins(confidence, predicted == rows.labels, RELIABILITY_BINS)
@@ -310,9 +310,9 @@ def rank_suspicious_labels(rows: EvaluatedRows, logits: Tensor) -> list[JsonDict
 def collect_predictions(rows: EvaluatedRows, order: Sequence[int]) -> JsonDict:
     """Collect the rows, predictions and points of the report's scatter plot, as lists for JSON with an entry per row.
 
-    More than `MAX_REPORTED_PREDICTIONS` rows are reduced: half of the remaining ones are the most likely label errors,
-    and the others are evenly spaced in the table. The cells are those of the first `MAX_SHOWN_COLUMNS` columns of
-    ``order``.
+    More than `MAX_REPORTED_PREDICTIONS` rows are reduced: half of the remaining rows are the most likely label errors,
+    the other half are evenly spaced in the table. Only cells of the first `MAX_SHOWN_COLUMNS` columns of ``order`` are
+    included.
     """
     total, points = len(rows.labels), project_logits(rows.logits)
     if total > MAX_REPORTED_PREDICTIONS:

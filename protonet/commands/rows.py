@@ -32,7 +32,7 @@ _INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
 
 
 def parse_integers(labels: np.ndarray) -> np.ndarray:
-    """Convert labels (n,) to integers if each of them is an integer, and to text otherwise.
+    """Convert labels (n,) to integers if every label is an integer; otherwise convert all of them to text.
 
     Classes are sorted, and integers sort 2 before 10.
     """
@@ -43,10 +43,10 @@ def parse_integers(labels: np.ndarray) -> np.ndarray:
 
 
 def detect_respellings(names: Iterable[object], known_classes: Sequence[str | int]) -> dict[str, str]:
-    """Find names that are another spelling of a known class, and return the known class of each, by the name.
+    """Return the names that are another spelling of a known class, each with this known class.
 
     Two spellings of a class differ only in number format, case, spaces or Unicode form. If the classes are true and
-    false, other words for these and 1 and 0 are spellings, too.
+    false, other words for true and false, and 1 and 0, are spellings, too.
     """
     texts = set(map(str, known_classes))
     are_booleans = sorted(BOOLEAN_SPELLINGS.get(text.casefold(), "") for text in texts) == ["0", "1"]
@@ -60,7 +60,7 @@ def detect_respellings(names: Iterable[object], known_classes: Sequence[str | in
 
 
 def check_class_spellings(names: Iterable[object], known_classes: Sequence[str | int], remedy: str) -> None:
-    """Raise an InputError, with the remedy, if `detect_respellings` finds other spellings of known classes."""
+    """Raise an InputError, with the remedy, if some names are only other spellings of known classes."""
     if respellings := detect_respellings(names, known_classes):
         raise_input_error("table", "spell known classes as the model does", _format_respellings(respellings), remedy)
 
@@ -133,7 +133,7 @@ CLASS_COLUMN, DESCRIPTION_COLUMN = "class", "description"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableRows:
-    """The rows of the table of ``fit``, after their labels and groups were checked."""
+    """The rows of the table of ``fit`` with their labels, classes and groups, which have been checked."""
 
     table: Table  #: The table that was read, with its notes.
     labelled_block: RowBlock  #: The labelled rows; all rows if none is labelled.
@@ -223,7 +223,7 @@ def read_table_rows(options: FitOptions) -> TableRows:
 
 
 def get_column_types(table: Path, types: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the types that the user set, by column name; the column of a folder of pictures has the type "picture"."""
+    """Return the column types that the user set, by name; the column of a folder of pictures has the type "picture"."""
     return {PICTURE_COLUMN: "picture"} if is_picture_path(table) else types
 
 
@@ -242,8 +242,8 @@ def parse_column_types(texts: Sequence[str]) -> dict[str, str]:
 def read_classes(path: Path) -> dict[str, str]:
     """Read the description of each class, or "", by its name, from the option ``--classes``.
 
-    The option is a table with the columns ``class`` and, optionally, ``description``; or class names with commas
-    between.
+    The option is a table with the columns ``class`` and, optionally, ``description``; or class names that are separated
+    by commas.
     """
     if "," in str(path) and not path_exists(path):
         return _check_class_names([name.strip() for name in str(path).split(",")], path)
@@ -276,7 +276,7 @@ def _check_class_names(names: Sequence[str], path: Path) -> dict[str, str]:
 def determine_classes(
     labels: np.ndarray, label: str, *, allow_many: bool, described_classes: Sequence[str] = ()
 ) -> tuple[tuple[str, ...] | tuple[int, ...], np.ndarray]:
-    """Determine the classes of labels (n,); raise an InputError if these look like identifiers or measurements.
+    """Determine the classes of labels (n,); raise an InputError if the labels look like identifiers or measurements.
 
     Many classes with few rows each need ``allow_many``. The described classes of ``--classes`` need no rows.
 

@@ -53,7 +53,7 @@ def run_suggest(options: SuggestOptions) -> None:
 
 
 def run(options: UpdateOptions) -> None:
-    """Run ``update``: add samples to a model, write the model, and print the change of accuracy on held-out rows."""
+    """Run ``update``: add labelled rows to a model, write it, and print the change of accuracy on held-out rows."""
     model = open_pipeline(options, options.model, options.table, for_update=True)
     output = options.output or check_output_path("model", options.model)
     table, block = read_labelled_rows(options, options.table, model, model.metadata.get("group"))

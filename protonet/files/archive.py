@@ -34,7 +34,7 @@ _DECOMPRESSION_ERRORS = (
 
 
 class FormatVersionError(ValueError):
-    """A model file has another format version than `FORMAT_VERSION`, so that it cannot be read."""
+    """The format version of a model file is not `FORMAT_VERSION`, so that the file cannot be read."""
 
 
 def write_archive(config: JsonDict, tensors: bytes) -> bytes:
@@ -55,7 +55,7 @@ def read_config(path: Path) -> JsonDict:
 
     Raises:
         FormatVersionError: The file has another format version.
-        ValueError: The file is no model archive, or is damaged.
+        ValueError: The file is not a model archive, or is damaged.
     """
     with _open_archive(path) as archive:
         return _parse_config(archive)

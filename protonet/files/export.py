@@ -40,7 +40,7 @@ def export_onnx(path: str | Path, model: Model, uninformative_logits: Tensor | N
         path: The file, in a folder that exists.
         model: The model, on any device. Only the network, the encoding and the names are exported.
         uninformative_logits: (num_classes,) logits of rows in which each cell is missing or unknown to the encoding;
-            None if the network predicts such rows as others.
+            None if the network predicts such rows like other rows.
 
     Raises:
         MissingPackageError: onnx is missing.

@@ -125,7 +125,7 @@ def restore_network(config: Any, tensors: Mapping[str, Tensor]) -> PrototypeNetw
 
 
 def _pop_component_class(entry: JsonDict, classes: Sequence[type[ComponentT]]) -> type[ComponentT]:
-    """Find the class that the entry "kind" of a component's config names, and remove the entry from the config.
+    """Look up the class that the entry "kind" of a component's config names, and remove this entry from the config.
 
     A component is a view, or a source, which computes the input of several views.
     """
@@ -191,7 +191,7 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
         for_update: Whether to load also ``folds``, the cross-validation networks, and ``update_state``.
 
     Returns:
-        The model on the CPU. Its network is in eval mode and computes the logits of the saved one, bit for bit.
+        The model on the CPU. Its network is in eval mode and computes the logits of the saved network, bit for bit.
 
     Raises:
         MissingPackageError: safetensors is missing.
@@ -202,9 +202,9 @@ def load_model(path: str | Path, *, for_update: bool = False) -> Model:
 
 @torch.inference_mode(False)  # as in `serialize_model`
 def read_model(path: str | Path, *, for_update: bool = False, argument: str = "path", writer: str) -> Model:
-    """Load a model file as `load_model` does, with other words in error messages.
+    """Load a model file as `load_model` does, with error messages for a given caller.
 
-    They name ``argument`` as at fault, and recommend the function or command ``writer`` that writes model files.
+    The messages name the invalid ``argument``, and recommend ``writer``, a function or command that writes model files.
     """
     with optional_packages("files"):
         from safetensors import SafetensorError  # noqa: PLC0415 - optional

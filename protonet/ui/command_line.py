@@ -24,8 +24,8 @@ from protonet.errors import DISTRIBUTION_NAME, InputError, UserError, installed_
 class CommandParser(argparse.ArgumentParser):
     """An argument parser with common and expert options, which raises an InputError for invalid arguments.
 
-    ``--help`` shows the common options. ``--help-all`` also shows expert options: those in groups that
-    `add_expert_group` made.
+    ``--help`` shows the common options. ``--help-all`` also shows expert options, which are in groups that
+    `add_expert_group` created.
     """
 
     def __init__(self, prog: str, description: str, examples: Sequence[str] = ()) -> None:
@@ -107,7 +107,7 @@ class _HelpAllAction(argparse.Action):
 
 
 def _format_argument(action: argparse.Action) -> str:
-    """Format a positional argument or a required option for a usage line."""
+    """Format a positional argument or a required option for the usage line of the help."""
     name = " ".join([*action.option_strings[:1], str(action.metavar or action.dest.upper())])
     return {"*": f" [{name} ...]", "+": f" {name} [...]", "?": f" [{name}]"}.get(str(action.nargs), f" {name}")
 
@@ -120,7 +120,7 @@ def run_command(
     Args:
         prog: The name of the command, with which the line of an error begins.
         command: The command, a function of its arguments.
-        arguments: The arguments; None for those of the process.
+        arguments: The arguments; None to take them from ``sys.argv``.
 
     Returns:
         0 for success, 2 for an error of the user, 130 after Ctrl-C, and 1 for a bug.
@@ -206,7 +206,7 @@ def check_output_path(argument: str, path: str | Path, *, folder: bool = False) 
 
 
 def check_output_options(options: object, names: Sequence[str]) -> dict[str, Path]:
-    """Check that the outputs which the options ``names`` give can be written; return their paths by name."""
+    """Check that the output paths in the options ``names`` can be written; return these paths by option name."""
     paths: dict[str, Path] = {}
     for name in names:
         if getattr(options, name) is not None:

@@ -27,7 +27,7 @@ TEMPLATE_CONSTANTS = {"max_columns": 100, "max_suspects": 50, "max_cells": 4, "m
 
 
 def format_html_name(name: object, max_length: int | None = None) -> Markup:
-    """Format a name as HTML, truncated to ``max_length`` characters, if given.
+    """Format the name of a class, column or file as HTML, truncated to ``max_length`` characters, if given.
 
     The name is isolated from the text around it, because it may be written from right to left.
     """
@@ -145,7 +145,7 @@ def format_report(metrics: JsonDict) -> str:
 
 
 def encode_label_errors(label_errors: Sequence[JsonDict], names: list[str]) -> str:
-    """Encode the rows whose labels are probably wrong as a CSV file in a data URL, which a report links to."""
+    """Encode the rows whose labels are probably wrong as a CSV file in a data URL, for a link in the report."""
     header = ["index", "location", "id", "label", "probability of label", "suggested", "probability of suggested"]
     rows = []
     for row in label_errors:

@@ -18,11 +18,11 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a Markdown table with aligned columns; the text ends with a newline."""
     widths = [max(3, *(len(row[column]) for row in (header, *rows))) for column in range(len(header))]
 
-    def line(cells: Sequence[str]) -> str:
+    def format_line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |\n"
 
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
-    return line(header) + rule + "".join(line(row) for row in rows)
+    return format_line(header) + rule + "".join(format_line(row) for row in rows)
 
 
 def natural_order(names: Sequence[object]) -> list[int]:
@@ -41,7 +41,7 @@ def to_percent(fraction: float, digits: int = 1) -> str:
 
 
 def format_interval(interval: Sequence[float], digits: int = 1) -> str:
-    """Format an interval of fractions in percent, such as ``12.3 to 45.6 %``."""
+    """Format an interval (low, high) of fractions in percent, such as ``12.3 to 45.6 %``."""
     low, high = (100 * bound for bound in interval)
     return f"{low:.{digits}f} to {high:.{digits}f} %"
 
@@ -52,7 +52,7 @@ def format_byte_count(size: int) -> str:
 
 
 def format_csv(lines: Iterable[Sequence[str]]) -> str:
-    """Format rows of cells as CSV, with spreadsheet formulas and control characters escaped."""
+    """Format ``lines`` of cells as CSV, with spreadsheet formulas and control characters escaped."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(escape_formula, line) for line in lines)
     return text.getvalue()
@@ -82,7 +82,7 @@ def format_view_influences(views: Mapping[str, float]) -> str:
 
 
 def format_column_types(names: Sequence[str] | None, summaries: Sequence[str] | None) -> list[str]:
-    """Format a line for each distinct column type, with the names of the columns of that type; [] without either."""
+    """Format a line for each distinct column type, with the names of its columns; [] if names or types are unknown."""
     by_type: dict[str, list[str]] = {}
     for name, summary in zip(names or (), summaries or (), strict=False):
         by_type.setdefault(summary, []).append(to_printable(name))
