@@ -77,7 +77,7 @@ class Error(msgspec.Struct):
 
 @dataclass
 class AccessPolicy:
-    """Rules of access to a server, and its limits."""
+    """The rules of access to a server, its limits on requests, and the number of active requests."""
 
     tokens: Sequence[str]  #: Accepted tokens, sent as a bearer or in the address (``?token=``).
     allowed_hosts: Collection[str]
@@ -98,7 +98,7 @@ class AccessPolicy:
 
 
 def make_access_policy(host: str, allowed_hosts: Sequence[str], max_body_bytes: int) -> AccessPolicy:
-    """Make the access policy of a server that listens on ``host`` and accepts further host ``allowed_hosts``.
+    """Make the access policy of a server that listens on ``host`` and also accepts the host names ``allowed_hosts``.
 
     The tokens come from the environment variables `TOKEN_VARIABLES`; if both are empty, a random token is generated.
     """
@@ -115,7 +115,7 @@ def create_app(
     routes: Sequence[BaseRoute],
     record_response: Callable[[str, int, float], None] = lambda path, status, seconds: None,
 ) -> ASGIApp:
-    """Create an ASGI application of routes behind the checks, limits and access log of a policy.
+    """Create an ASGI application from routes, with the access checks, limits and access log of a policy.
 
     ``record_response`` is called with the path, the status and the duration in seconds of each response.
     """
@@ -130,7 +130,7 @@ def create_app(
 
 @dataclass
 class RequestMiddleware:
-    """ASGI middleware that gives requests an id and a deadline, logs them, and answers exceptions with JSON."""
+    """ASGI middleware that sets a request's id and time limit, writes the access log, and returns errors as JSON."""
 
     app: ASGIApp
     policy: AccessPolicy
@@ -232,7 +232,7 @@ class AccessMiddleware:
             policy.active_requests -= 1
 
     def check_headers(self, headers: dict[bytes, bytes], query: bytes, *, needs_no_token: bool) -> None:
-        """Raise an HTTPException unless origin, token, length and encoding are allowed; open paths need no token."""
+        """Raise an HTTPException unless origin, token, length and encoding of a request are allowed by the policy."""
         host, origin = headers.get(b"host", b"").lower().decode("latin-1"), headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() not in (
             f"http://{host}",
@@ -290,7 +290,7 @@ CLOSING_SECONDS = 1.0
 
 
 class ConnectionState(ServerState):
-    """The state that all connections share: the open connections, and which of them are idle.
+    """The state that all connections share: the open connections, and the connections that are idle.
 
     A connection is idle until the head of a request has arrived, and again after the response. ``idle`` maps each
     idle connection to the time at which it became idle, in seconds of the event loop's clock.
@@ -315,7 +315,7 @@ class LimitedProtocol(HttpToolsProtocol):
     server_state: ConnectionState
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection; if there are too many, close the longest idle one."""
+        """Accept a connection; if there are too many, close the connection that has been idle for the longest time."""
         super().connection_made(transport)
         self.reading_head, self.head_bytes, self.rejected = True, 0, False
         idle = self.server_state.idle
@@ -367,14 +367,14 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Add the connection to the idle ones, unless another request has arrived."""
+        """Add the connection to the idle connections, unless another request has arrived."""
         pipelined = bool(self.pipeline)
         super().on_response_complete()
         if not pipelined:
             self.server_state.idle[self] = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove a closed connection from the idle ones."""
+        """Remove a closed connection from the idle connections."""
         self.server_state.idle.pop(self, None)
         super().connection_lost(exc)
 
@@ -426,7 +426,7 @@ def open_listening_socket(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """A server that closes idle connections and, when it stops, asks clients to close their connections."""
+    """A uvicorn server that closes idle connections and, when it stops, asks clients to close their connections."""
 
     def __init__(self, config: uvicorn.Config, policy: AccessPolicy) -> None:
         super().__init__(config)

@@ -37,7 +37,7 @@ EXPORTED_FILES = {
 
 @dataclass(frozen=True)
 class PageJob:
-    """A job on the labels at one time: computes metrics, or exports a model."""
+    """A job on a snapshot of the labels, which computes metrics or exports a model."""
 
     kind: str  #: "results" computes metrics; "export" also writes a model, its report and predictions.
     labels_version: int  #: The number of changes of labels before the job (`LabelQueue.version`).
@@ -48,7 +48,7 @@ class PageJob:
 
 @dataclass
 class JobRunner:
-    """Runs jobs one at a time, and writes the files of the latest job to a temporary folder."""
+    """Runs the jobs of the labelling page one at a time; the files of the latest job are in a temporary folder."""
 
     options: PageOptions  #: The options of ``page``, with the column types, dropped columns and groups set since then.
     label_column: str  #: The name of the column of labels.
@@ -85,10 +85,10 @@ class JobRunner:
     def list_commands(self, labels: Path, table: Path, folder: Path) -> list[ReadOptions]:
         """List the options of the commands that export a model, its report and predictions, in the order to run them.
 
-        They read a file of labelled rows and the table to predict, and write to ``folder``.
+        ``labels`` is the file of labelled rows, and ``table`` the rows to predict; outputs are written to ``folder``.
         """
         model, report, predictions = (folder / file for file, _ in EXPORTED_FILES.values())
-        reading, options = self.get_label_reading(), self.options
+        reading, options = self.make_label_read_options(), self.options
         sheet = {"sheet": options.sheet} if table == options.table else {}
         predict = PredictOptions(**reading | sheet, model=model, table=table, output=predictions, proba=True)
         if options.model is None:
@@ -97,14 +97,14 @@ class JobRunner:
         evaluate = EvaluateOptions(**reading, model=options.model, table=labels, label=self.label_column, report=report)
         return [update, predict, evaluate]
 
-    def get_label_reading(self) -> dict[str, Any]:
-        """Return the options by which commands read the labelled rows: those of the table, but without a sheet."""
+    def make_label_read_options(self) -> dict[str, Any]:
+        """Return the options for reading the file of labelled rows: the options of the table, but without a sheet."""
         return vars(replace(make_options(ReadOptions, self.options), sheet=None))
 
     def make_fit_options(self, labels: Path, **options: Any) -> FitOptions:
         """Make the options of the command ``fit`` on a file of labelled rows; ``options`` sets further ones."""
         return FitOptions(
-            **self.get_label_reading(),
+            **self.make_label_read_options(),
             table=labels,
             label=self.label_column,
             column_type=self.options.column_type,

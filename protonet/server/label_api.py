@@ -56,7 +56,7 @@ MAX_PICTURE_SIDE = 640
 #: Maximal number of columns of a table that the page describes, and of rows in one response or one action.
 MAX_DESCRIBED_COLUMNS, MAX_SELECTED_ROWS = 400, 200
 #: Number of new labels after which the cross-validated accuracy is computed again.
-ACCURACY_INTERVAL = 20
+LABELS_PER_ACCURACY_UPDATE = 20
 #: Roles that the user can give a column: a type, "drop" or "group"; "" restores the inferred type. "picture" is not
 #: among them, because a client could then read any file whose path is in a cell.
 COLUMN_ROLES = ("", *(name for name in COLUMN_TYPES if name != "picture"), "drop", "group")
@@ -160,7 +160,7 @@ class LabelApi:
                 return {"similar": similar}
             change(action)
             n_labelled = len(self.queue.session.labelled)
-            if n_labelled >= self.jobs.n_fitted + ACCURACY_INTERVAL and not self.jobs.running_job:
+            if n_labelled >= self.jobs.n_fitted + LABELS_PER_ACCURACY_UPDATE and not self.jobs.running_job:
                 self.start_job_on_labels("results")
             label = {} if action.row is None else {"label": self.queue.session.labels.get(action.row)}
             return self.queue.next_item(action.tab) | self.describe_accuracy() | label
@@ -180,16 +180,16 @@ class LabelApi:
         """Return the cross-validated accuracy, and when it is computed again.
 
         ``check`` is the accuracy with its interval, or None before the first fit; ``checked`` is the number of labels
-        that it was computed from; ``next_check`` is the number of labels until the next time, 0 during a fit.
+        that it was computed from; ``next_check`` is the number of labels until it is computed again, 0 during a fit.
         """
         metrics, jobs = self.jobs.metrics or {}, self.jobs
         keys = ("accuracy", "interval")
         accuracy = {key: metrics[key] for key in keys} if metrics.get("accuracy") is not None else None
-        remaining = jobs.n_fitted + ACCURACY_INTERVAL - len(self.queue.session.labelled)
+        remaining = jobs.n_fitted + LABELS_PER_ACCURACY_UPDATE - len(self.queue.session.labelled)
         return {"check": accuracy, "checked": jobs.n_fitted, "next_check": 0 if jobs.running_job else max(remaining, 1)}
 
     async def list_labels(self, action: ActionRequest) -> object:
-        """Answer with the labelled rows that match; rows that cross-validation predicts as another class come first."""
+        """Answer with the labelled rows that match the search; rows that are predicted as another class come first."""
         metrics = self.jobs.metrics or {}
         predictions: dict[int, tuple[str, float]] = {}
         if rows := metrics.get("predictions"):
@@ -274,7 +274,7 @@ class LabelApi:
         return await self.describe_table(action)
 
     async def close_tab(self, action: ActionRequest) -> object:
-        """Handle that a browser tab is closed: its row can be suggested to other tabs."""
+        """Release the row of a closed browser tab, so that the row can be suggested to other tabs."""
         self.queue.release(action.tab)
         return {}
 
@@ -291,7 +291,7 @@ class LabelApi:
         return list(map(self.queue.row_to_dict, self.get_rows(action)))
 
     async def project_rows(self, _: Request) -> object:
-        """Answer with the points of the rows in the page's scatter plot, by `LabelQueue.project_rows`."""
+        """Answer with the coordinates of rows in the page's scatter plot, computed by `LabelQueue.project_rows`."""
         return await self.run_in_thread(self.queue.project_rows)
 
     async def list_jobs(self, _: object) -> object:
@@ -335,7 +335,7 @@ class LabelApi:
     async def add_rows(self, save: Callable[[set[str]], list[list[str]]]) -> object:
         """Save new rows, add them to the table, and answer with their number.
 
-        ``save`` gets the texts (or paths) of the table, and returns the cells of each row that it saved.
+        ``save`` is called with the texts (or picture paths) of the table, and returns the cells of each new row.
         """
         async with self.change_lock:
             queue, column = self.queue, self.uploads.content_column or 0
@@ -373,7 +373,7 @@ class LabelApi:
 
 
 def make_handler(answer: Handler, *, is_action: bool = False) -> Callable[[Request], Awaitable[Response]]:
-    """Make the handler of a route from a function of the request, or of the `ActionRequest` in its body."""
+    """Make the handler of a route from ``answer``, a function of the request or, as ``is_action``, of its action."""
 
     async def respond(request: Request) -> Response:
         value = await answer(decode_json(await request.body(), ACTION_DECODER) if is_action else request)

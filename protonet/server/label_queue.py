@@ -38,7 +38,7 @@ REFIT_INTERVAL = 5
 #: Seconds since a client's last request, after which its unlabelled row is suggested to other clients.
 MAX_LEASE_SECONDS = 600.0
 #: Limits of a response: most probable classes, similar labelled rows, points of the scatter plot, characters of a cell.
-MAX_LIKELY_CLASSES, MAX_SIMILAR_ROWS, MAX_MAP_ROWS, MAX_SHOWN_CHARACTERS = 9, 3, 100_000, 2000
+MAX_LIKELY_CLASSES, MAX_SIMILAR_ROWS, MAX_PLOTTED_ROWS, MAX_SHOWN_CHARACTERS = 9, 3, 100_000, 2000
 
 
 @dataclass
@@ -132,11 +132,11 @@ class LabelQueue:
                 self.session.add_label(row, name)
                 self._add_class(name)
                 self.session.skipped.discard(row)
-            self._signal_change(client)
+            self._wake_fit_thread(client)
         self._record_person(row, name, person)
 
     def add_rows(self, cells: Sequence[list[str]], rows: TableToLabel) -> None:
-        """Append new rows with the given cells to the table; ``rows`` has the features of all rows, old and new."""
+        """Append new rows with the given cells to the table; ``rows`` has the features of all old and new rows."""
         with self._lock:
             self.session.cells.extend(cells)
             self.session.rows, network, embedding = rows, self.session.network, self._embedding
@@ -144,7 +144,7 @@ class LabelQueue:
                 self._embedding = embed(rows.x, None)
             else:
                 self._embedding = torch.cat([embedding, embed(rows.x[len(embedding) :], network)])
-        self._signal_change(None)
+        self._wake_fit_thread(None)
 
     def skip(self, client: str, row: int) -> None:
         """Skip an unlabelled row until the next start; the client is then offered another row."""
@@ -174,7 +174,7 @@ class LabelQueue:
             if row in self.session.labelled:
                 self.session.change_label(row, None)
         self._leases[client] = RowLease(row, "its label was undone", time.monotonic())
-        self._signal_change(None)
+        self._wake_fit_thread(None)
 
     def relabel(self, row: int, name: str, person: str = "", shown_label: str | UnsetType | None = UNSET) -> None:
         """Change the label of a row to ``name``; raise an HTTPException if its label is not ``shown_label``."""
@@ -185,11 +185,11 @@ class LabelQueue:
         with self._lock:
             self.session.change_label(row, name)
             self._add_class(name)
-        self._signal_change(None)
+        self._wake_fit_thread(None)
         self._record_person(row, name, person)
 
     def label_many(self, client: str, rows: Sequence[int], name: str | None, person: str = "") -> None:
-        """Give rows the label ``name`` or, if it is None, a flag; rows with a label or flag are not changed."""
+        """Set the label of rows to ``name``; if it is None, flag them. Rows with a label or flag are not changed."""
         labelled = set(self.session.labelled)
         for row in [row for row in rows if self._require_row(row) not in labelled and not self._is_flagged(row)]:
             if name is None:
@@ -214,7 +214,7 @@ class LabelQueue:
             names[:] = [new if name == old else name for name in names if not (merged and name == old)]
             if merged:  # the indices of the classes have changed
                 self._reset_network()
-        self._signal_change(None)
+        self._wake_fit_thread(None)
 
     def release(self, client: str) -> None:
         """End the reservation of a client's row, so that it can be suggested to other clients."""
@@ -253,7 +253,7 @@ class LabelQueue:
         Returns:
             ``rows``: for each listed row, the keys of `row_to_dict`, its label as ``name``, its person as ``by``, and
                 the predicted class with its probability; ``total``: number of rows that match; ``differing``: number of
-                those that are predicted as another class; ``people``: names of all persons.
+                these rows that are predicted as another class; ``people``: names of all persons.
         """
         differing, others = list[JsonDict](), list[JsonDict]()
         for row, label in self.session.labels.items():
@@ -309,7 +309,7 @@ class LabelQueue:
             and ``label``, class indices, where the label of an unlabelled row is -1. ``names`` are the classes.
         """
         network, rows = self._require_network("map")
-        shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_MAP_ROWS))
+        shown = torch.arange(0, len(rows.x), -(-len(rows.x) // MAX_PLOTTED_ROWS))
         logits = self._predict(network, rows, shown)
         x, y = project_logits(logits).T.tolist()
         with self._lock:
@@ -355,7 +355,7 @@ class LabelQueue:
         return self._to_model(*self._require_network("model"))
 
     def _to_model(self, network: PrototypeNetwork, rows: TableToLabel) -> TablePipeline:
-        """Build a model from a network; its metadata count, per class, labelled rows that have only missing cells."""
+        """Build a model from a network; its metadata count the labelled rows of each class without any cell."""
         names = tuple(self.session.names[: len(network.counts)])
         metadata = {} if self.initial_model is None else dict(self.initial_model.metadata)
         counts = parse_class_counts(metadata.get("uninformative"), len(names))
@@ -371,7 +371,7 @@ class LabelQueue:
         )
 
     def _predict(self, network: PrototypeNetwork, rows: TableToLabel, indices: Tensor) -> Tensor:
-        """Compute logits (n, num_classes) of the rows at ``indices`` (n,); empty rows get the class frequencies."""
+        """Compute logits (n, num_classes) of rows ``indices`` (n,); rows without any cell get the class frequencies."""
         logits = torch.cat([network(part) for part in rows.x[indices].split(4096)])
         uninformative = rows.uninformative[indices]
         by_frequency = self._to_model(network, rows).uninformative_logits if bool(uninformative.any()) else None
@@ -386,16 +386,16 @@ class LabelQueue:
 
     @property
     def latest_rows(self) -> TableToLabel:
-        """The latest features of all rows; the network may still have been fitted to earlier ones."""
+        """The latest features of all rows; the current network may have been fitted to earlier features."""
         return self._rows or self.session.rows
 
     def replace_rows(self, rows: TableToLabel) -> None:
-        """Replace the features of all rows; the background thread then fits the network to the new ones."""
+        """Replace the features of all rows; the background thread then fits the network to the new features."""
         self._rows = rows
-        self._signal_change(None)
+        self._wake_fit_thread(None)
 
     def _require_network(self, purpose: str) -> tuple[PrototypeNetwork, TableToLabel]:
-        """Return the network and the table; if no network is fitted, raise an HTTPException that names the purpose."""
+        """Return the network and the table; if no network is fitted, raise an HTTPException that names ``purpose``."""
         with self._lock:
             network, rows = self.session.network, self.session.rows
         if network is None:
@@ -403,7 +403,7 @@ class LabelQueue:
         return network, rows
 
     def _require_unchanged_label(self, row: int, shown_label: str | UnsetType | None) -> None:
-        """Raise an HTTPException if a row's label differs from that on a client's page, unless the latter is UNSET."""
+        """Raise an HTTPException if a row's label is not ``shown_label``, the label on the client's page, or UNSET."""
         label = self.session.labels.get(row)
         if shown_label is not UNSET and shown_label != label:
             got = "no label any more" if label is None else f"the label {to_printable(label)[:40]!r} now"
@@ -447,7 +447,7 @@ class LabelQueue:
             self.session.names.append(name)
 
     def _require_unlabelled(self, row: int) -> int:
-        """Return a row index unchanged; raise an HTTPException if the row has a label, or does not exist."""
+        """Return a row index unchanged; raise an HTTPException if the row already has a label, or does not exist."""
         if self._require_row(row) in self.session.labelled:
             raise HTTPException(409, f"`row` must be unlabelled; got {row}, which another client has labelled.")
         return row
@@ -458,15 +458,15 @@ class LabelQueue:
             raise HTTPException(404, f"`row` must be an unlabelled row of the table; got {row}.")
         return row
 
-    def _signal_change(self, client: str | None) -> None:
-        """Wake the thread that fits the network to changed labels; release the row of ``client``, unless None."""
+    def _wake_fit_thread(self, client: str | None) -> None:
+        """Wake the thread that fits the network to changed labels; release the row that ``client`` reserved, if any."""
         if client is not None:
             self._leases.pop(client, None)
         self.version += 1
         self._changed.set()
 
     def _fit_loop(self) -> None:
-        """Fit the network whenever labels or features have changed, until the context of `fitting` is left."""
+        """Fit the network whenever labels or features have changed, until the context of `fit_in_background` ends."""
         fitted = len(self.session.labelled)
         while True:
             self._changed.wait()

@@ -196,7 +196,7 @@ def validate_class_name(name: object, classes: Sequence[str]) -> str:
 
 
 def get_similar_class(name: str, classes: Sequence[str]) -> str | None:
-    """Return the class of ``classes`` that a name may be a misspelling of.
+    """Return the known class whose misspelling a name may be.
 
     Return None if the name is itself in ``classes``, or is not similar to any of them.
     """
@@ -212,10 +212,10 @@ class LabelSession:
     """A labelling session: a table, the labels of its rows, and the network that is fitted to the labels.
 
     The label file has cells, but no row indices. Each line belongs to a row of the table with equal cells. If several
-    rows have equal cells, their lines belong to the first of these rows; rows that the table itself labels come last.
+    rows have equal cells, their lines belong to the first of these rows; rows with labels in the table come last.
 
     Args:
-        rows: The features of all rows.
+        rows: The features of all rows of the table.
         cells: The texts of the cells of each row.
         classes: The class names to start with. With a model, the names of its classes are used instead.
         model: The model that labels update; None to fit a network to the labels alone.
@@ -264,7 +264,7 @@ class LabelSession:
         return [(row, self.names.index(label)) for row, label in self.labels.items()]
 
     def fit_network(self, labels: list[tuple[int, int]], num_classes: int, *, refit: bool) -> PrototypeNetwork | None:
-        """Return a network for labels, by adding them to the prototypes of the last fit, or by a new fit.
+        """Return a network that is fitted to labels, by adding them to the prototypes of the last fit, or by a new fit.
 
         The labels are pairs (row index, class index). ``refit`` has no effect on an initial model; without one, a
         change of earlier labels or classes also needs a new fit. Returns a copy, or None before two classes have
@@ -294,8 +294,8 @@ class LabelSession:
     def suggest(self, n: int, candidates: Tensor | None = None) -> list[Suggestion]:
         """Suggest ``n`` rows to label next: at first typical rows of the table, later the most informative rows.
 
-        There are fewer if fewer remain, and more while typical rows are missing. ``candidates`` (m,) are the indices of
-        the unlabelled rows; None to compute them. Uninformative ones are not suggested.
+        Fewer rows are returned if fewer remain, and more until the first typical rows are labelled. ``candidates`` (m,)
+        are the indices of unlabelled rows; None to compute them. Uninformative rows are not suggested.
         """
         candidates = self.list_unlabelled_rows() if candidates is None else candidates
         candidates = candidates[~self.rows.uninformative[candidates]]
@@ -342,9 +342,9 @@ MAX_ADDED_ROWS, MAX_UPLOADED_CHARACTERS = 10_000, 20_000
 
 @dataclass
 class UploadedRows:
-    """Texts or pictures that users upload as new rows of a table.
+    """The texts or pictures that users of the labelling page upload as new rows of a table.
 
-    Several threads may add rows at the same time. A thread goes on after its request has timed out.
+    Several threads may add rows at the same time. A thread finishes its work even if its request has timed out.
     """
 
     file: LabelFile  #: The file of uploaded rows, whose last column is "added".
@@ -360,7 +360,7 @@ class UploadedRows:
 
     @property
     def folder(self) -> Path:
-        """The folder of uploaded pictures, beside the file of labels."""
+        """The folder of uploaded pictures, in the same folder as the label file."""
         return self.file.path.with_suffix("")
 
     def add_texts(self, text: str, known_texts: set[str]) -> list[list[str]]:
@@ -405,7 +405,7 @@ class UploadedRows:
         return self._save([path_to_text(path)])
 
     def _save(self, texts: Sequence[str]) -> list[list[str]]:
-        """Save a row for each text (or path), unless it is saved already; return the cells of the rows of all texts."""
+        """Save a row for each text (or picture path) that has no row yet; return the cells of the rows of all texts."""
         column = self.content_column or 0
         rows = [[text if index == column else "" for index in range(len(self.file.header) - 1)] for text in texts]
         with self._lock:
@@ -416,7 +416,7 @@ class UploadedRows:
         return rows
 
     def _require_modality(self, *, pictures: bool) -> None:
-        """Raise an HTTPException unless more rows of the modality, pictures or else texts, can be uploaded."""
+        """Raise an HTTPException unless further pictures or, if not ``pictures``, further texts can be uploaded."""
         kind = "pictures" if pictures else "texts"
         if self.content_column is None or self.are_pictures is not pictures:
             raise HTTPException(409, f"Rows can be added if {kind} are the only feature of the table.")

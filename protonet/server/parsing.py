@@ -1,4 +1,4 @@
-"""Parsing of request bodies into rows of a model, with the readers and checks that files have.
+"""Parse the bodies of requests into rows for a model, with the same readers and checks as for files.
 
 A body is JSON, CSV, NPY, a picture or a form, or holds tensors of version 2 of KServe's inference protocol over REST.
 
@@ -79,7 +79,7 @@ class Tensor(msgspec.Struct, omit_defaults=True):
 
 
 class OutputName(msgspec.Struct):
-    """The name of an output tensor that a KServe request asks for."""
+    """The name of an output tensor that a KServe request selects."""
 
     name: str
     parameters: JsonDict | msgspec.UnsetType = msgspec.UNSET
@@ -128,7 +128,7 @@ def parse_media_type(header: str) -> str:
 
 
 async def read_upload(request: Request) -> tuple[str, bytes]:
-    """Read the body of a request, and return its media type and bytes; a form is replaced by the file in it."""
+    """Read the media type and the bytes of a request's body or, if the body is a form, of the file in the form."""
     media = parse_media_type(request.headers.get("content-type", ""))
     if media != MULTIPART_TYPE:
         return media, await request.body()
@@ -147,14 +147,14 @@ async def read_upload(request: Request) -> tuple[str, bytes]:
 
 
 def list_content_types(model: TablePipeline) -> list[str]:
-    """List the media types that a model accepts as the body of a request, except that of forms."""
+    """List the media types that a model accepts as the body of a request, except the media type of forms."""
     if model.has_pictures:
         return [JSON_TYPE, *["image/*"] * (len(model.modalities) == 1)]
     return list(BODY_SUFFIXES)[:4]
 
 
 def max_column_magnitudes(model: TablePipeline) -> list[float]:
-    """Compute the maximal absolute value that is accepted in each column: a multiple of its scale in training."""
+    """Compute the maximal absolute value that requests may have in each column: a multiple of its training scale."""
     limit = float(model.network.encoder.scale) * MAX_ROW_SCALE  # type: ignore[arg-type]
     plain = model.encoding is None or model.encoding.is_fully_numeric
     # Slightly below the limit, because standardized numbers are rounded.
@@ -186,7 +186,7 @@ def parse_body(model: TablePipeline, media_type: str, body: bytes) -> ParsedRows
 
 @contextmanager
 def hide_temporary_paths(folder: str) -> Iterator[None]:
-    """Rewrite messages of InputErrors in the context: "the request" or the row replaces paths in a temporary folder."""
+    """Replace paths in a temporary folder by "the request" or the row, in messages of InputErrors in the context."""
     try:
         yield
     except UserError as error:
@@ -295,7 +295,7 @@ def flatten_tensor(tensor: Tensor) -> list[JsonCell]:
 
 
 def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRows:
-    """Encode the cells of each column, an array (n,), as features, with the same checks as for rows of a file."""
+    """Encode columns of cells, arrays (n,), as features, with the same checks as for the rows of a file."""
     columns = [replace_missing_cells(cells, model.missing_texts) for cells in columns]
     for index, (cells, limit) in enumerate(zip(columns, max_column_magnitudes(model), strict=True)):
         size = np.abs(cells) if cells.dtype.kind in "iuf" else np.zeros(1)
@@ -311,7 +311,7 @@ def encode_columns(model: TablePipeline, columns: list[np.ndarray]) -> ParsedRow
 
 
 def format_missing_notes(model: TablePipeline, columns: Sequence[np.ndarray]) -> list[str]:
-    """List a note with the number of missing cells per column; the list is empty if columns have no names."""
+    """Format the number of missing cells per column as a list of at most one note; empty if columns have no names."""
     counts = []
     for name, column, cells in zip(model.columns or (), model.fitted_columns, columns, strict=False):
         test = is_missing_or_word if column.kind in {"number", "date"} else is_missing

@@ -63,7 +63,7 @@ RELOAD_CHECK_INTERVAL = 0.25
 
 @dataclass
 class HotModel:
-    """A model that is loaded again when its file is replaced (hot reload)."""
+    """A served model, which is loaded again when its file is replaced (hot reload)."""
 
     path: Path  #: The file of the model.
     representation: Sequence[str] | None  #: Names of the encoders of texts and pictures, as typed by the user.
@@ -104,7 +104,7 @@ class HotModel:
 
 
 def open_models(paths: Sequence[Path], representation: Sequence[str] | None) -> dict[str, HotModel]:
-    """Load models, and return them by name: the name of the file without its suffix."""
+    """Load models, and return them by name; the name of a model is the name of its file without suffix."""
     models: dict[str, HotModel] = {}
     for path in paths:
         if path.stem in models:
@@ -425,7 +425,7 @@ def make_handler(get_content: Callable[..., object]) -> Callable[[Request], Awai
 
 
 def select_outputs(request: parsing.InferRequest, outputs: list[parsing.Tensor]) -> list[parsing.Tensor]:
-    """Select the output tensors that a request names; if it names none, return all."""
+    """Select the output tensors that a request names; if it names none, return all of ``outputs``."""
     names = [output.name for output in request.outputs or ()]
     if not set(names) <= set(schemas.OUTPUT_DATATYPES):
         got = ", ".join(map(to_printable, names))[:80]

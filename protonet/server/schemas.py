@@ -30,7 +30,7 @@ class PredictQuery(Struct, forbid_unknown_fields=True):
 
 
 class Prediction(Struct, rename={"label": "class"}):
-    """The most probable class of a row; the class ``unknown``, without a probability, for a row unlike every class."""
+    """The most probable class of a row; or ``unknown``, without a probability, if the row is unlike every class."""
 
     label: str
     probability: float | None
@@ -53,7 +53,7 @@ class Column(Struct):
 
 
 class ModelInfo(Struct):
-    """A model, with its classes, its columns and its cross-validated accuracy."""
+    """A description of a model: its classes, columns, accepted media types and cross-validation metrics."""
 
     name: str
     classes: list[str]
@@ -79,7 +79,7 @@ class TensorMetadata(Struct):
 
 
 class InferResponse(Struct):
-    """Output tensors: the predicted classes, their probabilities, and the probabilities of all classes."""
+    """Response to a KServe request, with output tensors: predicted classes, their probabilities, all probabilities."""
 
     model_name: str
     outputs: list[Tensor]
@@ -260,7 +260,7 @@ def make_infer_schema(model: TablePipeline) -> JsonDict:
 
 
 def list_input_tensors(model: TablePipeline) -> list[TensorMetadata]:
-    """List the input tensors of a model in KServe's protocol: one per column, or a single one if columns lack names."""
+    """List a model's input tensors in KServe's protocol: one per column, or a single one if columns have no names."""
     inputs = [
         TensorMetadata(name, [-1], "FP64" if column.kind == "number" else "BYTES")
         for name, column in zip(model.columns or (), model.fitted_columns, strict=False)
@@ -281,5 +281,5 @@ def make_cell_schemas(model: TablePipeline) -> list[JsonDict]:
 
 
 def summarize_model_columns(model: TablePipeline) -> dict[str, str]:
-    """Return a summary of each column of a model by column name; the dict is empty if the columns have no names."""
+    """Return the summary of each column's type by column name; the dict is empty if the columns have no names."""
     return {name: column.summary() for name, column in zip(model.columns or (), model.fitted_columns, strict=False)}
