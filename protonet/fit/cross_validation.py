@@ -240,7 +240,7 @@ def score_known_held_out(cv: CrossValidation) -> Tensor:
 
 
 def _score_logits(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
-    """Score logits (n, num_classes) as known classes: (n,), with temperature and offsets of the ``reference``."""
+    """Compute known-class scores (n,) of logits (n, num_classes), at the temperature and offsets of ``reference``."""
     cosines = (logits - network.offsets) * network.temperature
     return score_known_class(network.mask_logits(cosines / reference.temperature + reference.offsets))
 
@@ -396,7 +396,7 @@ def detect_label_conflicts(cv: CrossValidation, features: Tensor, labels: Tensor
 
 
 def _group_duplicates(cv: CrossValidation, features: Tensor) -> Tensor:
-    """Compute a group id (held_out + n,) of duplicates among the held-out rows and the rows of features (n, dim)."""
+    """Compute group ids (held_out + n,) of held-out rows and rows of features (n, dim), equal for duplicates."""
     rows = torch.cat([cv.features.double(), features.double()])
     encoder = get_encoder(cv.network)
     groups = group_duplicates(((rows - encoder.origin) / encoder.scale).float())

@@ -108,7 +108,7 @@ def _list_close_pairs(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _group_neighbours(count: int, pairs: Tensor) -> Tensor:
-    """Group points by their neighbours ``pairs`` (2, m); return for each point the centre (count,) of its group.
+    """Group points around centres, given pairs of neighbours (2, m); return the centre (count,) for each point.
 
     Source: Luby, "A simple parallel algorithm for the maximal independent set problem" (1986), algorithm B.
     """
@@ -143,7 +143,7 @@ def _is_explained_by_density(points: Tensor, counts: Tensor, queries: Tensor, ra
 
 @dataclass(frozen=True)
 class _Neighbours:
-    """Numbers of rows around each of m points, within a small radius and within a larger one."""
+    """The numbers of rows around each of m points, within a small radius and within a larger one."""
 
     inner_counts: Tensor  #: (m,): number of rows within the small radius.
     next_distances: Tensor  #: (m,): distance to the nearest point beyond the small radius.
@@ -182,7 +182,7 @@ def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, radius: f
 
 
 def _is_equal_by_chance(points: Tensor, counts: Tensor, repeated: Tensor) -> bool:
-    """Test whether random sampling explains that points (k, dim) occur ``counts`` (k,) times."""
+    """Test whether chance explains that points (k, dim) occur ``counts`` times, those ``repeated`` more than once."""
     rules = DUPLICATES
     if not _is_random_sample(counts):
         return False
@@ -210,10 +210,10 @@ def _is_equal_by_chance(points: Tensor, counts: Tensor, repeated: Tensor) -> boo
 
 
 def _measure_grid_steps(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Measure the grid steps (dim,) of the columns, NaN off a grid, and mask (dim,) those without equal points.
+    """Compute for each column the step (dim,) of its grid, NaN if values are on no grid; mask (dim,) distinct columns.
 
-    All columns without equal points off a grid: chance does not repeat points. One on a grid is enough, since functions
-    of it, such as a logarithm, are on no grid.
+    A column is distinct if no two points have the same value in it. The mask shows whether points could be equal by
+    chance: real numbers on no grid hardly repeat.
     """
     gaps = points.double().sort(dim=0).values.diff(dim=0)  # (k - 1, dim)
     smallest = gaps.masked_fill(gaps == 0, torch.inf).amin(dim=0)
@@ -235,7 +235,7 @@ def _is_discrete(points: Tensor) -> bool:
 
 
 def _is_random_sample(counts: Tensor) -> bool:
-    """Test whether the numbers of repetitions (k,) can be a mixture of Poisson variables: log-convex up to noise."""
+    """Test whether the repetition counts (k,) of points may come from a mixture of Poisson distributions."""
     occurring = counts.bincount(minlength=2)[1:].double()  # index 0: values that occur once
     occurring = torch.cat([occurring, occurring.new_zeros(1)])
     k = torch.arange(2, len(occurring))
@@ -434,7 +434,7 @@ def _estimate_fraction(
 
 
 def _estimate_jointly(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
-    """Estimate the fraction of rows with near-duplicates by a gap in distances, and by the classes on its two sides."""
+    """Estimate the fraction of rows with near-duplicates from one gap for all rows; also mask their near-duplicates."""
     rules = NEAR_DUPLICATES
     n_near = 1 + int(gaps[:, :max_neighbours].mean(dim=0).argmax())
     eligible = n_near + 1 <= rules.max_class_fraction * sizes
@@ -450,7 +450,7 @@ def _estimate_jointly(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours:
 
 
 def _detect_tied_features(rows: TrainingRows, first: Tensor, second: Tensor) -> Tensor:
-    """Compute a mask (dim,) of the features of columns with too many equal pairs ``first``, ``second`` (pairs,)."""
+    """Mask the features (dim,) of columns in which too many pairs of rows ``first``, ``second`` (pairs,) are equal."""
     dim = rows.features.shape[1]
     blocks = torch.arange(dim) if rows.column_indices is None else rows.column_indices.unique(return_inverse=True)[1]
     differs = (rows.features[first] != rows.features[second]).float()

@@ -68,7 +68,7 @@ def _to_array(y: Any) -> np.ndarray:
 
 
 def _mask_unlabelled(labels: np.ndarray, classes: list[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Compute masks (n,) of missing labels and of -1 that means unlabelled; ``classes`` are the known labels."""
+    """Compute masks (n,) of missing labels, and of labels -1 if they mean unlabelled; ``classes`` are known labels."""
     if labels.ndim != 1 or labels.dtype.kind not in "iufO":
         return np.zeros(0, bool), np.zeros(0, bool)
     cells = labels.tolist()

@@ -86,7 +86,7 @@ def split_name_into_words(name: str | int) -> str:
 
 
 def distinctive_words(names: Sequence[str | int]) -> list[str]:
-    """Rewrite class names as words, "" if these do not distinguish a name, such as "intent 1" beside "intent 2"."""
+    """Rewrite class names as words; "" if most names share all of them, such as "intent 1" and "intent 2"."""
     texts = list(map(split_name_into_words, names))
     counts = Counter(word for text in texts for word in set(text.lower().split()))
     shared = {word for word, count in counts.items() if count > max(CLASS_NAMES.max_shared_fraction * len(texts), 2)}

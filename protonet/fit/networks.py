@@ -44,7 +44,7 @@ def fit_selected_model(
 ) -> PrototypeNetwork:
     """Fit the selected views to all rows of a training set, and return the network of these views.
 
-    Unlabelled rows are used if ``selected.pooling`` is set. The network takes features in input units. It is in eval
+    Unlabelled rows are used if ``selected.unlabelled`` is set. The network takes features in input units. It is in eval
     mode, on the device of the training set. After the deadline, training ends, and only the view with the largest
     weight is fitted. The caller must be within the context `preserve_torch_state`.
     """
@@ -190,7 +190,7 @@ def decide_use_of_unlabelled_rows(
     They are used if this lowers the log-loss of held-out labelled rows, or if no row can be held out. They are not used
     if the deadline has passed. Outliers among the unlabelled rows always have weight 0.
 
-    Returns two parts: the selected model, in which ``pooling`` is set if the unlabelled rows are used; and the decision
+    Returns two parts: the selected model, with the field ``unlabelled`` set if these rows are used; and the decision
     with the log-losses. Its field ``is_significant`` is False if the difference is within one standard error.
     """
     rows, pool = training_set.rows, training_set.unlabelled

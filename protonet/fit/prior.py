@@ -141,7 +141,7 @@ def _accuracy_with_ties(cosines: Tensor, labels: Tensor) -> Tensor:
 
 
 def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
-    """Compute the mean absolute correlation of standardized features (n, dim): of neighbours if ``ordered``."""
+    """Compute the mean absolute correlation of standardized features (n, dim), of adjacent ones only if ``ordered``."""
     n, dim = unit.shape
     if dim < 2:
         return 0.0

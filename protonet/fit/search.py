@@ -102,7 +102,7 @@ EFFORTS = {
 
 @dataclass(frozen=True)
 class SlowViewThresholds:
-    """When a view with a small weight and a high prediction time is dropped."""
+    """Thresholds at which a view with a small weight and a high prediction time is dropped."""
 
     max_weight_fraction: float = 0.05  #: A view with a larger fraction of the total weight is never dropped.
     max_loss_increase_errors: float = 0.1
@@ -116,7 +116,7 @@ SLOW_VIEWS = SlowViewThresholds()
 
 @dataclass(frozen=True)
 class PartitionConstants:
-    """When cross-validation is repeated with other partitions into folds."""
+    """Limits up to which cross-validation is repeated with other partitions of the rows into folds."""
 
     max_rows: int = 1024  #: Maximum number of rows: with more rows, the partition hardly matters.
     max_cosines: int = 2**18  #: Maximum number of rows times classes.
@@ -267,7 +267,7 @@ def _evaluate_repeats(
     candidates: Sequence[Candidate],
     search: ModelSearch,
 ) -> list[list[Candidate]]:
-    """Evaluate candidates by further partitions of a few rows into folds; slow views keep their first cosines.
+    """Evaluate candidates with other partitions into folds if rows are few; slow views keep their first evaluation.
 
     Source: repeated cross-validation, Burman, "A comparative study of ordinary cross-validation, v-fold cross-
         validation and the repeated learning-testing methods" (1989).
@@ -342,7 +342,7 @@ def select_model(result: SearchResult | None, plan: EncoderPlan, search: ModelSe
 
 
 def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedModel | None, Tensor]:
-    """Fit a weighted mixture of candidates, None if no view separates rows; return it and its losses (held_out,)."""
+    """Fit a mixture of candidates; return it, or None if no view separates rows, and its losses (held_out,)."""
     evaluator, candidates = result.evaluator, result.candidates
     partitions = [[candidate.cosines for candidate in partition] for partition in result.partitions]
     traits = encode_traits([candidate.spec for candidate in candidates])
@@ -414,7 +414,7 @@ def _fit_temperature_and_offsets(
 
 
 def _sum_cosines(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """Compute the weighted sum (n, num_classes) of cosines: those of each candidate, times its weight (candidates,)."""
+    """Compute the weighted sum (n, num_classes) of the cosines of all candidates, given their weights (candidates,)."""
     used, (n, classes) = weights.nonzero().flatten().tolist(), cosines[0].shape
     factors = weights[used].to(cosines[0].dtype)
     total = factors.new_empty(n, classes)
@@ -426,7 +426,7 @@ def _sum_cosines(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
 def _drop_slow_views(
     result: SearchResult, cosines: Sequence[Tensor], weights: Tensor, view_spreads: Tensor, row_cost: float
 ) -> Tensor:
-    """Drop slow views of small contribution if the held-out log-loss hardly rises; return the weights (candidates,)."""
+    """Drop views of low weight per time (``row_cost``) if the loss hardly rises; return weights (candidates,)."""
     costs = torch.tensor([candidate.flops for candidate in result.candidates], dtype=torch.float64)
     fractions = weights * view_spreads / (weights * view_spreads).sum()
     full_weights, full_losses = weights, None  # the losses are seldom needed

@@ -182,7 +182,7 @@ def fit_solution(
     The arguments that `solve` does not have are:
 
     - ``weights`` (n,) > 0: sample weights, in the order of the loaders.
-    - ``merged_groups`` (n,) int64: group ids, in the order of the loaders. Rows of one group are held out together.
+    - ``groups`` (n,) int64: group ids, in the order of the loaders. Rows of one group are held out together.
     - ``column_indices`` (dim,): the table column of each feature; see `protonet.views.view.TrainingRows`.
     - ``column_spans``: pairs (start, stop) of adjacent features that get views of their own.
     - ``names``: embedded class names, as additional training rows. If ``train_loader`` is None, the network is fitted

@@ -226,7 +226,7 @@ def _scale_sample_weights(rows: TrainingRows, n: float) -> TrainingRows:
 
 @dataclass(frozen=True)
 class VariationThresholds:
-    """Limits of the ratio of a column's standard deviation to its mean, and a rounding step for the order of rows."""
+    """Thresholds of a column's standard deviation, relative to its mean, to centre it or treat it as constant."""
 
     max_ratio_centred: float = 1e-3
     """Columns with a lower ratio are centred: float32 would keep less than four digits of differences between rows."""
@@ -411,7 +411,7 @@ def _to_tensor(part: object) -> Tensor | None:
 
 
 def _hash_rows(rows: Tensor) -> np.ndarray:
-    """Compute a hash (n,) int64 of each row (n, dim)."""
+    """Compute an int64 hash (n,) of the values of each row (n, dim), by which rows are sampled."""
     bits = rows.to(torch.float32).add(0.0).numpy().view(np.int32).astype(np.int64)  # -0.0 becomes 0.0
     odd = np.random.default_rng(0).integers(0, 2**62, rows.shape[1]) * 2 + 1
     mixed = (bits * odd).sum(axis=1)

@@ -97,7 +97,7 @@ def split_folds(
 def _split_groups(
     labels: Tensor, num_classes: int, groups: Tensor, generator: torch.Generator, max_folds: int
 ) -> list[Fold]:
-    """Split rows into folds, each group (n,) in one: the fold with the fewest rows of its classes, largest first."""
+    """Split rows into folds; each group (n,), the largest first, joins the fold with the fewest rows of its classes."""
     n, (_, group, size) = len(labels), groups.unique(return_inverse=True, return_counts=True)
     pairs, count = (group * num_classes + labels).unique(return_counts=True)  # a group and a class in it
     pair_group, pair_class = pairs // num_classes, pairs % num_classes

@@ -149,7 +149,7 @@ def _fit_logits(
     weights: Tensor | None,
     repeats: int = 1,
 ) -> tuple[float, float, Tensor]:
-    """Fit ``factor * cosines + exponent * frequencies`` by Newton's method; return both and the losses (n,)."""
+    """Fit logits ``factor * cosines + exponent * frequencies`` by Newton's method; return both, and losses (n,)."""
     targets = (class_mask.cumsum(dim=0) - 1)[labels][:, None]
     true = cosines.gather(1, labels[:, None])[:, 0]
     weights = torch.ones(len(cosines), dtype=torch.float64) if weights is None else weights
@@ -167,7 +167,7 @@ def _fit_logits(
     prior = 0.0 if logs is None else repeats / (WEIGHTING.frequency_deviation**2 * len(cosines))
 
     def evaluate(factor: float, exponent: float) -> tuple[float, Tensor, Tensor]:
-        """Compute the objective, the losses (n,), and the moments (5, n) that Newton's method requires."""
+        """Compute the objective, the losses (n,), and moments (5, n), from which its derivatives are computed."""
         log_p_true, moments = torch.empty_like(true), true.new_zeros(5, len(true))  # parts would fragment the memory
         for rows, block in blocks:
             logits = factor * block
@@ -218,9 +218,9 @@ def _fit_logits(
 def weights_from_losses(cosines: Sequence[Tensor], losses: Sequence[Tensor]) -> Tensor:
     """Compute a weight of each view from its held-out log-loss alone: lower losses give larger weights.
 
-    The influence of a view is ``exp(-excess loss / softness)``; its weight is the influence divided by the standard
-    deviation of its cosines over the classes. A view with less than ``WEIGHTING.min_influence`` of the influence
-    of all views gets weight 0. Unlike weights that are fitted jointly, these do not overfit to few rows.
+    The influence of a view is ``exp(-excess loss / WEIGHTING.loss_scale)``, with a larger scale if rows are few; its
+    weight is the influence divided by the standard deviation of its cosines over the classes. A view with less than
+    ``WEIGHTING.min_influence`` of the total influence gets weight 0. Jointly fitted weights would overfit to few rows.
 
     Args:
         cosines: For each view, its cosines (n, num_classes).
@@ -252,9 +252,9 @@ def fit_view_weights(
     """Fit the weights of all views jointly to held-out rows, shrunk towards given weights.
 
     The objective is the log-loss of the weighted sum of the views' cosines, plus a penalty on the Kullback-Leibler
-    divergence from the start; see ``WEIGHTING.weight_shrinkage``. Few rows thus hardly change the weights. A view
-    with a positive start keeps at least ``WEIGHTING.min_influence`` of the influence, its weight times the
-    standard deviation of its cosines.
+    divergence from the initial weights; see ``WEIGHTING.weight_shrinkage``. Few rows thus hardly change the weights. A
+    view with a positive initial weight keeps at least ``WEIGHTING.min_influence`` of the influence, which is the weight
+    times the standard deviation of the view's cosines.
 
     Args:
         cosines: For each view, its cosines (n, num_classes).

@@ -53,7 +53,7 @@ def l1_distances(z: Tensor, landmarks: Tensor) -> Tensor:
 
 
 def quantization_grid(landmarks: Tensor, n_terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the minima and maxima (dim,) of landmarks (units, dim), and the step of `quantized_l1_distances`."""
+    """Compute minima and maxima (dim,) of landmarks (units, dim), and a grid step for sums of ``n_terms`` values."""
     low, high = landmarks.amin(dim=0), landmarks.amax(dim=0)
     return low, high, (high - low).max().clamp_min(torch.finfo(landmarks.dtype).tiny) / (INT16_MAX // n_terms)
 

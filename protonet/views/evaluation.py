@@ -73,7 +73,7 @@ def plan_encoder(input_dim: int, num_classes: int, param_limit: float) -> Encode
 
 @dataclass(frozen=True)
 class ViewPruningThresholds:
-    """When the evaluation of a view ends early ("pruning"). Pruning changes results by less than their noise."""
+    """Thresholds to end the evaluation of a bad view early ("pruning"). The effect is smaller than the noise."""
 
     min_decisive_rows: int = 256
     """With this many held-out rows, the first fold alone decides which hyperparameters are best, and which views are
@@ -219,7 +219,7 @@ class CandidateEvaluator:
 
 
 def map_features(view: View, x: Tensor) -> Tensor:
-    """Apply a view to features (n, input_dim), after its source: (1, n, dim), for `compute_fold_cosines`."""
+    """Compute the output (1, n, dim) of a view for features (n, input_dim); the view's source is applied first."""
     part: Tensor = view(x if view.source is None else view.source(x))
     return part[None]
 

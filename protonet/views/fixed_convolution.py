@@ -60,7 +60,7 @@ LOCAL_POOLING_PARTS = {"series": 4, "image": 3}
 
 @dataclass(frozen=True)
 class ConvolutionFeaturesSpec:
-    """The spec of the pooled features, the input that all fixed convolution views share."""
+    """The spec (hyperparameters) of the pooled features, which are the input of all fixed convolution views."""
 
     line_width: int  #: Pixels per line of an image, or length of a series.
     source: ClassVar[ViewSpec | None] = None
@@ -70,7 +70,7 @@ class ConvolutionFeaturesSpec:
     traits: ClassVar[frozenset[str]] = frozenset({"convolution", "local"})
 
     def fit(self, rows: TrainingRows, source: Source | None = None) -> View:
-        """Fit the thresholds of the pooled features to the rows."""
+        """Fit the thresholds above which responses are counted; return a view that computes pooled features."""
         return ConvolutionFeaturesView(Config(), KernelBank.fit(rows.features, self.line_width))
 
 
@@ -87,12 +87,12 @@ class FixedConvolutionSpec:
 
     @property
     def source(self) -> ConvolutionFeaturesSpec:
-        """The spec of the pooled features."""
+        """The spec of the pooled features, which are the input of the view."""
         return ConvolutionFeaturesSpec(self.line_width)
 
     @property
     def traits(self) -> frozenset[str]:
-        """The properties for the weighting prior: "convolution", and "local" for local pooling."""
+        """Properties by which the prior predicts the view's weight: "convolution", and "local" for local pooling."""
         return frozenset({"convolution", "local"} if self.local_pooling else {"convolution"})
 
     @property
@@ -191,7 +191,7 @@ def list_dilations(width: int, dim: int) -> list[int]:
 
 @cache
 def kernel_feature_indices(width: int, dim: int, dilation: int, parts: int) -> Tensor:
-    """Compute the feature (dim, taps) int64 that each weight of a kernel multiplies at a position, or ``dim`` for 0."""
+    """Compute which feature each kernel weight multiplies: (dim, 9) int64, ``dim`` for zero padding."""
     line_reach = range(-(FIXED_CONVOLUTION.kernel_size // 2), FIXED_CONVOLUTION.kernel_size // 2 + 1)
     side = range(-(math.isqrt(FIXED_CONVOLUTION.kernel_size) // 2), math.isqrt(FIXED_CONVOLUTION.kernel_size) // 2 + 1)
     steps = [(0, step) for step in line_reach] if width == dim else [(down, right) for down in side for right in side]
@@ -205,7 +205,7 @@ def kernel_feature_indices(width: int, dim: int, dilation: int, parts: int) -> T
 
 @cache
 def sort_positions_by_part(width: int, dim: int, parts: int) -> tuple[Tensor, list[int]]:
-    """Sort the positions (dim,) of a row by the part that they belong to; also list the number in each part."""
+    """Sort the positions (dim,) of a row by the part in which they are pooled; also list the sizes of the parts."""
     index = torch.arange(dim, device="cpu")  # sizes of parts are also known on the meta device
     line, column = index // width, index % width
     parts_down, parts_across = min(parts, dim // width), min(parts, width)
@@ -351,7 +351,7 @@ def _select_fitted_rows(x: Tensor) -> Tensor:
 
 
 def _convolve(x: Tensor, taps: Tensor, kernels: Tensor) -> Tensor:
-    """Convolve zero-padded rows x (n, dim), gathered by ``taps``, with kernels: (n, positions, kernels)."""
+    """Convolve zero-padded rows x (n, dim) with kernels, at the feature indices ``taps``: (n, positions, kernels)."""
     values = F.pad(x, (0, 1)).index_select(1, taps.flatten()).view(-1, FIXED_CONVOLUTION.kernel_size)
     return (values @ kernels.T).view(-1, len(taps), len(kernels))
 
@@ -397,7 +397,7 @@ class _RidgeRegression:
 
 
 class ConvolutionFeaturesView(View):
-    """A holder of the pooled features (its source) for the views that read them; never a part of an embedding."""
+    """A view that only holds its source, the pooled features, for other views; it is no part of an embedding."""
 
     kind = "convolution_features"
     source_type = KernelBank

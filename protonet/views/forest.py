@@ -70,7 +70,7 @@ class ForestSpec:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The properties for the weighting prior: "forest", and "shifted" for forests of shifted rows."""
+        """Properties by which the prior predicts the view's weight: "forest", and "shifted" if rows are shifted."""
         return frozenset({"forest", "shifted"} if self.shifted else {"forest"})
 
     @property
@@ -152,7 +152,7 @@ class ForestFamily(ViewFamily):
 
 
 def _is_pilot_pruned(evaluator: CandidateEvaluator, forest: ForestSpec) -> bool:
-    """Test on a first fold of many rows, with fewer trees, whether the forest would get no weight."""
+    """Test, by a smaller forest on the first fold, whether the forest would get no weight; False if rows are few."""
     fold = evaluator.folds[0]
     if len(fold.held_out) < VIEW_PRUNING.min_decisive_rows:
         return False
@@ -312,7 +312,7 @@ def _splits_per_node(dim: int) -> int:
 def _grow_trees(
     x: Tensor, labels: Tensor, weights: Tensor, blocks: Tensor, num_classes: int, trees: int, generator: torch.Generator
 ) -> tuple[TreeNodes, int]:
-    """Grow trees from all rows (n, dim); return their nodes and the number of levels below the roots."""
+    """Grow trees from rows x (n, dim), with features in table columns ``blocks`` (dim,); return nodes and depth."""
     n, splits = len(x), _splits_per_node(int(blocks[-1]) + 1)
     varying = (x.amax(dim=0) > x.amin(dim=0)).nonzero().flatten()
     nodes = _append_leaves(None, trees)
@@ -377,7 +377,7 @@ def _unique_integers(values: Tensor, stop: int) -> tuple[Tensor, Tensor]:
 def _draw_varying_features(
     x: Tensor, varying: Tensor, blocks: Tensor, shape: tuple[int, int], generator: torch.Generator
 ) -> Tensor:
-    """Draw indices of features: a table column uniformly, then one of its features in proportion to its variance."""
+    """Draw ``varying`` features: a random table column (in ``blocks``), then its features by their variances."""
     if int(blocks[-1]) + 1 == len(blocks):  # blocks of one feature
         return varying[torch.randint(len(varying), shape, generator=generator)]
     block = blocks[varying].unique_consecutive(return_inverse=True)[1]

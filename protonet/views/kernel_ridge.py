@@ -72,12 +72,12 @@ class KernelRidgeSpec:
 
     @property
     def kernel_name(self) -> str:
-        """The name of the kernel."""
+        """The name of the kernel: "laplacian" for L1 distances, "gaussian" for squared Euclidean distances."""
         return "laplacian" if self.norm == 1 else "gaussian"
 
     @property
     def traits(self) -> frozenset[str]:
-        """The properties for the weighting prior: the kernel, the scaling of its input, and "shifted" if so."""
+        """Properties by which the prior predicts the view's weight: kernel, scaling of the input, perhaps "shifted"."""
         scaling = frozenset({"squashed"}) if self.apply_tanh else self.source.traits
         return scaling | ({self.kernel_name, "shifted"} if self.shifted else {self.kernel_name})
 
@@ -221,7 +221,7 @@ def _choose_bandwidth_and_ridge(evaluator: CandidateEvaluator, specs: Sequence[K
 def _choose_bandwidth(
     evaluator: CandidateEvaluator, regression: _KernelRegression, specs: Sequence[KernelRidgeSpec]
 ) -> list[KernelRidgeSpec]:
-    """Search the bandwidth of lowest log-loss from the middle one on; return the better half of its specs, or none."""
+    """Search the bandwidth of lowest log-loss, from the median on; return the better half of its specs, if any."""
     bandwidths = _list_bandwidths(specs)
 
     @functools.cache
@@ -297,7 +297,7 @@ class KernelRidgeView(View):
         self.terms = self._choose_quantization()
 
     def check(self, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
-        """Validate the tensors of a file as `Component.check` does, and check that the bandwidth is positive."""
+        """Validate the tensors of a file as `RestorableModule.check` does, and check that the bandwidth is positive."""
         super().check(tensors, prefix)
         raise_unless(bool(tensors["bandwidth"] > 0), "a bandwidth that is not positive")
 
@@ -316,7 +316,7 @@ class KernelRidgeView(View):
         return F.linear(kernel.double(), self.readout.double().T.contiguous()).to(input_dtype)
 
     def _choose_quantization(self) -> int | None:
-        """Choose the argument ``terms`` of `quantized_l1_distances`; None if distances are not quantized."""
+        """Choose the argument ``n_terms`` of `quantized_l1_distances`; None if distances are not quantized."""
         if self.config.norm != 1 or self.landmarks.numel() <= KERNEL_RIDGE.max_exact_coordinates:
             return None
         noise = math.sqrt(self.landmarks.shape[1] / 6) / float(self.bandwidth)  # of a kernel value, in steps
@@ -389,7 +389,7 @@ class _KernelRegression:
             ).double()
 
     def _map_features(self, view: KernelRidgeSpec, x: Tensor) -> Tensor:
-        """Compute the input (n, dim) of the kernel: the affine map of features x, and its tanh if ``view.squash``."""
+        """Compute the input (n, dim) of the kernel from features x: affine map, then tanh if ``view.apply_tanh``."""
         z: Tensor = self.map(x)
         return torch.tanh(z) if view.apply_tanh else z
 
@@ -434,7 +434,7 @@ class _KernelRegression:
         return functools.reduce(torch.add, parts)
 
     def cosines(self, bandwidth: float, ridges: Sequence[float]) -> Tensor:
-        """Compute the cosines of the queries to class prototypes, (ridges, m, num_classes) float32, on the CPU."""
+        """Compute cosines (ridges, m, num_classes) float32 of the m queries to class prototypes, on the CPU."""
         shape = (len(ridges), len(self.query_distances), self.num_classes)
         cosines = self.query_distances.new_empty(shape, dtype=torch.float32)
         n = len(self.labels)  # the rows themselves come first, before their shifted copies

@@ -1,4 +1,4 @@
-"""Linear views: the features raw, centred, each divided by its deviation, or whitened.
+"""Linear views: the features raw, centred, each divided by its standard deviation, or whitened.
 
 A linear view is an affine map with a diagonal plus low-rank matrix. It is fitted to labelled samples in closed form and
 stored in buffers.
@@ -174,7 +174,7 @@ class LinearSpec:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The properties for the weighting prior: the scaling alone."""
+        """Properties by which the prior predicts the view's weight: the scaling of the features."""
         return frozenset({self.scaling})
 
     @property
@@ -242,7 +242,7 @@ class LinearFamily(ViewFamily):
         return LinearFamily(tuple(name for name in self.scalings if not LinearSpec(name).min_degrees_of_freedom))
 
     def candidates(self, evaluator: CandidateEvaluator) -> Iterator[Candidate]:
-        """Evaluate and yield each scaling; the evaluator caches the fitted views, whose maps other views read."""
+        """Evaluate and yield a candidate for each scaling; fitted views are cached as input (source) of other views."""
         for spec in map(LinearSpec, self.scalings):
             if evaluator.degrees_of_freedom < spec.min_degrees_of_freedom:
                 continue
@@ -291,7 +291,7 @@ def _mean(features: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the weighted quartiles and median (dim,) float64 of features (n, dim), of even rows if they are many."""
+    """Compute the three weighted quartiles (dim,) float64 of features (n, dim); many rows are sampled evenly."""
     step, levels = max(1, len(features) // CHUNK_SIZE), (0.25, 0.5, 0.75)
     ordered, order = features[::step].sort(dim=0)
     if weights is None:

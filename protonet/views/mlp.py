@@ -191,7 +191,7 @@ def train_mlps(
 def _initial_proxies(
     training_data: Sequence[MLPTrainingData], num_classes: int, embedding_dim: int, generator: torch.Generator
 ) -> Tensor:
-    """Compute class means of normalized inputs, padded with noise: (members, num_classes, embedding_dim)."""
+    """Compute initial class proxies (members, num_classes, embedding_dim): class means of inputs, padded with noise."""
     means = torch.stack([class_means(F.normalize(z, dim=1), y, num_classes, w)[0] for z, y, w in training_data])
     padding = embedding_dim - means.shape[2]
     noise = torch.randn(*means.shape[:2], padding, generator=generator, dtype=means.dtype)
@@ -213,7 +213,7 @@ class MLPSpec:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The properties for the weighting prior: "learned", and those of the source."""
+        """Properties by which the prior predicts the view's weight: "learned", and those of the source."""
         return self.source.traits | {"learned"}
 
     @property

@@ -15,7 +15,7 @@ ONNX_ML_DOMAIN = "ai.onnx.ml"
 
 
 class OnnxGraph:
-    """A builder of an ONNX graph. Values of the graph are referred to by name; the methods return that of a new value.
+    """A builder of an ONNX graph. Values of the graph are referred to by name; methods return the name of a new value.
 
     Args:
         onnx: The imported package ``onnx``, which the solver does not need.

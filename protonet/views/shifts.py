@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class FeatureOrderConstants:
-    """When features are an image or a series, and how far rows are shifted.
+    """Thresholds to detect images and series, and the distances by which their rows are shifted.
 
     The values were chosen on the data sets of analysis/results/robustness.md. The *lag* of two features is the distance
     of their indices. The *difference* at a lag is the mean squared difference of all pairs of features at that lag,
@@ -101,7 +101,7 @@ def detect_feature_order(x: Tensor) -> FeatureOrder:
 
 
 def _detect_series_and_period(difference: Sequence[float], correlation: Sequence[float]) -> tuple[bool, int]:
-    """Decide whether features are a series, and compute the lag at which they are similar again, 0 for none."""
+    """Test, by the similarity at each lag, whether features are a series; also return its period, 0 for none."""
     similar = [
         d < FEATURE_ORDER.max_difference and c > FEATURE_ORDER.min_correlation
         for d, c in zip(difference, correlation, strict=True)
@@ -143,7 +143,7 @@ def _measure_feature_similarity(x: Tensor, max_lag: int) -> tuple[list[float], l
 
 
 def _standardize(x: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Compute centred values and standardized features (n, dim), varying ones (dim,), and an independent difference."""
+    """Compute x (n, dim) centred, x standardized, a mask (dim,) of varying features, and the difference by chance."""
     values = x - x.mean()
     independent = float(2 * x.var(dim=1, correction=0).mean()) or 1.0
     deviation = x.std(dim=0, correction=0)

@@ -137,7 +137,7 @@ def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
 
 
 def _make_codes(levels: int) -> Tensor:
-    """Compute quasi-random normal codes of the categories of a column: (levels, CELL_CHANNELS - NUMERIC_CHANNELS)."""
+    """Compute a fixed random-like code of each category of a column: (levels, CELL_CHANNELS - NUMERIC_CHANNELS)."""
     index = torch.arange(1, levels + 1, dtype=torch.float64)[:, None]
     uniform = (index * torch.tensor(PRIMES, dtype=torch.float64).sqrt()).frac()
     return math.sqrt(2) * torch.erfinv(2 * uniform - 1)
@@ -326,7 +326,7 @@ class TabularTransformerView(View):
 
     @torch.no_grad()
     def _encode_context(self) -> tuple[dict[str, Tensor], CellEncoder, EncodedContext]:
-        """Encode the context rows: weights, cell encoder and context, cached for one precision and device."""
+        """Return the weights, the cell encoder and the encoded context rows, cached for one precision and device."""
         rows = self.rows
         if self._cache is None or self._cache[0] != (rows.dtype, rows.device):
             weights = unpack_weights(torch.from_numpy(load_checked_weights(self.config.checksum)))

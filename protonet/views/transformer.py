@@ -145,7 +145,7 @@ def _embed_cells(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> T
 
 
 def _prepare_tokens(weights: TransformerWeights, layer: int, h: Tensor, codes: Tensor) -> Tensor:
-    """Compute the tokens of a layer before they attend to labelled rows: by columns, or widened label tokens."""
+    """Compute the tokens h of a layer before they attend to labelled rows; cell layers first attend to columns."""
     if layer < CELL_LAYERS:
         return _attend_to_columns(weights, layer, h)
     if layer > CELL_LAYERS:
@@ -154,7 +154,7 @@ def _prepare_tokens(weights: TransformerWeights, layer: int, h: Tensor, codes: T
 
 
 def _attend_to_columns(weights: TransformerWeights, layer: int, h: Tensor) -> Tensor:
-    """Apply self-attention among the tokens (tables, rows, columns + 1, DIM) of each row; the last layer keeps one."""
+    """Apply self-attention among the tokens h (tables, rows, columns + 1, DIM) of a row; the last layer returns one."""
     tables, rows, columns, dim = h.shape
     z = F.linear(_layer_norm(weights, f"{layer}.norm0", h), weights[f"{layer}.columns"])
     q, k, v = z.view(tables * rows, columns, 3, dim // HEAD_DIM, HEAD_DIM).permute(2, 0, 3, 1, 4)

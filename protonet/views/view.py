@@ -88,7 +88,7 @@ class TrainingRows:
     def scale_limit(self, limit: int) -> int:
         """Compute the maximum number of rows that a view may store when it is fitted to these rows, at least 1.
 
-        It is ``limit``, the maximum for all training rows, times the fraction `selected`. A stored row is embedded near
+        It is ``limit``, the maximum for all training rows, times ``row_fraction``. A stored row is embedded near
         its class, so prototypes depend on the fraction of stored rows. This fraction must be the same in a fold and in
         the final view: otherwise, a temperature that is fitted to held-out rows would not suit the final view.
         """
