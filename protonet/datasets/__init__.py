@@ -1,4 +1,4 @@
-"""Data sets: loaders of public data sets, loaders of your own files, and synthetic data."""
+"""Data sets: loaders of published benchmarks, loaders of your own files, printed characters, and synthetic data."""
 
 from protonet.datasets.benchmarks import (
     load_cifar_fs,

@@ -42,14 +42,14 @@ from protonet.datasets.pictures import (
 from protonet.embeddings.pictures.reading import list_images, list_visible_folders
 from protonet.errors import raise_input_error
 
-META_PREFIX = "meta-"  #: The names of Meta-Dataset's class lists begin with this prefix.
+META_DATASET_PREFIX = "meta-"  #: The names of Meta-Dataset's class lists begin with this prefix.
 #: A folder that has at least this fraction of the classes of a list is taken for that data set, and must then have all.
 MIN_PRESENT_CLASS_FRACTION = 0.9
 
 
 @dataclass(frozen=True)
 class ClassList:
-    """The classes on each side of a benchmark's split: an entry of ``class_lists.json``."""
+    """The classes on each side of a benchmark's split, and the list's source: an entry of ``class_lists.json``."""
 
     of: str  #: The benchmark in words, to be written after "the classes of".
     source: str  #: The repository, the commit and the file that the list was taken from.
@@ -64,7 +64,7 @@ class ClassList:
 
     @property
     def side_of(self) -> dict[str, str]:
-        """The side of the split that each class is on, by the name of the class."""
+        """The side of the split ("base", "validation" or "novel") of each class, by the name of the class."""
         return {name: side for side in SPLIT_SIDES for name in getattr(self, side)}
 
 
@@ -80,7 +80,7 @@ def read_class_lists() -> dict[str, ClassList]:
 
 def meta_dataset_keys() -> list[str]:
     """List the names of Meta-Dataset's data sets, such as "meta-dtd"."""
-    return [name for name in read_class_lists() if name.startswith(META_PREFIX)]
+    return [name for name in read_class_lists() if name.startswith(META_DATASET_PREFIX)]
 
 
 def format_class_lists() -> str:
@@ -102,8 +102,8 @@ def make_class_list_detector(key: str, *subfolders: str) -> Callable[[Path], Lay
     """Make a function that finds the pictures ``root/SUBFOLDER/CLASS/*.png`` of the classes on the class list ``key``.
 
     The function takes ``root``, and returns a `Layout` with the split of the list; or None if no subfolder ("" is
-    ``root`` itself) has most of the classes. If it has most but not all, an InputError names a missing class. Pictures
-    of several subfolders are joined, and classes that are not on the list are left out.
+    ``root`` itself) has most of the classes. An InputError is raised if it has most classes but not all. Pictures of
+    several subfolders are joined, and classes that are not on the list are left out.
     """
 
     def detect(root: Path) -> Layout | None:
@@ -130,8 +130,8 @@ def load_meta_dataset(key: str, root: str | Path, *, size: int | None = None) ->
 
     Args:
         key: The name of the data set's class list, such as ``meta-dtd``; `meta_dataset_keys` lists all names.
-        root: The folder of the classes. The name of a class's folder is that on the list, except for case and
-            punctuation: ``F-16A/B`` may be ``F-16A_B``. ImageNet is ``root/train/SYNSET`` or ``root/SYNSET``.
+        root: The folder of the classes. A class's folder has its name on the list, except for case and punctuation:
+            ``F-16A/B`` may be ``F-16A_B``. ImageNet is ``root/train/SYNSET`` or ``root/SYNSET``.
         size: Pixels per side to resize pictures to, >= 1; None for 84.
 
     Returns:
@@ -154,7 +154,7 @@ def describe_class_list_difference(text: str, counts: Mapping[tuple[str, str], i
     """Describe in a line how the classes of a data set ``KIND:ROOT`` differ from the class list of the benchmark KIND.
 
     ``counts`` has the number of pictures for each pair (class, side of the split). If none of these classes is on the
-    list, only the numbers of classes and pictures are compared. Nothing is returned if nothing differs, or if ``text``
+    list, only the numbers of classes and pictures are compared. The list is empty if nothing differs, or if ``text``
     names no known benchmark.
     """
     key, colon, _ = text.partition(":")
@@ -179,10 +179,10 @@ def describe_class_list_difference(text: str, counts: Mapping[tuple[str, str], i
 
 
 class Benchmark:
-    """The pixels per side to which papers resize a benchmark's pictures, and the layouts of its files.
+    """A published benchmark: the pixels per side to which papers resize its pictures, and the layouts of its files.
 
-    ``expected`` are the layouts in words, and ``layouts`` functions that each look for one in a folder, and return None
-    if it is not there. ``folder`` is the folder in the authors' archive: users may pass it, or the one above.
+    ``expected`` describes the layouts in words. ``layouts`` are functions that each look for one layout in a folder,
+    and return None if it is not there. ``folder`` is a folder in the authors' archive: users may pass it or its parent.
     """
 
     def __init__(self, size: int, expected: str, *layouts: Callable[[Path], Layout | None], folder: str = "") -> None:
@@ -190,7 +190,7 @@ class Benchmark:
 
 
 def _detect_cub_archive(root: Path) -> Layout | None:
-    """Find the pictures of CUB's own archive, by its lists, and split the classes by the rule of Chen et al.
+    """Find the pictures of the authors' CUB archive by its lists, and split the classes by the rule of Chen et al.
 
     Returns None if the lists are not there.
     """
@@ -214,7 +214,7 @@ def _detect_cub_archive(root: Path) -> Layout | None:
 
 
 def _read_numbered_values(path: Path) -> dict[str, str]:
-    """Read a list whose lines are a number and a value; return the values by the number, as text."""
+    """Read a file whose lines are a number and a value; return the values by number; both are texts."""
     try:
         rows = [line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -272,9 +272,9 @@ BENCHMARKS = {
 
 
 def locate_benchmark(key: str, root: str | Path) -> ImageSet:
-    """Find the pictures of a published benchmark in the folder ``root``, in the first of its layouts that is there.
+    """Find the pictures of a published benchmark in the folder ``root``, in the first published layout that matches.
 
-    ``key`` is a key of ``BENCHMARKS`` or one of `meta_dataset_keys`. An InputError says that no layout was found.
+    ``key`` is a key of ``BENCHMARKS`` or a name in `meta_dataset_keys`. An InputError is raised if no layout matches.
     """
     name, benchmark = key.replace("-", "_"), BENCHMARKS.get(key)
     if benchmark is None:
@@ -399,7 +399,7 @@ def load_omniglot(root: str | Path, *, size: int | None = None, rotations: bool 
     """Load Omniglot from ``root/images_background/ALPHABET/CHARACTER/*.png`` and ``root/images_evaluation/...``.
 
     A class is a character. The characters of ``images_evaluation`` are novel classes, and those of
-    ``images_background`` base classes. Only the last alphabets of the latter by name are validation classes: as many
+    ``images_background`` base classes, except for the last alphabets by name, which are validation classes: as many
     alphabets as together have a fifth of the characters.
 
     Args:

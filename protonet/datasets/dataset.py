@@ -30,7 +30,7 @@ MAX_PICTURE_CHANNELS = 3  #: Pictures have at most this many channels.
 
 
 class Dataset(NamedTuple):
-    """Rows of features, with the class of each row."""
+    """A data set: rows of features, the class of each row and, if there is a split, the side of each class."""
 
     #: Features (n, dim), float32. Features that are memory-mapped from a file (see `map_npz`) may have another floating
     #: dtype, and must not be written to. Pixels may be uint8 in [0, 255]: `get_rows` returns them divided by 255.
@@ -51,7 +51,7 @@ class Dataset(NamedTuple):
 
     @property
     def has_feature_maps(self) -> bool:
-        """Whether each row holds feature maps of a convolutional network, recognised by more channels than pictures."""
+        """Whether each row holds feature maps of a convolutional network, that is, has more channels than a picture."""
         return self.shape is not None and self.shape[0] > MAX_PICTURE_CHANNELS
 
     @property
@@ -60,13 +60,13 @@ class Dataset(NamedTuple):
         return self.memory_map is None and self.x.is_floating_point()
 
     def select_classes(self, class_ids: Sequence[int]) -> Dataset:
-        """Copy the rows of some classes. The copy numbers the classes 0, 1, ... in the order of ``class_ids``.
+        """Copy the rows of some classes. The copy numbers these classes 0, 1, ... in the order of ``class_ids``.
 
         Args:
             class_ids: Different whole numbers in [0, num_classes).
 
         Returns:
-            A data set of the rows of these classes, in the order that the rows have here.
+            A data set of the rows of these classes, in the same order as in this data set.
 
         Raises:
             InputError: A class is named twice or does not exist.
@@ -88,7 +88,7 @@ class Dataset(NamedTuple):
             side: One of ``SPLIT_SIDES``.
 
         Returns:
-            A data set of these classes and their rows, both in the order that they have here.
+            A data set of these classes and their rows, both in the same order as in this data set.
 
         Raises:
             InputError: There is no split, or no class on the side.

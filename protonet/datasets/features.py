@@ -1,4 +1,4 @@
-"""Load features from files of other programs: NPY files with a file of labels beside them, torch files and pickles.
+"""Load features from files of other programs: NPY files with a label file in the same folder, torch files and pickles.
 
 A pickle is a program: it may name any function and call it. `load_pickle` only lets a pickle name NumPy's arrays,
 dtypes and numbers, torch's tensors, and Python's containers. Arrays are built by functions of this module, which check
@@ -28,11 +28,11 @@ PLAIN_DTYPE_PATTERN = re.compile(r"[biufSU]\d+")
 
 
 class RefusedPickleError(pickle.UnpicklingError):
-    """A pickle names an object, or describes an array, that `load_pickle` does not create."""
+    """Raised for a pickle that contains an object or an array that `load_pickle` does not allow."""
 
 
 class _DtypeStandIn:
-    """Stands in for `numpy.dtype` in a pickle, and accepts only dtypes that match ``PLAIN_DTYPE_PATTERN``."""
+    """A safe replacement of `numpy.dtype` in pickles, which accepts only dtypes that match ``PLAIN_DTYPE_PATTERN``."""
 
     def __init__(self, text: str, *_: object) -> None:
         if not isinstance(text, str) or not PLAIN_DTYPE_PATTERN.fullmatch(text):
@@ -46,7 +46,7 @@ class _DtypeStandIn:
 
 
 class _ArrayStandIn(np.ndarray[Any, Any]):
-    """Stands in for an array that a pickle first creates empty, then fills: checks the bytes, dtype and shape."""
+    """A safe replacement of NumPy arrays that a pickle creates empty and then fills: checks bytes, dtype and shape."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, kind, fortran, raw = state
@@ -57,7 +57,7 @@ class _ArrayStandIn(np.ndarray[Any, Any]):
 
 
 def _make_array(raw: bytes, kind: _DtypeStandIn, shape: tuple[int, ...], order: str) -> np.ndarray:
-    """Make an array from its bytes, dtype, shape and order; raise any exception if these do not fit together."""
+    """Make an array from its bytes, dtype, shape and memory order; raise an exception if they are inconsistent."""
     if not isinstance(kind, _DtypeStandIn):
         raise RefusedPickleError("an array without a dtype")
     if not isinstance(raw, (bytes, bytearray)):
@@ -103,7 +103,7 @@ _ALLOWED_OBJECTS: dict[tuple[str, str], object] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that raises a RefusedPickleError if a pickle names an object that is not in ``_ALLOWED_OBJECTS``."""
+    """An unpickler that raises a RefusedPickleError for objects that are not in ``_ALLOWED_OBJECTS``."""
 
     def find_class(self, module: str, name: str) -> object:
         module = {"__builtin__": "builtins"}.get(module, module).replace("numpy._core", "numpy.core")
@@ -115,8 +115,8 @@ class _Unpickler(pickle.Unpickler):
 def load_pickle(argument: str, path: str | Path) -> Any:
     """Load a pickle of arrays, tensors, numbers, texts and containers, without running code in it.
 
-    Byte strings of Python 2 are read as Latin-1. An InputError about ``argument`` names any other object in the pickle;
-    it is not created.
+    Byte strings of Python 2 are read as Latin-1. For any other object in the pickle, an InputError about ``argument``
+    is raised, and the object is not created.
 
     Source: Python's documentation of pickle, "Restricting globals".
     """
@@ -145,7 +145,7 @@ LABEL_FILES = ("{}.labels.npy", "{}_labels.npy", "labels.npy", "y.npy")
 
 
 class LabelledArrays(NamedTuple):
-    """The features, labels and sides that were read from a file, not yet checked."""
+    """The features, labels and sides of the split that were read from a file, before they are checked."""
 
     x: np.ndarray  #: Features (n, ...).
     y: np.ndarray  #: The class (n,) of each row, as integers, strings or bytes.
@@ -191,7 +191,7 @@ def load_features(path: str | Path) -> Dataset:
 
 
 def _read_npy(path: Path) -> LabelledArrays:
-    """Read the features of an NPY file, and their labels from the file of labels in the same folder."""
+    """Read the features of an NPY file, and the labels from another NPY file in the same folder."""
     names = [name.format(path.stem) for name in LABEL_FILES]
     label_paths = [path.with_name(name) for name in names if path.with_name(name).is_file() and name != path.name]
     if not path.is_file():
@@ -223,7 +223,7 @@ FEATURE_READERS: Mapping[str, Callable[[Path], LabelledArrays]] = {
 
 
 def _extract_arrays(path: Path, content: object) -> LabelledArrays:
-    """Find features and labels in the object that a file holds, in any of the forms that `load_features` lists."""
+    """Extract features and labels from ``content``, the object in a file, in any form that `load_features` lists."""
     if isinstance(content, (list, tuple)) and len(content) == 4 and isinstance(content[2], dict):
         content = content[2]  # LaplacianShot: the other entries are means and scores
     if isinstance(content, (list, tuple)) and len(content) == 2:
@@ -267,6 +267,6 @@ def _to_array(path: Path, value: object) -> np.ndarray:
 
 
 def _raise_missing_features(path: Path, got: str) -> NoReturn:
-    """Raise an InputError about a file that holds no features with labels; ``got`` says what it holds instead."""
+    """Raise an InputError about a file without features and labels; ``got`` describes the content of the file."""
     remedy = "Save it with numpy.savez(path, x=x, y=y); pictures are read as KIND:FOLDER."
     raise_input_error("path", "hold features and labels, or rows by class", f"{got} in {path}", remedy)

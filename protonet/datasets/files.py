@@ -101,7 +101,7 @@ def load_npz(path: str | Path) -> Dataset:
 
 
 def _make_npz_dataset(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap.mmap | None = None) -> Dataset:
-    """Make a data set from rows ``x`` (n, ...), perhaps memory-mapped, and the arrays ``y``, ``split``, ``maps``."""
+    """Make a data set from ``x`` (n, ...), memory-mapped by ``mapping`` if given, and the arrays y, split and maps."""
     x = x.flatten(1)
     data = make_dataset("x", torch.empty(len(x), 0), arrays["y"])
     data = assign_sides("split", data, arrays.get("split"))
@@ -111,7 +111,7 @@ def _make_npz_dataset(x: Tensor, arrays: Mapping[str, np.ndarray], mapping: mmap
 
 
 def check_map_shape(shape: np.ndarray | None, dim: int) -> tuple[int, int, int] | None:
-    """Check the array ``maps`` of an NPZ file, if any, whose rows have ``dim`` features: (channels, height, width)."""
+    """Check and return the feature map ``shape`` (channels, height, width), if any, of rows with ``dim`` features."""
     if shape is None:
         return None
     if shape.shape != (3,) or shape.dtype.kind not in "iu" or math.prod(shape.tolist()) != dim or shape.min() < 1:
@@ -155,7 +155,7 @@ def load_csv(path: str | Path, *, label: str = "label") -> Dataset:
 
 
 def _parse_float(cell: str, line: int) -> float:
-    """Parse the number in a cell of the table; an empty cell is NaN. An InputError names the line."""
+    """Parse the number in a cell of a CSV file; an empty cell is NaN. An InputError names the ``line`` number."""
     try:
         return float(cell) if cell.strip() else math.nan
     except ValueError:

@@ -1,4 +1,4 @@
-"""Glyphs, a data set of printed characters: each class is a character, each row an image of it in one font face.
+"""Glyphs, a data set of printed characters: a class is a character, a row its image in one font face.
 
 The data set resembles Omniglot, but needs no download. Some 3,000 letters, digits and symbols are in eight or more of
 the DejaVu font faces that come with matplotlib. Each image is distorted by a small random affine map (jitter). The
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GlyphRendering:
-    """How a character is drawn. All values are our own choice; after a change, increase ``GLYPH_CACHE_VERSION``."""
+    """How characters are drawn. All values are our own choice; after a change, increase ``GLYPH_CACHE_VERSION``."""
 
     image_side: int = 28  #: Pixels per side of an image, as in MNIST and most uses of Omniglot.
     canvas_side: int = 56
@@ -47,7 +47,7 @@ class GlyphRendering:
 
 @dataclass(frozen=True)
 class GlyphJitter:
-    """Limits of the random affine map that distorts each image.
+    """Limits of the random affine map (jitter) that distorts each image.
 
     All values are our own choice; after a change, increase ``GLYPH_CACHE_VERSION``.
     """
@@ -152,9 +152,9 @@ def get_alphabet(character: str) -> str:
 def split_by_alphabet(characters: Iterable[str]) -> tuple[str, ...]:
     """Split characters by alphabet; return the side of each character, one of ``SPLIT_SIDES``.
 
-    Alphabets are assigned one after another, the largest first, each to the side that lacks most characters to its
-    fraction. Letters and other characters are split separately, so that every side has both. All alphabets of fewer
-    than ``MIN_ALPHABET_SIZE`` characters count as one.
+    Alphabets are assigned one after another, the largest first, each to the side that is farthest below its fraction.
+    Letters and other characters are split separately, so that every side has both. All alphabets of fewer than
+    ``MIN_ALPHABET_SIZE`` characters count as one alphabet.
     """
     names = [get_alphabet(character) for character in characters]
     counts = Counter(names)
@@ -172,7 +172,7 @@ def split_by_alphabet(characters: Iterable[str]) -> tuple[str, ...]:
 
 
 def list_font_faces(fonts: str | Path | None = None) -> list[FontFace]:
-    """List font faces: matplotlib's DejaVu faces, sorted by name, then those below the folder ``fonts``, by path."""
+    """List font faces: matplotlib's DejaVu faces, sorted by name, then faces of ``fonts`` and subfolders, by path."""
     with optional_packages():
         import matplotlib as mpl  # noqa: PLC0415 - optional
         from fontTools.ttLib import TTFont, TTLibError  # type: ignore[import-untyped]  # noqa: PLC0415
@@ -197,7 +197,7 @@ def list_font_faces(fonts: str | Path | None = None) -> list[FontFace]:
 def _render_characters(
     characters: Iterable[str], faces: list[FontFace], copies: int, seed: int
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Draw each character in every font face that has it: distorted images (28, 28) uint8, ink 0, and characters."""
+    """Draw each character in every font face that has it; return distorted images (28, 28) uint8, and characters."""
     with optional_packages():
         from PIL import ImageFont  # noqa: PLC0415 - optional
 
@@ -235,7 +235,7 @@ def _draw_character(character: str, font: FreeTypeFont) -> Image:
 
 
 def _distort_image(image: Image, generator: np.random.Generator) -> np.ndarray:
-    """Distort the image of a canvas by a random affine map, and halve its size; return it as (28, 28) uint8."""
+    """Distort the image of a character by a random affine map, and halve its size; return an array (28, 28) uint8."""
     from PIL.Image import Resampling, Transform  # noqa: PLC0415 - optional
 
     centre = GLYPH_RENDERING.canvas_side / 2

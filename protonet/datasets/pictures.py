@@ -57,7 +57,7 @@ MAX_DECODE_THREADS = 8  #: At most this many threads decode pictures.
 
 
 class LabelledPictures(NamedTuple):
-    """The n pictures of a data set, with their classes."""
+    """The n pictures of a data set with their classes and, if there is a split, their sides of the split."""
 
     pictures: Sequence[ImageSource]  #: The n pictures, most of them not yet read from their files.
     labels: Sequence[str]  #: For each picture the name of its class.
@@ -65,7 +65,7 @@ class LabelledPictures(NamedTuple):
     sides: Sequence[str] | None = None
 
     def split(self, side_of: Mapping[str, str]) -> LabelledPictures:
-        """Return the pictures with the sides of their classes, given the side of each class."""
+        """Return a copy in which each picture has the side of its class; ``side_of`` maps a class to its side."""
         return self._replace(sides=[side_of[label] for label in self.labels])
 
 
@@ -77,7 +77,7 @@ PUBLISHED_SIDE_NAMES = ("train", "val", "test")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSet:
-    """A set of pictures that was found on the disk, not yet read."""
+    """A set of pictures that was found on the disk but is not read yet: its files, and a function to read it."""
 
     name: str  #: The name of the cached file begins with this name.
     root: Path  #: The folder that has the pictures.
@@ -99,14 +99,14 @@ class ImageSet:
 def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
     """Load pictures as a data set, each resized to ``size`` pixels per side; None takes ``image_set.size``.
 
-    The pictures are read from the cached file, which is made first if there is none or if the set's files have changed.
+    Pictures are read from a cached file, which is first created if it is missing or if the set's files have changed.
 
     Returns:
         One row per picture: uint8 pixels in the order of channels, height and width, see `Dataset.get_rows`. Rows are
         memory-mapped from the cached file, or in memory if this file cannot be written.
 
     Raises:
-        InputError: A file is missing, or is no picture.
+        InputError: A file is missing, or is not a picture.
     """
     side = image_set.size if size is None else check_int("size", size, low=1)
     shape = (1 if image_set.grey else 3, side, side)
@@ -119,7 +119,7 @@ def load_pictures(image_set: ImageSet, size: int | None = None) -> Dataset:
 
 
 def hash_file_stamps(image_set: ImageSet, settings: str) -> str:
-    """Hash the name, size and time of each file of the set, to detect changes, together with the text ``settings``.
+    """Hash name, size and modification time of each file of the set, and the text ``settings``, to detect changes.
 
     An InputError names a file that is missing.
     """
@@ -147,7 +147,7 @@ def open_picture(picture: ImageSource, min_side: int | None = None) -> Image:
 
 
 def _read_picture_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset | None:
-    """Memory-map the pictures of a cached file; None if it is damaged, or if the files have changed since."""
+    """Memory-map the pictures of a cached file; None if it is damaged, or has another ``stamp`` (hash of the files)."""
     try:
         with path.open("rb") as opened:
             file = np.load(opened, allow_pickle=False)
@@ -166,7 +166,7 @@ def _read_picture_cache(path: Path, stamp: str, shape: tuple[int, int, int]) -> 
 
 
 def _fill_picture_cache(image_set: ImageSet, path: Path, stamp: str, shape: tuple[int, int, int]) -> Dataset:
-    """Decode pictures, write them to the cached file ``path``, and memory-map it; keep them in memory if that fails."""
+    """Decode pictures, write them to the cached file ``path``, and memory-map it; keep them in memory if this fails."""
     with optional_packages("pictures"):
         from PIL import Image  # noqa: PLC0415 - optional
     pictures, labels, sides = image_set.read()
@@ -208,8 +208,8 @@ def _fill_picture_cache(image_set: ImageSet, path: Path, stamp: str, shape: tupl
 def join_sides(parts: Sequence[LabelledPictures | None]) -> LabelledPictures:
     """Join the pictures of the base, the validation and the novel side into one set that has a side for each picture.
 
-    ``parts`` has one entry per side, in this order; None is a side without pictures. Files may number the classes of
-    each side from 0. Two sides then share a number, and both classes get the name of their side before the number.
+    ``parts`` has one entry per side, in this order; None is a side without pictures. If files number the classes of
+    each side from 0, two sides share a number: both classes then get their side's name as a prefix.
     """
     present = [(side, part) for side, part in zip(SPLIT_SIDES, parts, strict=True) if part is not None]
     n_sides = Counter(name for _, part in present for name in set(part.labels))
@@ -224,19 +224,19 @@ def join_sides(parts: Sequence[LabelledPictures | None]) -> LabelledPictures:
 def detect_folders(root: Path) -> Layout | None:
     """Find pictures in ``root/SIDE/CLASS/*.png``; return None if there are no such folders.
 
-    The folders of the sides are those that `detect_side_folders` finds, such as ``train`` or ``meta-train``.
+    The folders of the sides are found by `detect_split_folders`, such as ``train`` or ``meta-train``.
     """
-    folders = detect_side_folders(root)
+    folders = detect_split_folders(root)
     if folders is None:
         return None
     parts = [list_pictures_by_class(folders[side]) if side in folders else None for side in SPLIT_SIDES]
     return make_layout(join_sides(parts))
 
 
-def detect_side_folders(root: Path) -> dict[str, Path] | None:
-    """Find the folder of each side of a split, such as ``root/train`` or ``root/meta-val``, and return it by side.
+def detect_split_folders(root: Path) -> dict[str, Path] | None:
+    """Find the folder of each side of a split, such as ``root/train`` or ``root/meta-val``; return the folders by side.
 
-    Returns None if a folder of ``root`` is not that of a side, or if the base or the novel side has no folder.
+    Returns None if ``root`` has another folder, or if the base or the novel side has no folder.
     """
     folders: dict[str, Path] = {}
     for folder in list_visible_folders(root):
@@ -249,7 +249,7 @@ def detect_side_folders(root: Path) -> dict[str, Path] | None:
 
 
 def list_pictures_by_class(root: Path) -> LabelledPictures:
-    """List the pictures ``root/CLASS/*.png`` with their classes, which are not split; both are sorted by name."""
+    """List the pictures ``root/CLASS/*.png`` with their classes, without a split; both are sorted by name."""
     folders = list_visible_folders(root)
     if not folders:
         raise_input_error("root", "hold one folder per class", f"{root} without any", "Pass the folder above them.")
@@ -257,7 +257,7 @@ def list_pictures_by_class(root: Path) -> LabelledPictures:
 
 
 def label_pictures(folders: Iterable[tuple[Path, str]]) -> LabelledPictures:
-    """List the pictures of folders, given each folder and its class; an InputError names a folder without pictures."""
+    """List the pictures in ``folders``, pairs (folder, class); raise an InputError for a folder without pictures."""
     pairs = [(picture, label) for folder, label in folders for picture in list_images("root", folder)]
     return LabelledPictures([picture for picture, _ in pairs], [label for _, label in pairs])
 
@@ -282,7 +282,7 @@ def read_split_lists(folder: Path, lists: Sequence[Path], read: Callable[[Path],
 
 
 def detect_csv_lists(root: Path) -> Layout | None:
-    """Find the pictures of ``root/images`` that ``train.csv``, ``val.csv`` and ``test.csv`` list; None without these.
+    """Find the pictures of ``root/images`` in the lists ``train.csv``, ``val.csv``, ``test.csv``; None without lists.
 
     The lists are in ``root`` and have the columns filename and label. If a filename has a folder, as in
     ``001.Black_footed_Albatross/1.jpg``, the folder is the class, not the label.
@@ -304,7 +304,7 @@ def detect_csv_lists(root: Path) -> Layout | None:
 
 
 def detect_json_lists(root: Path) -> Layout | None:
-    """Find the pictures of ``root/images`` that ``base.json``, ``val.json``, ``novel.json`` list; None without these.
+    """Find the pictures of ``root/images`` in ``base.json``, ``val.json``, ``novel.json``; None without these lists.
 
     The lists are in ``root``. Their entry ``image_names`` has paths on the authors' machine. Only the last two parts of
     a path are used: the class and the file.
@@ -342,7 +342,7 @@ def make_split_list_detector(folder: str, pattern: str) -> Callable[[Path], Layo
 
 
 def make_pickle_detector(pattern: str, *sides: str) -> Callable[[Path], Layout | None]:
-    """Make a function that finds pictures in one pickle for each side of a split, and returns None without them.
+    """Make a function that finds pictures in pickles, one per side of a split; it returns None without the pickles.
 
     The braces of ``pattern`` stand for one of ``sides``, or of ``PUBLISHED_SIDE_NAMES``.
     """
@@ -426,7 +426,7 @@ def _read_npz_images(path: Path) -> np.ndarray | None:
 
 
 def all_files_exist(files: Sequence[Path]) -> bool:
-    """Return True if all files exist, and False if the first one does not: then the folder has another layout.
+    """Return True if all files exist, and False if the first file does not: then the folder has another layout.
 
     If only later files are missing, the data set is incomplete: an InputError names the missing file.
     """
@@ -454,11 +454,11 @@ def check_labels(path: Path, labels: object, n: int) -> list[str]:
 
 
 def raise_unreadable(path: Path, got: str) -> NoReturn:
-    """Raise an InputError about a list or a file of pictures that cannot be read; ``got`` says why."""
+    """Raise an InputError about a list or a file of pictures that cannot be read; ``got`` is the reason."""
     raise_input_error("root", "hold lists and pictures that can be read", f"{path} ({got})", "Get the file again.")
 
 
 def make_layout(pictures: LabelledPictures, *lists: Path) -> Layout:
-    """Make the `Layout` of pictures that are found already, in files of their own; ``lists`` name their files."""
+    """Make the `Layout` of pictures that have been found, one per file; ``lists`` are the files with the split."""
     paths = [picture for picture in pictures.pictures if isinstance(picture, Path)]
     return [*lists, *paths], lambda: pictures

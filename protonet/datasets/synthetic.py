@@ -2,8 +2,8 @@
 
 Every family starts from the same distribution and changes one thing about it: prototypes are uniform on the sphere of
 radius 2.5, and rows are a prototype plus Gaussian noise of standard deviation 0.4 per feature. With the same seed every
-family has the same prototypes, except that ``subclusters`` needs more of them. Training, validation and test samples do
-not depend on each other's numbers. Comparisons of families and of sample sizes are therefore paired.
+family has the same prototypes, except that ``subclusters`` needs more of them. The sizes of training, validation and
+test sets do not affect each other's samples. Comparisons of families and of sample sizes are therefore paired.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SampleRows = Callable[[Tensor, torch.Generator], Tensor]  #: Maps labels (n,) to
 
 @dataclass(frozen=True)
 class SyntheticConstants:
-    """Constants of the synthetic families.
+    """Constants of the families of synthetic distributions.
 
-    ``radius`` and ``noise_deviation`` are those of the contest that ``solution/`` is an entry to; the others are our
-    own choice.
+    ``radius`` and ``noise_deviation`` are from the contest that ``solution/`` is an entry to; the others are our own
+    choice.
     """
 
     radius: float = 2.5  #: Norm of the prototypes, in all families.
@@ -65,7 +65,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Population:
-    """The distribution of a synthetic data set, from which the samples of a `Split` are drawn."""
+    """The distribution of a synthetic data set, from which the training, validation and test samples are drawn."""
 
     sample: SampleRows  #: Samples one row of features for each label, from the distribution of the label's class.
     noise_covariance: Tensor | None = None  #: The true covariance of the noise, as in `Split`.
@@ -86,7 +86,7 @@ def isotropic(num_classes: int, dim: int, generator: torch.Generator) -> Populat
 def correlated(num_classes: int, dim: int, generator: torch.Generator) -> Population:
     """Make a distribution with correlated Gaussian noise.
 
-    Its covariance has eigenvalues proportional to k^-1.5 in a random basis; their mean is 20 * 0.4^2.
+    The covariance of the noise has eigenvalues proportional to k^-1.5 in a random basis; their mean is 20 * 0.4^2.
     """
     spectrum = torch.arange(1, dim + 1, dtype=torch.float64) ** -SYNTHETIC.correlated_decay  # (dim,)
     variance = SYNTHETIC.correlated_variance * SYNTHETIC.noise_deviation**2
@@ -122,8 +122,8 @@ def warped(num_classes: int, dim: int, generator: torch.Generator) -> Population
 
     A and B are (dim, dim) with entries from N(0, 1/dim), b is standard normal. At the default size, the inputs of the
     hidden units have standard deviation 1.6, and an affine map of x explains nine tenths of the output's variance. The
-    nearest class mean by cosine has an accuracy of 98.7 % on the rows x, 52 % on the mapped rows, and 76 % on these
-    after Ledoit-Wolf whitening.
+    nearest class mean by cosine has an accuracy of 98.7 % on the rows x, 52 % on the mapped rows, and 76 % on the
+    mapped rows after Ledoit-Wolf whitening.
     """
     population = isotropic(num_classes, dim, generator)
     inner = torch.randn(dim, dim, generator=generator) / dim**0.5
@@ -235,7 +235,7 @@ def _sample_prototypes(n: int, dim: int, generator: torch.Generator) -> Tensor:
 
 
 def _anisotropic(num_classes: int, dim: int, generator: torch.Generator, spectrum: Tensor) -> Population:
-    """Make a population whose Gaussian noise has the eigenvalues ``spectrum`` (dim,) in a random orthonormal basis."""
+    """Make a distribution whose noise covariance has eigenvalues ``spectrum`` (dim,) in a random orthonormal basis."""
     prototypes = _sample_prototypes(num_classes, dim, generator)
     basis: Tensor = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator)).Q  # (dim, dim)
     root = (basis * spectrum.sqrt()).T.float()  # (dim, dim), root.T @ root is the covariance

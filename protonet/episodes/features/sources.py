@@ -23,7 +23,7 @@ from protonet.datasets.features import FEATURE_READERS
 from protonet.datasets.pictures import (
     ImageSet,
     detect_folders,
-    detect_side_folders,
+    detect_split_folders,
     list_pictures_by_class,
     load_pictures,
     make_layout,
@@ -282,7 +282,7 @@ def _load_by_name(text: str, label: str, image_size: int | None = None) -> Datas
         return datasets.load_csv(path, label=label)
     if path.suffix.lower() in FEATURE_READERS:
         return datasets.load_features(path)
-    if image_size is None and text and path.is_dir() and detect_side_folders(path) is None:
+    if image_size is None and text and path.is_dir() and detect_split_folders(path) is None:
         return datasets.load_images(path, size=GREY_IMAGE_SIZE)
     pictures = locate_pictures(text)
     if pictures is None:
