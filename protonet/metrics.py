@@ -86,7 +86,7 @@ class EvaluationSample(NamedTuple):
 
     @property
     def effective_groups(self) -> float:
-        """The number of groups of equal weight that are as informative, by Kish's effective sample size."""
+        """The effective number of groups: that of equally weighted groups with the same information (Kish)."""
         return effective_sample_size(self.sum_by_group(self.weights))
 
     @property
@@ -198,7 +198,7 @@ def wilson_interval(proportion: float, n_rows: float, quantile: float = NORMAL_Q
 
 
 def refit_variance_factor(n_groups: float, n_classes: int) -> float:
-    """Compute the factor by which cross-validation increases variances; see `IntervalConstants.refit_variance`."""
+    """Compute the factor on variances since cross-validation evaluates other networks than the final one."""
     return 1 + max(INTERVALS.min_refit_variance, INTERVALS.refit_variance / (1 + n_groups / n_classes))
 
 
@@ -265,11 +265,11 @@ def measure(logits: Tensor, labels: Tensor, sample: Tensor | EvaluationSample | 
 def _estimate_calibration_error(
     confidence: Tensor, correct: Tensor, weights: Tensor, rows: float
 ) -> tuple[float, float, float]:
-    """Estimate the expected calibration error, corrected for its bias, the excess of its gaps, and its deviation.
+    """Estimate the calibration error without bias, the excess of absolute gaps over chance, and its standard error.
 
     The gap of a bin is its mean confidence minus its accuracy. Its expectation, if confidences are correct
     probabilities, is subtracted: from each squared gap, but not below 0, and from the sum of absolute gaps, which may
-    become negative.
+    become negative. ``rows`` is the effective number of rows.
 
     Source: the error of Guo et al., "On calibration of modern neural networks" (2017), eq. 3; its bias and the remedy,
         for squares, Kumar, Liang and Ma, "Verified uncertainty calibration" (2019), sec. 4.1.

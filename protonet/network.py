@@ -152,7 +152,7 @@ class Encoder(nn.Module):
             yield view
 
     def _join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Scale each part (n, width) to a norm of the square root of its weight; concatenate: (n, embedding_dim)."""
+        """Scale each part (n, width) to norm sqrt(weight), and concatenate the parts: (n, embedding_dim)."""
         min_norm = max(1e-12, torch.finfo(parts[0].dtype).tiny)
         scaled = [
             part * (weight / torch.linalg.vector_norm(part, dim=1, keepdim=True).clamp_min(min_norm))

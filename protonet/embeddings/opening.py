@@ -199,7 +199,7 @@ def open_representation(name: str) -> Representation:
 
 @cache
 def _open_cached(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
-    """Open a representation; the result is cached until a stamp (path, time, size) of its files changes."""
+    """Open a representation; the result is cached until a file's stamp (path, modification time, size) changes."""
     packaged = PACKAGED.get(name)
     if packaged is not None:
         with optional_packages(packaged.extra):

@@ -276,7 +276,7 @@ def open_universal_sentence_encoder(name: str, *, licence: str) -> Representatio
 
 
 def _make_long_text_encoder(read: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
-    """Build an encoder that averages the embeddings of the pieces of a text, each of at most ``limit`` tokens."""
+    """Build an encoder that averages the embeddings, from ``read``, of pieces of a text of at most ``limit`` tokens."""
     encode = _open_tokenizer(tokenizer)
     piece_length = max(1, limit - 2)  # the network adds two special tokens
 
@@ -336,7 +336,7 @@ def _open_tokenizer(path: Path) -> Callable[..., list[Any]]:
 
 
 def _make_known_word_detector(path: Path) -> Callable[[Sequence[str]], np.ndarray]:
-    """Build a function that computes a mask (n,) bool of texts with words, ideographs or symbols of a tokenizer."""
+    """Build a function that computes a mask (n,) bool of the texts with words in the vocabulary of a tokenizer."""
     encode = _open_tokenizer(path)
 
     @cache
@@ -363,7 +363,7 @@ def _make_known_word_detector(path: Path) -> Callable[[Sequence[str]], np.ndarra
 
 
 def _has_known_words(text: str, pieces: Sequence[str]) -> bool:
-    """Test whether a text has known words, given its ``pieces`` with known tokens; see `_make_known_word_detector`."""
+    """Test whether a text has known words, given ``pieces``, the parts of it that are tokens of the vocabulary."""
     letters = [[letter for letter in piece if letter.isalnum()] for piece in pieces]
     words = sum(len(word) for word in letters if len(word) > 1 or all(map(str.isascii, word)))
     if words and words >= MIN_WORD_FRACTION * sum(map(str.isalnum, text)):

@@ -174,7 +174,7 @@ class DriftMonitor:
         return ""
 
     def _is_significant_increase(self, count: int, rows: int, fraction: float, subtract: float | None = None) -> bool:
-        """Test by Fisher's exact test whether ``count`` of the new rows are a larger fraction than in training."""
+        """Test if ``count`` / ``rows`` is significantly above the training ``fraction``, far above ``subtract``."""
         if not rows or count / rows - (fraction if subtract is None else subtract) < DRIFT.min_fraction_increase:
             return False
         n = self.training_statistics["per_class"]

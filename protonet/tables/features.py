@@ -187,7 +187,7 @@ def _select_numeric_columns(inferred: Mapping[str, InferredType]) -> dict[str, N
 def _attach_representations(
     inferred: Mapping[str, InferredType], columns: Mapping[str, np.ndarray], selection: SelectedRepresentations
 ) -> dict[str, InferredType]:
-    """Refit the columns of texts and pictures for the selected networks; return all columns by name."""
+    """Fit the columns of texts and pictures again, with the selected networks; return all columns by name."""
     result, used = dict(inferred), set[str | None]()
     n_used = sum(inferred_type.column is not None or inferred_type.is_text for inferred_type in inferred.values())
     for name, inferred_type in inferred.items():
@@ -350,7 +350,7 @@ def encode_block(table: Table, block: RowBlock, encoding: Encoding | None, argum
 
 
 def split_uninformative_rows(block: RowBlock, encoding: Encoding | None) -> tuple[RowBlock, list[int]]:
-    """Return a block without its rows of missing or unknown cells alone, such as footers, and these rows' positions."""
+    """Remove rows whose cells are all missing or unknown, such as footers; also return the removed positions."""
     if encoding is None:
         return block, []
     empty = encoding.is_uninformative(block.columns)
@@ -359,6 +359,6 @@ def split_uninformative_rows(block: RowBlock, encoding: Encoding | None) -> tupl
 
 
 def describe_left_out_rows(positions: Sequence[int], position_format: str, file: str = "") -> list[str]:
-    """Format a note that counts unlabelled rows that are left out and names the first; an empty list without such."""
+    """Format a note that counts the unlabelled rows left out and names the first; an empty list for no rows."""
     text = f"{plural(len(positions), 'unlabelled row')} without a readable cell left out, first {position_format}"
     return [text.format(positions[0]) + file] if positions else []

@@ -57,7 +57,7 @@ class FrameEncoding(NamedTuple):
         return tuple(names[index] for index in self.column_indices) if names else None
 
     def encode(self, frame: Frame) -> np.ndarray:
-        """Compute the features (n, dim) of the rows of a frame, with the columns of the frame that was fitted."""
+        """Compute the features (n, dim) of the rows of a frame with the same columns as the fitted frame."""
         names, columns = zip(
             *((frame.names[index], frame.columns[index]) for index in self.column_indices), strict=True
         )
@@ -196,7 +196,7 @@ def _simplify_cell(cell: Any) -> Any:
 
 
 def _convert_pandas(name: str, column: Any) -> np.ndarray:
-    """Convert a pandas series (n,) to one of the types of `Chunk.columns`; ``name`` is its name in error messages."""
+    """Convert a pandas series (n,) to a type of `TableChunk.columns`; ``name`` is its name in error messages."""
     if str(column.dtype).startswith("period"):
         column = column.dt.to_timestamp()
     kind, missing = column.dtype.kind, column.isna().to_numpy()
@@ -223,7 +223,7 @@ def _convert_pandas(name: str, column: Any) -> np.ndarray:
 
 
 def _convert_arrow(name: str, column: Any) -> np.ndarray:
-    """Convert a chunked Arrow array (n,) to one of the types of `Chunk.columns`; errors name the column ``name``."""
+    """Convert a chunked Arrow array (n,) to a type of `TableChunk.columns`; ``name`` is its name in error messages."""
     import pyarrow  # noqa: PLC0415 - optional
 
     try:

@@ -57,7 +57,7 @@ class NumericConversion(NamedTuple):
 
 
 def revise_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:
-    """Choose, by all cells of a table, the order in which number formats are tried; None to keep the fitted columns."""
+    """Choose the order in which number formats are tried from all cells of a table; None to keep the fitted columns."""
     if not any(column.format == "comma" for column in numeric.values()):
         return None
     texts = [_list_distinct(columns[name]) for name in numeric if columns[name].dtype.kind == "O"]
@@ -184,7 +184,7 @@ def _is_read_differently(cell: str, numeric_format: str, fitted_format: str) -> 
 
 
 def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_format: str) -> float:
-    """Compute the mean difference, in powers of ten, of numbers in this format to those of training; inf for none."""
+    """Compute by how many powers of ten numbers, read in this format, differ from training on average; inf for none."""
     distances = []
     for column, cells in texts:
         numeric = np.array([parse_numeric(cell, numeric_format) for cell in cells])

@@ -180,7 +180,7 @@ def score_group_values(levels: np.ndarray) -> int:
 
 
 def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
-    """Bound the log-probability that pieces of rows of one value have a single class as often by chance.
+    """Compute an upper bound of the log p-value that rows with the same value have the same class so often by chance.
 
     Source: Hoeffding, "Probability inequalities for sums of bounded random variables" (1963), theorem 1.
     """
@@ -225,7 +225,7 @@ LEAKAGE = LeakageThresholds()
 
 
 def detect_row_index(name: str, column: np.ndarray) -> str:
-    """Give the reason, for users, why a column of numbers (n,) in file order identifies the rows; "" for none."""
+    """Explain to users why a column of numbers (n,), in file order, seems to be a row index; "" if it does not."""
     n = len(column)
     if n < LEAKAGE.min_rows or not np.array_equal(column, np.rint(column)):
         return ""
@@ -240,7 +240,7 @@ def detect_row_index(name: str, column: np.ndarray) -> str:
 
 
 def detect_leakage(column: np.ndarray, labels: np.ndarray) -> str:
-    """Give the reason, which follows the column's name, why its numbers (n,) may leak the labels (n,); "" for none."""
+    """Explain to users, as a predicate of the column, why its numbers (n,) may leak the labels (n,); "" if not."""
     n, ordered = len(column), np.sort(column)
     if n < LEAKAGE.min_rows or ordered[0] == ordered[-1]:
         return ""

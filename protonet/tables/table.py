@@ -233,7 +233,7 @@ def _rename_repeated_columns(file: Path, source: TableSource, label: str) -> lis
     """Return the names of the columns; repeated ones are renamed as by pandas, such as "price.1", and a note says so.
 
     Raises:
-        InputError: The column of the labels is repeated, or the repeated names are numbers of a row.
+        InputError: The label column is repeated, or names are numbers, so that the header is probably a row.
     """
     header = source.header or []
     repeated = [name for name, number in Counter(filter(None, header)).items() if number > 1]
@@ -401,7 +401,7 @@ def _read_blocks(
 
 
 def _describe_missing_texts(counts: Mapping[str, Counter[str]]) -> list[str]:
-    """Format a note about texts that are read as missing, given the counts of each for "label" and "cell"; or none."""
+    """Format a note about texts that are read as missing, from their counts as "label" and as "cell"; [] if none is."""
     parts = []
     for noun, counter in counts.items():
         texts = ", ".join(f"{to_printable(text)!r} {n:,}" for text, n in counter.most_common(MAX_SUGGESTIONS))

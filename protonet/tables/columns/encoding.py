@@ -110,7 +110,7 @@ class Encoding:
         return range(first, first + self.column_sizes[index])
 
     def encode(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Compute the features (n, sum of ``sizes``) of rows, given the cells (n,) of each column.
+        """Compute the features (n, sum of ``column_sizes``) of rows, given the cells (n,) of each column.
 
         The features are float32. If all columns are used unchanged, and float32 may have too few digits for them, the
         features are float64.
@@ -150,7 +150,7 @@ class Encoding:
 
     @classmethod
     def restore(cls, described: Any, tensors: Mapping[str, Tensor]) -> Encoding:
-        """Restore an encoding from an untrusted result of `describe`; raise a ValueError if it is invalid."""
+        """Restore an encoding from an untrusted result of `describe_columns`; raise a ValueError if it is invalid."""
         raise_unless(isinstance(described, list) and bool(described), "an encoding without columns")
         remaining, columns = dict(tensors), []
         for index, description in enumerate(described):
