@@ -359,7 +359,7 @@ def score_label_errors(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 #: Maximum number of scores that are stored to compute rejection thresholds.
-MAX_KNOWN_SCORES = 2000
+MAX_STORED_KNOWN_CLASS_SCORES = 2000
 
 
 def score_known_class(logits: Tensor) -> Tensor:
@@ -392,11 +392,11 @@ def calibrate_known_scores(scores: Tensor, offset: float = 0.0) -> Tensor:
             `protonet.fit.cross_validation.CrossValidation.offset`. It is added to all scores.
 
     Returns:
-        (min(n, MAX_KNOWN_SCORES),) float64: evenly spaced quantiles of the scores, ascending, for
+        (min(n, MAX_STORED_KNOWN_CLASS_SCORES),) float64: evenly spaced quantiles of the scores, ascending, for
         `rejection_threshold`.
     """
     scores = scores.sort().values + offset
-    indices = torch.linspace(0, len(scores) - 1, min(len(scores), MAX_KNOWN_SCORES), dtype=torch.float64)
+    indices = torch.linspace(0, len(scores) - 1, min(len(scores), MAX_STORED_KNOWN_CLASS_SCORES), dtype=torch.float64)
     return scores[indices.round().long().to(scores.device)]
 
 

@@ -104,7 +104,7 @@ class Encoder(nn.Module):
         for view, index in zip(self.list_views(), self.source_index, strict=True):
             output = view(x if index is None else mapped[index])
             parts += output.split(view.sizes, dim=1) if len(view.sizes) > 1 else [output]
-        return self._join(parts)
+        return self._normalize_and_concatenate(parts)
 
     def normalize(self, embedding: Tensor) -> Tensor:
         """Normalize rows (n, embedding_dim), such as class means, as embeddings are: part by part.
@@ -116,7 +116,7 @@ class Encoder(nn.Module):
         for part, size in zip(embedding.split(self.sizes, dim=1), self.weights.sqrt(), strict=True):
             norm = torch.linalg.vector_norm(part, dim=1, keepdim=True)
             parts.append(part.masked_fill(norm < MIN_MEAN_NORM * size, 0))
-        return self._join(parts)
+        return self._normalize_and_concatenate(parts)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoder:
         super()._apply(keep_float32(fn, self.buffers()), recurse)  # type: ignore[no-untyped-call]
@@ -151,7 +151,7 @@ class Encoder(nn.Module):
             assert isinstance(view, View)
             yield view
 
-    def _join(self, parts: Sequence[Tensor]) -> Tensor:
+    def _normalize_and_concatenate(self, parts: Sequence[Tensor]) -> Tensor:
         """Scale each part (n, width) to norm sqrt(weight), and concatenate the parts: (n, embedding_dim)."""
         min_norm = max(1e-12, torch.finfo(parts[0].dtype).tiny)
         scaled = [

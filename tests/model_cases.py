@@ -19,7 +19,7 @@ from protonet.views.forest import ForestSpec
 from protonet.views.kernel_ridge import KernelRidgeSpec
 from protonet.views.linear import LinearSpec
 from protonet.views.mlp import MLPView, ResidualMLPs
-from protonet.views.tabular_transformer import TabularTransformer
+from protonet.views.tabular_transformer import TabularTransformerSpec
 from protonet.views.view import TrainingRows, View
 from tests.strategies import blobs
 
@@ -58,7 +58,7 @@ def make_network(*, learned: bool = True, raw: bool = False) -> PrototypeNetwork
         FixedConvolutionSpec(4, True, 0.1),
     ]
     views += [item.fit(rows, KernelBank.fit(rows.features, item.line_width)) for item in patterns]
-    views.append(TabularTransformer(2).fit(rows))
+    views.append(TabularTransformerSpec(2).fit(rows))
     encoder = Encoder(views, split_weights(views, [1.0] * len(views)), origin=torch.zeros(8), scale=1.5)
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=6, temperature=0.07)
     network.set_prototypes(x, y)  # class 5 does not occur

@@ -32,7 +32,7 @@ from protonet.views.forest import ForestSpec
 from protonet.views.kernel_ridge import KERNEL_RIDGE_SPECS, KernelRidgeFamily
 from protonet.views.linear import FEATURE_SCALINGS, LinearFamily, LinearSpec
 from protonet.views.mlp import MLPFamily, MLPSpec
-from protonet.views.tabular_transformer import TabularTransformer
+from protonet.views.tabular_transformer import TabularTransformerSpec
 from protonet.views.view import TrainingRows, View, ViewSpec
 from tests.emulated_device import AWAY, EmulatedDevice
 from tests.strategies import blobs
@@ -50,7 +50,7 @@ SPECS += [
     ForestSpec(7),
     ForestSpec(7, shifted=True),
 ]
-SPECS += [TabularTransformer(2), MLPSpec(LinearSpec("centred"), 2, 3, 4, 11)]
+SPECS += [TabularTransformerSpec(2), MLPSpec(LinearSpec("centred"), 2, 3, 4, 11)]
 PLAIN_ROWS = TrainingRows(X, LABELS, 5, shifts=(0, 1, -1))
 WEIGHTED_ROWS = replace(
     PLAIN_ROWS,
@@ -71,7 +71,7 @@ FETCHED = {
     "evaluation.__post_init__",
 }
 FETCHED |= {"evaluation.compute_fold_cosines", "kernel_ridge.cosines", "fixed_convolution.cosines"}
-FETCHED |= {"networks.pseudo_label_weights", "networks.predict_fold"}
+FETCHED |= {"networks.predict_pseudo_labels", "networks.predict_fold"}
 
 
 class NoValues(FakeTensorMode):
@@ -111,7 +111,7 @@ def test_mixed_devices_are_rejected() -> None:
 def test_networks_metrics_and_losses_compute_on_the_device_of_their_tensors() -> None:
     assert {type(fit(spec, PLAIN_ROWS)) for spec in SPECS} == {view for _, view in VIEW_FAMILIES}
     # The number of columns of a transformer depends on values.
-    views = [fit(spec, PLAIN_ROWS) for spec in SPECS if not isinstance(spec, TabularTransformer)]
+    views = [fit(spec, PLAIN_ROWS) for spec in SPECS if not isinstance(spec, TabularTransformerSpec)]
     encoder = Encoder(views, split_weights(views, [1.0] * len(views)), origin=torch.zeros(8))
     network = PrototypeNetwork(encoder, embedding_dim=encoder.embedding_dim, num_classes=5)
     with NoValues():

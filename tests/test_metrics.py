@@ -17,7 +17,7 @@ from protonet.errors import InputError, InputTypeError
 from protonet.fit.cross_validation import cross_validate, score_known_held_out
 from protonet.fit.solver import fit_solution
 from protonet.metrics import (
-    MAX_KNOWN_SCORES,
+    MAX_STORED_KNOWN_CLASS_SCORES,
     EvaluationSample,
     calibrate_known_scores,
     calibration_error,
@@ -269,7 +269,7 @@ def test_the_score_is_the_logarithm_of_the_sum_of_exponentials(seed: int, size: 
 @given(n=st.integers(1, 3000), rate=st.floats(0.001, 0.999))
 def test_at_most_the_rate_of_exchangeable_rows_is_rejected(n: int, rate: float) -> None:
     scores = calibrate_known_scores(torch.randn(n, generator=torch.Generator().manual_seed(n)))
-    assert len(scores) == min(n, MAX_KNOWN_SCORES)
+    assert len(scores) == min(n, MAX_STORED_KNOWN_CLASS_SCORES)
     if 1 <= rate * (len(scores) + 1) < len(scores) + 1:
         rejected = int((scores <= rejection_threshold(scores, rate)).sum())
         assert rejected / (len(scores) + 1) <= rate + 1e-9  # the share of ranks of one more such row

@@ -26,8 +26,8 @@ from analysis.shared.tables import mean_and_error
 from protonet._io import write_atomically
 from protonet.errors import raise_input_error
 from protonet.fit.prior import (
-    MIN_LOG_INFLUENCE,
-    MIN_SPREAD,
+    MIN_LOG_VIEW_INFLUENCE,
+    MIN_VIEW_SPREAD,
     VIEW_TRAITS,
     WeightingPrior,
     deserialize_prior,
@@ -88,15 +88,15 @@ def collate(tasks: Sequence[MeasuredTask]) -> TaskBatch:
         return padded
 
     evidence = [task.prior_input for task in tasks]
-    spreads = [task.view_spreads.clamp_min(MIN_SPREAD).float()[:, None, None] for task in evidence]
+    spreads = [task.view_spreads.clamp_min(MIN_VIEW_SPREAD).float()[:, None, None] for task in evidence]
     scaled = [task.cosines[:, :m].float() / spread for task, spread in zip(tasks, spreads, strict=True)]
-    there = torch.stack([pad(task.view_spreads > MIN_SPREAD, n_views) for task in evidence])
+    there = torch.stack([pad(task.view_spreads > MIN_VIEW_SPREAD, n_views) for task in evidence])
     there[~there.any(dim=1), 0] = True
     return TaskBatch(
         torch.stack([pad(task.view_statistics, n_views, task.view_statistics.shape[1]) for task in evidence]),
         torch.stack([pad(task.view_traits, n_views, len(VIEW_TRAITS)) for task in evidence]),
         torch.stack([task.dataset_statistics for task in evidence]),
-        torch.stack([pad(task.initial_log_influence, n_views, fill=MIN_LOG_INFLUENCE) for task in evidence]),
+        torch.stack([pad(task.initial_log_influence, n_views, fill=MIN_LOG_VIEW_INFLUENCE) for task in evidence]),
         there,
         torch.tensor([task.initial_inverse_temperature for task in evidence]),
         torch.stack([pad(task.clamp(-6e4, 6e4).half(), n_views, m, classes) for task in scaled]),

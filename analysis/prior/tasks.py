@@ -357,7 +357,7 @@ def measure_views(task: Task) -> dict[str, np.ndarray]:
     with preserve_torch_state():
         y = torch.from_numpy(task.y).long()
         num_classes = max(2, int(y.max()) + 1)
-        problem, _ = prepare_training_set(torch.from_numpy(task.x.copy()), y, num_classes, blocks=task.blocks)
+        problem, _ = prepare_training_set(torch.from_numpy(task.x.copy()), y, num_classes, column_indices=task.blocks)
         plan = plan_encoder(task.x.shape[1], num_classes, PARAM_LIMIT)
         searched = evaluate_candidates(problem.rows, plan, ModelSearch())
         if searched is None:

@@ -191,14 +191,14 @@ def open_representation(name: str) -> Representation:
     """
     path = Path(split_backbone(name)[0])
     if name in PACKAGED or not (name and path.exists()):
-        return _open_cached(name, ())
+        return _open_with_cache(name, ())
     files = [path, *(sorted(path.rglob("*")) if path.is_dir() else ())]
     stamps = [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-    return replace(_open_cached(name, tuple(stamps)), typed_path=name)
+    return replace(_open_with_cache(name, tuple(stamps)), typed_path=name)
 
 
 @cache
-def _open_cached(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
+def _open_with_cache(name: str, stamps: tuple[tuple[str, int, int], ...]) -> Representation:
     """Open a representation; the result is cached until a file's stamp (path, modification time, size) changes."""
     packaged = PACKAGED.get(name)
     if packaged is not None:

@@ -58,7 +58,7 @@ TextEncoder = Callable[[Sequence[str]], np.ndarray]
 
 
 def open_text_network(folder: Path, name: str = "", *, licence: str = "") -> Representation:
-    """Open the network of texts in a folder as a representation. ``name`` is by default the name of the folder.
+    """Open a folder with a network that embeds texts. The name of the representation is by default that of the folder.
 
     The folder has ``modules.json`` as sentence-transformers writes it (with weights in safetensors files alone), or
     ``tokenizer.json`` and either ``model.onnx`` or one safetensors file with one matrix, the vectors of the tokens.
@@ -108,22 +108,22 @@ def open_sentence_transformer(folder: Path, name: str, *, licence: str = "") -> 
             except Exception as error:
                 _raise_unusable_network(folder, error)
 
-    def read(texts: Sequence[str]) -> np.ndarray:
+    def embed(texts: Sequence[str]) -> np.ndarray:
         network = load()
         with _quiet_and_offline():
             return np.asarray(network.encode(list(texts), batch_size=TEXTS_PER_BATCH, show_progress_bar=False))
 
-    width, limit = _read_width_and_limit(folder, modules)
+    width, limit = _read_embedding_width_and_max_tokens(folder, modules)
     if width is None or limit is None:
-        width, limit = read(["a"]).shape[1], load().max_seq_length or DEFAULT_MAX_TOKENS
+        width, limit = embed(["a"]).shape[1], load().max_seq_length or DEFAULT_MAX_TOKENS
     settings = sorted({path for pattern in SETTINGS_FILE_PATTERNS for path in folder.rglob(pattern) if path.is_file()})
     digest = hash_files([*weights, *settings], str(limit))
-    compute = _make_long_text_encoder(read, folder / TOKENIZER_FILE, limit, width)
+    compute = _make_long_text_encoder(embed, folder / TOKENIZER_FILE, limit, width)
     record = RepresentationRecord(name, "text", width, digest, licence)
     return Representation(record, compute, detect_known_words=_make_known_word_detector(folder / TOKENIZER_FILE))
 
 
-def _read_width_and_limit(folder: Path, modules: Sequence[JsonDict]) -> tuple[int | None, int | None]:
+def _read_embedding_width_and_max_tokens(folder: Path, modules: Sequence[JsonDict]) -> tuple[int | None, int | None]:
     """Read the embedding width and the maximum number of tokens from a folder's settings; both None if not declared."""
     paths = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
     if not {"Transformer", "Pooling"} <= paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
@@ -187,7 +187,7 @@ def open_onnx_text_network(path: Path, tokenizer: Path, name: str, *, licence: s
     except Exception as error:
         _raise_unusable_network(path, error)
 
-    def read(texts: Sequence[str]) -> np.ndarray:
+    def embed(texts: Sequence[str]) -> np.ndarray:
         tokens = [encoding.ids[:limit] for encoding in encode(texts, special=True)]
         ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)
         mask = np.zeros_like(ids)
@@ -202,19 +202,19 @@ def open_onnx_text_network(path: Path, tokenizer: Path, name: str, *, licence: s
             raise ValueError(f"outputs of {[output.shape for output in outputs]} for tokens of {ids.shape}")
         return np.asarray((outputs[0] * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True), np.float32)
 
-    def read_all(texts: Sequence[str]) -> np.ndarray:
+    def embed_in_batches(texts: Sequence[str]) -> np.ndarray:
         return np.concatenate(
-            [read(texts[first : first + TEXTS_PER_BATCH]) for first in range(0, len(texts), TEXTS_PER_BATCH)]
+            [embed(texts[first : first + TEXTS_PER_BATCH]) for first in range(0, len(texts), TEXTS_PER_BATCH)]
         )
 
     try:
-        width = read(["a"]).shape[1]
+        width = embed(["a"]).shape[1]
     except InputError:
         raise
     except Exception as error:
         _raise_unusable_network(path, error)
     digest = hash_files([path, tokenizer], str(limit))
-    compute = _make_long_text_encoder(read_all, tokenizer, limit, width)
+    compute = _make_long_text_encoder(embed_in_batches, tokenizer, limit, width)
     return Representation(
         RepresentationRecord(name, "text", width, digest, licence),
         compute,
@@ -275,17 +275,17 @@ def open_universal_sentence_encoder(name: str, *, licence: str) -> Representatio
     return Representation(RepresentationRecord(name, "text", 512, digest, licence), compute)
 
 
-def _make_long_text_encoder(read: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
-    """Build an encoder that averages the embeddings, from ``read``, of pieces of a text of at most ``limit`` tokens."""
+def _make_long_text_encoder(embed: TextEncoder, tokenizer: Path, limit: int, width: int) -> TextEncoder:
+    """Build an encoder that averages the embeddings (by ``embed``) of pieces of a text of at most ``limit`` tokens."""
     encode = _open_tokenizer(tokenizer)
     piece_length = max(1, limit - 2)  # the network adds two special tokens
 
-    def read_by_length(pieces: Sequence[str]) -> np.ndarray:  # padding would change the last digits of shorter pieces
+    def embed_by_length(pieces: Sequence[str]) -> np.ndarray:  # padding would change the last digits of shorter pieces
         lengths = np.array([len(tokens.ids) for tokens in encode(pieces, special=False)], np.int64)
         rows = np.empty((len(pieces), width), np.float32)
         for length in np.unique(lengths):
             chosen = np.flatnonzero(lengths == length).tolist()
-            rows[chosen] = read([pieces[index] for index in chosen])
+            rows[chosen] = embed([pieces[index] for index in chosen])
         return rows
 
     def compute(texts: Sequence[str]) -> np.ndarray:
@@ -297,7 +297,7 @@ def _make_long_text_encoder(read: TextEncoder, tokenizer: Path, limit: int, widt
                 piece = spans[first : first + piece_length]
                 pieces.append(text[piece[0][0] : piece[-1][1]])
                 owners.append(row)
-        rows = read_by_length(pieces)
+        rows = embed_by_length(pieces)
         means = np.zeros((len(texts), width), np.float32)
         np.add.at(means, owners, rows)
         counts = np.bincount(owners, minlength=len(texts)) if owners else np.zeros(len(texts))
@@ -340,14 +340,14 @@ def _make_known_word_detector(path: Path) -> Callable[[Sequence[str]], np.ndarra
     encode = _open_tokenizer(path)
 
     @cache
-    def read_unknown() -> int | None:
+    def read_unknown_token_id() -> int | None:
         model = _read_settings_file(path.parent, path.name, dict).get("model")
         model = model if isinstance(model, dict) else {}
         index, token, vocabulary = model.get("unk_id"), model.get("unk_token"), model.get("vocab")
         return index if type(index) is int else vocabulary.get(token) if isinstance(vocabulary, dict) else None
 
-    def reads(texts: Sequence[str]) -> np.ndarray:
-        unknown = read_unknown()
+    def have_known_words(texts: Sequence[str]) -> np.ndarray:
+        unknown = read_unknown_token_id()
         known = []
         for text, tokens in zip(texts, encode(texts, special=False), strict=True):
             parts = zip(tokens.ids, tokens.tokens, tokens.offsets, strict=True)
@@ -359,7 +359,7 @@ def _make_known_word_detector(path: Path) -> Callable[[Sequence[str]], np.ndarra
             known.append(_has_known_words(text, pieces))
         return np.array(known, bool)
 
-    return reads
+    return have_known_words
 
 
 def _has_known_words(text: str, pieces: Sequence[str]) -> bool:

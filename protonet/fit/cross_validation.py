@@ -197,7 +197,7 @@ def _estimate_offset_and_gain(
         rows = folds[one].held_out[network.has_samples[labels[folds[one].held_out]]]
         parts, x = (models[one], network), training_set.original_features(rows)
         logits = [part(x).detach() for part in parts]
-        more, fewer = (_score_logits(*pair, solution.network) for pair in zip(parts, logits, strict=True))
+        more, fewer = (_known_class_scores(*pair, solution.network) for pair in zip(parts, logits, strict=True))
         offsets.append(more - fewer)
         right = [(part.argmax(dim=1) == labels[rows]).double() for part in logits]
         gains.append(right[0] - right[1])
@@ -235,11 +235,11 @@ def score_known_held_out(cv: CrossValidation) -> Tensor:
     scores = torch.zeros(len(cv.labels), dtype=torch.float64)
     for fold, network in enumerate(cv.folds):
         rows = cv.fold == fold
-        scores[rows] = _score_logits(network, network(cv.features[rows]), cv.network)
+        scores[rows] = _known_class_scores(network, network(cv.features[rows]), cv.network)
     return scores
 
 
-def _score_logits(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
+def _known_class_scores(network: PrototypeNetwork, logits: Tensor, reference: PrototypeNetwork) -> Tensor:
     """Compute known-class scores (n,) of logits (n, num_classes), at the temperature and offsets of ``reference``."""
     cosines = (logits - network.offsets) * network.temperature
     return score_known_class(network.mask_logits(cosines / reference.temperature + reference.offsets))

@@ -30,7 +30,7 @@ MAX_SHUFFLES, MAX_SHUFFLED_PREDICTIONS = 10, 500_000
 #: Minimum number of rows for permutation importance.
 MIN_IMPORTANCE_ROWS = 100
 #: Number of nearest rows in an explanation, and number of held-out rows whose cells replace those of the explained row.
-EXPLANATION_NEIGHBOURS, MAX_REPLACEMENT_ROWS = 3, 50
+N_EXPLANATION_NEIGHBOURS, MAX_REPLACEMENT_ROWS = 3, 50
 #: Maximum number of rows that are embedded at once.
 EMBEDDING_BATCH_SIZE = 1024
 
@@ -194,7 +194,7 @@ def explain_rows(
     sample = torch.randperm(len(cv.labels), generator=generator)[:MAX_REPLACEMENT_ROWS]
     others, weights = cv.features[sample], cv.weights[sample]
     cosines = embed_rows(cv.network, x) @ embed_rows(cv.network, cv.features).T
-    nearest = cosines.topk(min(EXPLANATION_NEIGHBOURS, len(cv.labels)), dim=1)
+    nearest = cosines.topk(min(N_EXPLANATION_NEIGHBOURS, len(cv.labels)), dim=1)
     explanations = []
     for index, (row, label) in enumerate(zip(x, labels, strict=True)):
         progress(f"row {index + 1} of {len(x)}", index / len(x))

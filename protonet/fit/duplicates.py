@@ -32,7 +32,7 @@ class DuplicateThresholds:
     """On a fine grid, rows are equal by chance if their equal pairs are at most this many times the expected number."""
     min_discrete_fraction: float = 0.5
     """A table is discrete if in each column this fraction of the distinct rows shares its value with another row."""
-    pseudo_count: float = 3.0  #: Added to the histogram of numbers of repetitions in `_is_random_sample`.
+    pseudo_count: float = 3.0  #: Added to the histogram of numbers of repetitions in `_is_poisson_mixture`.
     max_neighbours: int = 16  #: Maximum number of nearest neighbours from which the density around a row is estimated.
     min_rows_per_neighbour: int = 8  #: The number of these neighbours is at most the number of rows divided by this.
     min_mean_repetitions: float = 4.0  #: Rows are equal by chance if distinct rows occur this many times on average.
@@ -142,7 +142,7 @@ def _is_explained_by_density(points: Tensor, counts: Tensor, queries: Tensor, ra
 
 
 @dataclass(frozen=True)
-class _Neighbours:
+class _LocalCounts:
     """The numbers of rows around each of m points, within a small radius and within a larger one."""
 
     inner_counts: Tensor  #: (m,): number of rows within the small radius.
@@ -161,7 +161,7 @@ class _Neighbours:
         return float(explained.double().mean()) >= DUPLICATES.explained_fraction
 
 
-def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, radius: float, n_nearest: int) -> _Neighbours:
+def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, radius: float, n_nearest: int) -> _LocalCounts:
     """Count the rows within ``radius``, and within ``n_nearest`` points beyond it, around the points ``queries``."""
     max_queries = max(1, min(DUPLICATES.max_queries, DUPLICATES.max_pairs // len(points)))
     queries = queries[:: -(-len(queries) // max_queries)]
@@ -178,13 +178,13 @@ def _count_neighbours(points: Tensor, counts: Tensor, queries: Tensor, radius: f
     count = count_within(outer)
     spread = float((outer / inner).log().sum())
     dimension = float((count / count_within(inner)).log().sum()) / spread if spread else 0.0
-    return _Neighbours(count_within(torch.full_like(gap, radius)), gap, outer, count, dimension)
+    return _LocalCounts(count_within(torch.full_like(gap, radius)), gap, outer, count, dimension)
 
 
 def _is_equal_by_chance(points: Tensor, counts: Tensor, repeated: Tensor) -> bool:
     """Test whether chance explains that points (k, dim) occur ``counts`` times, those ``repeated`` more than once."""
     rules = DUPLICATES
-    if not _is_random_sample(counts):
+    if not _is_poisson_mixture(counts):
         return False
     if int(counts.sum()) >= rules.min_mean_repetitions * len(points):
         return True
@@ -234,7 +234,7 @@ def _is_discrete(points: Tensor) -> bool:
     return True
 
 
-def _is_random_sample(counts: Tensor) -> bool:
+def _is_poisson_mixture(counts: Tensor) -> bool:
     """Test whether the repetition counts (k,) of points may come from a mixture of Poisson distributions."""
     occurring = counts.bincount(minlength=2)[1:].double()  # index 0: values that occur once
     occurring = torch.cat([occurring, occurring.new_zeros(1)])
@@ -341,7 +341,7 @@ class NearDuplicateThresholds:
     Copies of a row have its class; a natural cluster has rows of all classes."""
     max_class_fraction: float = 0.5  #: Largest fraction of its class that a row and its near-duplicates may be.
     min_gap_ratio: float = 1.5  #: Minimum mean gap between near-duplicates and other rows, in units of a chance gap.
-    min_standard_errors: float = 3.0  #: Significance of gap and class agreement in `_estimate_jointly`.
+    min_standard_errors: float = 3.0  #: Significance of gap and class agreement in `_estimate_by_one_gap`.
     max_tied_distances: float = 0.1
     """Largest fraction of the distances to neighbours that may equal the next distance of the same row. If more are
     equal, values are discrete, and nothing is reported."""
@@ -419,7 +419,7 @@ def _estimate_fraction(
     fraction = float(has_duplicates.double().mean())
     near = has_duplicates[:, None] & (torch.arange(max_neighbours) <= index[:, None])  # (queries, max_neighbours)
     if fraction < rules.min_fraction:
-        fraction, near = _estimate_jointly(steps * k * dimension, ~other, class_fractions * n, max_neighbours)
+        fraction, near = _estimate_by_one_gap(steps * k * dimension, ~other, class_fractions * n, max_neighbours)
     if fraction < rules.min_fraction:
         return fraction
     tied = _detect_tied_features(rows, queries[near.nonzero()[:, 0]], nearest[:, :max_neighbours][near])
@@ -433,7 +433,7 @@ def _estimate_fraction(
     return _estimate_fraction(rows, everywhere, *neighbours, max_neighbours)
 
 
-def _estimate_jointly(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
+def _estimate_by_one_gap(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
     """Estimate the fraction of rows with near-duplicates from one gap for all rows; also mask their near-duplicates."""
     rules = NEAR_DUPLICATES
     n_near = 1 + int(gaps[:, :max_neighbours].mean(dim=0).argmax())

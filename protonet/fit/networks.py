@@ -51,7 +51,7 @@ def fit_selected_model(
     network = fit_labelled_rows(training_set.rows.to(training_set.device), selected, deadline)
     if selected.unlabelled is not None and time.monotonic() < deadline:
         pooled = fit_with_unlabelled_rows(
-            training_set, selected, selected.unlabelled, pseudo_label_weights(training_set, network)[0], deadline
+            training_set, selected, selected.unlabelled, predict_pseudo_labels(training_set, network)[0], deadline
         )
         # Prototypes are means of all rows, but count as the labelled rows alone: samples added later move them as much.
         pooled.set_sums(pooled.sums * (network.counts / pooled.counts.clamp_min(1))[:, None], network.counts)
@@ -95,20 +95,20 @@ def fit_labelled_rows(rows: TrainingRows, selected: SelectedModel, deadline: flo
 def fit_with_unlabelled_rows(
     training_set: TrainingSet,
     selected: SelectedModel,
-    pooling: UnlabelledWeights,
+    unlabelled: UnlabelledWeights,
     probabilities: Tensor,
     deadline: float = math.inf,
 ) -> PrototypeNetwork:
     """Fit the views of `select_semi_supervised_views` to labelled and unlabelled rows; return their network.
 
     Each unlabelled row gets the class of the largest of its ``probabilities`` (m, num_classes) as a pseudo-label. Its
-    weight is this probability times ``pooling.weights``, and rows of weight 0 are left out. It is not added to its
+    weight is this probability times ``unlabelled.weights``, and rows of weight 0 are left out. It is not added to its
     second class, too, since a rare class would get more wrong than correct rows.
     """
     assert training_set.unlabelled is not None
-    selected = selected._replace(views=select_semi_supervised_views(selected.views), temperature=pooling.temperature)
+    selected = selected._replace(views=select_semi_supervised_views(selected.views), temperature=unlabelled.temperature)
     rows, (top_probabilities, classes) = training_set.rows, probabilities.max(dim=1)
-    weights = top_probabilities.double() * pooling.weights
+    weights = top_probabilities.double() * unlabelled.weights
     used = weights > 0
     rows = replace(
         rows,
@@ -122,12 +122,12 @@ def fit_with_unlabelled_rows(
 
 
 @torch.no_grad()
-def pseudo_label_weights(training_set: TrainingSet, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
+def predict_pseudo_labels(training_set: TrainingSet, network: PrototypeNetwork) -> tuple[Tensor, Tensor]:
     """Compute class probabilities of the unlabelled rows by label propagation in the embedding of a network.
 
     Returns the probabilities (m, num_classes), and the logits (m, num_classes) of the network for these rows. The
-    network is the result of `fit_labelled_rows`. It embeds the rows on the device of the problem; labels propagate on
-    the CPU.
+    network is the result of `fit_labelled_rows`. It embeds the rows on the device of the training set; labels
+    propagate on the CPU.
     """
     assert training_set.unlabelled is not None
     some, rows = training_set.pool_rows(PSEUDO_LABELS.max_labelled_rows)
@@ -211,21 +211,21 @@ def decide_use_of_unlabelled_rows(
         if time.monotonic() >= deadline:
             return timed_out
         labelled_only.append(predict_fold(network, fold))
-        fold_probabilities, logits = pseudo_label_weights(part, network)
+        fold_probabilities, logits = predict_pseudo_labels(part, network)
         probabilities.append(fold_probabilities)
         scores += score_known_class(logits) / len(folds)
     without = torch.cat(labelled_only)
     n_below = torch.searchsorted(score_known_class(without).sort().values, scores)
     ranks = n_below.double() / max(1, len(without))
     is_outlier = (ranks < OUTLIER_RATE) & (len(without) >= MIN_HELD_OUT_ROWS)
-    pooling = UnlabelledWeights((~is_outlier).double(), selected.temperature)
+    unlabelled = UnlabelledWeights((~is_outlier).double(), selected.temperature)
     if not folds:  # with one row per class, no row can be held out
-        return selected._replace(unlabelled=pooling), SemiSupervisedResult(True, None, False, ranks)
+        return selected._replace(unlabelled=unlabelled), SemiSupervisedResult(True, None, False, ranks)
     pooled = []
     for step, (fold, fold_probabilities) in enumerate(zip(folds, probabilities, strict=True)):
         progress(f"unlabelled rows, fold {step + 1} of {len(folds)}", 0.5 + step / (2 * len(folds)))
         part = replace(training_set, rows=rows.select(fold.train))
-        network = fit_with_unlabelled_rows(part, selected, pooling, fold_probabilities, deadline)
+        network = fit_with_unlabelled_rows(part, selected, unlabelled, fold_probabilities, deadline)
         if time.monotonic() >= deadline:
             return timed_out
         pooled.append(predict_fold(network, fold))
@@ -235,12 +235,12 @@ def decide_use_of_unlabelled_rows(
     factor_without, before = fit_temperature(without, labels, seen, weights)
     factor, after = fit_temperature(torch.cat(pooled), labels, seen, weights)
     losses = float(before.mean()), float(after.mean())
-    learned = factor_without > 0 and factor > 0 and bool(pooling.weights.any()) and losses[1] < losses[0]
+    learned = factor_without > 0 and factor > 0 and bool(unlabelled.weights.any()) and losses[1] < losses[0]
     decided = is_worse_by_one_error(after, before) or is_worse_by_one_error(before, after)
     outcome = SemiSupervisedResult(learned, losses, decided, ranks)
     if learned:
         selected = selected._replace(
-            unlabelled=pooling._replace(temperature=selected.temperature * factor_without / factor)
+            unlabelled=unlabelled._replace(temperature=selected.temperature * factor_without / factor)
         )
     return selected, outcome
 

@@ -54,10 +54,10 @@ N_VIEW_STATISTICS, N_DATASET_STATISTICS = 10, 23  #: Numbers of statistics of ea
 TEMPERATURE_STATISTICS = [0, 2, 3, 4, 18, 19, 20, 21, 22]
 HIDDEN_UNITS = 32  #: Number of units of each hidden layer of the prior.
 #: Minimum spread of a view that separates rows. The spread is the standard deviation of its cosines over the classes.
-MIN_SPREAD = 1e-6
+MIN_VIEW_SPREAD = 1e-6
 #: Lower limit of the logarithm of a view's influence, which is its weight times its spread, as a fraction of the sum.
-MIN_LOG_INFLUENCE = -9.0
-MAX_TIE = 1e-6  #: Cosines whose difference is smaller count as equal.
+MIN_LOG_VIEW_INFLUENCE = -9.0
+MAX_COSINE_TIE = 1e-6  #: Cosines whose difference is smaller count as equal.
 MAX_CORRELATED_ROWS = 512  #: Maximum number of rows, and of features in no order, for the mean correlation of features.
 #: Lower limit of the inverse temperature of cosines that are divided by their spread.
 MIN_PRIOR_INVERSE_TEMPERATURE = 0.05
@@ -129,18 +129,18 @@ def compute_row_statistics(rows: TrainingRows) -> Tensor:
         float(distinct),
         float((x == 0).double().mean()),
         float((x.amin(dim=0) >= 0).double().mean()),
-        _mean_correlation(unit, ordered=rows.shifts != (0,)),
+        _mean_absolute_correlation(unit, ordered=rows.shifts != (0,)),
     ]
     return torch.tensor(statistics, dtype=torch.float32).clamp(-12, 12)
 
 
 def _accuracy_with_ties(cosines: Tensor, labels: Tensor) -> Tensor:
     """Compute the mean accuracy of cosines (n, classes) if ties for the largest one are broken at random."""
-    largest = cosines >= cosines.amax(dim=1, keepdim=True) - MAX_TIE
+    largest = cosines >= cosines.amax(dim=1, keepdim=True) - MAX_COSINE_TIE
     return (largest.gather(1, labels[:, None])[:, 0].double() / largest.sum(dim=1)).mean()
 
 
-def _mean_correlation(unit: Tensor, *, ordered: bool) -> float:
+def _mean_absolute_correlation(unit: Tensor, *, ordered: bool) -> float:
     """Compute the mean absolute correlation of standardized features (n, dim), of adjacent ones only if ``ordered``."""
     n, dim = unit.shape
     if dim < 2:
@@ -196,11 +196,11 @@ def build_prior_input(
     for block in blocks:
         variance[:, block] = stack(block).var(dim=2, correction=0)
     spread = variance.mean(dim=1).sqrt()
-    size = (spread.clamp_min(MIN_SPREAD) / spread.max().clamp_min(MIN_SPREAD)).log()
-    columns = [size.clamp_min(MIN_LOG_INFLUENCE), (spread < MIN_SPREAD).double()]
+    size = (spread.clamp_min(MIN_VIEW_SPREAD) / spread.max().clamp_min(MIN_VIEW_SPREAD)).log()
+    columns = [size.clamp_min(MIN_LOG_VIEW_INFLUENCE), (spread < MIN_VIEW_SPREAD).double()]
     problem = compute_row_statistics(rows) if row_statistics is None else row_statistics
     if labels is None:
-        start = torch.where(spread > MIN_SPREAD, 0.0, MIN_LOG_INFLUENCE)
+        start = torch.where(spread > MIN_VIEW_SPREAD, 0.0, MIN_LOG_VIEW_INFLUENCE)
         columns += [torch.zeros(len(traits), dtype=torch.float64)] * 8
         problem, factor = torch.cat([problem, torch.zeros(5)]), DEFAULT_LOGIT_DEVIATION
     else:
@@ -215,8 +215,8 @@ def build_prior_input(
         soft = weights_from_losses(cosines, losses)
         joint = fit_view_weights(cosines, labels, sizes, soft, weights)
         influences = [(view * spread / (view * spread).sum().clamp_min(1e-30)) for view in (soft, joint)]
-        start = influences[1].clamp_min(math.exp(MIN_LOG_INFLUENCE)).log()
-        divisor = spread.clamp_min(MIN_SPREAD)[:, None, None]
+        start = influences[1].clamp_min(math.exp(MIN_LOG_VIEW_INFLUENCE)).log()
+        divisor = spread.clamp_min(MIN_VIEW_SPREAD)[:, None, None]
         targets = (seen.cumsum(dim=0) - 1)[labels]
         mixed = torch.empty(shape, dtype=torch.float64)
         for block in blocks:
@@ -234,13 +234,13 @@ def build_prior_input(
             inner += torch.einsum("vnc,nc->v", flat, common)
             squares += flat.square().sum(dim=(1, 2))
             mixed_square += float(common.square().sum())
-        alike = inner / (squares.sqrt() * math.sqrt(mixed_square)).clamp_min(MIN_SPREAD)
+        alike = inner / (squares.sqrt() * math.sqrt(mixed_square)).clamp_min(MIN_VIEW_SPREAD)
         columns += [
             (means - means[best]).clamp_max(3.0),
             ((means - means[best]) / error.clamp_min(1e-3)).clamp_max(6.0),
             means / max_loss,
             right - right.max(),
-            influences[0].clamp_min(math.exp(MIN_LOG_INFLUENCE)).log(),
+            influences[0].clamp_min(math.exp(MIN_LOG_VIEW_INFLUENCE)).log(),
             start,
             (pull - (influences[1] * pull).sum()).clamp(-3, 3),
             alike,
@@ -335,7 +335,7 @@ class WeightingPrior(nn.Module):
         influence is below ``WEIGHTING.min_influence``, or if it does not separate rows. If no view separates rows,
         all weights are 0.
         """
-        separates = evidence.view_spreads > MIN_SPREAD
+        separates = evidence.view_spreads > MIN_VIEW_SPREAD
         if not bool(separates.any()):
             return torch.zeros_like(evidence.view_spreads), 1.0
         inputs = (
@@ -347,7 +347,7 @@ class WeightingPrior(nn.Module):
         )
         log_influence, size = self(*(tensor[None] for tensor in inputs))
         influence = drop_small_influences(log_influence[0].double().exp())
-        weights = torch.where(separates, influence / evidence.view_spreads.clamp_min(MIN_SPREAD), 0.0)
+        weights = torch.where(separates, influence / evidence.view_spreads.clamp_min(MIN_VIEW_SPREAD), 0.0)
         return weights / weights.sum(), float(size.exp())
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protonet.fit.prior import (
     DEFAULT_LOGIT_DEVIATION,
-    MIN_SPREAD,
+    MIN_VIEW_SPREAD,
     PRIOR_TEMPERATURE_ROWS,
     WeightingPrior,
     build_prior_input,
@@ -368,10 +368,10 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
             for (view_weights, _), evidence in zip(weighed, evidence_list, strict=True)
         ]
     )
-    influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(MIN_SPREAD**2)).mean(dim=0)
+    influence = (influences / influences.sum(dim=1, keepdim=True).clamp_min(MIN_VIEW_SPREAD**2)).mean(dim=0)
     influence = drop_small_influences(influence)
     spread = torch.stack([evidence.view_spreads for evidence in evidence_list]).mean(dim=0)
-    weights = torch.where(influence > 0, influence / spread.clamp_min(MIN_SPREAD), 0.0)
+    weights = torch.where(influence > 0, influence / spread.clamp_min(MIN_VIEW_SPREAD), 0.0)
     weights /= weights.sum()
     size = math.exp(sum(math.log(multiplier) for _, multiplier in weighed) / len(weighed))
     if result.has_held_out_rows:
@@ -391,7 +391,7 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
         return mixture._replace(temperature=_to_temperature(factor)), torch.zeros(0, dtype=torch.float64)
     factor = size ** (PRIOR_TEMPERATURE_ROWS / (PRIOR_TEMPERATURE_ROWS + len(evaluator.labels)))
     return _fit_temperature_and_offsets(
-        mixture, result, [_sum_cosines(cosines, weights) for cosines in partitions], factor
+        mixture, result, [_weighted_sum_of_cosines(cosines, weights) for cosines in partitions], factor
     )
 
 
@@ -413,7 +413,7 @@ def _fit_temperature_and_offsets(
     return model, losses.view(repeats, -1).mean(dim=0)
 
 
-def _sum_cosines(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
+def _weighted_sum_of_cosines(cosines: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Compute the weighted sum (n, num_classes) of the cosines of all candidates, given their weights (candidates,)."""
     used, (n, classes) = weights.nonzero().flatten().tolist(), cosines[0].shape
     factors = weights[used].to(cosines[0].dtype)
@@ -436,10 +436,10 @@ def _drop_slow_views(
         if not 0 < float(fractions[index]) < needed:
             continue
         if full_losses is None:
-            full_losses = result.evaluator.compute_losses(_sum_cosines(cosines, full_weights))
+            full_losses = result.evaluator.compute_losses(_weighted_sum_of_cosines(cosines, full_weights))
         fewer = weights.clone()
         fewer[index] = 0.0
-        rise = result.evaluator.compute_losses(_sum_cosines(cosines, fewer)) - full_losses
+        rise = result.evaluator.compute_losses(_weighted_sum_of_cosines(cosines, fewer)) - full_losses
         error = float(rise.std(correction=0)) / math.sqrt(len(rise))
         if float(rise.mean()) <= max(SLOW_VIEWS.max_loss_increase, SLOW_VIEWS.max_loss_increase_errors * error):
             weights = fewer

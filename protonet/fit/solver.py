@@ -101,11 +101,11 @@ class Solution(NamedTuple):
         """
         if self.reselect is None:
             return self.selected
-        selected, pooling = self.reselect(rows), self.selected.unlabelled
-        if pooling is not None:
+        selected, unlabelled = self.reselect(rows), self.selected.unlabelled
+        if unlabelled is not None:
             ratio = selected.temperature / self.selected.temperature
-            pooling = pooling._replace(temperature=ratio * pooling.temperature)
-        return selected._replace(unlabelled=pooling)
+            unlabelled = unlabelled._replace(temperature=ratio * unlabelled.temperature)
+        return selected._replace(unlabelled=unlabelled)
 
 
 def solve(

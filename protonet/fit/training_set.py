@@ -110,7 +110,7 @@ def prepare_training_set(
     seed: int = 0,
     weights: Tensor | None = None,
     groups: Tensor | None = None,
-    blocks: Tensor | None = None,
+    column_indices: Tensor | None = None,
     names: ClassNameRows | None = None,
 ) -> tuple[TrainingSet, Tensor | None]:
     """Build a training set from labelled samples: centre, sort, scale and merge rows, and sample many rows.
@@ -136,7 +136,7 @@ def prepare_training_set(
         seed=seed,
         weights=weights,
         groups=groups,
-        column_indices=blocks,
+        column_indices=column_indices,
         is_class_name=is_class_name,
     ).select(order)
     scale = _compute_scale(rows.features, rows.weights) or 1.0

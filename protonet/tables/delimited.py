@@ -112,7 +112,7 @@ def read_delimited_rows(
             notes += ["it is not UTF-8: read as Latin-1 (Windows-1252)"] * (text.encoding == "cp1252")
             notes += layout_notes
             with closing(text.read_records(delimiter, lines_above)) as records:
-                yield from _check_rows(path, text, records, notes, header)
+                yield from _iterate_checked_rows(path, text, records, notes, header)
     except (FileNotFoundError, IsADirectoryError):
         raise_missing_file(path)
     except csv.Error as error:
@@ -354,7 +354,7 @@ def _is_comment(cells: Sequence[str]) -> bool:
     return cells[0][:1] == "#"
 
 
-def _check_rows(
+def _iterate_checked_rows(
     path: Path, text: _TextFile, records: Iterator[list[str]], notes: list[str], header: list[str] | None = None
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield line number and cells of the header and each row; raise an InputError for a row of another width."""

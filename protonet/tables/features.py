@@ -28,11 +28,11 @@ from protonet.tables.columns.picture import Picture
 from protonet.tables.columns.text import EmbeddedText, Text
 from protonet.tables.formats import closest_match
 from protonet.tables.numeric_formats import (
+    choose_format_order,
     describe_mixed_percentages,
     describe_mixed_units,
     describe_numeric_formats,
     detect_numeric_conversion,
-    revise_format_order,
 )
 from protonet.tables.suspicious import GroupColumn, detect_group_column, detect_leakage, detect_row_index
 from protonet.tables.table import RowBlock, Table
@@ -165,7 +165,7 @@ def fit_columns(
     first_order = (COMMA_FIRST_FORMATS if decimal else SEMICOLON_FILE_FORMATS) if prefer_comma else POINT_FIRST_FORMATS
     inferred = {name: fit(name, first_order) for name in columns}
     numeric = _select_numeric_columns(inferred)
-    if decimal is None and (order := revise_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
+    if decimal is None and (order := choose_format_order(columns, numeric)):  # then "1.200" is not 1.2 either
         inferred |= {name: fit(name, order) for name in numeric if columns[name].dtype.kind == "O"}
     for name, (column, *_) in inferred.items() if keep_option is not None else ():
         if name not in column_types and column is not None and column.is_fully_numeric:

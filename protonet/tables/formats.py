@@ -315,26 +315,26 @@ def arrow_to_numpy(values: Any) -> np.ndarray:
         encoded = values.dictionary_encode()  # creates each distinct text once
         return _decode_dictionary(map(cell_to_text, encoded.dictionary.to_pylist()), encoded.indices)
     if (types.is_integer(dtype) and values.null_count) or types.is_decimal(dtype):
-        return _to_numpy(values.cast(pa.float64(), safe=False))
+        return _numeric_to_numpy(values.cast(pa.float64(), safe=False))
     if types.is_integer(dtype) or types.is_floating(dtype):
-        return _to_numpy(values)
+        return _numeric_to_numpy(values)
     if types.is_duration(dtype):
-        return _to_numpy(values.cast(pa.duration("us"), safe=safe).cast(pa.int64()).cast(pa.float64())) / 1e6
+        return _numeric_to_numpy(values.cast(pa.duration("us"), safe=safe).cast(pa.int64()).cast(pa.float64())) / 1e6
     if types.is_time(dtype):
         values = values.cast(pa.time64("us"), safe=safe).cast(pa.int64())
     elif not types.is_timestamp(dtype) and not types.is_date(dtype):
         raise pa.ArrowTypeError(f"{dtype} is nested")
-    return _to_numpy(values.cast(pa.timestamp("us"), safe=safe))
+    return _numeric_to_numpy(values.cast(pa.timestamp("us"), safe=safe))
 
 
 def _decode_dictionary(texts: Iterable[str], indices: Any) -> np.ndarray:
     """Look up Arrow indices (b,) in a list of texts; return the texts (b,), "" for a null index."""
     dictionary = [*texts, ""]
     filled = indices.cast("int64").fill_null(len(dictionary) - 1)
-    return np.asarray(make_text_array(dictionary, len(dictionary))[_to_numpy(filled)])
+    return np.asarray(make_text_array(dictionary, len(dictionary))[_numeric_to_numpy(filled)])
 
 
-def _to_numpy(values: Any) -> np.ndarray:
+def _numeric_to_numpy(values: Any) -> np.ndarray:
     """Convert an Arrow array (b,) of numbers or times to a NumPy array; nulls become NaN or NaT."""
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
@@ -365,7 +365,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
         remedy = f"{'' if similar is None else f'Did you mean {similar!r}? '}It has {', '.join(map(repr, sheets))}."
         raise_input_error("sheet", f"name a sheet of {path}", repr(title), remedy)
     filled = [index for index, line in enumerate(lines) if any(map(_has_content, line))]  # rows with content, from 0
-    sample = [[_to_text(cell) for cell in lines[index]] for index in filled[:N_LAYOUT_ROWS]]
+    sample = [[_excel_cell_to_text(cell) for cell in lines[index]] for index in filled[:N_LAYOUT_ROWS]]
     max_width = max(map(len, sample), default=0)
     sample = [cells + [""] * (max_width - len(cells)) for cells in sample]
     header_index = locate_header(sample, names)
@@ -380,7 +380,7 @@ def open_excel(path: Path, names: Collection[str] = (), sheet: str | None = None
     rows = lines[first:end]
     width = max((index for row in rows for index, cell in enumerate(row, 1) if _has_value(cell)), default=0)
     transposed = list(islice(zip_longest(*rows), width))
-    header = [" ".join(_to_text(cells[0]).split()) for cells in transposed]
+    header = [" ".join(_excel_cell_to_text(cells[0]).split()) for cells in transposed]
     columns = [convert_excel_column([cell if _has_value(cell) else None for cell in cells[1:]]) for cells in transposed]
 
     def read(indices: Sequence[int]) -> Iterator[TableChunk]:
@@ -418,12 +418,12 @@ def _has_value(cell: object) -> bool:
     return _has_content(cell) and not (isinstance(cell, str) and cell.strip().lower() in SPREADSHEET_ERRORS)
 
 
-def _to_text(cell: object) -> str:
+def _excel_cell_to_text(cell: object) -> str:
     """Convert an Excel cell to text, None to ""; formulas that this package escaped are unescaped."""
     return "" if cell is None else unescape_formula(cell_to_text(cell))
 
 
-def _to_seconds(cell: object) -> float:
+def _excel_time_to_seconds(cell: object) -> float:
     """Convert a duration, or a time of day, in an Excel cell to seconds; other cells become NaN."""
     if isinstance(cell, time):
         cell = timedelta(0, cell.second, cell.microsecond, 0, cell.minute, cell.hour)
@@ -437,7 +437,7 @@ def convert_excel_column(cells: Sequence[object]) -> np.ndarray:
         integral = all(isinstance(cell, int) and abs(cell) < 2**63 for cell in cells)
         return np.array(cells, np.int64 if integral else np.float64)  # None becomes NaN
     if timedelta in types and types <= {timedelta, time}:  # openpyxl returns durations below a day as times
-        return np.array([_to_seconds(cell) for cell in cells])
+        return np.array([_excel_time_to_seconds(cell) for cell in cells])
     if types and types <= {datetime, date}:
         return np.array(cells, "datetime64[us]")  # None becomes NaT
-    return make_text_array(map(_to_text, cells), len(cells))
+    return make_text_array(map(_excel_cell_to_text, cells), len(cells))

@@ -31,9 +31,9 @@ from protonet.tables.table import RowBlock, Table
 
 #: The number format for each decimal mark.
 DECIMAL_FORMATS = {".": "point", ",": "comma"}
-MARKS = ("point", "comma")  #: The formats of numbers by their decimal mark.
+MARK_FORMATS = ("point", "comma")  #: The formats of numbers by their decimal mark.
 MAX_MIXED_UNITS = 4  #: Maximum number of units of a column that gets a warning; more are probably parts of codes.
-CONVERTED_NUMERIC_FORMATS = {"plain", *MARKS}  #: Number formats that may have another decimal mark in new rows.
+CONVERTED_NUMERIC_FORMATS = {"plain", *MARK_FORMATS}  #: Number formats that may have another decimal mark in new rows.
 MIN_MIXED_FRACTION = 0.1  #: Minimum fraction of percentages, and of fractions, in a column that gets a warning.
 #: Maximum number of distinct cells of a column that are examined.
 MAX_EXAMINED_CELLS = 1000
@@ -56,7 +56,7 @@ class NumericConversion(NamedTuple):
         return block._replace(columns=columns)
 
 
-def revise_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:
+def choose_format_order(columns: Mapping[str, np.ndarray], numeric: Mapping[str, Numeric]) -> Sequence[str] | None:
     """Choose the order in which number formats are tried from all cells of a table; None to keep the fitted columns."""
     if not any(column.format == "comma" for column in numeric.values()):
         return None
@@ -99,7 +99,7 @@ def describe_mixed_units(columns: Mapping[str, np.ndarray]) -> list[str]:
     notes = []
     for name, cells in columns.items():
         distinct = _list_distinct(cells[~is_missing(cells)])[:MAX_EXAMINED_CELLS] if cells.dtype.kind == "O" else []
-        numbers = [cell for cell in distinct if not all(math.isnan(parse_numeric(cell, mark)) for mark in MARKS)]
+        numbers = [cell for cell in distinct if not all(math.isnan(parse_numeric(cell, mark)) for mark in MARK_FORMATS)]
         units = sorted({split_unit(cell)[1] for cell in numbers} - {""})
         if (
             1 < len(units) <= MAX_MIXED_UNITS
@@ -154,8 +154,8 @@ def detect_numeric_conversion(
     table_format = DECIMAL_FORMATS[decimal] if decimal else next(iter(certain)) if len(certain) == 1 else None
     if not certain and table_format is None:
         prefer_comma = "comma" in fitted or (table.has_semicolons and has_commas)
-        order = MARKS[::-1] if prefer_comma else MARKS
-        table_format = min(order, key=lambda candidate: _distance_to_training(texts.values(), candidate))
+        order = MARK_FORMATS[::-1] if prefer_comma else MARK_FORMATS
+        table_format = min(order, key=lambda candidate: _log10_distance_to_training(texts.values(), candidate))
     formats, examples = dict[int, tuple[str, str]](), dict[str, str]()
     for index, (column, cells) in texts.items():
         column_format = table_format or column.format
@@ -183,7 +183,7 @@ def _is_read_differently(cell: str, numeric_format: str, fitted_format: str) -> 
     return math.isfinite(value) and value != parse_numeric(cell, fitted_format)
 
 
-def _distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_format: str) -> float:
+def _log10_distance_to_training(texts: Iterable[tuple[Numeric, list[str]]], numeric_format: str) -> float:
     """Compute by how many powers of ten numbers, read in this format, differ from training on average; inf for none."""
     distances = []
     for column, cells in texts:

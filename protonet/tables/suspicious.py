@@ -119,7 +119,7 @@ def detect_group_column(name: str, values: np.ndarray, labels: np.ndarray, *, or
     name_points = score_group_name(name)
     is_group_name = name_points == GROUP_COLUMNS.min_certain_points
     max_chance = GROUP_COLUMNS.max_p_value_named if is_group_name else GROUP_COLUMNS.max_p_value
-    if _log_chance_bound(level_of, y) > np.log(max_chance):
+    if _log_p_value_bound(level_of, y) > np.log(max_chance):
         return None
     adjacent = 1 + int((level_of[1:] != level_of[:-1]).sum()) == len(levels)
     if ordered and not is_group_name and not adjacent and _classes_change_seldom(class_counts.argmax(axis=1)):
@@ -179,7 +179,7 @@ def score_group_values(levels: np.ndarray) -> int:
     return int(running or np.abs(numeric).min() >= 10 ** (GROUP_COLUMNS.min_digits - 1))
 
 
-def _log_chance_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
+def _log_p_value_bound(level_of: np.ndarray, labels: np.ndarray) -> float:
     """Compute an upper bound of the log p-value that rows with the same value have the same class so often by chance.
 
     Source: Hoeffding, "Probability inequalities for sums of bounded random variables" (1963), theorem 1.

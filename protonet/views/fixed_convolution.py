@@ -288,11 +288,11 @@ class KernelBank(Source):
     def forward(self, x: Tensor) -> Tensor:
         """Compute the locally pooled features (n, dilations * quantiles * kernels * parts) of rows (n, dim)."""
         if torch.compiler.is_compiling():
-            return self._pool_traced(x)
+            return self._pool_for_export(x)
         chunk_rows = max(1, int(FIXED_CONVOLUTION.responses_per_chunk / (self.config.input_dim * number_of_kernels())))
         return torch.cat([self._pool_chunk(rows) for rows in x.split(chunk_rows)])
 
-    def _pool_traced(self, x: Tensor) -> Tensor:
+    def _pool_for_export(self, x: Tensor) -> Tensor:
         """Compute the pooled features as `forward` does, by operators that `torch.export` can trace."""
         kernels, columns = self.kernels.to(x.dtype), []
         for taps, thresholds in zip(self.taps.unbind(0), self.thresholds.unbind(0), strict=True):

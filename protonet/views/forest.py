@@ -249,10 +249,10 @@ class ForestView(View):
     def forward(self, z: Tensor) -> Tensor:
         """Compute the votes of rows z (n, input_dim): the fraction of trees for each class (n, num_classes)."""
         if torch.compiler.is_compiling():
-            return self._vote_traced(z)
+            return self._vote_for_export(z)
         return torch.cat([self._vote(rows) for rows in z.split(CHUNK_SIZE)])
 
-    def _vote_traced(self, x: Tensor) -> Tensor:
+    def _vote_for_export(self, x: Tensor) -> Tensor:
         """Compute the votes (n, num_classes) as `_vote` does, by operators that `torch.export` can trace."""
         node = self.root.expand(x.shape[0], -1)  # (n, trees)
         for _ in range(self.config.depth):

@@ -207,7 +207,7 @@ class LinearSpec:
             deviation = _mean((features - shift.to(features.dtype)).square(), weights).sqrt()
             varies = deviation > LINEAR_VIEW.max_constant_deviation * _mean(features.square(), weights).sqrt()
             if scaling == "robust":  # median and interquartile range, unless half of the values are equal
-                lower, shift, upper = _quartiles(features, weights)
+                lower, shift, upper = _weighted_quartiles(features, weights)
                 spread = (upper - lower) / LINEAR_VIEW.normal_iqr
                 deviation = torch.where(spread > LINEAR_VIEW.min_iqr_fraction * deviation, spread, deviation)
             if rows.column_indices is not None:
@@ -290,7 +290,7 @@ def _mean(features: Tensor, weights: Tensor | None) -> Tensor:
     return multiply_by_weights(features, weights).mean(dim=0, dtype=torch.float64)
 
 
-def _quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _weighted_quartiles(features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the three weighted quartiles (dim,) float64 of features (n, dim); many rows are sampled evenly."""
     step, levels = max(1, len(features) // CHUNK_SIZE), (0.25, 0.5, 0.75)
     ordered, order = features[::step].sort(dim=0)

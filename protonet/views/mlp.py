@@ -287,7 +287,7 @@ class MLPFamily(ViewFamily):
             return
         sources = [require_linear_map(view.source) for view in evaluator.fit(base)]
         untrained = evaluator.score(
-            smallest, evaluator.compute_cosines([partial(_embed, source) for source in sources])
+            smallest, evaluator.compute_cosines([partial(_apply_mlps, source) for source in sources])
         )
         if evaluator.is_past_deadline():
             yield untrained
@@ -323,7 +323,7 @@ class MLPFamily(ViewFamily):
                 config=self.training_config,
             ):
                 maps = [
-                    partial(_embed, source, mlps=average, members=slice(fold * members, (fold + 1) * members))
+                    partial(_apply_mlps, source, mlps=average, members=slice(fold * members, (fold + 1) * members))
                     for fold, source in enumerate(sources)
                 ]
                 cosines = evaluator.compute_cosines(maps)
@@ -339,7 +339,7 @@ class MLPFamily(ViewFamily):
                 best, best_size = best_of_size, (members, hidden)
 
 
-def _embed(source: LinearMap, x: Tensor, mlps: ResidualMLPs | None = None, members: slice = slice(None)) -> Tensor:
+def _apply_mlps(source: LinearMap, x: Tensor, mlps: ResidualMLPs | None = None, members: slice = slice(None)) -> Tensor:
     """Map features x (n, input_dim) by a source, then by the selected MLPs if any: (members, n, dim)."""
     z: Tensor = source(x)
     return z[None] if mlps is None else mlps(z, members)

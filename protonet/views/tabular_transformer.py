@@ -75,7 +75,7 @@ class CellEncoder:
         for index, column in enumerate(self.categories.tolist()):
             features = slice(int(first[column]), int(first[column] + width[column]))
             level = (rows[:, features] - rows[:, features].amin(dim=0)).argmax(dim=1)
-            codes = _make_codes(int(width[column])).to(rows)[order_groups(ranks, level, int(width[column]))]
+            codes = _make_category_codes(int(width[column])).to(rows)[order_groups(ranks, level, int(width[column]))]
             spread = deviation[features].square().sum().sqrt().clamp_min(1e-6)
             self.codes[index, features] = codes / spread
 
@@ -136,7 +136,7 @@ def order_groups(ranks: Tensor, groups: Tensor, count: int) -> Tensor:
     return torch.where(sizes > 0, means, math.inf).argsort(stable=True).argsort()
 
 
-def _make_codes(levels: int) -> Tensor:
+def _make_category_codes(levels: int) -> Tensor:
     """Compute a fixed random-like code of each category of a column: (levels, CELL_CHANNELS - NUMERIC_CHANNELS)."""
     index = torch.arange(1, levels + 1, dtype=torch.float64)[:, None]
     uniform = (index * torch.tensor(PRIMES, dtype=torch.float64).sqrt()).frac()
@@ -148,7 +148,7 @@ WEIGHTS_FILE = Path(__file__).with_suffix(".npy")
 
 
 @dataclass(frozen=True)
-class TabularTransformerRules:
+class TabularTransformerLimits:
     """Limits of the tables for which a tabular transformer view is evaluated, and of its context rows.
 
     Context rows are the labelled rows that the transformer attends to.
@@ -162,13 +162,13 @@ class TabularTransformerRules:
     chunk: int = 2**14  #: Number of cells that are embedded at once.
 
 
-TABULAR_TRANSFORMER = TabularTransformerRules()
+TABULAR_TRANSFORMER = TabularTransformerLimits()
 #: For each pass of the transformer, the factor that permutes the class codes; coprime to the number of codes.
 CODE_ROTATIONS = (1, 3, 7, 9)
 
 
 @dataclass(frozen=True)
-class TabularTransformer:
+class TabularTransformerSpec:
     """The spec (hyperparameters) of a tabular transformer view."""
 
     passes: int = 1
@@ -267,7 +267,7 @@ class TabularTransformerFamily(ViewFamily):
         if not self.passes or not (is_table and equal_weights and small) or load_pretrained_weights() is None:
             return
         passes = self.passes if n_classes <= CLASS_CODES else len(CODE_ROTATIONS)
-        candidate = evaluator.evaluate(TabularTransformer(passes))
+        candidate = evaluator.evaluate(TabularTransformerSpec(passes))
         if candidate is not None:
             yield candidate
 

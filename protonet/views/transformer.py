@@ -100,7 +100,7 @@ def encode_labelled_rows(weights: TransformerWeights, cells: Tensor, codes: Tens
     """
     h, attended = _embed_cells(weights, cells, codes), list[KeysAndValues]()
     for layer in range(LAYERS):
-        h = _prepare_tokens(weights, layer, h, codes)
+        h = _attend_or_widen_tokens(weights, layer, h, codes)
         attended.append(_compute_keys_and_values(weights, layer, h))
         h = _attend_to_labelled_rows(weights, layer, h, attended[-1])
     sums = one_hot(codes, CLASS_CODES, h.dtype).transpose(1, 2) @ _project_to_embeddings(weights, h)
@@ -116,7 +116,7 @@ def embed_rows(weights: TransformerWeights, cells: Tensor, memory: EncodedContex
     codes = torch.full(cells.shape[:2], CLASS_CODES, device=cells.device)
     h = _embed_cells(weights, cells, codes)
     for layer, attended in enumerate(memory.attended):
-        h = _attend_to_labelled_rows(weights, layer, _prepare_tokens(weights, layer, h, codes), attended)
+        h = _attend_to_labelled_rows(weights, layer, _attend_or_widen_tokens(weights, layer, h, codes), attended)
     return _project_to_embeddings(weights, h)
 
 
@@ -144,7 +144,7 @@ def _embed_cells(weights: TransformerWeights, cells: Tensor, codes: Tensor) -> T
     return torch.cat([label + weights["label"], embedded + label], dim=2)
 
 
-def _prepare_tokens(weights: TransformerWeights, layer: int, h: Tensor, codes: Tensor) -> Tensor:
+def _attend_or_widen_tokens(weights: TransformerWeights, layer: int, h: Tensor, codes: Tensor) -> Tensor:
     """Compute the tokens h of a layer before they attend to labelled rows; cell layers first attend to columns."""
     if layer < CELL_LAYERS:
         return _attend_to_columns(weights, layer, h)
@@ -206,14 +206,14 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
     def multiply(value: str, name: str) -> str:
         return graph.add("MatMul", value, weights[name].T)
 
-    def norm(name: str, value: str) -> str:
+    def layer_norm(name: str, value: str) -> str:
         return graph.add("LayerNormalization", value, *(weights[name + part] for part in ("", "_bias")))
 
     def attend(q: str, k: str | Tensor, v: str | Tensor) -> str:
         scores = graph.add("Mul", graph.add("MatMul", q, k), np.float32(HEAD_DIM**-0.5))
         return graph.add("MatMul", graph.add("Softmax", scores, axis=-1), v)
 
-    def take(value: str, index: int, axis: int) -> str:
+    def gather(value: str, index: int, axis: int) -> str:
         return graph.add("Squeeze", graph.add("Gather", value, np.array([index]), axis=axis), np.array([axis]))
 
     columns = memory.attended[0][0].shape[1]
@@ -233,10 +233,10 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
     dim = DIM
     for layer, (keys, values) in enumerate(memory.attended):
         if layer < CELL_LAYERS:
-            z = multiply(norm(f"{layer}.norm0", h), f"{layer}.columns")
+            z = multiply(layer_norm(f"{layer}.norm0", h), f"{layer}.columns")
             z = graph.add("Reshape", z, np.array([-1, columns, 3, dim // HEAD_DIM, HEAD_DIM]))
             q, k, v = (
-                take(graph.add("Transpose", z, perm=perm), part, 0)
+                gather(graph.add("Transpose", z, perm=perm), part, 0)
                 for part, perm in enumerate(([2, 0, 3, 1, 4], [2, 0, 3, 4, 1], [2, 0, 3, 1, 4]))
             )
             if layer == CELL_LAYERS - 1:
@@ -248,17 +248,17 @@ def add_to_graph(graph: OnnxGraph, weights: TransformerWeights, cells: str, memo
         elif layer == CELL_LAYERS:
             dim = ROW_DIM
             h = graph.add("Add", multiply(h, "row"), weights["row_codes"][CLASS_CODES])
-        q = multiply(norm(f"{layer}.norm1", h), f"{layer}.query")
+        q = multiply(layer_norm(f"{layer}.norm1", h), f"{layer}.query")
         q = graph.add("Reshape", q, np.array([-1, columns, dim // HEAD_DIM, HEAD_DIM]))
         q = graph.add("Transpose", q, perm=[1, 2, 0, 3])  # (columns, heads, m, HEAD_DIM)
         z = attend(q, keys[table].transpose(2, 3), values[table])
         z = graph.add("Reshape", graph.add("Transpose", z, perm=[2, 0, 1, 3]), np.array([-1, columns, dim]))
         h = graph.add("Add", h, multiply(z, f"{layer}.rows_out"))
-        z = graph.add("Add", multiply(norm(f"{layer}.norm2", h), f"{layer}.up"), weights[f"{layer}.up_bias"])
+        z = graph.add("Add", multiply(layer_norm(f"{layer}.norm2", h), f"{layer}.up"), weights[f"{layer}.up_bias"])
         # GELU in the tanh approximation
         cube = graph.add("Mul", graph.add("Mul", z, z), graph.add("Mul", z, np.float32(0.044715)))
         tanh = graph.add("Tanh", graph.add("Mul", graph.add("Add", z, cube), np.float32(math.sqrt(2 / math.pi))))
         z = graph.add("Mul", graph.add("Mul", z, np.float32(0.5)), graph.add("Add", tanh, np.float32(1)))
         z = graph.add("Add", multiply(z, f"{layer}.down"), weights[f"{layer}.down_bias"])
         h = graph.add("Add", h, z)
-    return multiply(norm("norm", take(h, 0, 1)), "out")
+    return multiply(layer_norm("norm", gather(h, 0, 1)), "out")

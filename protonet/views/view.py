@@ -135,7 +135,7 @@ class RestorableModule(nn.Module):
         for name, shape in self.shapes().items():
             dtype = self.dtypes.get(name, torch.float32)
             # Rounding of matrix products depends on the memory layout: one layout gives the same digits after loading.
-            value = torch.zeros(shape, dtype=dtype) if tensors is None else _copy(tensors[name], dtype)
+            value = torch.zeros(shape, dtype=dtype) if tensors is None else _copy_contiguous(tensors[name], dtype)
             self.register_buffer(name, value)
         if tensors is not None:
             self.derive_constants()
@@ -164,7 +164,7 @@ class RestorableModule(nn.Module):
         self.derive_constants()
 
 
-def _copy(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _copy_contiguous(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a detached copy of a tensor, of the given type and in contiguous memory."""
     return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 

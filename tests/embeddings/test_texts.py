@@ -197,7 +197,7 @@ def test_cached_texts_load_no_network(embedding_cache: Path, monkeypatch: pytest
     rows = open_package("sentences").embed(texts)
     assert rows.shape == (2, 384)
     assert embedding_cache.is_dir()
-    opening._open_cached.cache_clear()
+    opening._open_with_cache.cache_clear()
     monkeypatch.setattr(library, "SentenceTransformer", None)
     np.testing.assert_array_equal(open_package("sentences").embed(texts), rows)
 

@@ -161,7 +161,8 @@ def detect_near_duplicates(
     x: np.ndarray, y: np.ndarray, groups: np.ndarray | None = None, blocks: torch.Tensor | None = None
 ) -> float:
     group_ids, features = None if groups is None else torch.from_numpy(groups), torch.from_numpy(x).float()
-    problem, _ = prepare_training_set(features, torch.from_numpy(y), int(y.max()) + 1, groups=group_ids, blocks=blocks)
+    labels = torch.from_numpy(y)
+    problem, _ = prepare_training_set(features, labels, int(y.max()) + 1, groups=group_ids, column_indices=blocks)
     return near_duplicate_fraction(problem.rows)
 
 

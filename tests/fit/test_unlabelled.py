@@ -27,8 +27,8 @@ from protonet.fit.networks import (
     fit_labelled_rows,
     fit_with_unlabelled_rows,
     neighbour_graph,
+    predict_pseudo_labels,
     propagate_labels,
-    pseudo_label_weights,
 )
 from protonet.fit.search import RAW_LINEAR, UnlabelledWeights
 from protonet.fit.solver import Solution, fit_solution
@@ -150,8 +150,8 @@ def test_an_unlabelled_row_gets_its_most_probable_class_unless_its_weight_is_zer
     training_set, n = solved.training_set, 222
     probabilities = torch.rand(n, 6, generator=torch.Generator().manual_seed(0)).softmax(dim=1)
     weights = (torch.arange(n) % 3 > 0).double()
-    pooling, selected = UnlabelledWeights(weights, 0.1), solved.selected._replace(views=((RAW_LINEAR, 1.0),))
-    network = fit_with_unlabelled_rows(training_set, selected, pooling, probabilities)
+    unlabelled, selected = UnlabelledWeights(weights, 0.1), solved.selected._replace(views=((RAW_LINEAR, 1.0),))
+    network = fit_with_unlabelled_rows(training_set, selected, unlabelled, probabilities)
     assert training_set.unlabelled is not None
     x = torch.nn.functional.normalize(torch.cat([training_set.rows.features, training_set.unlabelled.features]), dim=1)
     labels = torch.cat([training_set.rows.labels, probabilities.argmax(dim=1)])
@@ -231,9 +231,9 @@ def test_unlabelled_rows_are_not_used_without_time_and_not_validated_with_one_ro
 
 def test_labels_propagate_from_a_part_of_many_rows(solved: Solution, monkeypatch: pytest.MonkeyPatch) -> None:
     network = fit_labelled_rows(solved.training_set.rows, solved.selected)
-    expected, logits = pseudo_label_weights(solved.training_set, network)
+    expected, logits = predict_pseudo_labels(solved.training_set, network)
     monkeypatch.setattr("protonet.fit.networks.PSEUDO_LABELS", replace(PSEUDO_LABELS, max_labelled_rows=5))
-    probabilities, same = pseudo_label_weights(solved.training_set, network)
+    probabilities, same = predict_pseudo_labels(solved.training_set, network)
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
     assert accuracy(probabilities, expected.argmax(dim=1)) > 0.8
 

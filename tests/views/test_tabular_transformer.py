@@ -28,9 +28,9 @@ from protonet.views.tabular_transformer import (
     RANK_SCALE,
     TABULAR_TRANSFORMER,
     CellEncoder,
-    TabularTransformer,
     TabularTransformerConfig,
     TabularTransformerFamily,
+    TabularTransformerSpec,
     TabularTransformerView,
     compute_weights_checksum,
     load_pretrained_weights,
@@ -147,7 +147,7 @@ def test_the_transformer_equals_a_slow_loop() -> None:
 @given(seed=seeds)
 def test_embeddings_do_not_depend_on_order_class_indices_and_units(seed: int) -> None:
     rows, new = draw_table(seed), draw_table(seed + 1).features
-    expected = TabularTransformer(2).fit(rows)(new)
+    expected = TabularTransformerSpec(2).fit(rows)(new)
     generator = torch.Generator().manual_seed(seed)
     order, names = torch.randperm(24, generator=generator), torch.randperm(3, generator=generator)
     scale = torch.tensor([3.0, 0.5, 2.0, 5.0, 5.0, 5.0, 7.0])
@@ -159,7 +159,7 @@ def test_embeddings_do_not_depend_on_order_class_indices_and_units(seed: int) ->
         (replace(rows, features=rows.features * scale + 1), new * scale + 1),
         (replace(rows, features=rows.features[:, columns], column_indices=other_blocks), new[:, columns]),
     ):
-        torch.testing.assert_close(TabularTransformer(2).fit(changed)(read), expected, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(TabularTransformerSpec(2).fit(changed)(read), expected, atol=2e-4, rtol=1e-3)
 
 
 @given(seed=seeds)
@@ -185,7 +185,7 @@ def test_cells_are_encoded_by_deviation_rank_and_level(seed: int) -> None:
 
 def test_another_precision_encodes_the_context_again() -> None:
     rows = draw_table(0)
-    view = TabularTransformer(2).fit(rows)
+    view = TabularTransformerSpec(2).fit(rows)
     expected = view(rows.features)
     double = view.double()(rows.features.double())
     assert double.dtype == torch.float64
@@ -197,7 +197,7 @@ def test_another_precision_encodes_the_context_again() -> None:
 
 def test_an_empty_batch_a_copy_and_a_loaded_state_are_embedded() -> None:
     rows, others = draw_table(0), draw_table(1)
-    view, other = TabularTransformer(2).fit(rows), TabularTransformer(2).fit(others)
+    view, other = TabularTransformerSpec(2).fit(rows), TabularTransformerSpec(2).fit(others)
     assert view(rows.features[:0]).shape == (0, 2 * DIM)
     expected = other(rows.features)
     assert torch.equal(copy.deepcopy(view)(rows.features), view(rows.features))
@@ -208,15 +208,15 @@ def test_an_empty_batch_a_copy_and_a_loaded_state_are_embedded() -> None:
 def test_the_context_is_a_part_of_many_rows_with_the_largest_weights() -> None:
     x, y = blobs(0, rows=1500, dim=8)
     rows, maximum = TrainingRows(x, y, 5), TABULAR_TRANSFORMER.max_rows
-    thinned = TabularTransformer().fit(rows)
+    thinned = TabularTransformerSpec().fit(rows)
     assert len(thinned.rows) == maximum
     assert thinned.classes.bincount().min() >= maximum // 5 - 1
     weights = torch.ones(len(y), dtype=torch.float64)
     weights[-maximum:] = 2.0
-    assert torch.equal(TabularTransformer().fit(replace(rows, weights=weights)).rows, x[-maximum:])
-    fold = TabularTransformer().fit(rows.select(torch.arange(len(y) * 2 // 3)))
+    assert torch.equal(TabularTransformerSpec().fit(replace(rows, weights=weights)).rows, x[-maximum:])
+    fold = TabularTransformerSpec().fit(rows.select(torch.arange(len(y) * 2 // 3)))
     assert len(fold.rows) == round(maximum * 2 / 3)  # the same fraction of the rows
-    view = TabularTransformer(2).fit(TrainingRows(x[:60], y[:60], 5))
+    view = TabularTransformerSpec(2).fit(TrainingRows(x[:60], y[:60], 5))
     x = x[: TABULAR_TRANSFORMER.chunk // 16]
     full = view(x)
     assert full.shape == (len(x), 2 * DIM)
@@ -234,7 +234,7 @@ def test_more_classes_than_codes_take_several_passes() -> None:
     )
 
     def evaluate(passes: int) -> float:
-        candidate = evaluator.evaluate(TabularTransformer(passes))
+        candidate = evaluator.evaluate(TabularTransformerSpec(passes))
         assert candidate is not None
         return accuracy(candidate.cosines, evaluator.labels)
 
@@ -250,9 +250,9 @@ def list_candidates(rows: TrainingRows, kind: TabularTransformerFamily) -> list[
 
 def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, kind = draw_table(0), TabularTransformerFamily.for_effort("default")
-    assert list_candidates(rows, kind) == [TabularTransformer(kind.passes)]
+    assert list_candidates(rows, kind) == [TabularTransformerSpec(kind.passes)]
     assert list_candidates(TrainingRows(*blobs(0, classes=12)[:2], 12), kind) == [
-        TabularTransformer(len(CODE_ROTATIONS))
+        TabularTransformerSpec(len(CODE_ROTATIONS))
     ]
     wide = TrainingRows(torch.randn(8, TABULAR_TRANSFORMER.max_columns + 1), torch.arange(8) % 2, 2)
     many = TrainingRows(
@@ -268,7 +268,7 @@ def test_the_transformer_is_a_candidate_for_tables_only(monkeypatch: pytest.Monk
     monkeypatch.setattr(tabular_transformer, "load_pretrained_weights", lambda: None)  # the contest submission has none
     assert list_candidates(rows, kind) == []
     with pytest.raises(ValueError, match="of pretrained weights"):
-        TabularTransformer().fit(rows)
+        TabularTransformerSpec().fit(rows)
 
 
 def test_the_pretrained_transformer_beats_random_weights() -> None:
@@ -282,7 +282,7 @@ def test_the_pretrained_transformer_beats_random_weights() -> None:
         if len(rows.labels.unique()) < 2:
             continue
         right = []
-        for view in (TabularTransformer(2).fit(rows), LinearSpec("standardised").fit(rows)):
+        for view in (TabularTransformerSpec(2).fit(rows), LinearSpec("standardised").fit(rows)):
             z = F.normalize(view(x if view.source is None else view.source(x)), dim=1)
             prototypes = torch.stack([z[:20][y[:20] == item].mean(dim=0) for item in (0, 1)])
             right.append(accuracy(z[20:] @ F.normalize(prototypes, dim=1).T, y[20:]))
@@ -293,7 +293,7 @@ def test_the_pretrained_transformer_beats_random_weights() -> None:
 
 @pytest.mark.parametrize("fault", ["class", "none", "order", "weights", "many", "first", "passes", "columns"])
 def test_invalid_transformer_views_are_refused(fault: str) -> None:
-    view = TabularTransformer(2).fit(draw_table(0))
+    view = TabularTransformerSpec(2).fit(draw_table(0))
     tensors, config = dict(view.state_dict()), view.config.to_json()
     restored = TabularTransformerView(TabularTransformerConfig.from_json(config))
     restored.check(tensors)
@@ -320,7 +320,7 @@ def test_a_failed_trace_does_not_spoil_other_views() -> None:
     """Weights that are loaded while a network is traced must not be cached for other networks."""
     load_pretrained_weights.cache_clear()
     compute_weights_checksum.cache_clear()
-    view, other = (TabularTransformer().fit(draw_table(seed)) for seed in (0, 1))
+    view, other = (TabularTransformerSpec().fit(draw_table(seed)) for seed in (0, 1))
     load_pretrained_weights.cache_clear()
     compute_weights_checksum.cache_clear()
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.suppress(Exception):
