@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # commands check their options before torch is imported
 
 
 def check_int(argument: str, value: object, *, low: int, high: int | None = None, remedy: str = "") -> int:
-    """Convert ``value`` to an int in [low, high]; floats without a fraction, such as 500000.0, are accepted."""
+    """Convert ``value``, such as 5 or 5.0, to an int in [low, high], or raise an error about ``argument``."""
     bounds = f"be a whole number >= {low}" if high is None else f"be a whole number in [{low}, {high}]"
     remedy = remedy or f"Pass an int such as {low}."
     if isinstance(value, bool) or not isinstance(value, (SupportsIndex, SupportsFloat)):
@@ -34,7 +34,7 @@ def check_int(argument: str, value: object, *, low: int, high: int | None = None
 
 
 def check_number(argument: str, value: object, *, low: float, strict: bool = False, remedy: str = "") -> float:
-    """Convert ``value`` to a finite float >= ``low``, or > ``low`` if ``strict``."""
+    """Convert ``value`` to a finite float >= ``low``, > ``low`` if ``strict``, or raise an error about ``argument``."""
     bounds = f"be a finite number {'>' if strict else '>='} {low:g}"
     remedy = remedy or "Pass a finite float."
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
@@ -109,7 +109,7 @@ def check_weights(argument: str, value: object, *, n: int) -> Tensor:
 
 
 def check_groups(argument: str, groups: Sequence[object], labels: Sequence[object]) -> None:
-    """Raise an InputError if a class has two or more rows, all in the same group, so that none could be held out."""
+    """Raise an InputError about ``argument`` if all rows of a class, two or more, are in one group."""
     groups_of_class: dict[object, list[object]] = {}
     for group, label in zip(groups, labels, strict=True):
         groups_of_class.setdefault(label, []).append(group)

@@ -198,7 +198,7 @@ def wilson_interval(proportion: float, n_rows: float, quantile: float = NORMAL_Q
 
 
 def refit_variance_factor(n_groups: float, n_classes: int) -> float:
-    """Compute the factor on variances since cross-validation evaluates other networks than the final one."""
+    """Compute the factor on variances, > 1 since cross-validation evaluates other networks than the final one."""
     return 1 + max(INTERVALS.min_refit_variance, INTERVALS.refit_variance / (1 + n_groups / n_classes))
 
 

@@ -409,7 +409,7 @@ class TablePipeline(Model):
         return replace(self, metadata={key: value for key, value in self.metadata.items() if key not in dropped})
 
     def evaluate_on_new_rows(self, features: Tensor, labels: Tensor) -> CrossValidation:
-        """Make a `CrossValidation` whose held-out rows are new ones (n, dim), predicted by the network of all rows."""
+        """Make a `CrossValidation` whose held-out rows are new ones (n, dim), predicted by the final network."""
         weights, zero = torch.ones(len(labels), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         fold, groups = torch.zeros_like(labels), torch.full_like(labels, -1)
         return CrossValidation(

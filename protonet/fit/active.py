@@ -256,7 +256,7 @@ def _explain_suggestions(
     names: Sequence[object],
     bandwidth: float,
 ) -> Iterator[str]:
-    """Yield a phrase for each chosen row, such as "between a and b", that says why the row was chosen."""
+    """Yield a reason for each chosen row of x, such as "between a and b", with class ``names``, by its predictions."""
     picked, counts = space.embed(x[chosen]).float(), torch.zeros(len(chosen), dtype=torch.int64)
     for block in x.split(CHUNK_SIZE):  # count the rows (n, dim) that are nearest to each chosen one, and similar to it
         similarity, nearest = kernel_similarity(space.embed(block).float(), picked, bandwidth).max(dim=1)

@@ -246,7 +246,7 @@ def _known_class_scores(network: PrototypeNetwork, logits: Tensor, reference: Pr
 
 
 def measure_cross_validation(cv: CrossValidation) -> Metrics:
-    """Compute the cross-validated metrics: those of the fold models on the held-out rows, at least one row."""
+    """Compute the cross-validated accuracy, log-loss and other metrics: those of fold models on the held-out rows."""
     return measure(predict_held_out(cv), cv.labels, cv.evaluation_sample)
 
 
@@ -380,7 +380,7 @@ def add_samples_to_folds(
 
 
 def is_held_out_row(cv: CrossValidation, features: Tensor) -> Tensor:
-    """Compute a mask (n,) bool of the rows of features (n, dim) that equal a held-out row up to rounding."""
+    """Compute a mask (n,) bool of the rows that equal a held-out row of the cross-validation up to rounding."""
     return locate_equal_rows(features, cv.features, get_encoder(cv.network).origin) >= 0
 
 

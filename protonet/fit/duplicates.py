@@ -20,7 +20,7 @@ from protonet.views.view import TrainingRows
 
 @dataclass(frozen=True)
 class DuplicateThresholds:
-    """Thresholds of duplicates; tests/fit/test_duplicates.py has tables with and without them."""
+    """Thresholds of duplicates; tests/fit/test_duplicates.py has tables with and without duplicates."""
 
     max_distances: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-6, 0.0)
     """Largest distances between duplicates, in root mean square of the standardised features, in the order in which
@@ -327,7 +327,7 @@ def _join_groups_with_duplicates(groups: Tensor, duplicates: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NearDuplicateThresholds:
-    """Thresholds of near-duplicates; tests/fit/test_near_duplicates.py has tables with and without them."""
+    """Thresholds of near-duplicates; tests/fit/test_duplicates.py has tables with and without near-duplicates."""
 
     max_neighbours: tuple[int, ...] = (5, 10, 20)
     """Maximum numbers of near-duplicates of a row, in the order in which they are tried. For each number, the intrinsic
@@ -395,7 +395,7 @@ def near_duplicate_fraction(rows: TrainingRows) -> float:
 def _estimate_fraction(
     rows: TrainingRows, queries: Tensor, distance: Tensor, nearest: Tensor, max_neighbours: int
 ) -> float:
-    """Estimate the fraction of the query rows (m,) with near-duplicates, from distances to their neighbours."""
+    """Estimate the fraction of rows ``queries`` (m,) with near-duplicates, from their ``nearest`` rows (m, k)."""
     rules, n, everywhere = NEAR_DUPLICATES, len(rows.labels), queries
     sound = distance[:, -1].isfinite() & (distance[:, 0] > 0)
     distance, nearest, queries = distance[sound], nearest[sound], queries[sound]
@@ -434,7 +434,7 @@ def _estimate_fraction(
 
 
 def _estimate_by_one_gap(gaps: Tensor, same: Tensor, sizes: Tensor, max_neighbours: int) -> tuple[float, Tensor]:
-    """Estimate the fraction of rows with near-duplicates from one gap for all rows; also mask their near-duplicates."""
+    """Estimate the fraction of rows with near-duplicates, if all have equally many; also mask these neighbours."""
     rules = NEAR_DUPLICATES
     n_near = 1 + int(gaps[:, :max_neighbours].mean(dim=0).argmax())
     eligible = n_near + 1 <= rules.max_class_fraction * sizes
@@ -459,7 +459,7 @@ def _detect_tied_features(rows: TrainingRows, first: Tensor, second: Tensor) -> 
 
 
 def _nearest_neighbours(rows: TrainingRows, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Compute distances (m, count) float64 and indices of the rows nearest to each query (m,), outside its group."""
+    """Compute distances (m, count) float64 and indices of the rows nearest to rows ``queries`` in other groups."""
     deviation = rows.features.std(dim=0, correction=0)
     z = rows.features[:, deviation > 0] / deviation[deviation > 0]
     groups = torch.arange(len(z)) if rows.groups is None else rows.groups

@@ -51,7 +51,7 @@ FitProgress = Callable[[str, float], None]
 
 
 def ignore_progress(stage: str, fraction: float) -> None:
-    """Ignore a progress report."""
+    """Do nothing: the default of functions that are called with the current stage and the finished fraction."""
 
 
 @dataclass(frozen=True)
@@ -398,7 +398,7 @@ def _fit_mixture(result: SearchResult, search: ModelSearch) -> tuple[SelectedMod
 def _fit_temperature_and_offsets(
     model: SelectedModel, result: SearchResult, cosines: Sequence[Tensor], factor: float = 1.0
 ) -> tuple[SelectedModel, Tensor]:
-    """Fit temperature and offsets to held-out cosines of each repeat; return the model and log-losses (held_out,)."""
+    """Fit temperature, divided by ``factor``, and offsets to held-out cosines; return model and losses (held_out,)."""
     evaluator, repeats = result.evaluator, len(cosines)
     weights = None if evaluator.weights is None else evaluator.weights.repeat(repeats)
     fitted, offsets, losses = fit_scale_and_offsets(

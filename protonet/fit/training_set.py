@@ -86,7 +86,7 @@ class TrainingSet:
         return replace(self, unlabelled=UnlabelledSample(scaled, indices, total))
 
     def pool_rows(self, max_labelled: int) -> tuple[TrainingRows, Tensor]:
-        """Select evenly spaced labelled rows; return them, and their features followed by those of unlabelled rows."""
+        """Select at most ``max_labelled`` labelled rows; also return their features, then those of unlabelled rows."""
         assert self.unlabelled is not None
         n = len(self.rows.labels)
         some = self.rows.select(torch.arange(0, n, -(-n // max_labelled)))  # rows are sorted by label
@@ -340,7 +340,7 @@ def _is_features_labels_pair(samples: object) -> bool:
 
 
 def _iterate_batches(name: str, source: object, remedy: str) -> Iterable[Any]:
-    """Convert a tensor, an array, a dataset or an iterable of batches to an iterable of batches."""
+    """Iterate over the batches of a tensor, array, dataset or iterable; errors contain its ``name`` and ``remedy``."""
     if isinstance(source, (Tensor, np.ndarray)):
         return (source[first : first + CHUNK_SIZE] for first in range(0, len(source), CHUNK_SIZE))
     if isinstance(source, Dataset) and not isinstance(source, IterableDataset):
@@ -363,7 +363,7 @@ def _iterate_batches(name: str, source: object, remedy: str) -> Iterable[Any]:
 
 
 def _validate_labelled_batch(name: str, batch_index: int, batch: object) -> tuple[Tensor, Tensor]:
-    """Validate one labelled batch; return its inputs (b, dim) and labels (b,) on the CPU."""
+    """Validate batch ``batch_index`` of the loader ``name``; return inputs (b, dim) and labels (b,) on the CPU."""
     constraint, remedy = "give (inputs, labels) batches", "Wrap the data in a TensorDataset(inputs, labels)."
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         got = f"{type(batch).__name__} in batch {batch_index}"
@@ -380,7 +380,7 @@ def _validate_labelled_batch(name: str, batch_index: int, batch: object) -> tupl
 
 
 def _validate_unlabelled_batch(batch: object, batch_index: int, dim: int) -> Tensor:
-    """Validate one batch of inputs, perhaps with labels; return the inputs (b, dim) on the CPU."""
+    """Validate one batch of inputs, with or without labels; return the inputs (b, dim) on the CPU."""
     first = batch[0] if isinstance(batch, (tuple, list)) and 1 <= len(batch) <= 2 else batch
     inputs = _to_tensor(first)
     if inputs is None:
@@ -429,7 +429,7 @@ def centre_columns(features: Tensor, weights: Tensor | None = None) -> tuple[Ten
     weight_parts = [None] * len(parts) if weights is None else (weights / weights.mean()).split(CHUNK_SIZE)
 
     def average(values: Iterable[Tensor]) -> Tensor:
-        """Compute the weighted mean (dim,) float64 of rows (n, dim) that come in chunks."""
+        """Compute the weighted mean (dim,) float64 of rows, which are given as consecutive chunks (m, dim)."""
         sums = (
             part.sum(dim=0, dtype=torch.float64) if weight_part is None else weight_part @ part.double()
             for part, weight_part in zip(values, weight_parts, strict=True)

@@ -301,7 +301,7 @@ def iterate_dense_blocks(parts: Sequence[Any], size: int) -> Iterator[np.ndarray
 
 
 def describe_frame_columns(encoding: FrameEncoding | None, label: str) -> JsonDict:
-    """Describe the columns of a frame, or none of an array, as the metadata "label", "left_out" and "features"."""
+    """Build the metadata "label", "left_out" and "features" of a frame's columns; the last two are empty for arrays."""
     summary = {} if encoding is None else encoding.column_summaries
     used = () if encoding is None else encoding.used_names or ()
     while label in summary:  # commands need distinct names

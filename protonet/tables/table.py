@@ -308,7 +308,7 @@ def list_numeric_names(header: Sequence[str]) -> list[str]:
 
 
 def _check_user_columns(argument: str, names: Sequence[str], path: str, available: Sequence[str]) -> None:
-    """Raise an InputError if the user named a column that the table does not have; suggest a similar name."""
+    """Raise an InputError if one of the ``names`` that the user typed is not ``available``; suggest a similar name."""
     if unknown := [name for name in names if name not in available]:
         got = f"{format_names(unknown)}, and {path} has {format_names([name for name in available if name])}"
         similar = closest_match(unknown[0], available)

@@ -51,7 +51,7 @@ def raise_unless(condition: bool, message: str) -> None:
 
 
 def require_finite(name: str, tensor: Tensor, *, allow_infinity: bool = False) -> None:
-    """Raise a ValueError for NaN, a forbidden infinity, or bytes other than 0 and 1 in a tensor of type bool."""
+    """Raise a ValueError for NaN, infinity unless ``allow_infinity``, or bytes other than 0 and 1 in a bool tensor."""
     if tensor.dtype == torch.bool:
         raise_unless(bool((tensor.view(torch.uint8) <= 1).all()), f"a tensor {name} that is not of yes and no")
     finite = tensor > -torch.inf if allow_infinity else torch.isfinite(tensor)
@@ -98,19 +98,19 @@ class UntrustedComponent:
         return self.description[name]
 
     def get_int(self, name: str, high: int, low: int = 0) -> int:
-        """Get an entry that is an int in [low, high]."""
+        """Get the entry ``name``, which must be an int in [low, high]."""
         value: int = self.get_entry(name, int)
         raise_unless(low <= value <= high, f"an entry {name} out of range")
         return value
 
     def get_float(self, name: str, low: float = -math.inf, high: float = math.inf) -> float:
-        """Get an entry that is a finite float in [low, high]."""
+        """Get the entry ``name``, which must be a finite float in [low, high]."""
         value: float = self.get_entry(name, float)
         raise_unless(math.isfinite(value) and low <= value <= high, f"an entry {name} out of range")
         return value
 
     def get_strings(self, name: str) -> tuple[str, ...]:
-        """Get an entry that is a list of distinct strings."""
+        """Get the entry ``name``, which must be a list of distinct strings."""
         values = self.get_entry(name, list)
         distinct = all(type(value) is str for value in values) and len(set(values)) == len(values)
         raise_unless(distinct, f"no usable entry {name}")

@@ -270,7 +270,7 @@ class KernelBank(Source):
 
     @classmethod
     def fit(cls, x: Tensor, width: int) -> KernelBank:
-        """Fit the thresholds to rows x (n, dim), or to some of them if they are many."""
+        """Fit the thresholds to rows x (n, dim), images or series of ``width``; many rows are sampled."""
         dim = x.shape[1]
         x = x[_select_fitted_rows(x)]
         sample = x[:: max(1, math.ceil(x.numel() / FIXED_CONVOLUTION.threshold_responses))]

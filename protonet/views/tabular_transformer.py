@@ -229,7 +229,7 @@ def compute_weights_checksum() -> int:
 
 
 def load_checked_weights(checksum: int) -> np.ndarray:
-    """Load the pretrained weights (WEIGHT_COUNT,) float16; raise a ValueError for another CRC-32 or no file."""
+    """Load the pretrained weights (WEIGHT_COUNT,) float16; raise a ValueError unless their CRC-32 is ``checksum``."""
     pretrained = load_pretrained_weights()
     if pretrained is None:
         raise ValueError(f"no file {WEIGHTS_FILE.name} of pretrained weights")

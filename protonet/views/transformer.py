@@ -173,7 +173,7 @@ def _compute_keys_and_values(weights: TransformerWeights, layer: int, h: Tensor)
 
 
 def _attend_to_labelled_rows(weights: TransformerWeights, layer: int, h: Tensor, attended: KeysAndValues) -> Tensor:
-    """Apply attention of tokens h (1 or tables, rows, columns, dim) to labelled rows, and the feed-forward block."""
+    """Apply attention of tokens h (1 or tables, rows, columns, dim) to labelled rows, then the feed-forward block."""
     tables, (_, rows, columns, dim) = len(attended[0]), h.shape
     k, v = (value.flatten(0, 1) for value in attended)
     q = F.linear(_layer_norm(weights, f"{layer}.norm1", h), weights[f"{layer}.query"])

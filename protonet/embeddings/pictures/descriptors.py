@@ -117,7 +117,7 @@ def _compute_gradients(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _orientation_histograms(along: Tensor, across: Tensor, bins: int, period: float, cell: int) -> Tensor:
-    """Compute histograms (n, features) of gradient orientations in cells, normalized in groups of 2 x 2 cells."""
+    """Compute histograms (n, features) of gradient angles modulo ``period`` in cells, normalized in 2 x 2 cells."""
     length = (along.square() + across.square()).sqrt()
     angle = torch.atan2(across, along).remainder(period) * (bins / period)
     lower = angle.floor()

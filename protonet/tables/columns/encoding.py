@@ -233,7 +233,7 @@ def infer_column_type(cells: np.ndarray, *, order: Sequence[str] = POINT_FIRST_F
 
 
 def _infer_any_numeric_format(distinct: Sequence[str], order: Sequence[str], *, named: bool = False) -> str:
-    """Infer the format of numbers, intervals or durations, "" for others; codes and times of day count if ``named``."""
+    """Infer the format of numbers, intervals or durations, "" for others; codes and times of day only if ``named``."""
     if numeric_format := infer_numeric_format(distinct, allow_codes=named, order=order):
         return numeric_format
     if interval_format := infer_interval_format(distinct, order):
